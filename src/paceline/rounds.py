@@ -1,0 +1,147 @@
+"""What happened in a round, what comes next, and what is known before the first one.
+
+All arrays are float64 of shape (..., n): the last axis is the worker, the leading axes are realizations, so
+that a hundred simulated runs are one array. Loads are samples (fractions allowed); shares are portions of the
+round's batch and sum to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.costs import Cost
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What each worker's machine is, for the initial division of WLBS; each of shape (n,), positive."""
+
+    cpus: Array
+    cores: Array
+    memory: Array  # any one unit
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Who takes part, and within which limits: fixed for the life of a policy.
+
+    workers: n.
+    global_batch: B, samples in a full round.
+    least, most: samples each worker must and may take in a full round, shape (n,); defaults 0 and B.
+    machines: sizes of the machines where a policy asks for them.
+    realizations: leading shape of every array, () for one run.
+
+    Raises PacelineError when the limits cannot hold the batch, and says by how much.
+    """
+
+    workers: int
+    global_batch: int
+    least: Array | None = None
+    most: Array | None = None
+    machines: Machines | None = None
+    realizations: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        n, batch = self.workers, self.global_batch
+        if n < 1:
+            raise PacelineError(f"workers={n}: expected at least 1 worker")
+        if batch < 1:
+            raise PacelineError(f"global_batch={batch}: expected at least 1 sample")
+        least = np.zeros(n) if self.least is None else np.broadcast_to(np.asarray(self.least, float), (n,))
+        most = np.full(n, float(batch)) if self.most is None else np.broadcast_to(np.asarray(self.most, float), (n,))
+        most = np.minimum(most, batch)
+        for worker in range(n):
+            if not 0 <= least[worker] <= most[worker]:
+                raise PacelineError(
+                    f"limits of worker {worker}: least {least[worker]:g}, most {most[worker]:g}; "
+                    f"expected 0 <= least <= most, and least at most the global batch of {batch}"
+                )
+        if least.sum() > batch:
+            raise PacelineError(
+                f"the workers' least loads sum to {least.sum():g}, {least.sum() - batch:g} more than the global "
+                f"batch of {batch}; lower the least loads or raise the batch"
+            )
+        if most.sum() < batch:
+            raise PacelineError(
+                f"the workers' most loads sum to {most.sum():g}, {batch - most.sum():g} short of the global "
+                f"batch of {batch}; raise the limits or lower the batch"
+            )
+        object.__setattr__(self, "least", least)
+        object.__setattr__(self, "most", most)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of every array of this cluster: (*realizations, n)."""
+        return (*self.realizations, self.workers)
+
+    @property
+    def least_shares(self) -> Array:
+        """The least loads as shares of B, shape (n,)."""
+        assert self.least is not None
+        return self.least / self.global_batch
+
+    @property
+    def most_shares(self) -> Array:
+        """The most loads as shares of B, shape (n,)."""
+        assert self.most is not None
+        return self.most / self.global_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happened in one round.
+
+    shares: portion of the round's batch that each worker really ran, shape (..., n).
+    seconds: time each took, without its wait for others, shape (..., n); NaN where a worker reported nothing.
+    overhead: the part of seconds that does not grow with the load, shape (..., n); zeros where unknown.
+    present: who took part, bool, shape (..., n); default: where seconds is not NaN.
+    batch: samples in this round; the last round of an epoch may be short.
+    costs: this round's seconds as a function of load, where the engine knows more than a line through
+        (shares * batch, seconds) with the given overhead.
+    upcoming: the next round's costs. Only a clairvoyant policy reads it (``needs_upcoming``).
+    cpu, memory: readings in [0, 1] for the NEXT round's forecast, shape (..., n), where an engine has them.
+    """
+
+    shares: Array
+    seconds: Array
+    batch: int
+    overhead: Array | None = None
+    present: NDArray[np.bool_] | None = None
+    costs: Cost | None = None
+    upcoming: Cost | None = None
+    cpu: Array | None = None
+    memory: Array | None = None
+
+    def __post_init__(self) -> None:
+        if self.overhead is None:
+            object.__setattr__(self, "overhead", np.zeros_like(self.seconds))
+        if self.present is None:
+            object.__setattr__(self, "present", ~np.isnan(self.seconds))
+
+    @property
+    def loads(self) -> Array:
+        """Samples each worker ran, shape (..., n)."""
+        return self.shares * self.batch
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What comes next.
+
+    shares: portion of the next batch for each worker, shape (..., n), non-negative, sum 1, within the limits.
+    quorum: how many gradients to wait for; None waits for all.
+    costs: what the policy expects each load to cost; whole samples are rounded by it where given.
+    """
+
+    shares: Array
+    quorum: int | None = None
+    costs: Cost | None = None
