@@ -1,0 +1,26 @@
+"""How fast will each worker be next round? One file a method; ``create("ema:gain=0.2")`` finds it by name."""
+
+from __future__ import annotations
+
+from paceline import options
+from paceline.forecast.ema import Ema
+from paceline.forecast.last import Last
+from paceline.forecast.protocol import AnyForecast, Forecast, Reading
+
+FORECASTS: dict[str, type[AnyForecast]] = {
+    "last": Last,
+    "ema": Ema,
+}
+
+
+def create(text: str) -> AnyForecast:
+    """The forecast that text asks for: ``name`` or ``name:key=value,...`` (where nested, ";" stands for ",")."""
+    return options.build(FORECASTS, text.replace(";", ","), "forecast")
+
+
+def names() -> list[str]:
+    """Every forecast's name, sorted."""
+    return sorted(FORECASTS)
+
+
+__all__ = ["FORECASTS", "AnyForecast", "Forecast", "Reading", "create", "names"]

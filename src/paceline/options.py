@@ -1,0 +1,70 @@
+"""``name:key=value,key=value``: how people ask for a policy or a forecast and set its options.
+
+The names come from a registry of frozen dataclasses; the options are their fields, converted by the fields'
+types. A nested name writes ";" between its own options: ``lbbsp:forecast=narx:inputs=6;window=256``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union
+
+from paceline.errors import PacelineError
+
+T = TypeVar("T")
+
+
+def build(registry: Mapping[str, type[T]], text: str, noun: str, **given: Any) -> T:
+    """The object that text asks for.
+
+    registry: names to frozen dataclasses; text: ``name`` or ``name:key=value,...``; noun: what the names are,
+    for the messages; given: fields that the caller sets and text may not.
+
+    Raises PacelineError on an unknown name or option, or a value that its field cannot hold.
+    """
+    name, _, rest = text.strip().partition(":")
+    if name not in registry:
+        raise PacelineError(f"{noun} {name!r} is unknown; expected one of {', '.join(sorted(registry))}")
+    kind = registry[name]
+    hints = typing.get_type_hints(kind)
+    settable = [f.name for f in dataclasses.fields(kind) if f.init and f.name not in given]  # type: ignore[arg-type]
+    options: dict[str, Any] = {}
+    for part in filter(None, (p.strip() for p in rest.split(","))):
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or key not in settable:
+            known = ", ".join(settable) or "no options"
+            raise PacelineError(f"{noun} {name!r} has no option {part!r}; expected key=value with {known}")
+        options[key] = _convert(hints[key], value.strip(), f"{noun} {name!r}: {key}")
+    return kind(**given, **options)
+
+
+def _convert(hint: Any, text: str, what: str) -> Any:
+    """Text as a value of the annotated type."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        if text.lower() == "none" and type(None) in inner:
+            return None
+        hint = next(h for h in inner if h is not type(None))
+        return _convert(hint, text, what)
+    if origin is Literal:
+        for choice in inner:
+            if str(choice) == text:
+                return choice
+        raise PacelineError(f"{what}={text}: expected one of {', '.join(map(str, inner))}")
+    if hint is bool:
+        if text.lower() in ("true", "yes", "on", "1"):
+            return True
+        if text.lower() in ("false", "no", "off", "0"):
+            return False
+        raise PacelineError(f"{what}={text}: expected true or false")
+    if hint in (int, float):
+        try:
+            return hint(text)
+        except ValueError:
+            word = "a whole number" if hint is int else "a number"
+            raise PacelineError(f"{what}={text}: expected {word}") from None
+    return text

@@ -1,0 +1,118 @@
+"""What every registered forecast must keep: found through the registry, so a new one is checked by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline import forecast
+from paceline.errors import PacelineError
+from paceline.forecast import Reading
+
+ROUNDS = 24
+
+
+def stream(seed: int, shape: tuple[int, ...], rounds: int = ROUNDS) -> list[Reading]:
+    """Readings of a cluster whose processors are shared: speed follows the portion a worker can have."""
+    rng = np.random.default_rng(seed)
+    base = rng.uniform(50, 200, shape)
+    cpu = np.clip(0.6 + 0.1 * np.cumsum(rng.normal(size=(rounds + 1, *shape)), axis=0), 0.1, 1.0)
+    memory = rng.uniform(0.2, 0.8, (rounds + 1, *shape))
+    speed = base * cpu[:-1] * np.exp(0.05 * rng.normal(size=(rounds, *shape)))
+    return [Reading(v, c, m) for v, c, m in zip(speed, cpu[1:], memory[1:], strict=True)]
+
+
+def walk(made: forecast.AnyForecast, readings: list[Reading], shape: tuple[int, ...]) -> np.ndarray:
+    state, out = made.init(shape), []
+    for reading in readings:
+        predicted, state = made.step(state, reading)
+        out.append(predicted)
+    return np.array(out)
+
+
+@pytest.fixture(params=forecast.names())
+def made(request: pytest.FixtureRequest) -> forecast.AnyForecast:
+    return forecast.create(request.param)
+
+
+def test_predictions_are_positive_and_finite(made: forecast.AnyForecast) -> None:
+    out = walk(made, stream(0, (2, 3)), (2, 3))
+    assert out.shape == (ROUNDS, 2, 3)
+    assert np.all(np.isfinite(out))
+    assert np.all(out > 0)
+
+
+def test_constant_speed_is_predicted_exactly(made: forecast.AnyForecast) -> None:
+    speed = np.array([10.0, 300.0, 0.5])
+    readings = [Reading(speed, np.full(3, 0.5), np.full(3, 0.25))] * ROUNDS
+    np.testing.assert_allclose(walk(made, readings, (3,)), np.tile(speed, (ROUNDS, 1)), rtol=1e-9)
+
+
+def test_same_input_same_output_and_inputs_unchanged(made: forecast.AnyForecast) -> None:
+    readings = stream(1, (4,))
+    copies = [Reading(*(a.copy() for a in r)) for r in readings]
+    first, second = walk(made, readings, (4,)), walk(made, copies, (4,))
+    np.testing.assert_array_equal(first, second)
+    for kept, copy in zip(readings, copies, strict=True):
+        for a, b in zip(kept, copy, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_kept_state_replays(made: forecast.AnyForecast) -> None:
+    readings = stream(2, (3,))
+    state = made.init((3,))
+    for reading in readings[:10]:
+        _, state = made.step(state, reading)
+    kept = type(state)(*(np.array(field) for field in state))  # saved and loaded: every field is an array
+    straight, again = state, kept
+    for reading in readings[10:]:
+        a, straight = made.step(straight, reading)
+        b, again = made.step(again, reading)
+        np.testing.assert_array_equal(a, b)
+    c, _ = made.step(kept, readings[10])
+    d, _ = made.step(state, readings[10])
+    np.testing.assert_array_equal(c, d)
+
+
+def test_relabelled_workers_are_relabelled_predictions(made: forecast.AnyForecast) -> None:
+    order = np.array([2, 0, 3, 1])
+    readings = stream(3, (4,))
+    moved = [Reading(*(a[order] for a in r)) for r in readings]
+    np.testing.assert_allclose(walk(made, moved, (4,)), walk(made, readings, (4,))[:, order], rtol=1e-7)
+
+
+def test_realizations_together_equal_one_by_one(made: forecast.AnyForecast) -> None:
+    readings = stream(4, (3, 4))
+    together = walk(made, readings, (3, 4))
+    for r in range(3):
+        alone = walk(made, [Reading(*(a[r] for a in x)) for x in readings], (4,))
+        np.testing.assert_allclose(together[:, r], alone, rtol=1e-7)
+
+
+def test_faster_units_scale_the_prediction(made: forecast.AnyForecast) -> None:
+    readings = stream(5, (3,))
+    scaled = [r._replace(speed=r.speed * 1000) for r in readings]
+    np.testing.assert_allclose(walk(made, scaled, (3,)), 1000 * walk(made, readings, (3,)), rtol=1e-6)
+
+
+def test_absence_does_no_harm(made: forecast.AnyForecast) -> None:
+    readings = stream(6, (3,))
+    gaps = [
+        r._replace(speed=np.where([5 <= k < 9, False, k < 4], np.nan, r.speed))
+        for k, r in enumerate(readings)
+    ]
+    out = walk(made, gaps, (3,))
+    assert np.all(np.isnan(out[:4, 2]))  # never seen yet
+    assert np.all(np.isfinite(out[4:]))
+    assert np.all(np.isfinite(out[:, :2]))
+    assert np.all(out[5:, 0] > 0)
+
+
+def test_no_cpu_or_memory_reading_is_no_error(made: forecast.AnyForecast) -> None:
+    readings = [Reading(r.speed) for r in stream(7, (3,))]
+    assert np.all(np.isfinite(walk(made, readings, (3,))))
+
+
+def test_unknown_names_are_refused_in_one_sentence() -> None:
+    with pytest.raises(PacelineError, match="forecast 'oracle' is unknown; expected one of "):
+        forecast.create("oracle")
