@@ -1,0 +1,183 @@
+"""The record of a run as it is written: one line a round, on disk before the next round starts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+import paceline
+from paceline.errors import PacelineError
+from paceline.files import write_whole
+from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, read
+from paceline.runs.summary import summarize
+
+PerWorker = Sequence[float | None] | np.ndarray
+
+
+class Recorder:
+    """Appends to one run directory; made by ``create``, ended by ``close`` or the end of a ``with``.
+
+    Only one process of a run may hold one.
+    """
+
+    def __init__(self, run_dir: Path, before: float) -> None:
+        self.run_dir = run_dir
+        self._before = before  # seconds that an earlier part of the run took
+        # Unbuffered: what ``round`` wrote outlives the process, however it ends.
+        self._file = (run_dir / ROUNDS).open("ab", buffering=0)
+
+    @classmethod
+    def create(
+        cls, run_dir: str | os.PathLike[str], config: Mapping[str, Any], resume: int | None = None
+    ) -> Recorder:
+        """Start a run directory, or with ``resume`` go on with one after its first ``resume`` rounds.
+
+        config: what the run is: policy, workers, global_batch, data, model, seed, engine, ...; the version
+            and the time of the start are added. On resuming, the first configuration stays and this one
+            joins its list ``resumed``.
+        resume: the rounds to keep; later ones, from after the last checkpoint, are cut off.
+
+        Raises PacelineError when the directory exists (without resume), is no run, has too few rounds or
+        cannot be written; nothing is changed then.
+        """
+        run_dir = Path(run_dir)
+        stamp = {"version": paceline.__version__, "started": datetime.now(UTC).isoformat(timespec="seconds")}
+        try:
+            if resume is not None:
+                return cls(run_dir, _cut(run_dir, stamp | dict(config), resume))
+            if run_dir.is_dir() and any(run_dir.iterdir()):
+                raise PacelineError(
+                    f"run directory {run_dir} exists; choose another, or resume the run in it"
+                )
+            run_dir.mkdir(parents=True, exist_ok=True)
+            write_whole(run_dir / CONFIG, _json(stamp | dict(config), indent=2) + "\n")
+            return cls(run_dir, 0.0)
+        except OSError as error:
+            raise PacelineError(
+                f"cannot write the run directory {run_dir}: {error.strerror or error}; choose another"
+            ) from error
+
+    def round(
+        self,
+        *,
+        round: int,
+        epoch: int,
+        time: float,
+        seconds: float,
+        batch: int,
+        loads: PerWorker,
+        compute: PerWorker,
+        overhead: PerWorker | None = None,
+        wait: PerWorker | None = None,
+        shares: PerWorker | None = None,
+        loss: float | None = None,
+        **extras: Any,
+    ) -> None:
+        """Append one round.
+
+        round, epoch: counted from 0 over the whole run, resumed parts included.
+        time: seconds since this part of the run started, at the end of the round; the record adds what
+            earlier parts took.
+        seconds: wall seconds of the round.
+        batch: samples whose gradients entered the step.
+        loads: samples that each worker ran, shape (n,).
+        compute: seconds that each computed, its wait excluded, shape (n,); None or NaN where absent.
+        overhead: the part of compute that does not grow with the load, shape (n,); default 0.
+        wait: seconds that each waited for others, shape (n,); default ``seconds - compute``.
+        shares: the next round's plan, shape (n,).
+        loss: mean over the batch, before the step.
+        extras: anything else that JSON holds (pieces, quorum, staleness, dropped, events).
+        """
+        spent = _floats(compute)
+        line = {
+            "round": int(round),
+            "epoch": int(epoch),
+            "time": self._before + float(time),
+            "seconds": float(seconds),
+            "batch": int(batch),
+            "loads": loads,
+            "compute": spent,
+            "overhead": np.where(np.isnan(spent), np.nan, 0.0) if overhead is None else overhead,
+            "wait": np.maximum(float(seconds) - spent, 0.0) if wait is None else wait,
+            "shares": shares,
+            "loss": loss,
+        }
+        data = memoryview((_json(line | extras) + "\n").encode())
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise PacelineError(
+                f"cannot write {self._file.name}: {error.strerror}; make room and resume"
+            ) from error
+
+    def finish(self, **fields: Any) -> dict[str, Any]:
+        """Write summary.json: the summary of the record, and ``fields`` (test_accuracy, ...) over it."""
+        summary = summarize(read(self.run_dir)) | fields
+        write_whole(self.run_dir / SUMMARY, _json(summary, indent=2) + "\n")
+        return summary
+
+    def close(self) -> None:
+        """Put the record on the disk itself; further calls do nothing."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> float:
+    """Cut a record back to its first ``keep`` rounds; the seconds that they took."""
+    run = read(run_dir)
+    if keep < 0 or len(run.round) < keep:
+        raise PacelineError(
+            f"run directory {run_dir} has {len(run.round)} rounds; expected at least the {keep} to keep"
+        )
+    path = run_dir / ROUNDS
+    if path.exists():
+        with path.open("r+b") as file:
+            for _ in range(keep):
+                file.readline()
+            file.truncate(file.tell())
+    (run_dir / SUMMARY).unlink(missing_ok=True)  # it spoke of the rounds that are gone
+    resumed = [*run.config.get("resumed", []), config | {"round": keep}]
+    write_whole(run_dir / CONFIG, _json(run.config | {"resumed": resumed}, indent=2) + "\n")
+    return float(run.time[keep - 1]) if keep else 0.0
+
+
+def _floats(values: PerWorker) -> np.ndarray:
+    return np.array([math.nan if value is None else value for value in values], np.float64)
+
+
+def _json(value: Any, indent: int | None = None) -> str:
+    separators = None if indent else (",", ":")
+    return json.dumps(_plain(value), indent=indent, separators=separators, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: numpy's arrays and numbers as Python's, NaN and infinities as null."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value

@@ -1,0 +1,163 @@
+"""The record of a run as it is read: columns of arrays, whatever end the run came to."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.errors import PacelineError
+
+CONFIG, ROUNDS, SUMMARY = "run.json", "rounds.jsonl", "summary.json"
+Array = NDArray[np.float64]
+SCALARS = ("round", "epoch", "time", "seconds", "batch", "loss")
+PER_WORKER = ("loads", "compute", "overhead", "wait", "shares")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The record of one run of T rounds and n workers.
+
+    path: its directory.
+    config: run.json.
+    round, epoch: int64, shape (T,).
+    time: seconds since the run started at the end of each round, shape (T,).
+    seconds: wall seconds of each round, shape (T,).
+    batch: samples of each round, shape (T,).
+    loss: shape (T,), NaN where none was recorded.
+    loads, compute, overhead, wait: samples and seconds of each worker, shape (T, n); NaN where it was absent,
+        n being the most workers that the run ever had.
+    shares: what was planned for the round after, shape (T, n), NaN where not recorded.
+    extras: the other fields, a list of T values each, None where a round had none.
+    summary: what the engine left in summary.json; empty before the end.
+    notes: sentences on what was odd about the record.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    round: NDArray[np.int64]
+    epoch: NDArray[np.int64]
+    time: Array
+    seconds: Array
+    batch: Array
+    loss: Array
+    loads: Array
+    compute: Array
+    overhead: Array
+    wait: Array
+    shares: Array
+    extras: dict[str, list[Any]]
+    summary: dict[str, Any]
+    notes: list[str]
+
+    @property
+    def workers(self) -> int:
+        """n."""
+        return self.loads.shape[1]
+
+    @property
+    def policy(self) -> str:
+        """The policy's name, as the configuration gives it."""
+        return str(self.config.get("policy", "unknown"))
+
+
+def read(run_dir: str | os.PathLike[str]) -> Run:
+    """Read a run directory, also of a run that is still going or was killed.
+
+    A last line that was cut off is left out, and ``notes`` says so. Raises PacelineError where there is no
+    run, or where the record is damaged elsewhere.
+    """
+    run_dir = Path(run_dir)
+    config = _object(run_dir / CONFIG)
+    if config is None:
+        raise PacelineError(
+            f"{run_dir} is no run directory (it has no {CONFIG}); expected what a run left behind"
+        )
+    notes: list[str] = []
+    lines = _lines(run_dir / ROUNDS, notes)
+    columns: dict[str, Any] = {name: np.array([line[name] for line in lines], float) for name in SCALARS}
+    columns |= {name: columns[name].astype(np.int64) for name in ("round", "epoch")}
+    width = max((len(line["loads"]) for line in lines), default=_workers(config))
+    columns |= {name: _matrix([line[name] for line in lines], width) for name in PER_WORKER}
+    others = dict.fromkeys(name for line in lines for name in line if name not in columns)
+    extras = {name: [line.get(name) for line in lines] for name in others}
+    return Run(
+        run_dir, config, **columns, extras=extras, summary=_object(run_dir / SUMMARY) or {}, notes=notes
+    )
+
+
+def _workers(config: dict[str, Any]) -> int:
+    workers = config.get("workers", 0)
+    return workers if isinstance(workers, int) else 0
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file, None where there is no file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise PacelineError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise PacelineError(f"{path} is damaged: it is no JSON; restore it or run again") from error
+    if not isinstance(content, dict):
+        raise PacelineError(f"{path} is damaged: it holds no JSON object; restore it or run again")
+    return content
+
+
+def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+    try:
+        raw = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raw = [b""]
+    except OSError as error:
+        raise PacelineError(f"cannot read {path}: {error.strerror}") from error
+    if raw.pop():  # what stands after the last newline: a write that never ended
+        notes.append(f"The last line of {path.name} was cut off, as when a run is killed; it is left out.")
+    lines: list[dict[str, Any]] = []
+    for number, text in enumerate(raw, 1):
+        try:
+            line = json.loads(text)
+            wrong = _fault(line, lines[-1] if lines else None)
+        except ValueError:
+            wrong = "is no JSON"
+        if wrong:
+            raise PacelineError(f"{path}, line {number} is damaged: it {wrong}; cut the file before it")
+        lines.append(line)
+    return lines
+
+
+def _fault(line: Any, before: dict[str, Any] | None) -> str:
+    """What is wrong with a line, empty when nothing is."""
+    if not isinstance(line, dict):
+        return "holds no JSON object"
+    for name in SCALARS:
+        number = isinstance(line.get(name, "missing"), int | float)
+        if not (number or (name == "loss" and line.get(name, "missing") is None)):
+            return f"has no number for {name}"
+    for name in PER_WORKER:
+        value = line.get(name, "missing")
+        if name == "shares" and value is None:
+            continue
+        if not isinstance(value, list) or len(value) != len(line["loads"]):
+            return f"has no list for {name}, one number a worker"
+        if not all(item is None or isinstance(item, int | float) for item in value):
+            return f"has something that is no number in {name}"
+    if before is not None and line["round"] <= before["round"]:
+        return f"is round {line['round']}, after round {before['round']}"
+    return ""
+
+
+def _matrix(rows: list[list[float | None] | None], width: int) -> Array:
+    """Rows of one number a worker, shape (T, width); NaN for null, and where a round had fewer workers."""
+    matrix = np.full((len(rows), width), np.nan)
+    for index, row in enumerate(rows):
+        if row is not None:
+            matrix[index, : len(row)] = row  # None becomes NaN
+    return matrix

@@ -1,0 +1,84 @@
+"""A run in figures: how fast it was, and how close to what its workers could have done together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.runs.run import Array, Run
+
+
+def speeds(run: Run) -> Array:
+    """Samples per second of each worker in each round, shape (T, n).
+
+    Load over compute seconds; where the load was 0, the last known speed; NaN where none is known yet and
+    where the worker was absent.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        measured = np.where((run.loads > 0) & (run.compute > 0), run.loads / run.compute, np.nan)
+    rows = np.arange(len(measured))[:, None]
+    last = np.maximum.accumulate(np.where(np.isnan(measured), -1, rows), axis=0)
+    filled = np.where(last >= 0, np.take_along_axis(measured, np.maximum(last, 0), axis=0), np.nan)
+    return np.where(np.isnan(run.compute), np.nan, filled)
+
+
+def ideal_seconds(run: Run) -> Array:
+    """Seconds of each round if its samples were spread by speed, shape (T,); NaN where no speed is known."""
+    total = np.nansum(speeds(run), axis=1)
+    with np.errstate(divide="ignore"):
+        return np.where(total > 0, run.batch / total, np.nan)
+
+
+def final_batches(run: Run) -> list[int]:
+    """The loads of the last round that was not a short one."""
+    if not len(run.batch):
+        return []
+    full = np.flatnonzero(run.batch == run.batch.max())[-1]
+    loads = run.loads[full]
+    return [int(load) for load in np.round(loads[~np.isnan(loads)])]
+
+
+def last_loss(run: Run) -> float | None:
+    """Mean loss over the samples of the last epoch that has any."""
+    known = ~np.isnan(run.loss)
+    if not known.any():
+        return None
+    epoch = known & (run.epoch == run.epoch[known][-1])
+    return float(np.average(run.loss[epoch], weights=run.batch[epoch]))
+
+
+def summarize(run: Run) -> dict[str, Any]:
+    """The run's figures, ready for JSON; None where the record cannot tell.
+
+    steps, samples, seconds (of all rounds), samples_per_second.
+    bound_samples_per_second: samples over the sum of the rounds' ideal seconds: the workers' speeds together.
+    share_of_bound: the sum of the ideal seconds over that of the real ones, 1 at best.
+    idle_share: seconds waited over seconds paid for, summed over rounds and workers.
+    final_batches: the last full round's loads.
+    train_loss: mean over the last epoch. test_accuracy: as the engine left it.
+    """
+    ideal = ideal_seconds(run)
+    known = ~np.isnan(ideal)
+    samples, seconds = float(run.batch.sum()), float(run.seconds.sum())
+    paid = float((run.seconds[:, None] * ~np.isnan(run.loads)).sum())
+    figures = {
+        "policy": run.policy,
+        "workers": run.config.get("workers", run.workers),
+        "global_batch": run.config.get("global_batch"),
+        "steps": len(run.round),
+        "samples": int(samples),
+        "seconds": seconds,
+        "samples_per_second": _ratio(samples, seconds),
+        "bound_samples_per_second": _ratio(float(run.batch[known].sum()), float(ideal[known].sum())),
+        "share_of_bound": _ratio(float(ideal[known].sum()), float(run.seconds[known].sum())),
+        "idle_share": _ratio(float(np.nansum(run.wait)), paid),
+        "final_batches": final_batches(run),
+        "train_loss": last_loss(run),
+        "test_accuracy": None,
+    }
+    return figures | run.summary | {"run_dir": str(run.path)}
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

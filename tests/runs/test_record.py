@@ -1,0 +1,182 @@
+"""The record on disk: what is written is read, also after a kill, and a resumed run is one run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import paceline
+from paceline.errors import PacelineError
+from paceline.runs import Recorder, read
+
+
+def line(recorder, t, **changes):
+    fields = {"round": t, "epoch": 0, "time": t + 1.0, "seconds": 1.0, "batch": 8, "loads": [6, 2]}
+    recorder.round(**fields | {"compute": [0.5, 1.0]} | changes)
+
+
+def test_what_is_written_is_read(tmp_path, config):
+    with Recorder.create(tmp_path / "run", config) as recorder:
+        line(
+            recorder,
+            0,
+            overhead=np.array([0.1, 0.2]),
+            wait=[0.4, 0.0],
+            shares=np.array([0.75, 0.25]),
+            loss=2.5,
+        )
+        line(
+            recorder, 1, compute=[0.25, None], loads=np.array([8, 0]), pieces=np.array([[1, 2]]), loss=np.nan
+        )
+    run = read(tmp_path / "run")
+    assert run.config.items() >= config.items()
+    assert run.config["version"] == paceline.__version__
+    assert run.round.tolist() == [0, 1]
+    assert run.time.tolist() == [1, 2]
+    assert run.loads.tolist() == [[6, 2], [8, 0]]
+    nan = np.nan
+    assert np.array_equal(run.compute, [[0.5, 1], [0.25, nan]], equal_nan=True)
+    assert np.array_equal(run.overhead, [[0.1, 0.2], [0, nan]], equal_nan=True)
+    assert np.array_equal(run.wait, [[0.4, 0], [0.75, nan]], equal_nan=True)
+    assert np.array_equal(run.shares, [[0.75, 0.25], [nan, nan]], equal_nan=True)
+    assert np.array_equal(run.loss, [2.5, nan], equal_nan=True)
+    assert run.extras == {"pieces": [None, [[1, 2]]]}
+    assert (run.summary, run.notes, run.workers, run.policy) == ({}, [], 2, "level")
+
+
+def test_every_line_is_json_and_on_disk_at_once(tmp_path, config):
+    recorder = Recorder.create(tmp_path / "run", config)
+    line(recorder, 0, loss=float("inf"))
+    text = (tmp_path / "run" / "rounds.jsonl").read_text()
+    assert text.count("\n") == 1
+    assert json.loads(text, parse_constant=pytest.fail)["loss"] is None
+    recorder.close()
+    recorder.close()
+
+
+def test_a_killed_writer_leaves_every_finished_round(tmp_path):
+    program = (
+        "import sys, time\nfrom paceline.runs import Recorder\n"
+        "recorder = Recorder.create(sys.argv[1], {'policy': 'level', 'workers': 2})\n"
+        "for t in range(5):\n"
+        "    recorder.round(round=t, epoch=0, time=t, seconds=1, batch=2, loads=[1, 1], compute=[1, 1])\n"
+        "print('written', flush=True)\ntime.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ) as writer:
+        assert writer.stdout.readline() == b"written\n"
+        writer.send_signal(signal.SIGKILL)
+    assert read(tmp_path / "run").round.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
+    folder = write(tmp_path / "run", np.full((5, 4), 16), np.ones((5, 4)))
+    path = folder / "rounds.jsonl"
+    whole = path.read_bytes()
+    starts = [0, *(i + 1 for i, byte in enumerate(whole) if byte == 10)]
+    for cut in range(starts[3], starts[4], 7):
+        path.write_bytes(whole[:cut])
+        run = read(folder)
+        assert run.round.tolist() == [0, 1, 2]
+        assert len(run.notes) == (cut > starts[3])
+        assert all("cut off" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ("{oops", "line 2 is damaged: it is no JSON"),
+        ("[]", "line 2 is damaged: it holds no JSON object"),
+        ("{}", "line 2 is damaged: it has no number for round"),
+        ("", "line 2 is damaged: it is no JSON"),
+        ({"loads": [1]}, "no list for compute"),
+        ({"loads": 3}, "no list for loads"),
+        ({"wait": [1, 2, 3, "x"]}, "no number in wait"),
+        ({"seconds": None}, "no number for seconds"),
+        ({"round": 0}, "is round 0, after round 0"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, write, damage, words):
+    folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
+    path = folder / "rounds.jsonl"
+    lines = path.read_text().splitlines()
+    lines[1] = damage if isinstance(damage, str) else json.dumps(json.loads(lines[1]) | damage)
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(PacelineError, match=words):
+        read(folder)
+
+
+def test_what_is_no_run(tmp_path):
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(PacelineError, match=r"no run directory \(it has no run\.json\)"):
+            read(path)
+    for content in ("", "{", "[]"):
+        (tmp_path / "run.json").write_text(content)
+        with pytest.raises(PacelineError, match="damaged"):
+            read(tmp_path)
+
+
+def test_a_run_without_rounds_is_a_run(tmp_path, config):
+    Recorder.create(tmp_path / "run", config).close()
+    run = read(tmp_path / "run")
+    assert run.loads.shape == (0, 4)
+    (tmp_path / "run" / "rounds.jsonl").unlink()
+    assert len(read(tmp_path / "run").round) == 0
+
+
+def test_an_existing_directory_is_refused_and_untouched(tmp_path, config):
+    (tmp_path / "mine").write_text("text")
+    with pytest.raises(PacelineError, match="exists; choose another"):
+        Recorder.create(tmp_path, config)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    with pytest.raises(PacelineError, match="cannot write"):
+        Recorder.create(tmp_path / "mine", config)
+    with pytest.raises(PacelineError, match="cannot write"):
+        Recorder.create(tmp_path / "mine" / "run", config)
+    (tmp_path / "empty").mkdir()
+    Recorder.create(tmp_path / "empty", config).close()
+
+
+def test_resume_goes_on_after_the_checkpoint(tmp_path, write):
+    folder = write(tmp_path / "run", np.full((6, 4), 16), np.ones((6, 4)), finish={"test_accuracy": 0.5})
+    path = folder / "rounds.jsonl"
+    kept = path.read_bytes().splitlines(keepends=True)[:4]
+    with path.open("ab") as file:
+        file.write(b'{"round": 6, "epo')
+    with Recorder.create(folder, {"workers": 2}, resume=4) as recorder:
+        assert not (folder / "summary.json").exists()
+        line(recorder, 4, time=0.25)
+    assert path.read_bytes().splitlines(keepends=True)[:4] == kept
+    run = read(folder)
+    assert run.round.tolist() == [0, 1, 2, 3, 4]
+    assert run.time[4] == run.time[3] + 0.25
+    assert run.loads.shape == (5, 4)
+    assert np.array_equal(run.loads[4], [6, 2, np.nan, np.nan], equal_nan=True)
+    assert run.config["workers"] == 4
+    assert run.config["resumed"][0].items() >= {"workers": 2, "round": 4}.items()
+    with Recorder.create(folder, {"workers": 3}, resume=0):
+        pass
+    assert [part["round"] for part in read(folder).config["resumed"]] == [4, 0]
+    assert len(read(folder).round) == 0
+
+
+def test_resume_of_too_little_or_nothing(tmp_path, config, write):
+    folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(PacelineError, match="has 3 rounds; expected at least the 4 to keep"):
+        Recorder.create(folder, config, resume=4)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with pytest.raises(PacelineError, match="no run directory"):
+        Recorder.create(tmp_path / "none", config, resume=0)
+
+
+def test_floats_come_back_to_the_last_bit(tmp_path, config):
+    random = np.random.default_rng(0).random((4, 64))
+    with Recorder.create(tmp_path / "run", config) as recorder:
+        line(recorder, 0, loads=random[0], compute=random[1], wait=random[2], shares=random[3])
+    run = read(tmp_path / "run")
+    assert np.array_equal([run.loads[0], run.compute[0], run.wait[0], run.shares[0]], random)
