@@ -1,18 +1,21 @@
 """The protocol every policy follows, and the names by which people ask for one.
 
-``create("dolbie:step=0.001", cluster)`` gives a policy; ``init`` its first plan and state; ``step`` the next
+``create("dolbie:alpha=0.001", cluster)`` gives a policy; ``init`` its first plan and state; ``step`` the next
 ones. A policy never sleeps, prints, sends or reads a clock: the same object runs on a virtual clock and under
 real training, and replicas that see the same rounds make the same plans.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+import hashlib
+from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
+from paceline import options
+from paceline.balance import POLICIES
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster, Plan, Round
 
@@ -32,3 +35,65 @@ class Policy(Protocol[S]):
     def step(self, state: S, round: Round) -> tuple[Plan, S]:
         """The next round's plan. Neither argument is changed."""
         ...
+
+
+def create(text: str, cluster: Cluster) -> Policy[Any]:
+    """The policy that text asks for: ``name`` or ``name:key=value,...``.
+
+    Raises PacelineError on an unknown name or option, or a value that does not fit, and lists what does.
+    """
+    return options.build(POLICIES, text, "policy", cluster=cluster)
+
+
+def names() -> list[str]:
+    """Every policy's name, sorted."""
+    return sorted(POLICIES)
+
+
+def describe(name: str) -> str:
+    """One line on a policy: the first of its docstring."""
+    if name not in POLICIES:
+        raise PacelineError(f"policy {name!r} is unknown; expected one of {', '.join(names())}")
+    return (POLICIES[name].__doc__ or "").strip().splitlines()[0]
+
+
+def leaves(state: Any) -> list[NDArray[Any]]:
+    """A state's arrays in a fixed order, nested states flattened: what a checkpoint stores."""
+    if isinstance(state, tuple):
+        return [leaf for part in state for leaf in leaves(part)]
+    return [np.asarray(state)]
+
+
+def restore(template: S, stored: Sequence[ArrayLike]) -> S:
+    """The state that ``leaves`` took apart. template: any state of the same policy, such as ``init`` gives.
+
+    Raises PacelineError when the number of arrays or their shapes are another policy's or cluster's.
+    """
+    remaining = list(stored)
+    expected = leaves(template)
+    if len(remaining) != len(expected):
+        raise PacelineError(
+            f"the stored policy state has {len(remaining)} arrays, expected {len(expected)}; "
+            "it belongs to another policy"
+        )
+
+    def rebuild(part: Any) -> Any:
+        if isinstance(part, tuple):
+            parts = [rebuild(p) for p in part]
+            return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
+        wanted = np.asarray(part)
+        found = np.array(remaining.pop(0), dtype=wanted.dtype)
+        if found.shape != wanted.shape:
+            raise PacelineError(
+                f"the stored policy state has an array of shape {found.shape}, expected {wanted.shape}; "
+                "it belongs to another number of workers"
+            )
+        return found
+
+    return rebuild(template)
+
+
+def digest(plan: Plan) -> int:
+    """52 bits of the plan's shares, the same on every machine; exact as a float64, to travel among floats."""
+    shares = np.ascontiguousarray(plan.shares, dtype="<f8") + 0.0  # one zero, not two
+    return int.from_bytes(hashlib.blake2b(shares.tobytes(), digest_size=8).digest(), "little") >> 12

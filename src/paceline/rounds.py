@@ -8,6 +8,7 @@ round's batch and sum to 1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,13 +31,14 @@ class Machines:
     memory: Array  # any one unit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Cluster:
     """Who takes part, and within which limits: fixed for the life of a policy.
 
     workers: n.
     global_batch: B, samples in a full round.
-    least, most: samples each worker must and may take in a full round, shape (n,); defaults 0 and B.
+    least, most: whole samples each worker must and may take in a full round, shape (n,); defaults 0 and B.
+        Fractions are cut to the whole samples within them.
     machines: sizes of the machines where a policy asks for them.
     realizations: leading shape of every array, () for one run.
 
@@ -45,8 +47,8 @@ class Cluster:
 
     workers: int
     global_batch: int
-    least: Array | None = None
-    most: Array | None = None
+    least: Array = None  # type: ignore[assignment]  # an array once made
+    most: Array = None  # type: ignore[assignment]
     machines: Machines | None = None
     realizations: tuple[int, ...] = ()
 
@@ -56,19 +58,20 @@ class Cluster:
             raise PacelineError(f"workers={n}: expected at least 1 worker")
         if batch < 1:
             raise PacelineError(f"global_batch={batch}: expected at least 1 sample")
-        least = np.zeros(n) if self.least is None else np.broadcast_to(np.asarray(self.least, float), (n,))
-        most = np.full(n, float(batch)) if self.most is None else np.broadcast_to(np.asarray(self.most, float), (n,))
-        most = np.minimum(most, batch)
-        for worker in range(n):
-            if not 0 <= least[worker] <= most[worker]:
-                raise PacelineError(
-                    f"limits of worker {worker}: least {least[worker]:g}, most {most[worker]:g}; "
-                    f"expected 0 <= least <= most, and least at most the global batch of {batch}"
-                )
+        least = np.ceil(np.broadcast_to(np.asarray(0.0 if self.least is None else self.least, float), (n,)))
+        most = np.asarray(batch if self.most is None else self.most, float)
+        most = np.minimum(np.floor(np.broadcast_to(most, (n,))), batch)
+        wrong = ~((least >= 0) & (least <= most))  # NaN is wrong, too
+        if wrong.any():
+            worker = int(np.argmax(wrong))
+            raise PacelineError(
+                f"limits of worker {worker}: least {least[worker]:g}, most {most[worker]:g} samples; "
+                f"expected 0 <= least <= most, and least at most the global batch of {batch}"
+            )
         if least.sum() > batch:
             raise PacelineError(
-                f"the workers' least loads sum to {least.sum():g}, {least.sum() - batch:g} more than the global "
-                f"batch of {batch}; lower the least loads or raise the batch"
+                f"the workers' least loads sum to {least.sum():g}, {least.sum() - batch:g} more than the "
+                f"global batch of {batch}; lower the least loads or raise the batch"
             )
         if most.sum() < batch:
             raise PacelineError(
@@ -83,17 +86,20 @@ class Cluster:
         """Shape of every array of this cluster: (*realizations, n)."""
         return (*self.realizations, self.workers)
 
-    @property
+    @cached_property
     def least_shares(self) -> Array:
         """The least loads as shares of B, shape (n,)."""
-        assert self.least is not None
         return self.least / self.global_batch
 
-    @property
+    @cached_property
     def most_shares(self) -> Array:
         """The most loads as shares of B, shape (n,)."""
-        assert self.most is not None
         return self.most / self.global_batch
+
+    @cached_property
+    def limited(self) -> bool:
+        """Whether any worker has a limit of its own."""
+        return bool(self.least_shares.any() or (self.most_shares < 1).any())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +120,8 @@ class Round:
     shares: Array
     seconds: Array
     batch: int
-    overhead: Array | None = None
-    present: NDArray[np.bool_] | None = None
+    overhead: Array = None  # type: ignore[assignment]  # an array once made
+    present: NDArray[np.bool_] = None  # type: ignore[assignment]
     costs: Cost | None = None
     upcoming: Cost | None = None
     cpu: Array | None = None

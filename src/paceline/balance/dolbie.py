@@ -1,0 +1,128 @@
+"""``dolbie``: distributed online load balancing with a step that cannot overshoot (DOLBIE, Algorithm 1).
+
+Each round, everybody but the straggler moves part of the way towards the share that it could have carried
+within the straggler's time (eq. 5); the straggler gives up what they took (eq. 6). The step is small enough
+never to take more than the straggler has (eq. 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.balance.members import among_present, bounds, even, fill_unknown
+from paceline.costs import Cost, Linear, line_through
+from paceline.errors import PacelineError
+from paceline.rounds import Array, Cluster, Plan, Round
+
+FLOOR = (
+    1e-3  # of an equal share: a straggler with less no longer shrinks the step, which at 0 would end for good
+)
+
+
+class DolbieState(NamedTuple):
+    shares: Array  # x_t, (..., n): fractions, whatever whole samples were played
+    alpha: Array  # the step alpha_t, (..., 1)
+    seconds_per_sample: Array  # (..., n), as last measured; NaN before
+
+
+@dataclass(frozen=True)
+class Dolbie:
+    """DOLBIE: all move towards what the straggler's time allows them, by steps that stay feasible.
+
+    alpha: the first step alpha_1. By default eq. (7) of the initial shares; a larger one is cut to that,
+        since the paper's proof of feasibility starts there.
+    monotone: steps never grow, as printed. False computes each anew, min(alpha_1, eq. (7)) of the round's
+        straggler, which does not die away.
+    tight: in place of eq. (7), the exact limit x_s / sum (x'_i - x_i) of which (7) is the worst case.
+    """
+
+    cluster: Cluster
+    alpha: float | None = None
+    monotone: bool = True
+    tight: bool = False
+    needs_upcoming: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None and not 0 < self.alpha <= 1:
+            raise PacelineError(f"policy 'dolbie': alpha={self.alpha:g}: expected 0 < alpha <= 1")
+
+    def init(self) -> tuple[Plan, DolbieState]:
+        shares = even(self.cluster)
+        alpha = np.full((*self.cluster.realizations, 1), self._first_alpha())
+        return Plan(shares), DolbieState(shares, alpha, np.full_like(shares, np.nan))
+
+    def step(self, state: DolbieState, round: Round) -> tuple[Plan, DolbieState]:
+        cluster, present = self.cluster, round.present
+        everybody = bool(present.all())
+        least, most = bounds(cluster, present)
+        shares = state.shares
+        if not everybody or cluster.limited:
+            shares = among_present(cluster, present, shares)
+        slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
+        cost = round.costs or Linear(fill_unknown(slope), round.overhead)
+
+        seconds = round.seconds if everybody else np.where(present, round.seconds, -np.inf)
+        straggler = slowest(seconds)
+        level = np.take_along_axis(seconds, straggler, -1)
+        gain = possible_gain(cost, level, shares, most, round.batch, straggler)
+        demand = gain.sum(-1, keepdims=True)
+        held = np.take_along_axis(shares, straggler, -1)
+        spare = held - np.take_along_axis(np.broadcast_to(least, shares.shape), straggler, -1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            exact = np.where(demand > 0, spare / demand, 1.0)
+
+        members = present.sum(-1, keepdims=True)
+        alpha = state.alpha
+        if not self.monotone:
+            alpha = np.minimum(self._first_alpha(), exact if self.tight else self._limit(held, members))
+        # With limits, or after somebody left, eq. (7) is not enough; otherwise this changes nothing.
+        used = np.clip(np.minimum(alpha, exact), 0.0, 1.0)
+        gain *= used
+        gain += shares
+        rest = held + (1.0 - gain.sum(-1, keepdims=True))
+        np.put_along_axis(gain, straggler, np.maximum(rest, 0.0), -1)
+        if self.monotone:
+            alpha = np.minimum(alpha, used if self.tight else self._limit(rest, members))
+            alpha = np.maximum(alpha, self._limit(np.zeros_like(rest), members))
+        kept = gain
+        if not everybody:  # the absent find their shares again when they are back
+            part = np.where(present, state.shares, 0.0).sum(-1, keepdims=True)
+            kept = np.where(present, gain * part, state.shares)
+        return Plan(gain), DolbieState(kept, alpha, slope)
+
+    def _first_alpha(self) -> float:
+        if self.tight:
+            return 1.0 if self.alpha is None else self.alpha
+        shares = even(self.cluster)
+        safe = float(self._limit(shares[shares > 0].min(), np.asarray(self.cluster.workers)))
+        return safe if self.alpha is None else min(self.alpha, safe)
+
+    def _limit(self, share: Array, members: NDArray[np.int64]) -> Array:
+        """Eq. (7): the step at which the straggler keeps something even if all others could take all."""
+        share = np.maximum(share, FLOOR / self.cluster.workers)
+        return share / (np.maximum(members - 2, 0) + share)
+
+
+def slowest(seconds: Array) -> NDArray[np.int64]:
+    """The straggler's rank, shape (..., 1); the lowest of equals, so that replicas agree; NaN is skipped."""
+    straggler = np.argmax(seconds, axis=-1, keepdims=True)
+    if np.isnan(np.take_along_axis(seconds, straggler, -1)).any():  # argmax stops at a NaN
+        straggler = np.argmax(np.where(np.isnan(seconds), -np.inf, seconds), axis=-1, keepdims=True)
+    return straggler
+
+
+def possible_gain(
+    cost: Cost, level: Array, shares: Array, most: Array, batch: int, straggler: NDArray[np.int64]
+) -> Array:
+    """x'_i - x_i of eq. (4): what each could carry in the straggler's time beyond its own; 0 for it."""
+    gain = cost.load_at(level) / batch
+    np.minimum(gain, most, out=gain)
+    gain -= shares
+    np.maximum(gain, 0.0, out=gain)
+    # Where its cost is flat the straggler, too, could carry more; the rule needs it to give.
+    np.put_along_axis(gain, straggler, 0.0, -1)
+    return gain

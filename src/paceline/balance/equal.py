@@ -1,0 +1,31 @@
+"""``equal``: every worker the same, whatever it needs for it. What plain data parallelism does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from paceline.balance.members import among_present, even
+from paceline.rounds import Cluster, Plan, Round
+
+
+class EqualState(NamedTuple):
+    """Nothing to remember."""
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Every present worker gets the same share, within its limits."""
+
+    cluster: Cluster
+    needs_upcoming: ClassVar[bool] = False
+
+    def init(self) -> tuple[Plan, EqualState]:
+        return Plan(even(self.cluster)), EqualState()
+
+    def step(self, state: EqualState, round: Round) -> tuple[Plan, EqualState]:
+        if round.present.all():
+            return Plan(even(self.cluster)), state
+        return Plan(among_present(self.cluster, round.present, np.ones(self.cluster.shape))), state

@@ -1,0 +1,52 @@
+"""Who takes part, and what that leaves of the limits.
+
+A worker that was absent from the last round gets nothing in the next; the policies keep what they know of it,
+so that it has its part again as soon as it is back. (A worker that is there and has nothing to do reports its
+seconds, 0 or its overhead; only one that reports nothing is absent.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.rounds import Array, Cluster
+from paceline.shares import proportional
+
+
+def bounds(cluster: Cluster, present: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Least and most share of each worker, shape (n,) or (..., n), when only some are present.
+
+    The absent may have nothing, except for what those present cannot hold.
+    """
+    least, most = cluster.least_shares, cluster.most_shares
+    if present.all():
+        return least, most
+    room = np.where(present, most, 0.0)
+    spill = np.maximum(1.0 - room.sum(-1, keepdims=True), 0.0)
+    idle = np.where(present, 0.0, most)
+    idle *= spill / np.maximum(idle.sum(-1, keepdims=True), spill + (spill == 0))
+    least = np.where(present, least, 0.0)
+    return least, room + idle
+
+
+def among_present(cluster: Cluster, present: NDArray[np.bool_], weights: Array) -> Array:
+    """Shares in proportion to the weights, shape (..., n), within the limits of those present."""
+    least, most = bounds(cluster, present)
+    return proportional(weights, least, most)
+
+
+def even(cluster: Cluster) -> Array:
+    """The equal division within the limits, shape (*realizations, n)."""
+    shares = proportional(np.ones(cluster.workers), cluster.least_shares, cluster.most_shares)
+    return np.array(np.broadcast_to(shares, cluster.shape))
+
+
+def fill_unknown(seconds_per_sample: Array) -> Array:
+    """Workers never measured (NaN) are taken to be as quick as the average of the others."""
+    unknown = np.isnan(seconds_per_sample)
+    if not unknown.any():
+        return seconds_per_sample
+    known = np.where(unknown, 0.0, seconds_per_sample)
+    mean = known.sum(-1, keepdims=True) / np.maximum((~unknown).sum(-1, keepdims=True), 1)
+    return np.where(unknown, np.where(mean > 0, mean, 1.0), seconds_per_sample)

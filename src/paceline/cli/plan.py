@@ -1,0 +1,137 @@
+"""Plan coded matrix products on uneven workers: who computes how many rows for whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from paceline.coded import CodedPlan
+    from paceline.coded.fit import Fit
+
+
+def command(
+    workers: Annotated[
+        Path | None, typer.Argument(metavar="[WORKERS.csv]", help="Columns master,worker,u,a (per ms, ms per row).")
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(help="Rows of every master's matrix, or master=L; may be repeated.")
+    ] = None,
+    assign: Annotated[
+        str, typer.Option(help="uniform, simple, iterated, exact, probabilistic or sca.")
+    ] = "iterated",
+    uncoded: Annotated[bool, typer.Option("--uncoded", help="No redundancy: wait for every worker.")] = False,
+    json: Annotated[str | None, typer.Option(metavar="FILE|-", help="Write the plan as JSON; - prints it.")] = None,
+    fit: Annotated[
+        Path | None, typer.Option(metavar="TIMES.csv", help="Fit first: columns master,worker,rows,milliseconds.")
+    ] = None,
+    family: Annotated[
+        str, typer.Option(help="What to fit: shifted-exponential, weibull or empirical.")
+    ] = "shifted-exponential",
+    deadline: Annotated[
+        float | None, typer.Option(help="Instead of the least time: most likely done by this many ms.")
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option(help="Warn where mds, chunked or lt would be slower than another code.")
+    ] = None,
+) -> None:
+    """Plan coded matrix products on uneven workers: who computes how many rows for whom."""
+    from paceline.coded import plan, read_problem
+    from paceline.coded.fit import read_times
+    from paceline.errors import PacelineError
+
+    if (workers is None) == (fit is None):
+        raise PacelineError("expected either a file WORKERS.csv with columns master,worker,u,a or --fit TIMES.csv")
+    wanted = _rows(rows or [])
+    fitted = None
+    if fit is not None:
+        problem, fitted = read_times(fit, wanted, family)
+    else:
+        assert workers is not None
+        problem = read_problem(workers, wanted)
+    made = plan(problem, assign, coded=not uncoded)
+    likely = None
+    if deadline is not None:
+        from paceline.coded.deadline import by_deadline
+
+        made, likely = by_deadline(made, deadline)
+    if code is not None:
+        from paceline.coded.compare import advice
+
+        for sentence in advice(made, code):
+            typer.echo(f"warning: {sentence}", err=True)
+    text = made.dumps()
+    if json == "-":
+        typer.echo(text, nl=False)
+        return
+    if json is not None:
+        _write(Path(json), text)
+    _show(made, fitted)
+    if likely is not None:
+        for name, value in zip(problem.masters, likely, strict=True):
+            typer.echo(f"{name}: done by {deadline:g} ms with probability {value:.4f}")
+
+
+def _rows(given: list[str]) -> dict[str, float]:
+    """Rows by master, "" for all others."""
+    from paceline.errors import PacelineError
+
+    if not given:
+        raise PacelineError("no rows: give --rows L for every master, or --rows master=L for each")
+    wanted: dict[str, float] = {}
+    for item in given:
+        name, _, number = item.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            raise PacelineError(f"--rows {item}: expected a whole number, or master=L") from None
+        if name in wanted:
+            raise PacelineError(f"--rows {item}: the rows of {name or 'every master'} are given twice; keep one")
+        wanted[name] = value
+    return wanted
+
+
+def _write(path: Path, text: str) -> None:
+    """The whole file or none of it."""
+    from paceline.errors import PacelineError
+
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise PacelineError(f"cannot write {path}: {error.strerror}; choose another file for --json") from error
+
+
+def _show(made: CodedPlan, fitted: Fit | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title=f"{'coded' if made.coded else 'uncoded'} {made.assign}: t* = {made.t_star.max():.6g} ms")
+    for heading in ("master", "t* (ms)", "rows", "redundancy", "worker", "rows assigned", "load", "probability"):
+        table.add_column(heading, justify="left" if heading in ("master", "worker") else "right")
+    whole, problem = made.rows_assigned, made.problem
+    for m, name in enumerate(problem.masters):
+        about = (name, f"{made.t_star[m]:.6g}", f"{problem.rows[m]:.0f}", f"{made.redundancy[m]:.3f}")
+        for i, n in enumerate(made.workers_of(m)):
+            row = about if i == 0 else ("", "", "", "")
+            values = (f"{whole[m, n]}", f"{made.loads[m, n]:.2f}", f"{made.probability[m, n]:.3f}")
+            table.add_row(*row, problem.workers[n], *values)
+        table.add_section()
+    console.print(table)
+    if fitted is not None and fitted.standard_errors:
+        errors = Table(title="fitted, with standard errors")
+        for heading in ("master", "worker", *fitted.standard_errors):
+            errors.add_column(heading, justify="left" if heading in ("master", "worker") else "right")
+        for m, name in enumerate(problem.masters):
+            for n, worker in enumerate(problem.workers):
+                cells = [
+                    f"{getattr(fitted.delay, p)[m, n]:.5g} ± {error[m, n]:.2g}"
+                    for p, error in fitted.standard_errors.items()
+                ]
+                errors.add_row(name, worker, *cells)
+        console.print(errors)

@@ -1,0 +1,127 @@
+"""Seconds as a function of load: what a worker's round costs.
+
+A cost answers two questions for all workers at once, in arrays of shape (..., n): how long does each take
+for a load, and how much can each do within a time. The second is the first's generalised inverse, so a cost
+may be flat in places and may jump; it must only never fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+# Below what any clock resolves; keeps a worker that reported 0 seconds from being infinitely fast.
+QUICKEST = 1e-15
+
+
+class Cost(Protocol):
+    """Non-decreasing seconds of a load in samples, for each worker."""
+
+    def seconds(self, load: Array) -> Array:
+        """Seconds for each worker's load; load broadcasts to (..., n). Infinite where impossible."""
+        ...
+
+    def load_at(self, seconds: Array) -> Array:
+        """The largest load whose seconds do not exceed the given; 0 where none does.
+
+        seconds broadcasts to (..., n), as a level of shape (..., 1) does.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """overhead + seconds_per_sample * load; both (..., n). An infinite slope is a worker that is gone."""
+
+    seconds_per_sample: Array
+    overhead: Array
+
+    def seconds(self, load: Array) -> Array:
+        with np.errstate(invalid="ignore"):  # infinite slope without load: the overhead alone
+            return self.overhead + np.where(load > 0, self.seconds_per_sample * load, 0.0)
+
+    def load_at(self, seconds: Array) -> Array:
+        return np.maximum((seconds - self.overhead) / np.maximum(self.seconds_per_sample, QUICKEST), 0.0)
+
+    def __getitem__(self, index: Any) -> Linear:
+        return Linear(self.seconds_per_sample[index], self.overhead[index])
+
+
+@dataclass(frozen=True, slots=True)
+class Saturating:
+    """A GPU's cost as LB-BSP has it: flat up to ``knee`` samples, linear up to ``most``, then impossible.
+
+    seconds_per_sample, overhead, knee (x^s), most (x^o, out of memory above): shape (..., n), knee <= most.
+    """
+
+    seconds_per_sample: Array
+    overhead: Array
+    knee: Array
+    most: Array
+
+    def seconds(self, load: Array) -> Array:
+        line = self.overhead + self.seconds_per_sample * np.maximum(load, self.knee)
+        return np.where(load <= self.most, line, np.inf)
+
+    def load_at(self, seconds: Array) -> Array:
+        reach = np.maximum(self.seconds_per_sample, QUICKEST)
+        load = np.minimum((seconds - self.overhead) / reach, self.most)
+        flat = self.overhead + self.seconds_per_sample * self.knee
+        # At exactly the flat level the whole knee is free, whatever rounding says of the division.
+        return np.where(seconds >= flat, np.maximum(load, self.knee), 0.0)
+
+    def __getitem__(self, index: Any) -> Saturating:
+        return Saturating(
+            self.seconds_per_sample[index], self.overhead[index], self.knee[index], self.most[index]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Increasing:
+    """Any non-decreasing function of load, inverted by bisection on [0, most] down to neighbouring floats.
+
+    function: loads (..., n) -> seconds (..., n). most: the largest load that is ever asked for, (..., n).
+    """
+
+    function: Callable[[Array], Array]
+    most: Array
+
+    def seconds(self, load: Array) -> Array:
+        return self.function(load)
+
+    def load_at(self, seconds: Array) -> Array:
+        high = np.array(np.broadcast_arrays(np.asarray(self.most, float), seconds)[0])
+        low = np.where(self.function(high) <= seconds, high, 0.0)
+        while np.any((middle := halfway(low, high)) > low):
+            fits = self.function(middle) <= seconds
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        return low
+
+
+def halfway(low: Array, high: Array) -> Array:
+    """A float between two non-negative ones; equal to ``low`` when they are neighbours.
+
+    Halves the count of floats between them rather than their distance, so that bisecting from 0 or to
+    infinity takes 64 steps at most.
+    """
+    first, last = np.ascontiguousarray(low).view(np.int64), np.ascontiguousarray(high).view(np.int64)
+    return (first + (last - first) // 2).view(np.float64)
+
+
+def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array) -> Array:
+    """Seconds per sample of the line through (0, overhead) and (loads, seconds); all of shape (..., n).
+
+    ``otherwise`` stands where nothing was measured: no load, or NaN seconds.
+    """
+    measured = (loads > 0) & (seconds == seconds)
+    if measured.all():
+        return np.maximum((seconds - overhead) / loads, QUICKEST)
+    slope = np.array(np.broadcast_to(otherwise, loads.shape))
+    np.divide(seconds - overhead, loads, out=slope, where=measured)
+    return np.maximum(slope, QUICKEST, out=slope, where=measured)

@@ -1,0 +1,257 @@
+"""Dividing a batch: the water level, projections, and whole samples.
+
+Everything works on arrays of shape (..., n), each row by itself. Limits are loads (or shares) of shape (n,)
+or (..., n); limits that cannot hold the batch raise PacelineError and say by how much.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paceline.costs import QUICKEST, Cost, Linear, halfway
+from paceline.errors import PacelineError
+from paceline.rounds import Plan
+
+Array = NDArray[np.float64]
+
+
+class WaterLevel(NamedTuple):
+    """The common finishing time and what everybody gets done by then."""
+
+    seconds: Array  # (...,)
+    loads: Array  # (..., n), sum to the batch
+
+
+def water_level(
+    cost: Cost,
+    batch: ArrayLike,
+    least: ArrayLike = 0.0,
+    most: ArrayLike | None = None,
+    guess: ArrayLike | None = None,
+) -> WaterLevel:
+    """The division of ``batch`` that ends soonest: min over loads of max_i seconds_i(load_i).
+
+    batch: samples, a number or shape (...,). least, most: samples, default 0 and the batch. guess: a level
+    near the answer, shape (...,), which saves a pass or two over the workers of a linear cost.
+
+    Linear costs are solved exactly in a handful of passes of O(n); others by bisection down to neighbouring
+    floats, with what they cannot resolve (a jump) divided in proportion.
+    Raises PacelineError when the limits cannot hold the batch.
+    """
+    total = np.asarray(batch, float)[..., None]
+    low, high = _limits(total, least, total if most is None else most)
+    if isinstance(cost, Linear):
+        rate = 1.0 / np.maximum(cost.seconds_per_sample, QUICKEST)
+        level, loads = _fill(rate, cost.overhead * rate, total, low, high, guess)
+    else:
+        level, loads = _bisect(cost, total, low, high)
+    return WaterLevel(level[..., 0], loads)
+
+
+def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0, total: float = 1.0) -> Array:
+    """The nearest point (Euclidean) to y, shape (..., n), with least <= x <= most and sum ``total``."""
+    y = np.asarray(y, float)
+    whole = np.asarray(float(total))[None]
+    low, high = _limits(whole, least, most)
+    # x = clip(y - theta, least, most): a water level of unit speeds that start at -y (the level is -theta).
+    return _fill(np.ones_like(y), -y, whole, low, high, None)[1]
+
+
+def proportional(
+    weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0, total: float = 1.0
+) -> Array:
+    """Portions of ``total`` in proportion to weights (..., n), cut to the limits.
+
+    Weights of 0 get their least, unless nobody else may take what is left: then they share it equally.
+    """
+    weights = np.asarray(weights, float)
+    whole = np.asarray(float(total))[None]
+    low, high = _limits(whole, least, most)
+    reach = np.where(weights > 0, high, low).sum(-1, keepdims=True)
+    if np.any(reach < whole):
+        spare = np.maximum(weights.max(-1, keepdims=True), 1.0) * 1e-12
+        weights = np.where(reach < whole, np.maximum(weights, spare), weights)
+    return _fill(weights, np.zeros_like(weights), whole, low, high, None)[1]
+
+
+def whole_samples(
+    expected: Plan | Cost, batch: int, least: ArrayLike = 0.0, most: ArrayLike | None = None
+) -> NDArray[np.int64]:
+    """Samples for each worker, shape (..., n): they sum exactly to ``batch``, and no others end sooner.
+
+    expected: a cost, or a plan; a plan without costs stands for seconds_i(b) = b / share_i. Ties go to the
+    lowest rank. least, most: samples, as for a full batch; where a short batch is smaller than the sum of the
+    leasts, they shrink in proportion, and a worker whom a plan gives nothing needs no least.
+    Raises PacelineError when the mosts cannot hold the batch.
+
+    The result is that of giving one sample after another to whoever then ends soonest (exact for
+    non-decreasing costs); all but a few of these steps are taken together.
+    """
+    total = np.asarray(float(batch))[None]
+    low, high = np.asarray(least, float), np.asarray(batch if most is None else most, float)
+    if isinstance(expected, Plan):
+        low = np.where(expected.shares > 0, low, 0.0)
+        with np.errstate(divide="ignore"):
+            cost = expected.costs or Linear(1.0 / expected.shares, np.zeros_like(expected.shares))
+        low, high = np.broadcast_arrays(low, high, expected.shares)[:2]
+    else:
+        cost = expected
+    low, high = np.ceil(low), np.minimum(np.floor(high), batch)
+    needed = low.sum(-1, keepdims=True)
+    low = np.where(needed > total, np.floor(low * (total / np.maximum(needed, 1.0))), low)
+    low, high = _limits(total, low, high)
+    loads = _greedy(cost, _most_together(cost, total, low, high), total, low, high)
+    return loads.astype(np.int64)
+
+
+def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
+    low, high = np.asarray(least, float), np.asarray(most, float)
+    slack = 1e-9 * np.abs(total)
+    if low.ndim and np.any((over := low.sum(-1, keepdims=True) - total) > slack):
+        raise PacelineError(
+            f"the workers' least loads need {np.max(over):g} more than the {np.max(total):g} to divide; "
+            "lower the least loads"
+        )
+    if high.ndim and high.shape[-1] > 1 and np.any((short := total - high.sum(-1, keepdims=True)) > slack):
+        raise PacelineError(
+            f"the workers' most loads leave {np.max(short):g} of {np.max(total):g} without a place; "
+            "raise the limits"
+        )
+    return low, high
+
+
+def _fill(
+    rate: Array, offset: Array, total: Array, low: Array, high: Array, guess: ArrayLike | None
+) -> tuple[Array, Array]:
+    """Solves sum_i clip(rate_i T - offset_i, low_i, high_i) = total for T; returns T (..., 1) and the terms.
+
+    Newton's method on a piecewise linear function within a bracket: it ends on the right piece, where its
+    step is the closed form (Cominetti, Mascarenhas and Silva 2014, on the continuous quadratic knapsack).
+    """
+    if guess is None:  # as if no limit bound
+        level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
+    else:
+        level = np.asarray(guess, float)[..., None]
+    left, right = np.full_like(level, -np.inf), np.full_like(level, np.inf)
+    for attempt in range(200):
+        free = rate * level
+        free -= offset
+        loads = np.minimum(np.maximum(free, low), high)
+        short = total - loads.sum(-1, keepdims=True)
+        left, right = np.where(short > 0, level, left), np.where(short < 0, level, right)
+        slope = np.einsum("...i,...i->...", rate, loads == free)[..., None]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            step = level + short / slope
+        blind = ~((left <= step) & (step <= right) & np.isfinite(step)) & (short != 0)
+        if attempt >= 12:
+            blind |= (attempt % 2 == 1) & (short != 0)  # crossing to and fro: halve the bracket instead
+        if blind.any():
+            left, right = _bracket(rate, offset, low, high, left, right)
+            step = np.where(blind, 0.5 * (left + right), step)
+        step = np.where(short == 0, level, step)
+        if np.all(np.abs(step - level) <= 4e-16 * np.abs(level)):
+            break
+        level = step
+    if np.any(
+        np.abs(short) > 1e-12 * np.abs(total)
+    ):  # somebody is so quick that neighbouring floats are far apart
+        return level, _between(_at(rate, offset, low, high, left), _at(rate, offset, low, high, right), total)
+    return level, loads
+
+
+def _at(rate: Array, offset: Array, low: Array, high: Array, level: Array) -> Array:
+    return np.clip(rate * np.nan_to_num(level) - offset, low, high)
+
+
+def _bracket(
+    rate: Array, offset: Array, low: Array, high: Array, left: Array, right: Array
+) -> tuple[Array, Array]:
+    """Levels at which nobody, and everybody, is at its limit; kept where a tighter bracket is known."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        start = np.where(rate > 0, (offset + low) / rate, np.inf).min(-1, keepdims=True)
+        end = np.where(rate > 0, (offset + high) / rate, -np.inf).max(-1, keepdims=True)
+    return np.maximum(left, np.nextafter(start, -np.inf)), np.minimum(right, np.nextafter(end, np.inf))
+
+
+def _bisect(cost: Cost, total: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """The same for any cost: the highest level that does not fill the batch, and the next float above it."""
+
+    def loads_at(level: Array) -> Array:
+        return np.clip(cost.load_at(level), low, high)
+
+    probe = loads_at(np.zeros_like(total))
+    left = np.zeros((*probe.shape[:-1], 1))
+    right = np.full_like(left, np.finfo(float).max)
+    while np.any((middle := halfway(left, right)) > left):
+        enough = loads_at(middle).sum(-1, keepdims=True) >= total
+        left, right = np.where(enough, left, middle), np.where(enough, middle, right)
+    done = probe.sum(-1, keepdims=True) >= total  # everything takes no time at all
+    right = np.where(done, 0.0, right)
+    below = np.where(done, np.broadcast_to(low, probe.shape), loads_at(left))
+    return right, _between(below, loads_at(right), total)
+
+
+def _between(below: Array, above: Array, total: Array) -> Array:
+    """The mix of two divisions, one too small and one too large, that sums to the total."""
+    small, large = below.sum(-1, keepdims=True), above.sum(-1, keepdims=True)
+    part = np.clip((total - small) / np.where(large > small, large - small, 1.0), 0.0, 1.0)
+    return below + part * (above - below)
+
+
+def _counts(cost: Cost, level: Array, low: Array, high: Array) -> Array:
+    """Whole samples that each worker can end by ``level``, within its limits."""
+    loads = np.clip(np.floor(cost.load_at(level)), low, high)
+    # The division above rounds; what counts is the cost as the cost itself computes it.
+    loads += (loads < high) & (cost.seconds(loads + 1) <= level)
+    loads -= (loads > low) & (cost.seconds(loads) > level)
+    return loads
+
+
+def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
+    """A start for the greedy steps that leaves few of them: all samples that end before some level.
+
+    Bisection on the level, until no row has many samples left or the level is settled to neighbouring floats:
+    then all the rest end at the same time and go out by rank.
+    """
+    few = 16
+    level = water_level(cost, total[..., 0], low, high).seconds[..., None]
+    left = np.maximum(level * (1 - 1e-12), 0.0)
+    loads = _counts(cost, left, low, high)
+    early = loads.sum(-1, keepdims=True) > total  # many end at the same time, or all take no time
+    left, loads = np.where(early, 0.0, left), np.where(early, low, loads)
+    if np.max(total - loads.sum(-1, keepdims=True)) <= few:
+        return loads
+    right = np.full_like(left, np.inf)
+    with np.errstate(invalid="ignore"):
+        following = np.max(cost.seconds(np.minimum(loads + 1, high)), axis=-1, keepdims=True)
+    enough = _counts(cost, following, low, high).sum(-1, keepdims=True) >= total
+    right = np.where(enough & (following > left), following, right)
+    while np.any(total - loads.sum(-1, keepdims=True) > few):
+        middle = halfway(left, right)
+        if not np.any(middle > left):
+            room = _counts(cost, right, low, high) - loads
+            before = np.cumsum(room, axis=-1) - room
+            return loads + np.clip(total - loads.sum(-1, keepdims=True) - before, 0.0, room)
+        counts = _counts(cost, middle, low, high)
+        fits = counts.sum(-1, keepdims=True) <= total
+        left, right = np.where(fits, middle, left), np.where(fits, right, middle)
+        loads = np.where(fits, counts, loads)
+    return loads
+
+
+def _greedy(cost: Cost, loads: Array, total: Array, low: Array, high: Array) -> Array:
+    """Gives the rest, one sample at a time, to whoever then ends soonest; the lowest rank wins a tie."""
+    loads = np.array(loads)
+    left = total - loads.sum(-1, keepdims=True)
+    while np.any(left > 0):
+        room = loads < high
+        # Somebody who never ends comes after all others, but before somebody who is at the limit.
+        ends = np.minimum(cost.seconds(np.minimum(loads + 1, high)), np.finfo(float).max)
+        chosen = np.argmin(np.where(room, ends, np.inf), axis=-1, keepdims=True)
+        gift = (left > 0).astype(float)
+        np.put_along_axis(loads, chosen, np.take_along_axis(loads, chosen, -1) + gift, -1)
+        left -= gift
+    return loads
