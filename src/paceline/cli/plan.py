@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 def command(
     workers: Annotated[
-        Path | None, typer.Argument(metavar="[WORKERS.csv]", help="Columns master,worker,u,a (per ms, ms per row).")
+        Path | None,
+        typer.Argument(metavar="[WORKERS.csv]", help="Columns master,worker,u,a (per ms, ms per row)."),
     ] = None,
     rows: Annotated[
         list[str] | None, typer.Option(help="Rows of every master's matrix, or master=L; may be repeated.")
@@ -23,27 +24,27 @@ def command(
         str, typer.Option(help="uniform, simple, iterated, exact, probabilistic or sca.")
     ] = "iterated",
     uncoded: Annotated[bool, typer.Option("--uncoded", help="No redundancy: wait for every worker.")] = False,
-    json: Annotated[str | None, typer.Option(metavar="FILE|-", help="Write the plan as JSON; - prints it.")] = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="FILE|-", help="Write the plan as JSON; - prints it.")
+    ] = None,
     fit: Annotated[
-        Path | None, typer.Option(metavar="TIMES.csv", help="Fit first: columns master,worker,rows,milliseconds.")
+        Path | None,
+        typer.Option(metavar="TIMES.csv", help="Fit first: columns master,worker,rows,milliseconds."),
     ] = None,
     family: Annotated[
         str, typer.Option(help="What to fit: shifted-exponential, weibull or empirical.")
     ] = "shifted-exponential",
-    deadline: Annotated[
-        float | None, typer.Option(help="Instead of the least time: most likely done by this many ms.")
-    ] = None,
-    code: Annotated[
-        str | None, typer.Option(help="Warn where mds, chunked or lt would be slower than another code.")
-    ] = None,
 ) -> None:
     """Plan coded matrix products on uneven workers: who computes how many rows for whom."""
     from paceline.coded import plan, read_problem
     from paceline.coded.fit import read_times
     from paceline.errors import PacelineError
+    from paceline.files import write_whole
 
     if (workers is None) == (fit is None):
-        raise PacelineError("expected either a file WORKERS.csv with columns master,worker,u,a or --fit TIMES.csv")
+        raise PacelineError(
+            "expected either a file WORKERS.csv with columns master,worker,u,a or --fit TIMES.csv"
+        )
     wanted = _rows(rows or [])
     fitted = None
     if fit is not None:
@@ -52,26 +53,13 @@ def command(
         assert workers is not None
         problem = read_problem(workers, wanted)
     made = plan(problem, assign, coded=not uncoded)
-    likely = None
-    if deadline is not None:
-        from paceline.coded.deadline import by_deadline
-
-        made, likely = by_deadline(made, deadline)
-    if code is not None:
-        from paceline.coded.compare import advice
-
-        for sentence in advice(made, code):
-            typer.echo(f"warning: {sentence}", err=True)
     text = made.dumps()
     if json == "-":
         typer.echo(text, nl=False)
         return
     if json is not None:
-        _write(Path(json), text)
+        write_whole(json, text)
     _show(made, fitted)
-    if likely is not None:
-        for name, value in zip(problem.masters, likely, strict=True):
-            typer.echo(f"{name}: done by {deadline:g} ms with probability {value:.4f}")
 
 
 def _rows(given: list[str]) -> dict[str, float]:
@@ -88,22 +76,11 @@ def _rows(given: list[str]) -> dict[str, float]:
         except ValueError:
             raise PacelineError(f"--rows {item}: expected a whole number, or master=L") from None
         if name in wanted:
-            raise PacelineError(f"--rows {item}: the rows of {name or 'every master'} are given twice; keep one")
+            raise PacelineError(
+                f"--rows {item}: the rows of {name or 'every master'} are given twice; keep one"
+            )
         wanted[name] = value
     return wanted
-
-
-def _write(path: Path, text: str) -> None:
-    """The whole file or none of it."""
-    from paceline.errors import PacelineError
-
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise PacelineError(f"cannot write {path}: {error.strerror}; choose another file for --json") from error
 
 
 def _show(made: CodedPlan, fitted: Fit | None) -> None:
@@ -111,8 +88,19 @@ def _show(made: CodedPlan, fitted: Fit | None) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table(title=f"{'coded' if made.coded else 'uncoded'} {made.assign}: t* = {made.t_star.max():.6g} ms")
-    for heading in ("master", "t* (ms)", "rows", "redundancy", "worker", "rows assigned", "load", "probability"):
+    table = Table(
+        title=f"{'coded' if made.coded else 'uncoded'} {made.assign}: t* = {made.t_star.max():.6g} ms"
+    )
+    for heading in (
+        "master",
+        "t* (ms)",
+        "rows",
+        "redundancy",
+        "worker",
+        "rows assigned",
+        "load",
+        "probability",
+    ):
         table.add_column(heading, justify="left" if heading in ("master", "worker") else "right")
     whole, problem = made.rows_assigned, made.problem
     for m, name in enumerate(problem.masters):

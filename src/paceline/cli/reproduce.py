@@ -10,9 +10,15 @@ import typer
 
 def command(
     paper: Annotated[str | None, typer.Argument(help="The paper; --list shows them.")] = None,
-    names: Annotated[list[str] | None, typer.Argument(help="Its experiments; all where none is named.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for NAME.png, NAME.csv and NAME.json.")] = Path("reproduced"),
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer repetitions: minutes become seconds.")] = False,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Its experiments; all where none is named.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for NAME.png, NAME.csv and NAME.json.")] = Path(
+        "reproduced"
+    ),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer repetitions: minutes become seconds.")
+    ] = False,
     listing: Annotated[bool, typer.Option("--list", help="Name the papers and their experiments.")] = False,
 ) -> None:
     """Run a paper's experiments again and set our figures beside the paper's."""
@@ -32,7 +38,9 @@ def command(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise PacelineError(f"cannot make the folder {out}: {error.strerror}; choose another with --out") from error
+        raise PacelineError(
+            f"cannot make the folder {out}: {error.strerror}; choose another with --out"
+        ) from error
     for name in names or known:
         result = known[name](out, quick)
         typer.echo(f"{name}")

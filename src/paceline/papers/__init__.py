@@ -1,7 +1,7 @@
 """Each paper's experiments, by name: ``paceline reproduce PAPER``.
 
-A paper's module offers ``EXPERIMENTS``: name -> function(out, quick) that writes NAME.png, NAME.csv and NAME.json
-into ``out`` (``write`` does) and returns what is in the JSON file.
+A paper's module offers ``EXPERIMENTS``: name -> function(out, quick) that writes NAME.png, NAME.csv and
+NAME.json into ``out`` (``write`` does) and returns what is in the JSON file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
+from paceline.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -56,7 +57,9 @@ def write(out: Path, name: str, picture: Figure, rows: Sequence[Mapping[str, Any
     """
     missing = [key for key in REQUIRED if key not in result]
     if missing:
-        raise PacelineError(f"the result of {name!r} lacks {', '.join(missing)}; give all of {', '.join(REQUIRED)}")
+        raise PacelineError(
+            f"the result of {name!r} lacks {', '.join(missing)}; give all of {', '.join(REQUIRED)}"
+        )
     out.mkdir(parents=True, exist_ok=True)
     picture.savefig(out / f"{name}.png", dpi=150)
     with (out / f"{name}.csv").open("w", newline="") as file:
@@ -64,5 +67,5 @@ def write(out: Path, name: str, picture: Figure, rows: Sequence[Mapping[str, Any
         table = csv.DictWriter(file, columns, restval="")
         table.writeheader()
         table.writerows(rows)
-    (out / f"{name}.json").write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(out / f"{name}.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result

@@ -1,0 +1,295 @@
+"""How long a row takes: the delay of each master-worker pair, Sun et al. (2019), eq. (1) and its footnote 2.
+
+A worker that computes l rows takes T(l) = l Z, where Z, milliseconds for one row, is drawn anew for every
+product. A delay holds the parameters of Z for many pairs at once, in arrays of one common shape (usually
+masters x workers). Whatever the distribution, a plan needs two numbers for each pair (``peak``): the largest
+rate at which rows can be expected, max over z of F(z) / z, and the z where it is reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import exprel
+
+from paceline.errors import PacelineError
+
+Array = NDArray[np.float64]
+
+# Coefficients of s - log(1 + s) = s^2 (1/2 - s/3 + s^2/4 - ...), highest power first.
+_SERIES = [(-1.0) ** k / (k + 2) for k in range(17, -1, -1)]
+
+
+class Delay(Protocol):
+    """Milliseconds for one row, for every pair; all arrays broadcast against ``shape``."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the pairs."""
+        ...
+
+    def cdf(self, z: Array) -> Array:
+        """P[Z <= z], z in milliseconds for a row."""
+        ...
+
+    def sample(self, rng: np.random.Generator, runs: int) -> Array:
+        """Independent draws of Z, shape (runs, *shape)."""
+        ...
+
+    def mean(self) -> Array:
+        """E[Z]."""
+        ...
+
+    def peak(self) -> tuple[Array, Array]:
+        """(phi, rate): argmax and max over z of F(z) / z, in milliseconds per row and rows per
+        millisecond.
+        """
+        ...
+
+    def take(self, index: Any) -> Self:
+        """The pairs at a numpy index."""
+        ...
+
+
+def log1p_gap(s: Array) -> Array:
+    """s - log(1 + s) without cancellation, s >= 0."""
+    s = np.asarray(s, float)
+    small = s < 0.1
+    near = np.where(small, s, 0.0)
+    return np.where(small, near * near * np.polyval(_SERIES, near), s - np.log1p(s))
+
+
+def shifted_exponential_level(shift: Array) -> Array:
+    """-W_{-1}(-exp(-c - 1)) - 1 for c = u a > 0: the positive root s of s - log(1 + s) = c.
+
+    Newton's method from the upper bound c + sqrt(2 c): the left side is convex, so every step stays above the
+    root. Calling Lambert's W itself fails at both ends: exp(-c - 1) underflows for c > 744 and cancels for c
+    near 0.
+    """
+    c = np.asarray(shift, float)
+    s = c + np.sqrt(2 * c)
+    for _ in range(12):
+        s = s - (log1p_gap(s) - c) * (1 + s) / s
+    return s
+
+
+class _Pairs:
+    """Array fields that share one shape, indexed together."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.shape(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+
+    def take(self, index: Any) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name)[index] for f in fields(self)})  # type: ignore[arg-type]
+
+    def _positive(self) -> None:
+        """Give every field the common shape, and refuse what is not positive."""
+        named = {f.name: np.asarray(getattr(self, f.name), float) for f in fields(self)}  # type: ignore[arg-type]
+        for (name, _), values in zip(named.items(), np.broadcast_arrays(*named.values()), strict=True):
+            bad = np.argwhere(~(np.isfinite(values) & (values > 0)))
+            if len(bad):
+                where = tuple(int(i) for i in bad[0])
+                raise PacelineError(
+                    f"{name}={values[where]:g} for pair {where}: expected a positive, finite number; "
+                    f"measure it again"
+                )
+            object.__setattr__(self, name, values)
+
+
+def _bisect_peak(delay: _WithDensity, shift: Array) -> tuple[Array, Array]:
+    """The z > shift where z f(z) = F(z), which is where F(z) / z turns, by bisection of log(z - shift)."""
+    scale = delay.mean()
+    low, high = np.log(scale) - 40.0, np.log(scale) + 8.0
+    for _ in range(90):
+        middle = 0.5 * (low + high)
+        z = shift + np.exp(middle)
+        rising = z * delay.pdf(z) > delay.cdf(z)
+        low, high = np.where(rising, middle, low), np.where(rising, high, middle)
+    z = shift + np.exp(0.5 * (low + high))
+    return z, delay.cdf(z) / z
+
+
+class _WithDensity(Protocol):
+    def cdf(self, z: Array) -> Array: ...
+    def pdf(self, z: Array) -> Array: ...
+    def mean(self) -> Array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftedExponential(_Pairs):
+    """Z = a + E / u with E ~ Exp(1): eq. (1).
+
+    u: 1 / (milliseconds a row straggles on average), per millisecond, positive.
+    a: least milliseconds for a row, positive.
+    """
+
+    u: Array
+    a: Array
+
+    def __post_init__(self) -> None:
+        self._positive()
+
+    def cdf(self, z: Array) -> Array:
+        return -np.expm1(-self.u * np.maximum(z - self.a, 0.0))
+
+    def pdf(self, z: Array) -> Array:
+        return np.where(z >= self.a, self.u * np.exp(-self.u * np.maximum(z - self.a, 0.0)), 0.0)
+
+    def sample(self, rng: np.random.Generator, runs: int) -> Array:
+        draws = rng.standard_exponential((runs, *self.shape))
+        draws /= self.u
+        draws += self.a
+        return draws
+
+    def mean(self) -> Array:
+        return self.a + 1 / self.u
+
+    def peak(self) -> tuple[Array, Array]:
+        """Closed form, Theorem 1: phi = s / u and rate = u / (1 + s), s - log(1 + s) = u a."""
+        s = shifted_exponential_level(self.u * self.a)
+        return s / self.u, self.u / (1 + s)
+
+
+@dataclass(frozen=True, slots=True)
+class Weibull(_Pairs):
+    """Z = a + E^(1/shape) / u with E ~ Exp(1): shape below 1 has a heavier tail than the exponential, above 1
+    a lighter.
+
+    u: per millisecond; a: least milliseconds for a row; shape: without unit; all positive.
+    """
+
+    u: Array
+    a: Array
+    k: Array
+
+    def __post_init__(self) -> None:
+        self._positive()
+
+    def cdf(self, z: Array) -> Array:
+        return -np.expm1(-((self.u * np.maximum(z - self.a, 0.0)) ** self.k))
+
+    def pdf(self, z: Array) -> Array:
+        x = self.u * np.maximum(z - self.a, 1e-300)
+        return np.where(z > self.a, self.k * self.u * x ** (self.k - 1) * np.exp(-(x**self.k)), 0.0)
+
+    def sample(self, rng: np.random.Generator, runs: int) -> Array:
+        return self.a + rng.standard_exponential((runs, *self.shape)) ** (1 / self.k) / self.u
+
+    def mean(self) -> Array:
+        from scipy.special import gamma
+
+        return self.a + gamma(1 + 1 / self.k) / self.u
+
+    def peak(self) -> tuple[Array, Array]:
+        """F is log-concave in log(z - a), so z f(z) / F(z) falls and crosses 1 once."""
+        return _bisect_peak(self, self.a)
+
+
+@dataclass(frozen=True, slots=True)
+class Transmitted(_Pairs):
+    """Computing and then sending each row: Z = a + E1 / u + E2 / gamma (the journal version's communication
+    delay).
+
+    gamma: 1 / (milliseconds that sending the result of a row takes on average), per millisecond, positive.
+    """
+
+    u: Array
+    a: Array
+    gamma: Array
+
+    def __post_init__(self) -> None:
+        self._positive()
+
+    def _density_over_gamma(self, y: Array) -> Array:
+        # u (exp(-u y) - exp(-gamma y)) / (gamma - u), which stays exact where the two rates meet
+        slow = np.minimum(self.u, self.gamma)
+        return self.u * y * np.exp(-slow * y) * exprel(-np.abs(self.gamma - self.u) * y)
+
+    def cdf(self, z: Array) -> Array:
+        y = np.maximum(z - self.a, 0.0)
+        return np.maximum(-np.expm1(-self.u * y) - self._density_over_gamma(y), 0.0)
+
+    def pdf(self, z: Array) -> Array:
+        return self.gamma * self._density_over_gamma(np.maximum(z - self.a, 0.0))
+
+    def sample(self, rng: np.random.Generator, runs: int) -> Array:
+        first, second = rng.standard_exponential((2, runs, *self.shape))
+        return self.a + first / self.u + second / self.gamma
+
+    def mean(self) -> Array:
+        return self.a + 1 / self.u + 1 / self.gamma
+
+    def peak(self) -> tuple[Array, Array]:
+        return _bisect_peak(self, self.a)
+
+
+@dataclass(frozen=True, slots=True)
+class Empirical:
+    """Z drawn from measured times: no distribution assumed.
+
+    times: object array of the pairs' shape; each entry the measured milliseconds per row, 1-D, positive.
+    """
+
+    times: NDArray[np.object_]
+
+    def __post_init__(self) -> None:
+        kept = np.empty(np.shape(self.times), object)
+        for index in np.ndindex(kept.shape):
+            values = np.sort(np.asarray(self.times[index], float).ravel())
+            if not (len(values) and np.isfinite(values).all() and values[0] > 0):
+                raise PacelineError(
+                    f"measured times of pair {index}: expected positive, finite milliseconds per row"
+                )
+            kept[index] = values
+        object.__setattr__(self, "times", kept)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.times.shape
+
+    def take(self, index: Any) -> Empirical:
+        taken = self.times[index]
+        if (
+            np.ndim(taken) == 1 and taken.dtype != object
+        ):  # one pair: its measurements are an array themselves
+            single = np.empty((), object)
+            single[()] = taken
+            taken = single
+        return Empirical(taken)
+
+    def _each(self, of: Any) -> Array:
+        result = np.empty(self.shape)
+        for index in np.ndindex(self.shape):
+            result[index] = of(self.times[index])
+        return result
+
+    def cdf(self, z: Array) -> Array:
+        z = np.asarray(z, float)
+        shape = np.broadcast_shapes(z.shape, self.shape)
+        z, result = np.broadcast_to(z, shape), np.empty(shape)
+        for index in np.ndindex(self.shape):
+            values = self.times[index]
+            at = (..., *index)
+            result[at] = np.searchsorted(values, z[at], side="right") / len(values)
+        return result
+
+    def sample(self, rng: np.random.Generator, runs: int) -> Array:
+        result = np.empty((runs, *self.shape))
+        for index in np.ndindex(self.shape):
+            result[(slice(None), *index)] = rng.choice(self.times[index], runs)
+        return result
+
+    def mean(self) -> Array:
+        return self._each(np.mean)
+
+    def peak(self) -> tuple[Array, Array]:
+        """F jumps at the measurements, so the largest F(z) / z is at one of them."""
+
+        def rates(values: Array) -> Array:
+            return np.arange(1, len(values) + 1) / len(values) / values
+
+        return self._each(lambda v: v[np.argmax(rates(v))]), self._each(lambda v: rates(v).max())

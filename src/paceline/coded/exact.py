@@ -1,0 +1,149 @@
+"""Problem P5 solved: with probabilities as a linear programme, with dedicated workers as a mixed-integer
+one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.coded.assign import dedicated
+from paceline.coded.delay import Array
+from paceline.errors import PacelineError
+
+
+def probabilistic(values: Array) -> Array:
+    """The exact optimum of P3 with probabilities: the linear relaxation of P5 (at most M - 1 workers are
+    divided).
+    """
+    return _relaxation(values)[0]
+
+
+def exact(values: Array, gap: float = 1e-4, seconds: float = 60.0) -> Array:
+    """The dedicated optimum within ``gap`` (HiGHS), after ``seconds`` the best assignment found so far.
+
+    A greedy answer comes first: the relaxation then shows either that it is good enough already, or which
+    pairs no better assignment can use, by their reduced costs.
+    """
+    from paceline.coded.iterated import iterated
+
+    def level(k: Array) -> float:
+        return float((k * values).sum(1).min())
+
+    relaxed, reduced = _relaxation(values)
+    best = max(iterated(values), _rounded(values, relaxed), key=level)
+    bound = level(relaxed)
+    if level(best) < bound * (1 - gap):
+        usable = reduced <= bound - level(best)
+        found = _integer(values, usable, gap, seconds, level(best))
+        if found is not None and level(found) > level(best):
+            best = found
+    return best
+
+
+def _scale(values: Array) -> float:
+    """What brings the coefficients and the objective near 1 for the solver."""
+    masters, workers = values.shape
+    return float(values.max()) * workers / masters
+
+
+def _constraints(values: Array) -> tuple[object, Array]:
+    """V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns k row by row, then V."""
+    from scipy.sparse import csr_array
+
+    masters, workers = values.shape
+    pairs = masters * workers
+    m, n = np.divmod(np.arange(pairs), workers)
+    coefficients = np.concatenate([-values.ravel(), np.full(masters, _scale(values)), np.ones(pairs)])
+    coefficients[: pairs + masters] /= _scale(values)
+    rows = np.concatenate([m, np.arange(masters), masters + n])
+    columns = np.concatenate([np.arange(pairs), np.full(masters, pairs), np.arange(pairs)])
+    matrix = csr_array((coefficients, (rows, columns)), shape=(masters + workers, pairs + 1))
+    return matrix, np.concatenate([np.zeros(masters), np.ones(workers)])
+
+
+def _relaxation(values: Array) -> tuple[Array, Array]:
+    """(k, what the level falls by for each unit of a pair that k does not use), both of shape (M, N)."""
+    from scipy.optimize import linprog
+
+    matrix, most = _constraints(values)
+    goal = np.zeros(values.size + 1)
+    goal[-1] = -1.0
+    result = linprog(goal, matrix, most, bounds=(0, None), method="highs")
+    if not result.success:
+        raise PacelineError(
+            f"the linear programme was not solved ({result.message}); check the delay parameters"
+        )
+    k = np.clip(result.x[:-1], 0.0, 1.0).reshape(values.shape)
+    k[k < 1e-12] = 0.0
+    reduced = result.lower.marginals[:-1].reshape(values.shape) * _scale(values)
+    return k / np.maximum(k.sum(0), 1.0), reduced
+
+
+def _integer(
+    values: Array, usable: NDArray[np.bool_], gap: float, seconds: float, floor: float
+) -> Array | None:
+    """Whole k with a level of at least ``floor``, using only usable pairs; None where none was found in
+    time.
+    """
+    from scipy.optimize import LinearConstraint, milp
+
+    matrix, most = _constraints(values)
+    goal = np.zeros(values.size + 1)
+    goal[-1] = -1.0
+    lower = np.zeros(values.size + 1)
+    lower[-1] = floor / _scale(values) * (1 - 1e-9)
+    result = milp(
+        goal,
+        constraints=LinearConstraint(matrix, ub=most),
+        integrality=np.append(np.ones(values.size), 0),
+        bounds=(lower, np.append(usable.ravel().astype(float), np.inf)),
+        options={"mip_rel_gap": gap, "time_limit": seconds},
+    )
+    return None if result.x is None else np.round(result.x[:-1]).reshape(values.shape)
+
+
+def _rounded(values: Array, relaxed: Array, rounds: int = 60, seed: int = 0) -> Array:
+    """A dedicated assignment near the relaxation: its largest k for each worker, then local search with
+    restarts.
+    """
+    rng = np.random.default_rng(seed)
+    masters, workers = values.shape
+    start = np.argmax(relaxed, axis=0)
+    trial, best, best_level = start.copy(), start, -np.inf
+    for turn in range(rounds if masters > 1 and workers <= 500 else 1):
+        level = _climb(values, trial)
+        if level > best_level:
+            best, best_level = trial.copy(), level
+        trial = best.copy()
+        shaken = rng.choice(workers, max(1, workers // 10), replace=False)
+        trial[shaken] = start[shaken] if turn % 2 else rng.integers(masters, size=len(shaken))
+    return dedicated(best, masters)
+
+
+def _climb(values: Array, owner: NDArray[np.intp]) -> float:
+    """Raise the poorest master by its best move or swap until nothing does; changes ``owner``, returns the
+    level.
+    """
+    everyone = np.arange(len(owner))
+    while True:
+        own = values[owner, everyone]
+        sums = np.bincount(owner, own, minlength=len(values))
+        poorest = int(np.argmin(sums))
+        level = float(sums[poorest])
+        mine, others = np.flatnonzero(owner == poorest), np.flatnonzero(owner != poorest)
+        if not len(others):
+            return level
+        gain = values[poorest, others]
+        left = sums[owner[others]] - own[others]
+        moved = np.minimum(level + gain, left)  # the lower of the two sums after the other worker comes over
+        swapped = np.minimum(  # shape (mine, others): after they change places
+            level - own[mine][:, None] + gain, left + values[owner[others]][:, mine].T
+        )
+        after = np.vstack([moved, swapped])
+        give, take = np.unravel_index(np.argmax(after), after.shape)
+        if after[give, take] <= level * (1 + 1e-12):
+            return level
+        if give:
+            owner[mine[give - 1]] = owner[others[take]]
+        owner[others[take]] = poorest

@@ -1,0 +1,164 @@
+"""Monte Carlo of completion times: what a plan comes to when every product draws its delays anew."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import betaincinv
+
+from paceline.coded.delay import Array
+from paceline.coded.planning import CodedPlan
+from paceline.errors import PacelineError
+
+CHUNK = 20_000  # runs at a time: some 10 MB for 50 workers
+
+
+class Interval(NamedTuple):
+    """An estimate with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Completion(NamedTuple):
+    """Completion times in ms, shape (runs, M); inf where a master's workers never brought enough rows."""
+
+    times: Array
+
+    @property
+    def system(self) -> Array:
+        """The slowest master's time of each run, shape (runs,)."""
+        return self.times.max(1)
+
+    def never(self, master: int | None = None) -> float:
+        """Probability of never finishing, of one master or of any."""
+        return float(np.isinf(self._of(master)).mean())
+
+    def mean(self, master: int | None = None) -> Interval:
+        """Mean completion time; infinite as soon as one run never finishes."""
+        times = self._of(master)
+        value = float(times.mean())
+        if not np.isfinite(value):
+            return Interval(np.inf, np.inf, np.inf)
+        half = 1.959964 * float(times.std(ddof=1) / np.sqrt(len(times))) if len(times) > 1 else np.inf
+        return Interval(value, value - half, value + half)
+
+    def quantile(self, q: float, master: int | None = None) -> Interval:
+        """The time by which a portion q of the runs is done, with a distribution-free interval (order
+        statistics).
+        """
+        if not 0 < q < 1:
+            raise PacelineError(f"quantile {q:g}: expected a portion between 0 and 1")
+        times = np.sort(self._of(master))
+        count = len(times)
+        half = 1.959964 * np.sqrt(count * q * (1 - q))
+        ranks = np.clip(
+            [np.ceil(count * q), np.floor(count * q - half), np.ceil(count * q + half) + 1], 1, count
+        )
+        value, low, high = times[ranks.astype(int) - 1]
+        return Interval(float(value), float(low), float(high))
+
+    def probability(self, t: float, master: int | None = None) -> Interval:
+        """P[done by t ms], with the exact (Clopper-Pearson) interval."""
+        times = self._of(master)
+        count, done = len(times), int((times <= t).sum())
+        low = float(betaincinv(done, count - done + 1, 0.025)) if done else 0.0
+        high = float(betaincinv(done + 1, count - done, 0.975)) if done < count else 1.0
+        return Interval(done / count, low, high)
+
+    def cdf(self, points: int = 200, master: int | None = None) -> tuple[Array, Array]:
+        """(t, P[done by t]) at ``points`` evenly spread portions of the runs."""
+        times = np.sort(self._of(master))
+        at = np.unique(np.linspace(0, len(times) - 1, points).astype(int))
+        return times[at], (at + 1) / len(times)
+
+    def _of(self, master: int | None) -> Array:
+        return self.system if master is None else self.times[:, master]
+
+
+def simulate(
+    plan: CodedPlan, runs: int, rng: np.random.Generator, messages: int = 1, overhead: float = 0.0
+) -> Completion:
+    """Draw ``runs`` products of every master.
+
+    messages: parts in which a worker delivers its rows, each counted as it arrives; 1 is the paper's model,
+        where a worker's rows count all together or not at all. Row times are one draw for each worker and
+        run.
+    overhead: rows beyond L that decoding needs, as a portion of L (rateless codes need some).
+
+    A probabilistic plan draws one master for each worker and run, or none with the remaining probability.
+    """
+    if runs < 1 or messages < 1 or overhead < 0:
+        raise PacelineError(
+            f"runs={runs}, messages={messages}, overhead={overhead:g}: expected at least one run and one "
+            f"message, "
+            "and no negative overhead"
+        )
+    problem = plan.problem
+    masters = problem.shape[0]
+    loads = plan.rows_assigned
+    times = np.empty((runs, masters))
+    divided = np.flatnonzero(((plan.probability > 0) & (plan.probability < 1)).any(0))
+    edges = np.cumsum(
+        plan.probability[:, divided], axis=0
+    )  # (M, divided): master m where the draw is in its span
+    for start in range(0, runs, CHUNK):
+        part = slice(start, min(start + CHUNK, runs))
+        count = part.stop - part.start
+        draw = rng.random((count, len(divided)))
+        for m in range(masters):
+            mine = np.flatnonzero(loads[m] > 0)
+            finish = problem.delay.take((m, mine)).sample(rng, count)
+            finish *= loads[m, mine]
+            if len(divided):
+                shared = np.isin(mine, divided)
+                column = np.searchsorted(divided, mine[shared])
+                before = edges[m - 1] if m else np.zeros(len(divided))
+                chosen = (draw >= before) & (draw < edges[m])
+                finish[:, shared] = np.where(chosen[:, column], finish[:, shared], np.inf)
+            wait = None if problem.latency is None else problem.latency[m, mine]
+            need = problem.rows[m] * (1 + overhead)
+            times[part, m] = _arrival(finish, loads[m, mine], wait, need, plan.coded, messages)
+    return Completion(times)
+
+
+def _arrival(
+    finish: Array, loads: Array, latency: Array | None, need: float, coded: bool, messages: int
+) -> Array:
+    """When ``need`` rows are there, shape (runs,). finish: computing times of whole loads, (runs,
+    workers).
+    """
+    if not coded:
+        return (finish if latency is None else finish + latency).max(1)
+    sizes = loads.astype(float)
+    if messages > 1:
+        # part j of c ends with floor(j l / c) rows done, after that portion of the worker's time
+        ends = np.floor(np.arange(1, messages + 1)[:, None] * loads / messages)
+        sizes = np.diff(ends, axis=0, prepend=0.0)
+        finish = (finish[:, None, :] * (ends / loads)).reshape(len(finish), -1)
+        sizes = sizes.ravel()
+        latency = None if latency is None else np.tile(latency, messages)
+    if latency is not None:
+        finish = finish + latency
+    order = np.argsort(finish, axis=1)
+    arrived = np.cumsum(sizes[order], axis=1)
+    enough = arrived >= need * (1 - 1e-12)
+    first = np.argmax(enough, axis=1)
+    when = np.take_along_axis(finish, np.take_along_axis(order, first[:, None], 1), 1)[:, 0]
+    return np.where(enough[:, -1], when, np.inf)
+
+
+def work_queue(plan: CodedPlan, runs: int, rng: np.random.Generator) -> Completion:
+    """The ideal without coding: rows go one by one to whoever is free, L / sum of 1 / Z over a master's
+    workers.
+
+    Nobody can do better with these workers; it needs every row at every worker, or time to send them.
+    """
+    problem = plan.problem
+    times = np.empty((runs, problem.shape[0]))
+    for m in range(problem.shape[0]):
+        z = problem.delay.take((m, plan.workers_of(m))).sample(rng, runs)
+        times[:, m] = problem.rows[m] / (1 / z).sum(1)
+    return Completion(times)

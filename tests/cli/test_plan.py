@@ -1,0 +1,133 @@
+import json
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paceline import PacelineError
+from paceline.cli import plan as module
+from paceline.coded import Problem, ShiftedExponential, plan
+
+GOOD = "master,worker,u,a\nx,v,1,1\nx,w,2,0.5\nx,z,4,0.25\ny,v,1,1\ny,w,3,0.4\ny,z,2,0.5\n"
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(module.command)
+    return CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.fixture
+def workers(tmp_path):
+    file = tmp_path / "workers.csv"
+    file.write_text(GOOD)
+    return file
+
+
+def test_json_is_the_plan_in_python(workers):
+    result = run(workers, "--rows", "100", "--assign", "exact", "--json", "-")
+    u = np.array([[1.0, 2, 4], [1, 3, 2]])
+    a = np.array([[1, 0.5, 0.25], [1, 0.4, 0.5]])
+    problem = Problem(("x", "y"), ("v", "w", "z"), np.array([100.0, 100.0]), ShiftedExponential(u, a))
+    assert json.loads(result.stdout) == plan(problem, "exact").to_json()
+
+
+def test_rows_for_each_master_and_for_the_others(workers):
+    result = run(workers, "--rows", "100", "--rows", "y=40", "--json", "-")
+    assert [m["rows"] for m in json.loads(result.stdout)["masters"]] == [100, 40]
+
+
+@pytest.mark.parametrize("assign", ["uniform", "simple", "iterated", "exact", "probabilistic", "sca"])
+def test_every_assignment_prints_a_table_and_writes_its_file(workers, tmp_path, assign):
+    if assign == "sca":
+        pytest.importorskip("cvxpy")
+    file = tmp_path / "plan.json"
+    result = run(workers, "--rows", "100", "--assign", assign, "--json", file)
+    assert result.exit_code == 0, result.output
+    written = json.loads(file.read_text())
+    assert f"{written['t_star']:.6g}" in result.stdout
+    for master in written["masters"]:
+        assert sum(w["rows_assigned"] for w in master["workers"]) >= 100
+
+
+def test_uncoded_has_no_redundancy(workers):
+    result = run(workers, "--rows", "90", "--assign", "uniform", "--uncoded", "--json", "-")
+    for master in json.loads(result.stdout)["masters"]:
+        assert master["redundancy"] == pytest.approx(1)
+        assert sum(w["rows_assigned"] for w in master["workers"]) == 90
+
+
+def test_fit_first(tmp_path):
+    rng = np.random.default_rng(0)
+    file = tmp_path / "times.csv"
+    lines = [f"x,{w},50,{50 * (0.5 + rng.exponential(0.5))}" for w in "vw" for _ in range(2000)]
+    file.write_text("master,worker,rows,milliseconds\n" + "\n".join(lines) + "\n")
+    result = run("--fit", file, "--rows", "100", "--json", "-")
+    fitted = json.loads(result.stdout)["t_star"]
+    u, a = np.full((1, 2), 2.0), np.full((1, 2), 0.5)
+    true = plan(Problem(("x",), ("v", "w"), np.array([100.0]), ShiftedExponential(u, a)))
+    assert fitted == pytest.approx(true.t_star[0], rel=0.05)
+    assert "±" in run("--fit", file, "--rows", "100").stdout
+
+
+def test_columns_for_communication(tmp_path):
+    file = tmp_path / "workers.csv"
+    file.write_text("master,worker,u,a,latency,gamma\nx,v,1,1,0,5\nx,w,2,0.5,10,5\n")
+    with_both = json.loads(run(file, "--rows", "100", "--json", "-").stdout)["t_star"]
+    file.write_text("master,worker,u,a\nx,v,1,1\nx,w,2,0.5\n")
+    assert with_both > json.loads(run(file, "--rows", "100", "--json", "-").stdout)["t_star"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GOOD.replace("y,z,2,0.5\n", ""), "no line for master 'y' and worker 'z'"),
+        (GOOD + "x,v,1,1\n", "line 8.*already on line 2"),
+        (GOOD.replace("x,w,2", "x,w,0"), "line 3: u is '0'"),
+        (GOOD.replace("x,w,2,0.5", "x,w,2,-1"), "line 3: a is '-1'"),
+        (GOOD.replace("x,w,2,0.5", "x,w,2,nan"), "line 3: a is 'nan'"),
+        (GOOD.replace("x,w,2,0.5", "x,w,2"), "line 3: expected 4 fields"),
+        (GOOD.replace("x,w,2,0.5", "x,w,two,0.5"), "line 3: u is 'two'"),
+        (GOOD.replace("x,w,", "x,,"), "line 3: the worker has no name"),
+        ("master,worker,u,a\n", "no lines below"),
+        ("master,worker,u\nx,v,1\n", "has columns master, worker, u: expected"),
+        ("", "has columns none"),
+        ("master,worker,u,a\nx,v,1,1\ny,v,1,1\n", "1 workers for 2 masters"),
+    ],
+)
+def test_bad_files_are_refused_in_one_sentence_and_nothing_is_written(tmp_path, text, says):
+    file, out = tmp_path / "workers.csv", tmp_path / "plan.json"
+    file.write_text(text)
+    result = run(file, "--rows", "100", "--json", out)
+    assert isinstance(result.exception, PacelineError)
+    with pytest.raises(PacelineError, match=says):
+        raise result.exception
+    assert "\n" not in str(result.exception)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--rows", "0"], "0 rows for master"),
+        (["--rows", "ten"], "--rows ten"),
+        (["--rows", "x=10"], "no rows for master 'y'"),
+        (["--rows", "10", "--rows", "q=10"], "'q', which is not among"),
+        (["--rows", "10", "--rows", "10"], "given twice"),
+        (["--rows", "10", "--assign", "best"], "expected one of"),
+        (["--rows", "10", "--assign", "sca", "--uncoded"], "uncoded"),
+        (["--rows", "10", "--json", "/no/such/folder/plan.json"], "cannot write"),
+        ([], "no rows"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(workers, arguments, says):
+    result = run(workers, *arguments)
+    assert isinstance(result.exception, PacelineError)
+    with pytest.raises(PacelineError, match=says):
+        raise result.exception
+
+
+def test_no_file_a_missing_file_and_two_files():
+    for arguments in ([], ["/no/such.csv"], ["a.csv", "--fit", "b.csv"]):
+        assert isinstance(run(*arguments, "--rows", "10").exception, PacelineError)

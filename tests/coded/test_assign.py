@@ -1,0 +1,110 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from paceline import PacelineError
+from paceline.coded import random_problem
+from paceline.coded.assign import simple, uniform
+from paceline.coded.exact import exact, probabilistic
+from paceline.coded.iterated import iterated
+
+
+def level(values, k):
+    return (values * k).sum(1).min()
+
+
+def brute_force(values):
+    masters, workers = values.shape
+    owners = np.array(list(itertools.product(range(masters), repeat=workers)))
+    sums = [(values * (owners[:, None, :] == m)[:, :, :]).sum(2)[:, m] for m in range(masters)]
+    return np.min(sums, axis=0).max()
+
+
+def draw(masters, workers, seed, speeds=None):
+    problem = random_problem(masters, workers, 1e5, np.random.default_rng(seed), speeds)
+    return problem.delay.peak()[1] / 1e5
+
+
+@st.composite
+def cases(draw_):
+    masters = draw_(st.integers(1, 4))
+    workers = draw_(st.integers(masters, 12))
+    return draw_(hnp.arrays(float, (masters, workers), elements=st.floats(0.01, 10)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases())
+def test_every_worker_serves_one_master_and_no_level_exceeds_the_linear_programme(values):
+    bound = level(values, probabilistic(values))
+    for choose in (uniform, simple, iterated, exact):
+        k = choose(values)
+        assert set(np.unique(k)) <= {0.0, 1.0}
+        assert (k.sum(0) <= 1).all()
+        assert level(values, k) <= bound * (1 + 1e-7)
+    assert (probabilistic(values).sum(0) <= 1 + 1e-12).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("masters", "workers"), [(2, 10), (3, 8)])
+def test_exact_is_what_brute_force_finds(masters, workers, seed):
+    values = draw(masters, workers, seed)
+    assert level(values, exact(values)) >= brute_force(values) * (1 - 1e-4)
+
+
+def test_linear_programme_equals_an_independent_solver_s():
+    cvxpy = pytest.importorskip("cvxpy")
+    values = draw(4, 20, 0) * 1e3
+    k = cvxpy.Variable(values.shape, nonneg=True)
+    problem = cvxpy.Problem(
+        cvxpy.Maximize(cvxpy.min(cvxpy.sum(cvxpy.multiply(values, k), axis=1))), [cvxpy.sum(k, axis=0) <= 1]
+    )
+    problem.solve(solver=cvxpy.CLARABEL)
+    assert level(values, probabilistic(values)) == pytest.approx(problem.value, rel=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_linear_programme_divides_at_most_one_worker_less_than_there_are_masters(seed):
+    k = probabilistic(draw(4, 50, seed))
+    assert (((k > 1e-9) & (k < 1 - 1e-9)).any(0)).sum() <= 3
+
+
+def test_simple_greedy_by_hand():
+    # pairs 9 (master 0, worker 2) and 8 (master 1, worker 1) first; then master 1, at 8, takes worker 0
+    values = np.array([[5.0, 7.0, 9.0, 1.0], [4.0, 8.0, 6.0, 2.0]])
+    np.testing.assert_array_equal(simple(values), [[0, 0, 1, 1], [1, 1, 0, 0]])
+
+
+def test_uniform_splits_50_workers_13_13_12_12():
+    assert uniform(np.ones((4, 50))).sum(1).tolist() == [13, 13, 12, 12]
+
+
+def test_printed_rule_leaves_masters_empty_where_they_tie_and_the_tie_safe_rule_does_not():
+    values = np.ones(
+        (3, 9)
+    )  # equal across masters: all workers start at master 0, two masters tie at nothing
+    assert level(values, iterated(values, "printed")) == 0
+    assert level(values, iterated(values)) == 3
+
+
+def test_iterated_beats_simple_on_average_and_comes_near_the_optimum():
+    levels = []
+    for seed in range(8):
+        values = draw(4, 50, seed)
+        levels.append([level(values, f(values)) for f in (simple, iterated, probabilistic)])
+    mean = np.mean(levels, axis=0)
+    assert mean[0] < mean[1] < mean[2]
+    assert mean[1] > 0.97 * mean[2]
+
+
+def test_exact_gives_the_best_it_has_when_time_is_up():
+    values = draw(4, 50, 1)
+    assert level(values, exact(values, seconds=0.01)) >= level(values, iterated(values))
+
+
+def test_unknown_rule_is_refused():
+    with pytest.raises(PacelineError, match="tie-safe"):
+        iterated(np.ones((2, 3)), "other")

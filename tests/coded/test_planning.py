@@ -1,0 +1,162 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+
+from paceline import PacelineError
+from paceline.coded import Problem, ShiftedExponential, Weibull, plan, random_problem
+from paceline.coded.planning import NAMES
+
+
+def problem_of(u, a, rows=1000.0, latency=None):
+    u, a = np.asarray(u, float), np.asarray(a, float)
+    masters, workers = u.shape
+    return Problem(
+        tuple(f"m{i}" for i in range(masters)),
+        tuple(f"w{i}" for i in range(workers)),
+        np.full(masters, rows),
+        ShiftedExponential(u, a),
+        latency,
+    )
+
+
+def expected_rows(made, m, t):
+    """E[X_m(t)] of eq. (4), straight from the distribution."""
+    mine = np.flatnonzero(made.loads[m] > 0)
+    load, wait = made.loads[m, mine], 0.0 if made.problem.latency is None else made.problem.latency[m, mine]
+    chance = made.problem.delay.take((m, mine)).cdf(np.maximum(t - wait, 0) / load)
+    return (made.probability[m, mine] * load * chance).sum()
+
+
+def test_theorem_1_equals_a_numerical_minimum_over_loads():
+    problem = problem_of([[2.0, 1.0, 0.5]], [[0.3, 0.5, 1.0]])
+    made = plan(problem, "uniform")
+
+    def shortage(x):
+        loads, t = np.exp(x[:3]), np.exp(x[3])
+        return (loads * problem.delay.cdf(t / loads[None])[0]).sum() - 1000
+
+    start = np.log([400.0, 300.0, 300.0, 1500.0])
+    found = minimize(
+        lambda x: x[3],
+        start,
+        constraints={"type": "ineq", "fun": shortage},
+        method="SLSQP",
+        options={"maxiter": 500},
+    )
+    assert np.exp(found.x[3]) == pytest.approx(made.t_star[0], rel=1e-5)
+    np.testing.assert_allclose(np.exp(found.x[:3]), made.loads[0], rtol=1e-2)
+
+
+@pytest.mark.parametrize("assign", [name for name in NAMES if name != "sca"])
+@pytest.mark.parametrize("late", [False, True])
+def test_exactly_the_rows_needed_are_expected_by_t_star(assign, late):
+    problem = random_problem(3, 12, 5000, np.random.default_rng(0))
+    if late:
+        problem = dataclasses.replace(problem, latency=np.random.default_rng(1).uniform(0, 900, (3, 12)))
+    made = plan(problem, assign)
+    for m in range(3):
+        assert expected_rows(made, m, made.t_star[m]) == pytest.approx(5000, rel=1e-9)
+    assert (made.rows_assigned >= made.loads - 1e-6).all()
+    assert (made.rows_assigned - made.loads < 1).all()
+    assert (made.rows_assigned.sum(1) >= 5000).all()
+
+
+def test_redundancy_of_the_paper_s_setting():
+    made = plan(random_problem(2, 20, 1e5, np.random.default_rng(0)), "exact")
+    np.testing.assert_allclose(made.redundancy, 3.14619 / 2.14619, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 3), st.integers(3, 9), st.integers(1, 500), st.integers(0, 99))
+def test_uncoded_rows_sum_to_l_exactly(masters, workers, rows, seed):
+    problem = random_problem(masters, workers, rows, np.random.default_rng(seed))
+    for assign in ("uniform", "simple"):
+        assert (plan(problem, assign, coded=False).rows_assigned.sum(1) == rows).all()
+
+
+def test_uncoded_uniform_time_is_the_mean_of_the_slowest():
+    made = plan(problem_of([[1.0, 1.0, 1.0]], [[0.5, 0.5, 0.5]], rows=300), "uniform", coded=False)
+    # 100 rows each: 100 (a + max of three exponentials), whose mean is 1 + 1/2 + 1/3
+    assert made.t_star[0] == pytest.approx(100 * (0.5 + 11 / 6), rel=1e-6)
+
+
+def test_a_worker_with_more_latency_than_the_plan_takes_is_left_out():
+    latency = np.array([[0.0, 0.0, 1e9]])
+    made = plan(problem_of([[2.0, 1.0, 50.0]], [[0.3, 0.5, 0.01]], latency=latency), "simple")
+    assert made.workers_of("m0").tolist() == [0, 1]
+    alone = plan(problem_of([[2.0, 1.0]], [[0.3, 0.5]]), "simple")
+    assert made.t_star[0] == pytest.approx(alone.t_star[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_with_latency_the_linear_programme_is_the_smallest_feasible_time(seed):
+    from scipy.optimize import linprog
+
+    problem = random_problem(2, 8, 2000, np.random.default_rng(seed))
+    problem = dataclasses.replace(problem, latency=np.random.default_rng(seed).uniform(0, 400, (2, 8)))
+    t = plan(problem, "probabilistic").t_star.max()
+    rate = problem.delay.peak()[1]
+
+    def feasible(t):  # some k with sum_n k rate (t - d)+ >= L for both masters
+        brings = rate * np.maximum(t - problem.latency, 0)
+        matrix = np.vstack([np.kron(np.eye(2), np.ones(8)) * -brings.ravel(), np.tile(np.eye(8), 2)])
+        return linprog(np.zeros(16), matrix, np.r_[-problem.rows, np.ones(8)]).status == 0
+
+    assert feasible(t * 1.0001)
+    assert not feasible(t * 0.9999)
+
+
+def test_a_general_distribution_is_planned_through_the_same_call():
+    shape = (2, 6)
+    delay = Weibull(np.full(shape, 2.0), np.full(shape, 0.5), np.full(shape, 0.7))
+    made = plan(Problem(("x", "y"), tuple("abcdef"), np.array([900.0, 900.0]), delay), "exact")
+    assert expected_rows(made, 0, made.t_star[0]) == pytest.approx(900)
+
+
+def test_json_tells_the_plan():
+    made = plan(random_problem(2, 5, 100, np.random.default_rng(0)), "probabilistic")
+    read = json.loads(made.dumps())
+    assert read["t_star"] == made.t_star.max()
+    first = read["masters"][0]
+    assert first["master"] == "master0"
+    assert first["rows"] == 100
+    assert first["redundancy"] == pytest.approx(made.redundancy[0])
+    assert [w["worker"] for w in first["workers"]] == [f"worker{n}" for n in made.workers_of(0)]
+    for worker in first["workers"]:
+        assert worker["load"] <= worker["rows_assigned"] < worker["load"] + 1
+        assert 0 < worker["probability"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rows": np.array([0.0, 10.0])}, "0 rows for master"),
+        ({"rows": np.array([1.5, 10.0])}, "whole number"),
+        ({"masters": ("a", "a")}, "named twice"),
+        ({"workers": ("w", "w", "x")}, "named twice"),
+        ({"workers": ("w",)}, "1 workers for 2 masters"),
+        ({"workers": ("w", "x")}, "shape"),
+        ({"latency": np.full((2, 3), -1.0)}, "latency"),
+        ({"rows": np.array([1.0])}, "rows of shape"),
+        ({"masters": ()}, "no masters"),
+    ],
+)
+def test_bad_problems_are_refused(change, says):
+    good = random_problem(2, 3, 10, np.random.default_rng(0))
+    with pytest.raises(PacelineError, match=says):
+        dataclasses.replace(good, **change)
+
+
+def test_bad_requests_are_refused():
+    problem = random_problem(2, 3, 10, np.random.default_rng(0))
+    with pytest.raises(PacelineError, match="expected one of uniform"):
+        plan(problem, "best")
+    with pytest.raises(PacelineError, match="uncoded"):
+        plan(problem, "probabilistic", coded=False)
+    with pytest.raises(PacelineError, match="not in the plan"):
+        plan(problem).workers_of("nobody")

@@ -1,0 +1,36 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from paceline import PacelineError
+from paceline.coded import plan, random_problem
+from paceline.coded.sca import successive
+
+pytest.importorskip("cvxpy")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_sca_converges_to_the_linear_programme(seed):
+    problem = random_problem(2, 10, 1e4, np.random.default_rng(seed))
+    best = plan(problem, "probabilistic").t_star.max()
+    trace = [z.t for z in itertools.islice(successive(problem.delay, problem.rows), 250)]
+    assert trace[-1] == pytest.approx(best, rel=2e-3)
+    assert min(trace) >= best * (1 - 1e-6)  # a feasible point cannot be better
+    assert (np.diff(trace) < 1e-6 * trace[0]).all()
+
+
+def test_every_iterate_is_a_feasible_point_of_p3():
+    problem = random_problem(3, 9, 1e4, np.random.default_rng(0))
+    for z in itertools.islice(successive(problem.delay, problem.rows), 30):
+        expected = (z.k * z.loads * problem.delay.cdf(z.t / np.maximum(z.loads, 1e-9))).sum(1)
+        assert (expected >= problem.rows * (1 - 1e-6)).all()
+        assert (z.k.sum(0) <= 1 + 1e-9).all()
+
+
+def test_sca_plan_and_its_limits():
+    problem = random_problem(2, 6, 1e4, np.random.default_rng(0))
+    made, best = plan(problem, "sca"), plan(problem, "probabilistic")
+    assert made.t_star.max() == pytest.approx(best.t_star.max(), rel=5e-3)
+    with pytest.raises(PacelineError, match="decreasing ratio"):
+        next(successive(problem.delay, problem.rows, 2.0))

@@ -1,0 +1,110 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from paceline import PacelineError
+from paceline.coded import Problem, ShiftedExponential, plan, random_problem
+from paceline.coded.planning import finish
+from paceline.coded.simulate import Completion, simulate, work_queue
+
+
+def test_one_worker_is_a_shifted_exponential():
+    problem = Problem(
+        ("m",), ("w",), np.array([100.0]), ShiftedExponential(np.array([[2.0]]), np.array([[0.5]]))
+    )
+    made = plan(problem, "uniform", coded=False)
+    done = simulate(made, 50_000, np.random.default_rng(0))
+    assert done.mean().low < 100 * (0.5 + 0.5) < done.mean().high
+    assert done.quantile(0.9).low < 100 * (0.5 + np.log(10) / 2) < done.quantile(0.9).high
+    at = done.probability(120.0)
+    assert at.low < 1 - np.exp(-2 * (1.2 - 0.5)) < at.high
+
+
+def test_coded_completion_is_enumerated_by_hand():
+    """Against P[done by t] as a sum over the sets of workers whose loads reach L."""
+    problem = random_problem(1, 6, 60, np.random.default_rng(1))
+    made = plan(problem)
+    t = made.t_star[0] * 1.2
+    loads = made.rows_assigned[0]
+    chance = problem.delay.cdf(t / loads[None])[0]
+    expected = sum(
+        np.prod(np.where(arrived, chance, 1 - chance))
+        for arrived in itertools.product([False, True], repeat=6)
+        if loads[list(arrived)].sum() >= 60
+    )
+    found = simulate(made, 100_000, np.random.default_rng(2)).probability(t)
+    assert found.low < expected < found.high
+
+
+def test_probabilistic_draws_may_never_finish():
+    """k = 1/2 everywhere: the probability that the workers drawn hold too few rows, by enumeration."""
+    problem = random_problem(2, 8, 1000, np.random.default_rng(3))
+    phi, rate = problem.delay.peak()
+    made = finish(problem, "even", np.full((2, 8), 0.5), True, phi, rate)
+    loads = made.rows_assigned[0]
+    never = np.mean([loads[list(drawn)].sum() < 1000 for drawn in itertools.product([False, True], repeat=8)])
+    found = simulate(made, 100_000, np.random.default_rng(4))
+    assert found.never(0) == pytest.approx(never, abs=0.005)
+    assert found.mean(0).value == np.inf
+    assert np.isfinite(found.quantile(0.5, 0).value)
+
+
+def test_a_drawn_worker_serves_one_master_only():
+    problem = Problem(
+        ("x", "y"), ("v", "w"), np.ones(2), ShiftedExponential(np.ones((2, 2)), np.ones((2, 2)))
+    )
+    phi, rate = problem.delay.peak()
+    k = np.array([[1.0, 0.5], [0.0, 0.5]])
+    made = finish(problem, "shared", k, True, phi, rate)
+    assert made.rows_assigned[1, 1] >= 1
+    found = simulate(made, 40_000, np.random.default_rng(5))
+    assert found.never(1) == pytest.approx(0.5, abs=0.01)  # master y waits for w alone
+
+
+@pytest.mark.parametrize("assign", ["uniform", "iterated"])
+def test_parts_as_they_arrive_come_between_the_whole_loads_and_the_work_queue(assign):
+    made = plan(random_problem(2, 12, 20_000, np.random.default_rng(6)), assign)
+    means = [simulate(made, 4000, np.random.default_rng(7), messages=m).mean().value for m in (1, 4, 64)]
+    assert means[0] > means[1] > means[2] > work_queue(made, 4000, np.random.default_rng(7)).mean().value
+
+
+def test_the_reference_figures_of_the_large_setting():
+    """4 x 50, u in [1, 5]: mean system time in s of an independent reference over 20 draws."""
+    expected = {"uncoded": 24.4, "uniform": 11.0, "simple": 7.66, "iterated": 7.60, "probabilistic": 7.59}
+    means = {name: [] for name in expected}
+    for seed in range(20):
+        problem = random_problem(4, 50, 1e5, np.random.default_rng([9, seed]))
+        for name in expected:
+            made = plan(problem, "uniform", coded=False) if name == "uncoded" else plan(problem, name)
+            means[name].append(simulate(made, 2000, np.random.default_rng(seed)).mean().value / 1000)
+    for name, value in expected.items():
+        spread = np.std(means[name], ddof=1) / np.sqrt(20)
+        assert abs(np.mean(means[name]) - value) < 4 * spread * np.sqrt(2)  # both are means of 20 draws
+
+
+def test_quantile_intervals_hold_as_often_as_they_say():
+    rng = np.random.default_rng(8)
+    held = 0
+    for _ in range(400):
+        q = Completion(rng.exponential(size=(500, 1))).quantile(0.8)
+        held += q.low <= -np.log(0.2) <= q.high
+    assert held >= 400 * 0.92
+
+
+def test_same_seed_same_times():
+    made = plan(random_problem(2, 6, 100, np.random.default_rng(0)), "probabilistic")
+    first, second = (simulate(made, 100, np.random.default_rng(1)).times for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_cdf_ends_at_one_and_bad_numbers_are_refused():
+    made = plan(random_problem(1, 3, 10, np.random.default_rng(0)))
+    done = simulate(made, 1000, np.random.default_rng(0))
+    t, portion = done.cdf(50)
+    assert portion[-1] == 1
+    assert (np.diff(t) >= 0).all()
+    with pytest.raises(PacelineError, match="at least one run"):
+        simulate(made, 0, np.random.default_rng(0))
+    with pytest.raises(PacelineError, match="quantile"):
+        done.quantile(1.5)
