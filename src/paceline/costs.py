@@ -104,6 +104,20 @@ class Increasing:
         return low
 
 
+@dataclass(frozen=True, slots=True)
+class Only:
+    """A cost of which only some workers take part: for the others, any load is impossible."""
+
+    cost: Cost
+    present: NDArray[np.bool_]  # (..., n)
+
+    def seconds(self, load: Array) -> Array:
+        return np.where(self.present | (load <= 0), self.cost.seconds(load), np.inf)
+
+    def load_at(self, seconds: Array) -> Array:
+        return np.where(self.present, self.cost.load_at(seconds), 0.0)
+
+
 def halfway(low: Array, high: Array) -> Array:
     """A float between two non-negative ones; equal to ``low`` when they are neighbours.
 

@@ -220,13 +220,24 @@ def test_constant_costs_are_a_fixed_point_at_their_optimum(name: str, workers: i
     best = water_level(costs, BATCH).loads / BATCH
     policy = policies.create(name, cluster(workers))
     plan, state = policy.init()
-    aims = name not in ("equal", "abs")  # these two do not, and their own tests say where they end
     for _ in range(5):
         plan, state = policy.step(state, Round(best, costs.seconds(best * BATCH), BATCH, upcoming=costs))
-    if aims and hasattr(state, "shares"):
-        state = state._replace(shares=best.copy())
-        plan, state = policy.step(state, Round(best, costs.seconds(best * BATCH), BATCH, upcoming=costs))
+        if hasattr(state, "shares"):
+            state = state._replace(shares=best.copy())
+        elif hasattr(state, "loads"):
+            state = state._replace(loads=best * BATCH)
+    if getattr(policy, "settles", True):
         np.testing.assert_allclose(plan.shares, best, atol=1e-9)
+
+
+def test_equal_workers_keep_equal_shares(name: str) -> None:
+    policy = policies.create(name, Cluster(5, BATCH))
+    plan, state = policy.init()
+    costs = Linear(np.full(5, 1e-3), np.full(5, 0.01))
+    for _ in range(20):
+        np.testing.assert_allclose(plan.shares, 0.2, atol=5 / BATCH)
+        seconds = costs.seconds(plan.shares * BATCH)
+        plan, state = policy.step(state, Round(plan.shares, seconds, BATCH, costs.overhead, upcoming=costs))
 
 
 def test_has_a_line_to_describe_it(name: str) -> None:

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.balance.abs import Abs
 from paceline.balance.dolbie import Dolbie
 from paceline.balance.equal import Equal
+from paceline.balance.lbbsp import Lbbsp
+from paceline.balance.lbbsp_predictive import LbbspCpu, LbbspGpu
 from paceline.balance.level import Level
+from paceline.balance.ogd import Ogd
+from paceline.balance.optimum import Optimum
+from paceline.balance.wlbs import Wlbs
 
 POLICIES: dict[str, type[Any]] = {
+    "abs": Abs,
     "dolbie": Dolbie,
     "equal": Equal,
+    "lbbsp": Lbbsp,
+    "lbbsp-cpu": LbbspCpu,
+    "lbbsp-gpu": LbbspGpu,
     "level": Level,
+    "ogd": Ogd,
+    "optimum": Optimum,
+    "wlbs": Wlbs,
 }

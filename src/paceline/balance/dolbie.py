@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balance.members import among_present, bounds, even, fill_unknown
+from paceline.balance.members import among_present, bounds, even, fill_unknown, remembered
 from paceline.costs import Cost, Linear, line_through
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Plan, Round
@@ -88,11 +88,7 @@ class Dolbie:
         if self.monotone:
             alpha = np.minimum(alpha, used if self.tight else self._limit(rest, members))
             alpha = np.maximum(alpha, self._limit(np.zeros_like(rest), members))
-        kept = gain
-        if not everybody:  # the absent find their shares again when they are back
-            part = np.where(present, state.shares, 0.0).sum(-1, keepdims=True)
-            kept = np.where(present, gain * part, state.shares)
-        return Plan(gain), DolbieState(kept, alpha, slope)
+        return Plan(gain), DolbieState(remembered(present, gain, state.shares), alpha, slope)
 
     def _first_alpha(self) -> float:
         if self.tight:

@@ -21,6 +21,7 @@ class Equal:
 
     cluster: Cluster
     needs_upcoming: ClassVar[bool] = False
+    settles: ClassVar[bool] = False
 
     def init(self) -> tuple[Plan, EqualState]:
         return Plan(even(self.cluster)), EqualState()

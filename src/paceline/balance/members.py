@@ -50,3 +50,14 @@ def fill_unknown(seconds_per_sample: Array) -> Array:
     known = np.where(unknown, 0.0, seconds_per_sample)
     mean = known.sum(-1, keepdims=True) / np.maximum((~unknown).sum(-1, keepdims=True), 1)
     return np.where(unknown, np.where(mean > 0, mean, 1.0), seconds_per_sample)
+
+
+def remembered(present: NDArray[np.bool_], shares: Array, before: Array) -> Array:
+    """The shares to keep in a state: those just made for the present, scaled to their part before.
+
+    The absent thus find their own part unchanged when they are back.
+    """
+    if present.all():
+        return shares
+    part = np.where(present, before, 0.0).sum(-1, keepdims=True)
+    return np.where(present, shares * part, before)

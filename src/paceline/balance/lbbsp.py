@@ -1,0 +1,84 @@
+"""``lbbsp``: LB-BSP's rule of small steps, as DOLBIE has it: now and then a few samples change hands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.balance.dolbie import slowest
+from paceline.balance.members import among_present, bounds, even, remembered
+from paceline.errors import PacelineError
+from paceline.rounds import Array, Cluster, Plan, Round
+
+SAME = 1e-9  # relative difference of seconds that is rounding, not precedence
+
+
+class LbbspState(NamedTuple):
+    shares: Array  # (..., n)
+    streak: NDArray[np.int64]  # rounds in a row that the condition held, (..., 1)
+    fastest: NDArray[np.int64]  # who was fastest in the last round, (..., 1); -1 before
+
+
+@dataclass(frozen=True)
+class Lbbsp:
+    """LB-BSP by steps: a worker that keeps preceding the straggler takes over a few of its samples.
+
+    delta: samples that change hands. rounds: D, how many in a row it takes; the count starts anew after a
+        move.
+    reading: "loose" counts rounds in which some worker precedes the straggler; "strict" wants it to be the
+        same worker each time, which equal workers keep interrupting.
+    """
+
+    cluster: Cluster
+    delta: float = 5.0
+    rounds: int = 5
+    reading: Literal["loose", "strict"] = "loose"
+    needs_upcoming: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.delta > 0:
+            raise PacelineError(
+                f"policy 'lbbsp': delta={self.delta:g}: expected a positive number of samples"
+            )
+        if self.rounds < 1:
+            raise PacelineError(f"policy 'lbbsp': rounds={self.rounds}: expected at least 1")
+        if self.reading not in ("loose", "strict"):
+            raise PacelineError(f"policy 'lbbsp': reading={self.reading}: expected loose or strict")
+
+    def init(self) -> tuple[Plan, LbbspState]:
+        shares = even(self.cluster)
+        zero = np.zeros((*self.cluster.realizations, 1), np.int64)
+        return Plan(shares), LbbspState(shares, zero, zero - 1)
+
+    def step(self, state: LbbspState, round: Round) -> tuple[Plan, LbbspState]:
+        present = round.present
+        everybody = bool(present.all())
+        shares = np.array(state.shares) if everybody else among_present(self.cluster, present, state.shares)
+        least, most = (np.broadcast_to(b, shares.shape) for b in bounds(self.cluster, present))
+
+        reported = present & np.isfinite(round.seconds)
+        straggler = slowest(np.where(reported, round.seconds, -np.inf))
+        fastest = slowest(np.where(reported, -round.seconds, -np.inf))
+        precedes = _of(round.seconds, fastest) < (1 - SAME) * _of(round.seconds, straggler)
+        if self.reading == "strict":
+            state = state._replace(streak=np.where(fastest == state.fastest, state.streak, 0))
+        streak = np.where(precedes, state.streak + 1, 0)
+
+        due = streak >= self.rounds
+        room = np.minimum(
+            _of(shares, straggler) - _of(least, straggler), _of(most, fastest) - _of(shares, fastest)
+        )
+        moved = np.where(
+            due, np.clip(self.delta / self.cluster.global_batch, 0.0, np.maximum(room, 0.0)), 0.0
+        )
+        np.put_along_axis(shares, straggler, _of(shares, straggler) - moved, -1)
+        np.put_along_axis(shares, fastest, _of(shares, fastest) + moved, -1)
+        kept = remembered(present, shares, state.shares)
+        return Plan(shares), LbbspState(kept, np.where(due, 0, streak), fastest)
+
+
+def _of(values: Array, worker: NDArray[np.int64]) -> Array:
+    return np.take_along_axis(values, worker, -1)

@@ -1,0 +1,95 @@
+"""``lbbsp-cpu`` and ``lbbsp-gpu``: LB-BSP proper, which forecasts the speeds and equalises the times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from paceline import forecast
+from paceline.balance.members import bounds, even, fill_unknown
+from paceline.costs import Linear, line_through
+from paceline.errors import PacelineError
+from paceline.forecast import AnyForecast, Reading
+from paceline.rounds import Array, Cluster, Plan, Round
+from paceline.shares import water_level
+
+COMMUNICATION_GAIN = 0.2  # of the moving average of t^m
+
+
+class PredictiveState(NamedTuple):
+    forecast: Any  # the forecast's own state
+    overhead: Array  # moving average of t^m, seconds, (..., n); NaN before
+
+
+@dataclass(frozen=True)
+class LbbspCpu:
+    """LB-BSP for CPU clusters: shares in proportion to the forecast speeds (communication is ignored).
+
+    forecast: which, with its options after a colon and ";" between them.
+    """
+
+    cluster: Cluster
+    forecast: str = "ema"
+    needs_upcoming: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        forecast.create(self.forecast)  # an unknown one is said now, not in the first round
+
+    def init(self) -> tuple[Plan, PredictiveState]:
+        shares = even(self.cluster)
+        state = self._forecast().init(self.cluster.shape)
+        return Plan(shares), PredictiveState(state, np.full_like(shares, np.nan))
+
+    def step(self, state: PredictiveState, round: Round) -> tuple[Plan, PredictiveState]:
+        cluster, present = self.cluster, round.present
+        unknown = np.full_like(round.seconds, np.nan)
+        measured = line_through(round.loads, round.seconds, round.overhead, unknown)
+        speed, after = self._forecast().step(state.forecast, Reading(1.0 / measured, round.cpu, round.memory))
+        overhead = self._communication(state.overhead, round)
+        slope = fill_unknown(1.0 / speed)
+        batch = cluster.global_batch
+        least, most = bounds(cluster, present)
+        costs = Linear(slope, np.nan_to_num(overhead))
+        loads = water_level(costs, batch, *self._within(least * batch, most * batch)).loads
+        if not present.all():  # whole samples, too, must not go to the absent
+            costs = Linear(np.where(present, slope, np.inf), costs.overhead)
+        return Plan(loads / batch, costs=costs), PredictiveState(after, overhead)
+
+    def _forecast(self) -> AnyForecast:
+        return forecast.create(self.forecast)
+
+    def _communication(self, overhead: Array, round: Round) -> Array:
+        return np.zeros_like(round.seconds)
+
+    def _within(self, least: Array, most: Array) -> tuple[Array, Array]:
+        return least, most
+
+
+@dataclass(frozen=True)
+class LbbspGpu(LbbspCpu):
+    """LB-BSP for GPU clusters: equal times with communication, from the knee to the memory's end.
+
+    knee: x^s, samples below which a GPU is no quicker; every present worker gets at least as many. The
+        upper end x^o is the cluster's ``most``; workers with knees of their own have them in its ``least``.
+    """
+
+    knee: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        needed = np.maximum(self.cluster.least, self.knee).sum()
+        if not (0 <= self.knee <= self.cluster.most.min() and needed <= self.cluster.global_batch):
+            raise PacelineError(
+                f"policy 'lbbsp-gpu': knee={self.knee:g}: not all {self.cluster.workers} workers can take as "
+                f"many within their limits and the global batch of {self.cluster.global_batch}; lower it"
+            )
+
+    def _communication(self, overhead: Array, round: Round) -> Array:
+        read = np.where(round.present, round.overhead, np.nan)
+        moved = np.where(np.isnan(overhead), read, overhead + COMMUNICATION_GAIN * (read - overhead))
+        return np.where(round.present, moved, overhead)
+
+    def _within(self, least: Array, most: Array) -> tuple[Array, Array]:
+        return np.minimum(np.maximum(least, self.knee), most), most

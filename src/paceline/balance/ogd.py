@@ -1,0 +1,57 @@
+"""``ogd``: online gradient descent on the round's time, projected onto the simplex (a baseline of DOLBIE)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from paceline.balance.dolbie import slowest
+from paceline.balance.members import among_present, bounds, even, fill_unknown, remembered
+from paceline.costs import line_through
+from paceline.errors import PacelineError
+from paceline.rounds import Array, Cluster, Plan, Round
+from paceline.shares import project
+
+
+class OgdState(NamedTuple):
+    shares: Array  # (..., n)
+    seconds_per_sample: Array  # (..., n), as last measured; NaN before
+
+
+@dataclass(frozen=True)
+class Ogd:
+    """Online gradient descent: the straggler gives a step times its slope, everybody shares it.
+
+    The round's time is a maximum, so that its subgradient is the straggler's own slope, in seconds for the
+    whole batch, and 0 for all others.
+
+    rate: beta, the step. Not free of scale: with seconds the paper's is 0.001.
+    """
+
+    cluster: Cluster
+    rate: float = 0.001
+    needs_upcoming: ClassVar[bool] = False
+    settles: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise PacelineError(f"policy 'ogd': rate={self.rate:g}: expected a positive number")
+
+    def init(self) -> tuple[Plan, OgdState]:
+        shares = even(self.cluster)
+        return Plan(shares), OgdState(shares, np.full_like(shares, np.nan))
+
+    def step(self, state: OgdState, round: Round) -> tuple[Plan, OgdState]:
+        present = round.present
+        shares = state.shares if present.all() else among_present(self.cluster, present, state.shares)
+        slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
+        straggler = slowest(np.where(present, round.seconds, -np.inf))
+        steepness = np.take_along_axis(fill_unknown(slope), straggler, -1) * round.batch
+        moved = np.array(shares)
+        np.put_along_axis(
+            moved, straggler, np.take_along_axis(moved, straggler, -1) - self.rate * steepness, -1
+        )
+        shares = project(moved, *bounds(self.cluster, present))
+        return Plan(shares), OgdState(remembered(present, shares, state.shares), slope)

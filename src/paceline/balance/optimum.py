@@ -1,0 +1,44 @@
+"""``optimum``: the oracle. It knows what the next round will cost, and equalises the times exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.balance.members import bounds, even
+from paceline.costs import Cost, Only
+from paceline.errors import PacelineError
+from paceline.rounds import Cluster, Plan, Round
+from paceline.shares import water_level
+
+
+class OptimumState(NamedTuple):
+    """Nothing to remember."""
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The clairvoyant optimum of each round, for comparison: nothing that knows less is quicker."""
+
+    cluster: Cluster
+    needs_upcoming: ClassVar[bool] = True
+
+    def init(self) -> tuple[Plan, OptimumState]:
+        """An equal division: nothing is known yet. Whoever knows the first round's costs asks ``plan``."""
+        return Plan(even(self.cluster)), OptimumState()
+
+    def step(self, state: OptimumState, round: Round) -> tuple[Plan, OptimumState]:
+        if round.upcoming is None:
+            raise PacelineError("policy 'optimum' needs the next round's costs; only a simulation has them")
+        return self.plan(round.upcoming, round.present), state
+
+    def plan(self, upcoming: Cost, present: NDArray[np.bool_] | None = None) -> Plan:
+        """The best plan for a round of the given costs."""
+        batch = self.cluster.global_batch
+        here = np.ones(self.cluster.shape, bool) if present is None else present
+        least, most = bounds(self.cluster, here)
+        loads = water_level(upcoming, batch, least * batch, most * batch).loads
+        return Plan(loads / batch, costs=upcoming if here.all() else Only(upcoming, here))

@@ -1,0 +1,172 @@
+"""``wlbs``: a first division by what the machines are, then pairwise adjustment (WLBS, of Zhu et al. 2022).
+
+Every few rounds the quickest worker takes over from the slowest what makes the two of them equally long:
+whole micro-batches within an epoch (small adjustment), single samples at its end (major adjustment). The
+paper leaves the amounts open; these are the ones that equalise the pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.balance.dolbie import slowest
+from paceline.balance.members import among_present, even
+from paceline.errors import PacelineError
+from paceline.rounds import Array, Cluster, Machines, Plan, Round
+
+
+class Cycle(NamedTuple):
+    """What was measured since the last adjustment of its kind; (..., n), and the age ()."""
+
+    seconds: Array
+    loads: Array
+    reports: Array
+    age: NDArray[np.int64]
+
+
+class WlbsState(NamedTuple):
+    loads: Array  # samples of a full batch, (..., n)
+    batches: Cycle
+    epoch: Cycle
+
+
+@dataclass(frozen=True)
+class Wlbs:
+    """WLBS: a start by CPU count, cores and memory, then the quickest relieves the slowest, pair by pair.
+
+    micro: samples in a micro-batch, of which a small adjustment moves whole ones; 0 takes a sixteenth of an
+        equal share.
+    period: rounds between small adjustments. epoch: rounds between major ones; 0 makes none.
+    theta: relative spread of the workers' mean times (of the mean) at which adjusting stops.
+    """
+
+    cluster: Cluster
+    micro: int = 0
+    period: int = 5
+    epoch: int = 50
+    theta: float = 0.05
+    needs_upcoming: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.micro < 0 or self.micro > self.cluster.global_batch:
+            raise PacelineError(
+                f"policy 'wlbs': micro={self.micro}: expected 0 to the global batch, "
+                f"{self.cluster.global_batch}"
+            )
+        if self.period < 1 or self.epoch < 0 or not self.theta >= 0:
+            raise PacelineError(
+                f"policy 'wlbs': period={self.period}, epoch={self.epoch}, theta={self.theta:g}: expected "
+                "period >= 1, epoch >= 0 and theta >= 0"
+            )
+
+    def init(self) -> tuple[Plan, WlbsState]:
+        cluster = self.cluster
+        shares = even(cluster)
+        if cluster.machines is not None:
+            everybody = np.ones(cluster.workers, bool)
+            wanted = among_present(cluster, everybody, initial_weights(cluster.machines))
+            loads = largest_remainder(wanted * cluster.global_batch, self._micro)
+            # Whole micro-batches may break a limit; what does goes to the others.
+            shares = np.broadcast_to(among_present(cluster, everybody, loads), cluster.shape)
+        nothing = np.zeros(cluster.shape)
+        cycle = Cycle(nothing, nothing, nothing, np.asarray(0))
+        return Plan(np.array(shares)), WlbsState(shares * cluster.global_batch, cycle, cycle)
+
+    def step(self, state: WlbsState, round: Round) -> tuple[Plan, WlbsState]:
+        batches, epoch = _measured(state.batches, round), _measured(state.epoch, round)
+        loads = state.loads
+        if self.epoch and epoch.age >= self.epoch:
+            loads = self._adjusted(loads, epoch, 1)
+            epoch, batches = _cleared(epoch), _cleared(batches)
+        elif batches.age >= self.period:
+            loads = self._adjusted(loads, batches, self._micro)
+            batches = _cleared(batches)
+        shares = loads / self.cluster.global_batch
+        if not round.present.all():
+            shares = among_present(self.cluster, round.present, shares)
+        return Plan(shares), WlbsState(loads, batches, epoch)
+
+    @property
+    def _micro(self) -> int:
+        return self.micro or max(1, round_half_up(self.cluster.global_batch / (16 * self.cluster.workers)))
+
+    def _adjusted(self, loads: Array, cycle: Cycle, unit: int) -> Array:
+        """Moves from the worst to the best, in whole units, what makes the two equally long."""
+        reported = cycle.reports > 0
+        seconds = np.where(reported, cycle.seconds / np.maximum(cycle.reports, 1), np.nan)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            rates = np.where(cycle.loads > 0, cycle.loads / cycle.seconds, np.nan)
+        best = slowest(np.where(reported, -seconds, -np.inf))
+        dead = ~reported & (loads > self.cluster.least) & reported.any(-1, keepdims=True)
+        # Who did not report for a whole cycle is the worst, and gives all.
+        worst = slowest(np.where(reported, seconds, np.where(dead, np.inf, -np.inf)))
+        low = np.broadcast_to(self.cluster.least, loads.shape)
+        high = np.broadcast_to(self.cluster.most, loads.shape)
+
+        (t_i, t_j), (w_i, w_j) = _pair(seconds, best, worst), _pair(loads, best, worst)
+        r_i, r_j = _pair(np.where(rates > 0, rates, _mean(rates)), best, worst)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            amount = np.floor((w_j * r_i - w_i * r_j) / (r_i + r_j) / unit + 0.5) * unit
+            uneven = t_j - t_i > self.theta * _mean(seconds)
+        gone = np.take_along_axis(dead, worst, -1)
+        amount = np.where(gone, np.inf, np.where(uneven, np.nan_to_num(amount), 0.0))
+        room = np.minimum(w_j - _pair(low, best, worst)[1], _pair(high, best, worst)[0] - w_i)
+        cut = np.where(gone, room, np.floor(room / unit) * unit)
+        amount = np.where(best == worst, 0.0, np.clip(np.minimum(amount, cut), 0.0, None))
+        moved = np.array(loads)
+        np.put_along_axis(moved, worst, w_j - amount, -1)
+        np.put_along_axis(moved, best, w_i + np.where(best == worst, 0.0, amount), -1)
+        return moved
+
+
+def initial_weights(machines: Machines) -> Array:
+    """Each machine's portion of the cluster's CPUs, cores and memory, averaged; shape (n,), sum 1."""
+    portions = [np.asarray(part, float) for part in (machines.cpus, machines.cores, machines.memory)]
+    return np.mean([part / part.sum() for part in portions], axis=0)
+
+
+def largest_remainder(loads: Array, unit: int) -> Array:
+    """Loads (n,) in whole units, the rest to the largest remainders; less than a unit to the largest load."""
+    units = np.floor(loads / unit + 1e-9)
+    spare = int(np.floor(loads.sum() / unit + 1e-9) - units.sum())
+    order = np.argsort(units - loads / unit, kind="stable")
+    units[order[:spare]] += 1
+    whole = units * unit
+    whole[np.argmax(whole)] += loads.sum() - whole.sum()
+    return whole
+
+
+def round_half_up(value: float) -> int:
+    return int(value + 0.5)
+
+
+def _measured(cycle: Cycle, round: Round) -> Cycle:
+    ran = np.isfinite(round.seconds)
+    return Cycle(
+        cycle.seconds + np.where(ran, round.seconds, 0.0),
+        cycle.loads + np.where(ran, round.loads, 0.0),
+        cycle.reports + ran,
+        cycle.age + 1,
+    )
+
+
+def _cleared(cycle: Cycle) -> Cycle:
+    nothing = np.zeros_like(cycle.seconds)
+    return Cycle(nothing, nothing, nothing, np.zeros_like(cycle.age))
+
+
+def _pair(values: Array, best: NDArray[np.int64], worst: NDArray[np.int64]) -> tuple[Array, Array]:
+    return np.take_along_axis(values, best, -1), np.take_along_axis(values, worst, -1)
+
+
+def _mean(values: Array) -> Array:
+    """Mean over the workers that have a value; 1 where nobody has."""
+    known = np.isfinite(values)
+    count = known.sum(-1, keepdims=True)
+    return np.where(
+        count > 0, np.where(known, values, 0.0).sum(-1, keepdims=True) / np.maximum(count, 1), 1.0
+    )

@@ -1,0 +1,112 @@
+"""Telling a worker's overhead from its speed, round by round.
+
+    seconds = overhead + seconds_per_sample * load
+
+A Kalman filter for each worker holds both numbers and how sure it is of each. Two things would mislead it,
+since the loads come from a balancer that follows the same measurements: a speed that drifts looks like
+overhead (the load falls as the worker slows, its seconds stay the same), and noise that the balancer chases
+like less of it. So only changes of load well beyond the scatter may teach anything about the overhead; the
+others move the speed alone. What does not fit at all is a change of speed: it is followed at once and the
+overhead stays; when the next round speaks for the old speed again, it was a spike.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.rounds import Array
+
+GUESS = 0.35  # of a first round's seconds: how large an overhead is thought possible before loads have varied
+SCATTER = 0.02  # relative scatter of the seconds before it is known
+LEAST_SCATTER = 0.003
+JUMP = 4.0  # standard deviations that no scatter explains
+JUMP_LEAST = 0.1  # and the relative change below which it is not worth a new start
+VARIED = 0.1  # relative change of load that may teach about overhead, if it is
+VARIED_SCATTERS = 4.0  # this many times the scatter, too
+MEMORY = 0.2  # weight of a round in the load that changes are measured from, and in the scatter
+
+
+class Fit(NamedTuple):
+    """What is believed of each worker; all of shape (..., n), NaN before a worker's first round with load."""
+
+    overhead: Array  # seconds
+    seconds_per_sample: Array
+    overhead_var: Array
+    covar: Array
+    slope_var: Array
+    scatter: Array  # relative variance of a round's seconds, and of the speed's drift between rounds
+    load: Array  # what it usually runs, samples
+    before: Array  # seconds per sample before the last round, where that changed it at a jump; else NaN
+
+
+def start(shape: tuple[int, ...]) -> Fit:
+    """Nothing known yet; shape is (..., n)."""
+    unknown = np.full(shape, np.nan)
+    return Fit(unknown, unknown, unknown, unknown, unknown, np.full(shape, SCATTER**2), unknown, unknown)
+
+
+def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -> Fit:
+    """The belief after one more round.
+
+    loads: samples run; seconds: compute seconds, NaN for the absent; both of shape (..., n). Rounds without
+        load teach nothing. known: the part of the seconds that the engine itself measured to be overhead;
+        the fit is of the rest. Until a worker's load has varied, the overhead is 0 (beyond the known part).
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):  # NaN wherever nothing is known; replaced at the end
+        here = (loads > 0) & np.isfinite(seconds)
+        b = np.where(here, loads, 1.0)
+        t = np.maximum(np.where(here, seconds - known, 1.0), 1e-12)
+        first = here & np.isnan(fit.overhead)
+
+        slope_var = fit.slope_var + fit.scatter * fit.seconds_per_sample**2
+        overhead_var = fit.overhead_var + 0.1 * fit.scatter * fit.overhead**2
+        expected = fit.overhead + fit.seconds_per_sample * b
+        noise = fit.scatter * expected**2
+        variance = overhead_var + 2 * b * fit.covar + b**2 * slope_var + noise
+        off = t - expected
+        jump = (off**2 > JUMP**2 * variance) & (np.abs(off) > JUMP_LEAST * np.minimum(t, expected))
+
+        # The last round was a spike where the speed before it explains this one better than the spike does.
+        usual = fit.overhead + fit.before * b
+        over = np.abs(np.log(t / usual)) < np.abs(np.log(t / expected))
+        slope = np.where(over, fit.before, fit.seconds_per_sample)
+        off = np.where(over, t - usual, off)
+        jump &= ~over | (off**2 > JUMP**2 * variance)
+
+        varied = np.abs(np.log(b / fit.load)) > np.maximum(VARIED, VARIED_SCATTERS * np.sqrt(fit.scatter))
+        toward = np.where(varied, (overhead_var + b * fit.covar) / variance, 0.0)
+        gain = (fit.covar + b * slope_var) / variance
+        overhead, slope = fit.overhead + toward * off, slope + gain * off
+        # The variances for any gains, best or not (Joseph's form).
+        a, c, d, e = 1 - toward, -toward * b, -gain, 1 - gain * b
+        p, q, r = overhead_var, fit.covar, slope_var
+        overhead_var = a * a * p + 2 * a * c * q + c * c * r + toward**2 * noise
+        covar = a * d * p + (a * e + c * d) * q + c * e * r + toward * gain * noise
+        slope_var = d * d * p + 2 * d * e * q + e * e * r + gain**2 * noise
+        kept = np.clip(overhead, 0.0, 0.95 * t)  # the slope moves along with what is cut
+        slope = np.maximum(slope + (kept - overhead) * covar / overhead_var, 0.01 * t / b)
+
+        # How far off the seconds were, as far as scatter rather than ignorance was to blame.
+        blame = fit.scatter * (expected**2 + (b * fit.seconds_per_sample) ** 2) / variance
+        surprise = np.minimum(off**2 / variance, JUMP**2) - 1.0
+        scatter = np.maximum(fit.scatter * (1.0 + MEMORY * blame * surprise), LEAST_SCATTER**2)
+
+    anew = here & (jump | first)
+    base = np.where(first, 0.0, np.minimum(fit.overhead, 0.5 * t))
+    unsure = np.where(first, (GUESS * t) ** 2, p)
+
+    def chosen(restarted: Array, updated: Array, unseen: Array) -> Array:
+        return np.where(anew, restarted, np.where(here, updated, unseen))
+
+    return Fit(
+        overhead=chosen(base, kept, fit.overhead),
+        seconds_per_sample=chosen((t - base) / b, slope, fit.seconds_per_sample),
+        overhead_var=chosen(unsure, overhead_var, fit.overhead_var),
+        covar=chosen(-unsure / b, covar, fit.covar),
+        slope_var=chosen((unsure + fit.scatter * t**2) / b**2, slope_var, fit.slope_var),
+        scatter=chosen(fit.scatter, scatter, fit.scatter),
+        load=chosen(b, fit.load + MEMORY * (b - fit.load), fit.load),
+        before=chosen(np.where(first, np.nan, fit.seconds_per_sample), np.full_like(b, np.nan), fit.before),
+    )
