@@ -8,3 +8,7 @@ class PacelineError(ValueError):
 
     The command line prints the sentence and exits with 2; a Python caller catches it as a ValueError.
     """
+
+
+class WorkerError(PacelineError):
+    """A worker failed while the run was on: the command names it and exits with 1."""

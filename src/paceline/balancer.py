@@ -1,0 +1,133 @@
+"""The decision loop that every engine runs: what the workers reported in, whole samples for each out.
+
+Every rank runs the same loop on the same reports and so makes the same plans. A plan made from round t takes
+effect in round t + 1 + lag, where lag is how far loaders draw ahead or measurements come in late.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import policies, shares
+from paceline.costs import Linear
+from paceline.errors import PacelineError
+from paceline.policies import Policy
+from paceline.rounds import Array, Plan, Round
+
+
+class Balancer:
+    """Feeds one policy with one run's rounds.
+
+    policy: from ``policies.create``, for a single run (no leading axes).
+    quantum: loads are multiples of this many samples; the remainder of a short batch goes to one worker.
+    floor: a load is 0 or at least this many samples (batch norm needs 2).
+    """
+
+    def __init__(self, policy: Policy[Any], *, quantum: int = 1, floor: int = 1) -> None:
+        cluster = policy.cluster
+        if quantum < 1 or cluster.global_batch % quantum:
+            raise PacelineError(
+                f"quantum={quantum}: expected a positive divisor of the global batch of {cluster.global_batch}"
+            )
+        if policy.needs_upcoming:
+            raise PacelineError(
+                f"{type(policy).__name__.lower()} looks into the future and only runs in simulations; "
+                "choose another policy"
+            )
+        self.policy, self.lag = policy, 0
+        self._quantum, self._floor = quantum, floor
+        self.needs_readings = bool(getattr(policy, "needs_readings", False))
+        self.restart(0)
+
+    def restart(self, step: int) -> None:
+        """Begin afresh at round ``step``."""
+        plan, self._state = self.policy.init()
+        self._plans: dict[int, Plan] = {step: plan}  # by the round from which each holds
+        self._newest = plan
+
+    @property
+    def digest(self) -> int:
+        """A number that two ranks share only if they made the same newest plan."""
+        return policies.digest(self._newest)
+
+    def loads(self, step: int, batch: int) -> NDArray[np.int64]:
+        """Whole samples of each worker in round ``step`` of ``batch`` samples, shape (n,); sums to ``batch``."""
+        held = [first for first in self._plans if first <= step]
+        plan = self._plans[max(held)]
+        cluster = self.policy.cluster
+        q = self._quantum
+        if q == 1:
+            loads = shares.whole_samples(plan, batch, cluster.least, cluster.most)
+        else:
+            loads = q * shares.whole_samples(plan, batch // q, np.ceil(cluster.least / q), cluster.most // q)
+            if batch % q:  # an odd remainder is one more shape, once an epoch: the fastest takes it
+                loads[int(np.argmax(plan.shares))] += batch % q
+        return _at_least(loads, self._floor)
+
+    def report(
+        self,
+        step: int,
+        loads: NDArray[np.int64],
+        seconds: Array,
+        known_overhead: Array | None = None,
+        cpu: Array | None = None,
+        memory: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """Take in round ``step`` and plan from it; each array of shape (n,), seconds NaN where absent.
+
+        Returns (the overhead fitted to each worker, the shares planned), each of shape (n,).
+        """
+        batch = int(loads.sum())
+        overhead = np.zeros_like(seconds) if known_overhead is None else known_overhead
+        happened = Round(loads / batch, seconds, batch, overhead=overhead, cpu=cpu, memory=memory)
+        self._newest, self._state = self.policy.step(self._state, happened)
+        takes_effect = step + 1 + self.lag
+        self._plans[takes_effect] = self._newest
+        for first in [f for f in self._plans if f < takes_effect - self.lag]:
+            if max(f for f in self._plans if f <= takes_effect - self.lag) != first:
+                del self._plans[first]
+        return overhead, self._newest.shares
+
+    def state_dict(self) -> dict[str, Any]:
+        """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""
+        return {
+            "workers": self.policy.cluster.workers,
+            "lag": self.lag,
+            "policy": [leaf.tolist() for leaf in policies.leaves(self._state)],
+            "plans": {step: _plain(plan) for step, plan in self._plans.items()},
+            "newest": _plain(self._newest),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        """Go on at round ``step``; afresh where the number of workers has changed."""
+        self.restart(step)
+        if state["workers"] != self.policy.cluster.workers:
+            return
+        self._state = policies.restore(self._state, [np.asarray(leaf) for leaf in state["policy"]])
+        self._plans = {int(first): _revived(plan) for first, plan in state["plans"].items()}
+        self._newest = _revived(state["newest"])
+
+
+def _at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
+    """Loads below the floor go together to one worker: the one who has most already, the lowest rank of several."""
+    small = (loads > 0) & (loads < floor)
+    if small.any():
+        together = int(loads[small].sum())
+        loads = np.where(small, 0, loads)
+        loads[int(np.argmax(loads if loads.any() else small))] += together
+    return loads
+
+
+def _plain(plan: Plan) -> dict[str, Any]:
+    costs = plan.costs
+    line = [costs.seconds_per_sample.tolist(), costs.overhead.tolist()] if isinstance(costs, Linear) else None
+    return {"shares": plan.shares.tolist(), "line": line}
+
+
+def _revived(plain: dict[str, Any]) -> Plan:
+    line = plain["line"]
+    costs = None if line is None else Linear(np.asarray(line[0], float), np.asarray(line[1], float))
+    return Plan(np.asarray(plain["shares"], float), costs=costs)

@@ -1,0 +1,68 @@
+"""The command line: one command a file. Mistakes are answered in one sentence, with exit status 2."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from paceline.errors import PacelineError, WorkerError
+
+COMMANDS: tuple[str, ...] = ()
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its status."""
+    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line; the exit status: 0, 1 for a failed worker, 2 for a mistake, 130 for Ctrl-C."""
+    try:
+        import typer
+        from typer.exceptions import TyperException
+    except ModuleNotFoundError:
+        return _complain("the command line needs typer and rich; install paceline[cli]", 2)
+    try:
+        status = _app().__call__(arguments, standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except typer.Exit as done:
+        return done.exit_code
+    except TyperException as error:
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        return _complain(f"{message.rstrip('.')}; see paceline --help", 2)
+    except WorkerError as error:
+        return _complain(str(error), 1)
+    except PacelineError as error:
+        return _complain(str(error), 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return _complain("interrupted", INTERRUPTED)
+
+
+def _app():  # type: ignore[no-untyped-def]
+    import typer
+
+    app = typer.Typer(
+        add_completion=False,
+        no_args_is_help=True,
+        help="Data-parallel training at the pace of the whole cluster instead of its slowest worker.",
+    )
+
+    @app.callback(invoke_without_command=True)
+    def top(version: bool = typer.Option(False, "--version", help="Print the version.")) -> None:
+        if version:
+            import paceline
+
+            print(paceline.__version__)
+            raise typer.Exit
+
+    for name in COMMANDS:
+        module = importlib.import_module(f"paceline.cli.{name}")
+        app.command(name)(module.command)
+    return app
+
+
+def _complain(sentence: str, status: int) -> int:
+    print(f"paceline: {sentence}", file=sys.stderr)
+    return status

@@ -1,0 +1,13 @@
+"""Balanced data-parallel training with torch: the handle for a loop of one's own, and a clean start and end."""
+
+from paceline.errors import PacelineError
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
+    raise PacelineError("PyTorch is not installed; install paceline[torch]") from error
+
+from paceline.torch.pace import Pace, RoundResult
+from paceline.torch.shutdown import join, leave
+
+__all__ = ["Pace", "RoundResult", "join", "leave"]

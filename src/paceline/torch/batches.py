@@ -1,0 +1,84 @@
+"""Which samples make up a round, and which of them are this rank's: the same on every rank, whatever the split.
+
+Round k of an epoch uses the next B entries of the epoch's permutation; rank r takes its slice of them, cut by
+the running sum of the loads. So every sample is used exactly once an epoch, every rank takes the same number
+of rounds, and what must be kept to go on (epoch, samples done) does not depend on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int64]
+
+
+class Piece(NamedTuple):
+    """A micro-batch of this rank: one turn of the user's loop."""
+
+    step: int  # the round it belongs to, counted over the whole run
+    samples: int  # samples that count; fewer than the indices where some only keep batch norm fed
+    load: int  # this rank's samples in the round
+    batch: int  # samples of the round over all ranks
+    first: bool
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of the samples in each epoch: a permutation drawn from (seed, epoch), or as they stand."""
+
+    samples: int
+    seed: int = 0
+    shuffle: bool = True
+
+    def epoch(self, epoch: int) -> Indices:
+        """Sample indices in the order of use, int64, shape (samples,)."""
+        if not self.shuffle:
+            return np.arange(self.samples)
+        return np.random.default_rng((self.seed, epoch)).permutation(self.samples)
+
+
+def batches(samples: int, done: int, batch: int, floor: int = 1) -> Iterator[tuple[int, int]]:
+    """(first, size) of each remaining round of an epoch. Only the last may be short; fewer samples than ``floor``
+    cannot be a round of their own (batch norm needs 2) and join the one before."""
+    first = done
+    while first < samples:
+        left = samples - first
+        size = left if left - batch < floor else batch
+        yield first, size
+        first += size
+
+
+def pieces(
+    mine: Indices, step: int, batch: int, most: int | None, filler: Indices | None = None
+) -> Iterator[tuple[Indices, Piece]]:
+    """Cut this rank's samples of a round into micro-batches of at most ``most`` samples.
+
+    A rank with nothing to do still gets one turn, so that it joins the all-reduce: an empty one, or
+    ``filler`` samples that count for nothing where the model cannot take an empty batch.
+    """
+    load = len(mine)
+    if load == 0:
+        yield (mine if filler is None else filler), Piece(step, 0, 0, batch, True, True)
+        return
+    cuts = cut(load, most)
+    start = 0
+    for number, size in enumerate(cuts):
+        last = number == len(cuts) - 1
+        yield mine[start : start + size], Piece(step, size, load, batch, number == 0, last)
+        start += size
+
+
+def cut(load: int, most: int | None) -> list[int]:
+    """Sizes of the fewest micro-batches of at most ``most`` samples, as even as they can be (larger first):
+    a tiny last one would cost a whole overhead, and fail under batch norm."""
+    if most is None or load <= most:
+        return [load]
+    count = -(-load // most)
+    size, larger = divmod(load, count)
+    return [size + 1] * larger + [size] * (count - larger)

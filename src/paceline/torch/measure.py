@@ -1,0 +1,88 @@
+"""How long a worker computed in a round, its wait for the others left out.
+
+A round's clock starts when its first micro-batch is asked for (loading is work too) and stops when the last
+gradient is ready, just before the last bucket is reduced. On a GPU both ends are events on the stream, read a
+round later, so that nothing on the training path waits for the device.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Protocol
+
+import torch
+
+
+class Stopwatch(Protocol):
+    """``start`` and ``stop`` once a round; ``seconds`` of a finished round, or None while it isn't known yet."""
+
+    lag: int  # rounds after which the reading is certain to be there
+
+    def start(self, step: int) -> None: ...
+
+    def stop(self, step: int) -> None: ...
+
+    def stopped(self, step: int) -> bool: ...
+
+    def seconds(self, step: int) -> float: ...
+
+
+class CpuStopwatch:
+    """Wall clock on the host: a computation there ends when its call returns."""
+
+    lag = 0
+
+    def __init__(self) -> None:
+        self._began: dict[int, float] = {}
+        self._took: dict[int, float] = {}
+
+    def start(self, step: int) -> None:
+        self._began[step] = time.perf_counter()
+
+    def stop(self, step: int) -> None:
+        self._took[step] = time.perf_counter() - self._began.pop(step)
+
+    def stopped(self, step: int) -> bool:
+        return step in self._took
+
+    def seconds(self, step: int) -> float:
+        return self._took.pop(step)
+
+
+class CudaStopwatch:
+    """Events on the current stream. The start event lies behind the previous round's work, so the wait for its
+    all-reduce is left out; the reading is taken a round later, when the event has long passed.
+
+    event: makes a timing event; a test hands in its own.
+    """
+
+    lag = 1
+
+    def __init__(self, event: Any = None) -> None:
+        self._event = event or (lambda: torch.cuda.Event(enable_timing=True))
+        self._began: dict[int, Any] = {}
+        self._ended: dict[int, Any] = {}
+
+    def start(self, step: int) -> None:
+        self._began[step] = self._event()
+        self._began[step].record()
+
+    def stop(self, step: int) -> None:
+        self._ended[step] = self._event()
+        self._ended[step].record()
+
+    def stopped(self, step: int) -> bool:
+        return step in self._ended
+
+    def seconds(self, step: int) -> float:
+        began, ended = self._began.pop(step), self._ended.pop(step)
+        if (
+            not ended.query()
+        ):  # the host ran a whole round ahead of the device: rare, and then waiting is right
+            ended.synchronize()
+        return began.elapsed_time(ended) / 1e3
+
+
+def stopwatch(device: torch.device) -> Stopwatch:
+    """The stopwatch for the device the model is on."""
+    return CudaStopwatch() if device.type == "cuda" else CpuStopwatch()

@@ -1,0 +1,97 @@
+"""Measures this rank's rounds and tells the other ranks, without holding up the step.
+
+For each round, in this order: ``start`` before its first micro-batch is loaded, ``add_loss`` for each
+micro-batch, ``stop`` when its last gradient is ready (sends), ``collect`` after the optimizer step (receives).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+from paceline.torch import exchange, measure, peers
+
+
+class Measured(NamedTuple):
+    """What all ranks reported of one round; arrays of shape (n,)."""
+
+    step: int
+    seconds: Array
+    known_overhead: Array  # seconds of the optimizer step before it, measured apart
+    loss_sums: Array  # summed over each rank's samples; NaN where it did not hand in its loss
+    cpu: Array  # busy portion of the machine, NaN where not asked for
+    memory: Array
+
+
+class Meter:
+    """This rank's stopwatch, and the exchange with the others.
+
+    readings: also report CPU and memory of the machine, for forecasts that use them.
+    """
+
+    def __init__(self, device: torch.device, readings: bool = False) -> None:
+        self._watch = measure.stopwatch(device)
+        self._exchange = exchange.connect()
+        self._readings = readings
+        self._carry: dict[int, float] = {}
+        self._losses: dict[int, list[torch.Tensor]] = {}
+        self._sent = -1
+        self._running = -1
+
+    @property
+    def lag(self) -> int:
+        """Rounds by which a measurement comes in late."""
+        return self._watch.lag
+
+    def start(self, step: int, carry: float) -> None:
+        """Round ``step`` begins; ``carry`` seconds of it were spent before, on the optimizer."""
+        self._running = step
+        self._carry[step] = carry
+        self._watch.start(step)
+
+    def add_loss(self, step: int, loss_sum: torch.Tensor) -> None:
+        """Count this micro-batch's summed loss towards the round's."""
+        self._losses.setdefault(step, []).append(loss_sum)
+
+    def stopped(self, step: int) -> bool:
+        """True when the round's last gradient has been seen."""
+        return self._sent >= step
+
+    def stop(self, step: int, digest: int) -> None:
+        """The last gradient of round ``step`` is ready: announce what is known. Later calls do nothing."""
+        if self.stopped(step) or step != self._running:
+            return
+        self._watch.stop(step)
+        self._sent = step
+        self._exchange.send(step, self._report(step - self._watch.lag, digest))
+
+    def collect(self, step: int) -> Measured | None:
+        """All ranks' report that came with round ``step``; None when it holds no finished round yet."""
+        rows = self._exchange.receive(step)
+        digests = rows[:, 1]
+        if (digests != digests[0]).any():
+            odd = np.flatnonzero(digests != np.median(digests))
+            names = ", ".join(str(r) for r in (odd if odd.size else np.flatnonzero(digests != digests[0])))
+            raise PacelineError(
+                f"rank {names} decided another plan than the other ranks at round {step}; expected the same plan "
+                "everywhere: check that all ranks run the same version and options"
+            )
+        if np.isnan(rows[0, 0]):
+            return None
+        return Measured(int(rows[0, 0]), rows[:, 2], rows[:, 3], rows[:, 4], rows[:, 5], rows[:, 6])
+
+    def close(self) -> None:
+        self._exchange.close()
+
+    def _report(self, step: int, digest: int) -> Array:
+        if step not in self._carry:  # the device's first reading comes a round later
+            return np.array([np.nan, digest, *[np.nan] * 5])
+        carry = self._carry.pop(step)
+        losses = self._losses.pop(step, None)
+        loss = float(torch.stack(losses).sum()) if losses is not None else np.nan
+        cpu, memory = peers.readings() if self._readings else (np.nan, np.nan)
+        return np.array([step, digest, self._watch.seconds(step) + carry, carry, loss, cpu, memory])

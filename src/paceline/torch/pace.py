@@ -1,0 +1,410 @@
+"""The user's handle: balanced batches and exact gradients in a training loop of one's own.
+
+    ddp = DistributedDataParallel(model)
+    pace = paceline.torch.Pace(ddp, global_batch=256)
+    loader = pace.loader(dataset, seed=0)
+    for epoch in range(epochs):
+        for x, y in loader:                          # this rank's part of the round, in one or more micro-batches
+            pace.backward(criterion(ddp(x), y))
+            pace.step(optimizer)                     # steps, and zeroes, when the round is complete
+
+The gradient is that of one process with the whole batch: DDP averages over n ranks, so a micro-batch of m
+samples with a mean loss is weighted by n m / B (LB-BSP, weighted aggregation: g = (1/X) sum_i |B_i| g_i).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline import policies
+from paceline.balancer import Balancer
+from paceline.errors import PacelineError
+from paceline.policies import Policy
+from paceline.rounds import Array, Cluster
+from paceline.torch import peers
+from paceline.torch.batches import Order, Piece, batches
+from paceline.torch.loader import BalancedLoader, draws_ahead
+from paceline.torch.meter import Meter
+from paceline.torch.record import RoundRecorder, record_run
+from paceline.torch.shutdown import leave
+from paceline.torch.weighting import rescale, weigh_in_hook
+
+Limits = Sequence[tuple[int | None, int | None]]
+
+
+class RoundResult(NamedTuple):
+    """One finished round, the same on every rank. Arrays of shape (n,)."""
+
+    step: int
+    epoch: int
+    batch: int
+    loads: NDArray[np.int64]
+    compute: Array  # seconds, without the wait for others
+    overhead: Array  # the part of compute that does not grow with the load, as fitted
+    seconds: float  # wall seconds of the round on this rank
+    loss: float  # mean over the round's samples; NaN where backward() was not used
+    shares: Array  # the plan made from it
+
+
+class _Open(NamedTuple):
+    """A round whose measurements have not come in yet."""
+
+    epoch: int
+    batch: int
+    loads: NDArray[np.int64]
+    seconds: float
+
+
+class Pace:
+    """Balances one DistributedDataParallel model over its ranks.
+
+    model: the DistributedDataParallel module (or a plain module in a single process).
+    global_batch: B, samples per optimizer step over all ranks; constant, whatever the split.
+    policy: a name from ``paceline.policies.names()``, with options as ``name:key=value,...``, or a function
+        that makes a policy of your own for a cluster.
+    limits: (least, most) samples of a round for each rank, None for the default: at least 1 (2 with batch
+        norm, which needs a variance), at most B.
+    micro_batch: samples that fit into this rank's memory at once; a larger load is accumulated.
+    quantum: loads are multiples of this many samples, where captured graphs want few shapes.
+    weigh: "loss" (default) or "hook", a DDP communication hook for loops whose loss can't be touched:
+        there call ``loss.backward()`` as before.
+    record: a new directory for the run's record (see ``paceline report``), written by rank 0.
+    on_round: called on every rank with each finished RoundResult.
+
+    Construct and use it alike on all ranks; a rank that differs is named in a PacelineError.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        global_batch: int,
+        policy: str | Callable[[Cluster], Policy[Any]] = "level",
+        *,
+        limits: Limits | None = None,
+        micro_batch: int | None = None,
+        quantum: int = 1,
+        weigh: str = "loss",
+        record: str | Path | None = None,
+        on_round: Callable[[RoundResult], None] | None = None,
+    ) -> None:
+        self.rank, self.ranks = peers.rank(), peers.ranks()
+        self._ddp = model if isinstance(model, DistributedDataParallel) else None
+        if self._ddp is None and self.ranks > 1:
+            raise PacelineError(
+                f"{type(model).__name__} in a group of {self.ranks} ranks: expected a DistributedDataParallel "
+                "module; wrap the model and pass the wrapped one"
+            )
+        if weigh not in ("loss", "hook"):
+            raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'")
+        self.global_batch, self.micro_batch = int(global_batch), micro_batch
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        norms = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())
+        self.floor = floor = (
+            2 if norms else 1
+        )  # samples that a rank with anything to do needs: a variance takes 2
+        if micro_batch is not None and micro_batch < 2 * floor - 1:
+            raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * floor - 1} samples")
+        least, most = _limits(limits, self.ranks, self.global_batch, floor)
+        bounds = np.array(least, float), np.array(most, float)
+        cluster = Cluster(self.ranks, self.global_batch, *bounds, peers.machines())
+        chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
+        self.policy = policy if isinstance(policy, str) else type(chosen).__name__
+        self._balancer = Balancer(chosen, quantum=quantum, floor=floor)
+        peers.agree(
+            {
+                "global_batch": self.global_batch,
+                "policy": self.policy,
+                "limits": (least, most),
+                "quantum": quantum,
+                "weigh": weigh,
+            }
+        )
+
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self._meter = Meter(device, readings=self._balancer.needs_readings)
+        self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
+        self.weigh = weigh
+        if weigh == "hook" and self._ddp is not None:
+            self._ddp.register_comm_hook(self._hook_weight, weigh_in_hook)
+
+        self.epoch = 0  # of the next or running iteration of the loader
+        self.samples_done = 0  # of this epoch, over all ranks
+        self.rounds = 0  # finished since the beginning, over all epochs
+        self._midway = False  # the state was loaded: the next iteration goes on within its epoch
+        self._order: Order | None = None
+        self._piece: Piece | None = None
+        self._piece_done = False
+        self._settled = -1  # newest round whose reports have been taken in
+        self._began = 0.0
+        self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
+        self._unsettled: dict[int, _Open] = {}
+        self._no_sync = ExitStack()
+        self._on_round = [on_round] if on_round else []
+        self._recorder: RoundRecorder | None = None
+        if record is not None and self.rank == 0:
+            self._recorder = record_run(
+                record, policy=self.policy, workers=self.ranks, global_batch=self.global_batch
+            )
+            self._on_round.append(self._recorder.round)
+
+    # -- what the user calls -------------------------------------------------------------------------------
+
+    def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> BalancedLoader:
+        """This rank's loader over ``dataset`` (anything with ``__len__`` and ``__getitem__``).
+
+        Every sample is used exactly once an epoch over all ranks; the order depends on (seed, epoch) alone.
+        Further options go to torch's DataLoader (num_workers, collate_fn, pin_memory, ...).
+        """
+        if len(dataset) == 0:
+            raise PacelineError("the dataset is empty; expected at least one sample")
+        self._order = Order(len(dataset), seed, shuffle)
+        lags = peers.agree({"samples": len(dataset), "seed": seed, "shuffle": shuffle}, draws_ahead(options))
+        self._balancer.lag = max(lags) + self._meter.lag
+        return BalancedLoader(self, dataset, self._order, options)
+
+    def backward(self, loss: torch.Tensor, reduction: str = "mean") -> None:
+        """Backward through the loss of this micro-batch, weighted so that the round's gradient is exact.
+
+        reduction: what the loss is over this micro-batch's samples, "mean" or "sum".
+        """
+        piece = self._piece
+        if piece is None:
+            raise PacelineError("pace.backward() was called outside of `for ... in pace.loader(...)`")
+        if reduction not in ("mean", "sum"):
+            raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
+        if piece.samples:
+            total = loss.detach() * (piece.samples if reduction == "mean" else 1)
+            self._meter.add_loss(piece.step, total.double())
+        else:
+            self._meter.add_loss(piece.step, torch.zeros((), dtype=torch.float64))
+        if self.weigh == "hook":
+            loss.backward()
+        else:
+            count = piece.samples if reduction == "mean" else min(piece.samples, 1)
+            (loss * (self.ranks * count / piece.batch)).backward()
+        self._piece_done = True
+        if piece.last:  # for a graph in which no hooked parameter took part
+            self._meter.stop(piece.step, self._balancer.digest)
+
+    @property
+    def first(self) -> bool:
+        """True in a round's first micro-batch."""
+        return self._piece is not None and self._piece.first
+
+    @property
+    def counts(self) -> bool:
+        """False in the turn of a rank that has nothing to do in this round, and only joins the others."""
+        return self._piece is not None and self._piece.samples > 0
+
+    @property
+    def complete(self) -> bool:
+        """True when the round's gradients are all in, and an optimizer step is due."""
+        return self._piece is not None and self._piece.last and self._meter.stopped(self._piece.step)
+
+    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> bool:
+        """Step and zero the optimizer when the round is complete; otherwise do nothing. True when it stepped.
+
+        scaler: a torch GradScaler, stepped and updated where given.
+        """
+        if not self.complete:
+            return False
+        began = time.perf_counter()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad()
+        self._carry = time.perf_counter() - began
+        self._finish_round()
+        return True
+
+    def settle(self) -> None:
+        """Take in what the ranks reported of the round just finished, and plan from it; the loader does so
+        before the next round, a loop that is left early may do it then."""
+        if self._settled == self.rounds - 1:
+            return
+        self._settled = self.rounds - 1
+        measured = self._meter.collect(self._settled)
+        if measured is None:
+            return
+        opened = self._unsettled.pop(measured.step)
+        overhead, shares = self._balancer.report(
+            measured.step,
+            opened.loads,
+            measured.seconds,
+            measured.known_overhead,
+            measured.cpu,
+            measured.memory,
+        )
+        result = RoundResult(
+            measured.step,
+            opened.epoch,
+            opened.batch,
+            opened.loads,
+            measured.seconds,
+            overhead,
+            opened.seconds,
+            float(measured.loss_sums.sum() / opened.batch),
+            shares,
+        )
+        for listener in self._on_round:
+            listener(result)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is needed to go on from here, after a finished round: plain numbers and tensors."""
+        self.settle()
+        return {
+            "version": 1,
+            "epoch": self.epoch,
+            "samples_done": self.samples_done,
+            "rounds": self.rounds,
+            "global_batch": self.global_batch,
+            "policy": self.policy,
+            "balancer": self._balancer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` left off, before iterating the loader; the number of ranks may differ
+        (then the policy starts afresh, and each remaining sample is still used exactly once)."""
+        if state["global_batch"] != self.global_batch:
+            raise PacelineError(
+                f"the checkpoint was made with global_batch={state['global_batch']}, this run has "
+                f"{self.global_batch}; samples done would not fall on a round: use the same batch"
+            )
+        self.epoch, self.samples_done = int(state["epoch"]), int(state["samples_done"])
+        self.rounds = int(state["rounds"])
+        self._settled = self.rounds - 1
+        self._midway = True
+        if state["policy"] == self.policy:
+            self._balancer.load_state_dict(state["balancer"], self.rounds)
+        else:
+            self._balancer.restart(self.rounds)
+
+    def detach(self) -> None:
+        """Finish the record and let go of the model; the process group stays."""
+        self._no_sync.close()
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
+        self._hook.remove()
+        self._meter.close()
+
+    def close(self) -> None:
+        """End cleanly: ``detach``, then let go of DDP and of the process group. Safe to call twice."""
+        self.detach()
+        leave(self._ddp)
+
+    def __enter__(self) -> Pace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- what the loader calls, in this order: open_epoch, (before_piece, begin_piece, end_piece)*, close_epoch --
+
+    def loads(self, step: int, batch: int) -> NDArray[np.int64]:
+        """Samples of each rank in round ``step`` of ``batch`` samples, shape (n,)."""
+        return self._balancer.loads(step, batch)
+
+    def remaining(self) -> Iterator[tuple[int, int]]:
+        """(first sample, size) of each round left in this epoch."""
+        assert self._order is not None
+        return batches(self._order.samples, self.samples_done, self.global_batch, self.floor)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The next iteration starts this epoch from its beginning."""
+        self.epoch, self.samples_done, self._midway = epoch, 0, True
+
+    def open_epoch(self) -> None:
+        """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one."""
+        self.settle()
+        self._piece = None
+        if self.samples_done and not self._midway:  # the last iteration was left early
+            self.begin_epoch(self.epoch + 1)
+        self._midway = False
+
+    def before_piece(self) -> None:
+        """A micro-batch is about to be loaded; the round's clock starts with its first."""
+        if self._piece is None:
+            self.settle()
+            self._began = time.perf_counter()
+            self._meter.start(self.rounds, self._carry)
+            self._carry = 0.0
+
+    def begin_piece(self, piece: Piece) -> None:
+        """A micro-batch goes to the user; gradients are only reduced over the ranks in a round's last."""
+        self._no_sync.close()
+        if self._ddp is not None and not piece.last:
+            self._no_sync.enter_context(self._ddp.no_sync())
+        if self.weigh == "hook" and self._piece is not None:
+            rescale(self._parameters, self._piece.samples, piece.samples)
+        if piece.first:
+            loads = self._balancer.loads(piece.step, piece.batch)
+            self._unsettled[piece.step] = _Open(self.epoch, piece.batch, loads, 0.0)
+        self._piece, self._piece_done = piece, False
+
+    def end_piece(self) -> None:
+        """The user's turn is over."""
+        piece = self._piece
+        if piece is None:
+            return  # the round was finished by step()
+        if not (self._piece_done or self.weigh == "hook"):
+            raise PacelineError(
+                f"round {piece.step}: the loop went on without pace.backward(loss); call it once for each "
+                "micro-batch that the loader yields"
+            )
+        if piece.last:
+            if not self._meter.stopped(piece.step):
+                raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
+            self._finish_round()  # the user stepped the optimizer alone
+
+    def close_epoch(self) -> None:
+        """Every sample of the epoch has been used."""
+        self.settle()
+        self.begin_epoch(self.epoch + 1)
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _gradients_ready(self, _: object) -> None:
+        if self._piece is not None and self._piece.last:
+            self._meter.stop(self._piece.step, self._balancer.digest)
+
+    def _hook_weight(self) -> float:
+        assert self._piece is not None
+        return self._piece.samples / self._piece.batch
+
+    def _finish_round(self) -> None:
+        assert self._piece is not None
+        step = self._piece.step
+        self._unsettled[step] = self._unsettled[step]._replace(seconds=time.perf_counter() - self._began)
+        self.samples_done += self._piece.batch
+        self.rounds += 1
+        self._piece = None
+
+
+def _limits(limits: Limits | None, ranks: int, batch: int, floor: int) -> tuple[list[int], list[int]]:
+    """Least and most samples of each rank, defaults filled in."""
+    if limits is None:
+        limits = [(None, None)] * ranks
+    if len(limits) != ranks:
+        raise PacelineError(
+            f"limits for {len(limits)} ranks, but {ranks} take part; expected one pair for each"
+        )
+    least = [floor if low is None else int(low) for low, _ in limits]
+    most = [batch if high is None else int(high) for _, high in limits]
+    for rank, low in enumerate(least):
+        if 0 < low < floor:
+            raise PacelineError(
+                f"limits of rank {rank}: least {low}; the model has batch norm, which needs 0 or at least {floor}"
+            )
+    return least, most

@@ -1,0 +1,63 @@
+"""A clean start and a clean end of the process group.
+
+gloo's background thread may free DDP's last work while Python is already finalizing, which aborts the process
+(SIGABRT) after a successful run. Letting go of DDP's reducer first, then the group, avoids it. And a
+restarted attempt under torchrun finds the addresses of the dead one in the store it inherits, and hangs:
+each attempt gets a prefix of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import PacelineError
+
+
+def leave(ddp: Any = None) -> None:
+    """Release DDP's reducer, then the process group. Safe to call twice, and without a group."""
+    if ddp is not None and getattr(ddp, "reducer", None) is not None:
+        ddp.reducer = None
+    gc.collect()
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def launched() -> bool:
+    """True when a launcher (torchrun) started this process and said which rank it is."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def join(backend: str | None = None, timeout: float = 300.0) -> None:
+    """Join the process group that torchrun describes; restarts work, also with gloo.
+
+    backend: "gloo", "nccl"; default by whether CUDA is there. timeout: seconds for a collective.
+    Raises PacelineError where no launcher has said who this process is.
+    """
+    if not launched():
+        raise PacelineError(
+            "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set; start this script with torchrun"
+        )
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    agent_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    wait = timedelta(seconds=timeout)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        ranks,
+        rank == 0 and not agent_hosts,
+        timeout=wait,
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    dist.init_process_group(
+        backend or ("nccl" if torch.cuda.is_available() else "gloo"),
+        store=dist.PrefixStore(f"attempt{attempt}", store),
+        rank=rank,
+        world_size=ranks,
+        timeout=wait,
+    )

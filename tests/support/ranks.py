@@ -1,0 +1,78 @@
+"""Runs a function on n ranks of a real gloo group, in processes forked from a server that has torch loaded."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+SECONDS = 120
+
+
+def run_ranks(ranks: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """``job(rank, ranks, *arguments)`` on every rank; what each returned, by rank.
+
+    A rank's exception is raised here with its traceback; a rank that aborts at its end fails the call too.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "numpy", "paceline.torch"])
+    with tempfile.TemporaryDirectory() as directory:
+        pipes, workers = [], []
+        for rank in range(ranks):
+            ours, theirs = context.Pipe(duplex=False)
+            worker = context.Process(target=_life, args=(rank, ranks, directory, theirs, job, arguments))
+            worker.start()
+            theirs.close()
+            pipes.append(ours)
+            workers.append(worker)
+        results: list[Any] = []
+        failures: list[str] = []
+        try:
+            for rank, pipe in enumerate(pipes):
+                if not pipe.poll(SECONDS):
+                    failures.append(f"rank {rank} did not answer within {SECONDS} s")
+                    break
+                kind, value = pipe.recv()
+                if kind == "failed":
+                    failures.append(f"rank {rank}:\n{value}")
+                    break
+                results.append(value)
+            for rank, worker in enumerate(workers):
+                worker.join(10 if not failures else 1)
+                if not failures and worker.exitcode:
+                    failures.append(f"rank {rank} ended with status {worker.exitcode}")
+        finally:
+            for worker in workers:
+                if worker.is_alive():
+                    worker.kill()
+                worker.join()
+        if failures:
+            raise AssertionError("\n".join(failures))
+        return results
+
+
+def _life(
+    rank: int, ranks: int, directory: str, pipe: Any, job: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    try:
+        store = dist.FileStore(os.path.join(directory, "store"), ranks)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+        )
+        pipe.send(("done", job(rank, ranks, *arguments)))
+    except BaseException:
+        pipe.send(("failed", traceback.format_exc()))
+        pipe.close()
+        os._exit(0)
+    finally:
+        pipe.close()

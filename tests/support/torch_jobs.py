@@ -1,0 +1,238 @@
+"""What the ranks of the torch tests run; in a module of its own so that forked workers can import it."""
+
+from __future__ import annotations
+
+import io
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace, RoundResult
+from paceline.torch.batches import Order, batches
+from support.scripted import Script
+
+FEATURES, CLASSES = 6, 3
+UNEVEN = Script(((5, 2, 1), (1, 6, 2), (3, 3, 3), (1, 1, 9), (7, 0, 4), (0, 1, 0), (0, 5, 5)))
+
+
+class Net(nn.Module):
+    """Two layers, and one that only some inputs use."""
+
+    def __init__(self, sometimes: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
+        self.extra = nn.Linear(8, 8) if sometimes else None
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(x))
+        self.calls += 1
+        if self.extra is not None and self.calls % 3 == 0:
+            hidden = torch.tanh(self.extra(hidden))
+        return self.second(hidden)
+
+
+class Samples(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Random samples that know their own index."""
+
+    def __init__(self, count: int, dtype: torch.dtype = torch.float64) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(count, FEATURES, generator=generator, dtype=torch.float64).to(dtype)
+        self.y = torch.randint(CLASSES, (count,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return self.x[index], self.y[index], index
+
+
+def fresh(dtype: torch.dtype, **options: Any) -> Net:
+    torch.manual_seed(3)
+    return Net(**options).to(dtype)
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def reference(
+    count: int, batch: int, steps: int, dtype: torch.dtype, sometimes: bool = False
+) -> list[torch.Tensor]:
+    """The parameters after ``steps`` rounds of one process that takes each whole batch itself."""
+    model, data, loss_of = fresh(dtype, sometimes=sometimes), Samples(count, dtype), nn.CrossEntropyLoss()
+    optimizer, order, step, epoch = optimizer_of(model), Order(count, 5), 0, 0
+    while step < steps:
+        indices = order.epoch(epoch)
+        for first, size in batches(count, 0, batch):
+            if step == steps:
+                break
+            chosen = torch.from_numpy(indices[first : first + size])
+            loss_of(model(data.x[chosen]), data.y[chosen]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+        epoch += 1
+    return [p.detach() for p in model.parameters()]
+
+
+def exact(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[float]:
+    """The largest relative difference from ``reference`` after 50 uneven steps, for each case."""
+    return [_exact_case(rank, ranks, **case) for case in cases]
+
+
+def _exact_case(
+    rank: int,
+    ranks: int,
+    dtype: str = "float64",
+    sometimes: bool = False,
+    count: int = 83,
+    batch: int = 16,
+    steps: int = 50,
+    loader_workers: int = 0,
+    limits: Any = ((0, None),) * 3,
+    reduction: str = "mean",
+    **options: Any,
+) -> float:
+    kind = getattr(torch, dtype)
+    model = fresh(kind, sometimes=sometimes)
+    ddp = DistributedDataParallel(model, find_unused_parameters=sometimes)
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss(reduction=reduction)
+    pace = Pace(ddp, batch, options.pop("policy", UNEVEN), limits=limits, **options)
+    loader = pace.loader(Samples(count, kind), seed=5, num_workers=loader_workers)
+    while pace.rounds < steps:
+        for x, y, _ in loader:
+            loss = loss_of(ddp(x), y)
+            if pace.weigh == "hook":
+                loss.backward()
+            else:
+                pace.backward(loss, reduction)
+            pace.step(optimizer)
+            if pace.rounds == steps:
+                break
+    pace.detach()
+    expected = reference(count, batch, steps, kind, sometimes)
+    return max(
+        float((p.detach() - q).abs().max() / q.abs().max())
+        for p, q in zip(model.parameters(), expected, strict=True)
+    )
+
+
+def indices_used(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[list[list[int]]]:
+    """For each case, for each of 2 epochs, the sample indices that this rank was given, and its steps."""
+    return [_indices_case(**case) for case in cases]
+
+
+def _indices_case(
+    count: int = 83,
+    batch: int = 16,
+    loader_workers: int = 0,
+    shuffle: bool = True,
+    norm: bool = False,
+    **options: Any,
+) -> list[list[int]]:
+    model: nn.Module = fresh(torch.float64)
+    if norm:
+        model = nn.Sequential(model, nn.BatchNorm1d(CLASSES).double())
+    ddp = DistributedDataParallel(model)
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    options.setdefault("limits", [(0, None)] * 3)
+    pace = Pace(ddp, batch, options.pop("policy", UNEVEN), **options)
+    loader = pace.loader(Samples(count), seed=5, shuffle=shuffle, num_workers=loader_workers)
+    epochs = []
+    for _ in range(2):
+        used = []
+        for x, y, index in loader:
+            if pace.counts:
+                used += index.tolist()
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer)
+        epochs.append(used)
+    rounds = count // batch if norm and count % batch == 1 else -(-count // batch)
+    assert pace.rounds == 2 * rounds
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    pace.detach()
+    return epochs
+
+
+def part_of_an_epoch(
+    rank: int, ranks: int, steps: int, saved: bytes | None, loader_workers: int, policy: Any = "level"
+) -> dict[str, Any]:
+    """Train up to ``steps`` rounds in all (or the end of the epoch) from what another call saved."""
+    state = None if saved is None else torch.load(io.BytesIO(saved), weights_only=True)
+    model = fresh(torch.float64)
+    if state is not None:
+        model.load_state_dict(state["model"])
+    ddp = DistributedDataParallel(model)
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    if state is not None:
+        optimizer.load_state_dict(state["optimizer"])
+    results: list[RoundResult] = []
+    pace = Pace(ddp, 16, policy, on_round=results.append)
+    loader = pace.loader(Samples(83), seed=5, num_workers=loader_workers)
+    if state is not None:
+        pace.load_state_dict(state["pace"])
+    used = []
+    for x, y, index in loader:
+        used += index.tolist()
+        pace.backward(loss_of(ddp(x), y))
+        pace.step(optimizer)
+        if pace.rounds == steps:
+            break
+    buffer = io.BytesIO()
+    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "pace": pace.state_dict()}
+    torch.save(parts, buffer)
+    saved = buffer.getvalue()
+    pace.close()
+    loads = [result.loads.tolist() for result in results]
+    return {"used": used, "saved": saved, "loads": loads, "rounds": pace.rounds}
+
+
+def measured(rank: int, ranks: int, policy: str, milliseconds: list[float], steps: int) -> list[RoundResult]:
+    """Rounds of ranks that sleep for each sample."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    results: list[RoundResult] = []
+    with Pace(ddp, 60, policy, on_round=results.append) as pace:
+        for x, y, _ in pace.loader(Samples(60 * steps), seed=5):
+            time.sleep(milliseconds[rank] * len(x) / 1e3)
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer)
+    return results
+
+
+def misuse(rank: int, ranks: int, kind: str) -> str:
+    """The sentence that a rank gets when something is wrong."""
+    model = fresh(torch.float64)
+    ddp = DistributedDataParallel(model)
+    loss_of = nn.CrossEntropyLoss()
+    try:
+        if kind == "plain module":
+            Pace(model, 16)
+        if kind == "global batch":
+            Pace(ddp, 16 if rank == 0 else 18)
+        pace = Pace(ddp, 16, Wavering(rank) if kind == "other plan" else "equal")
+        loader = pace.loader(Samples(83), seed=rank if kind == "seed" else 5)
+        for x, y, _ in loader:
+            if kind == "no backward":
+                continue
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer_of(ddp))
+    except PacelineError as error:
+        return str(error)
+    return "nothing was wrong"
+
+
+class Wavering:
+    """A policy that decides otherwise on rank 1."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __call__(self, cluster: Any) -> Any:
+        bias = (1.0,) * cluster.workers
+        return Script((bias, bias, (1.0, 1.0 + 0.1 * (self._rank == 1), 1.0)))(cluster)

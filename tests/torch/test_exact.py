@@ -1,0 +1,32 @@
+"""Uneven training gives the model of one process with the whole batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.ranks import run_ranks
+from support.torch_jobs import exact
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+CASES = {
+    "weighted loss": {},
+    "sum loss": {"reduction": "sum"},
+    "unused parameters": {"sometimes": True},
+    "micro-batches": {"micro_batch": 3},
+    "hook": {"weigh": "hook"},
+    "hook, micro-batches": {"weigh": "hook", "micro_batch": 3},
+    "hook, unused parameters": {"weigh": "hook", "sometimes": True},
+    "quantum": {"quantum": 4},
+    "batch larger than the data": {"count": 11},
+    "prefetching": {"loader_workers": 1},
+    "single precision": {"dtype": "float32"},
+}
+
+
+def test_parameters_equal_those_of_one_process() -> None:
+    differences = run_ranks(3, exact, list(CASES.values()))
+    assert differences[0] == differences[1] == differences[2], "the ranks' parameters differ"
+    for (name, case), difference in zip(CASES.items(), differences[0], strict=True):
+        limit = 1e-5 if case.get("dtype") == "float32" else 1e-12
+        assert difference < limit, f"{name}: relative difference {difference:.1e}"

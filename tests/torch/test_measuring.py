@@ -1,0 +1,94 @@
+"""Ranks measure their own seconds, not their wait, and plan alike from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.torch.measure import CudaStopwatch
+from support.ranks import run_ranks
+from support.torch_jobs import measured, misuse
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+
+def test_seconds_leave_the_wait_out_and_shape_the_next_round() -> None:
+    milliseconds = [1.0, 1.0, 4.0]
+    results = run_ranks(3, measured, "level", milliseconds, 8)
+    for rank in (1, 2):
+        for first, other in zip(results[0], results[rank], strict=True):
+            np.testing.assert_array_equal(first.loads, other.loads)
+            np.testing.assert_array_equal(first.compute, other.compute)
+    first, second = results[0][:2]
+    assert first.loads.tolist() == [20, 20, 20]
+    # With the wait in it every rank would show the slowest one's 80 ms.
+    assert (first.compute[:2] < 0.06).all()
+    assert first.compute[2] >= 0.08
+    assert second.loads[2] < 12, "what was measured in round 0 shapes round 1"
+    assert (second.loads[:2] > 20).all()
+
+
+def test_the_loss_is_the_mean_over_the_whole_batch() -> None:
+    equal = run_ranks(3, measured, "equal", [0.0] * 3, 2)
+    alone = run_ranks(1, measured, "equal", [0.0] * 3, 2)
+    for three, one in zip(equal[0], alone[0], strict=True):
+        assert three.loss == pytest.approx(one.loss, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("plain module", "expected a DistributedDataParallel"),
+        ("global batch", "rank 1 was given global_batch=18 and rank 0 global_batch=16"),
+        ("seed", "rank 1 was given seed=1 and rank 0 seed=0"),
+        ("no backward", "without pace.backward(loss)"),
+        ("other plan", "rank 1 decided another plan"),
+    ],
+)
+def test_misuse_is_answered_in_a_sentence(kind: str, words: str) -> None:
+    for sentence in run_ranks(3, misuse, kind):
+        assert words in sentence
+
+
+class FakeEvent:
+    """A CUDA event on a stream whose clock the test sets."""
+
+    now = 0.0
+    synchronized = 0
+
+    def record(self) -> None:
+        self.at = FakeEvent.now
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        FakeEvent.synchronized += 1
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return (other.at - self.at) * 1e3
+
+
+def test_events_are_read_a_round_later_without_synchronizing() -> None:
+    watch = CudaStopwatch(FakeEvent)
+    assert watch.lag == 1
+    FakeEvent.now = 1.0
+    watch.start(0)
+    FakeEvent.now = 1.25
+    watch.stop(0)
+    assert watch.stopped(0)
+    watch.start(1)
+    assert watch.seconds(0) == 0.25
+    assert FakeEvent.synchronized == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda_events_time_the_device() -> None:
+    watch = CudaStopwatch()
+    x = torch.randn(4096, 4096, device="cuda")
+    watch.start(0)
+    for _ in range(20):
+        x = x @ x / 64
+    watch.stop(0)
+    assert 0 < watch.seconds(0) < 10
