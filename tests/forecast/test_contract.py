@@ -9,7 +9,16 @@ from paceline import forecast
 from paceline.errors import PacelineError
 from paceline.forecast import Reading
 
-ROUNDS = 24
+ROUNDS = 150  # enough for every method to have been fitted
+TRAINED = [
+    f"{name},warmup=0,fallback=false"
+    for name in (
+        "narx:inputs=6",
+        "narx:inputs=8,pooled=false",
+        "recurrent:cell=simple",
+        "recurrent:cell=lstm",
+    )
+]
 
 
 def stream(seed: int, shape: tuple[int, ...], rounds: int = ROUNDS) -> list[Reading]:
@@ -30,7 +39,7 @@ def walk(made: forecast.AnyForecast, readings: list[Reading], shape: tuple[int, 
     return np.array(out)
 
 
-@pytest.fixture(params=forecast.names())
+@pytest.fixture(params=forecast.names() + TRAINED)
 def made(request: pytest.FixtureRequest) -> forecast.AnyForecast:
     return forecast.create(request.param)
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from paceline import options
+from paceline.forecast.arima import Arima
 from paceline.forecast.ema import Ema
 from paceline.forecast.last import Last
+from paceline.forecast.narx import Narx
 from paceline.forecast.protocol import AnyForecast, Forecast, Reading
+from paceline.forecast.ratio import Ratio
+from paceline.forecast.recurrent import Recurrent
 
 FORECASTS: dict[str, type[AnyForecast]] = {
+    "arima": Arima,
     "last": Last,
+    "narx": Narx,
+    "recurrent": Recurrent,
+    "ratio": Ratio,
     "ema": Ema,
 }
 
 
 def create(text: str) -> AnyForecast:
-    """The forecast that text asks for: ``name`` or ``name:key=value,...`` (where nested, ";" stands for ",")."""
+    """The forecast that text asks for: ``name`` or ``name:key=value,...`` (";" for "," where nested)."""
     return options.build(FORECASTS, text.replace(";", ","), "forecast")
 
 

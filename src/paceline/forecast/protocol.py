@@ -1,9 +1,9 @@
 """What a forecast is given, and what it gives.
 
-Between two rounds a forecast reads how fast each worker just was, and what its machine has to offer for the
-round about to begin; it answers how fast each will be. It is a frozen configuration; what it learns lives in a
-state, a NamedTuple of arrays that the caller keeps. No clock, and no randomness but a seed: the same state and
-reading give the same prediction.
+Between two rounds a forecast reads how fast each worker just was, and what its machine has to offer for
+the round about to begin; it answers how fast each will be. It is a frozen configuration; what it learns
+lives in a state, a NamedTuple of arrays that the caller keeps. No clock, and no randomness but a seed: the
+same state and reading give the same prediction.
 """
 
 from __future__ import annotations

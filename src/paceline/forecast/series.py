@@ -1,0 +1,115 @@
+"""Series of speed, processors and memory to judge forecasts on: recorded, semi-synthetic and synthetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+
+
+class Series(NamedTuple):
+    """What workers did and what their meters showed; all of shape (rounds, n).
+
+    speed: samples/s in each round.
+    cpu, memory: portion in [0, 1] that the worker can have, as read at the start of each round.
+    expected: speed without the noise and spikes that nothing announces, where known: no forecast does better.
+    """
+
+    speed: Array
+    cpu: Array
+    memory: Array
+    expected: Array | None = None
+
+
+def bursty(
+    rng: np.random.Generator, rounds: int = 2000, workers: int = 9, stay: float = 40, spikes: float = 0.03
+) -> Series:
+    """Synthetic: processor shares that hold for a while and then jump; spikes that no reading explains.
+
+    Each worker's share of its processors is uniform in [0.25, 1] and is drawn anew after ``stay`` rounds on
+    average (geometric), its memory likewise. v = base x share x (1 when at least 0.3 of the memory is free,
+    else falling to 0.7) x lognormal noise of 4 %; with probability ``spikes`` a round runs at 0.4 to 0.8 of
+    that. The readings carry an error of 0.02.
+    """
+    base = rng.uniform(60, 140, workers)
+
+    def regimes() -> Array:
+        values = rng.uniform(0.25, 1.0, (rounds, workers))
+        jump = rng.random((rounds, workers)) < 1 / stay
+        jump[0] = True
+        latest = np.maximum.accumulate(np.where(jump, np.arange(rounds)[:, None], 0), axis=0)
+        return np.take_along_axis(values, latest, axis=0)
+
+    return _contend(rng, base, regimes(), regimes(), spikes)
+
+
+def recorded(folder: Path, same_step: bool = False) -> Series:
+    """Two workers that trained side by side on one shared machine, as recorded.
+
+    cpu is 1 less the portion that others kept busy, memory 1 less what was used. The readings were averaged
+    over each step, so what is known when round k begins is that of round k-1: the default. ``same_step``
+    takes round k's own: no forecast can have it, and it shows what a perfect reading would be worth.
+    """
+    path = folder / "traces" / "recorded_worker_speed_cpu_mem.csv"
+    table = np.genfromtxt(_found(path), delimiter=",", names=True)
+    columns = []
+    for worker in np.unique(table["worker"]):
+        rows = table[table["worker"] == worker]
+        rows = rows[np.argsort(rows["iter"])]
+        columns.append([rows["speed_samples_s"], 1 - rows["other_busy_frac"], 1 - rows["mem_used_frac"]])
+    length = min(len(c[0]) for c in columns)
+    speed, cpu, memory = (np.stack([c[j][:length] for c in columns], axis=1) for j in range(3))
+    if not same_step:
+        cpu, memory = (np.concatenate([x[:1], x[:-1]]) for x in (cpu, memory))
+    return Series(speed, cpu, memory)
+
+
+def google2011(folder: Path, rng: np.random.Generator, workers: int = 32, hold: int = 10) -> Series:
+    """Semi-synthetic: the load of machines of the Google cluster of 2011 under a stated contention model.
+
+    ``workers`` machines drawn at random, 288 five-minute samples each, every sample held for ``hold``
+    rounds. A worker has what the others leave: c = 1 - cpu, m = 1 - memory (at least 0.05 each). Its speed
+    is that of ``bursty`` with these c and m, so the contention model, its noise and its spikes are assumed,
+    not measured. Sizes as in LB-BSP's Table 2: of 32 workers one has 4 cores, 29 have 8 (10 of them of a
+    faster kind), two 16.
+    """
+    try:
+        import pandas as pd
+    except ImportError:
+        raise PacelineError(
+            "the Google trace is a parquet file: install pandas and pyarrow to read it"
+        ) from None
+    table = pd.read_parquet(_found(folder / "traces" / "google2011_vm_cpu_mem.parquet"))
+    cpu = table.pivot(index="t", columns="vm", values="cpu_pct").to_numpy(float)
+    memory = table.pivot(index="t", columns="vm", values="mem_pct").to_numpy(float)
+    chosen = rng.choice(cpu.shape[1], workers, replace=False)
+    free_cpu, free_memory = (
+        np.repeat(np.clip(1 - x[:, chosen] / 100, 0.05, 1), hold, axis=0) for x in (cpu, memory)
+    )
+    sizes = rng.permutation(np.resize([80.0] * 19 + [110.0] * 10 + [160.0] * 2 + [40.0], workers))
+    return _contend(rng, sizes, free_cpu, free_memory, spikes=0.03)
+
+
+def _contend(rng: np.random.Generator, base: Array, cpu: Array, memory: Array, spikes: float) -> Series:
+    """The contention model of ``bursty``, and readings of it."""
+    swapping = np.interp(memory, [0, 0.3], [0.7, 1.0])
+    noise = np.exp(rng.normal(0, 0.04, cpu.shape))
+    spike = np.where(rng.random(cpu.shape) < spikes, rng.uniform(0.4, 0.8, cpu.shape), 1.0)
+    steady = base * cpu * swapping
+    chance = 1 - spikes + spikes * 0.6  # a spike leaves 0.4 to 0.8
+    speed = steady * noise * spike
+
+    def read(x: Array) -> Array:
+        return np.clip(x + rng.normal(0, 0.02, x.shape), 0.01, 1.0)
+
+    return Series(speed, read(cpu), read(memory), steady * chance)
+
+
+def _found(path: Path) -> Path:
+    if not path.is_file():
+        raise PacelineError(f"{path} is missing; set PACELINE_DATA to the folder that holds traces/")
+    return path
