@@ -17,17 +17,20 @@ def speeds(run: Run) -> Array:
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         measured = np.where((run.loads > 0) & (run.compute > 0), run.loads / run.compute, np.nan)
-    rows = np.arange(len(measured))[:, None]
-    last = np.maximum.accumulate(np.where(np.isnan(measured), -1, rows), axis=0)
-    filled = np.where(last >= 0, np.take_along_axis(measured, np.maximum(last, 0), axis=0), np.nan)
-    return np.where(np.isnan(run.compute), np.nan, filled)
+    return np.where(np.isnan(run.compute), np.nan, carried(measured))
+
+
+def carried(values: Array) -> Array:
+    """Each NaN replaced by the last known value above it, shape (T, n); NaN where there is none."""
+    rows = np.arange(len(values))[:, None]
+    last = np.maximum.accumulate(np.where(np.isnan(values), -1, rows), axis=0)
+    return np.where(last >= 0, np.take_along_axis(values, np.maximum(last, 0), axis=0), np.nan)
 
 
 def ideal_seconds(run: Run) -> Array:
     """Seconds of each round if its samples were spread by speed, shape (T,); NaN where no speed is known."""
     total = np.nansum(speeds(run), axis=1)
-    with np.errstate(divide="ignore"):
-        return np.where(total > 0, run.batch / total, np.nan)
+    return np.divide(run.batch, total, out=np.full(total.shape, np.nan), where=total > 0)
 
 
 def final_batches(run: Run) -> list[int]:

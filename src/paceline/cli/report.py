@@ -1,0 +1,99 @@
+"""``paceline report RUN [RUN...]``: rebuild a run's report and trace, or compare several runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from paceline.errors import PacelineError
+from paceline.files import write_whole
+from paceline.runs import Run, read, report, summarize, trace
+from paceline.runs.findings import compare, findings
+from paceline.runs.words import number, percent, seconds
+
+
+def command(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Run directories, as --out of a run named them.", metavar="RUN")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the page goes. Default: report.html in the run, compare.html beside several.",
+            metavar="FILE",
+        ),
+    ] = None,
+    json_: Annotated[
+        str | None,
+        typer.Option("--json", help="Write the summaries as JSON; - for standard output.", metavar="FILE|-"),
+    ] = None,
+) -> None:
+    """Say what happened in a run, and rebuild its report.html and trace.json; several runs are compared."""
+    records = [read(path) for path in runs]
+    pages = [report.render(run) for run in records]  # all are sound before anything is written
+    summaries = [summarize(run) for run in records]
+    console = Console(stderr=json_ == "-")
+    if len(records) == 1:
+        page = write_whole(out or records[0].path / report.REPORT, pages[0])
+        _say(console, findings(records[0]))
+    else:
+        page = report.write_comparison(records, out or _beside(runs))
+        for run, content in zip(records, pages, strict=True):
+            write_whole(run.path / report.REPORT, content)
+        console.print(comparison_table(records, summaries))
+        _say(console, compare(records)[:1])
+    for run in records:
+        trace.write(run)
+    console.print(f"Report: {page}", soft_wrap=True, highlight=False)
+    if json_ is not None:
+        _write_json(json_, summaries[0] if len(summaries) == 1 else summaries)
+
+
+def comparison_table(runs: list[Run], summaries: list[dict[str, Any]]) -> Table:
+    """The figures of several runs side by side, for a terminal."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for head in ("run", "samples/s", "of bound", "waiting", "time", "loss", "accuracy", "loads"):
+        table.add_column(head, no_wrap=True)
+    for name, summary in zip(report.labels(runs), summaries, strict=True):
+        loads = summary["final_batches"]
+        table.add_row(
+            name,
+            number(summary["samples_per_second"]),
+            percent(summary["share_of_bound"], 1),
+            percent(summary["idle_share"], 1),
+            seconds(summary["seconds"]),
+            number(summary["train_loss"]),
+            percent(summary.get("test_accuracy"), 1),
+            "/".join(map(str, loads)) if len(loads) <= 8 else f"{min(loads)} to {max(loads)}",
+        )
+    return table
+
+
+def _say(console: Console, sentences: list[str]) -> None:
+    for sentence in sentences:
+        console.print(sentence, markup=False, highlight=False)
+
+
+def _beside(runs: list[Path]) -> Path:
+    """compare.html in the directory that holds all the runs."""
+    parents = [os.path.abspath(path.parent if path.name else path.resolve().parent) for path in runs]
+    try:
+        return Path(os.path.commonpath(parents)) / "compare.html"
+    except ValueError as error:  # on different drives
+        raise PacelineError("the runs lie on different drives; say where the page goes with --out") from error
+
+
+def _write_json(target: str, content: Any) -> None:
+    text = json.dumps(content, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    else:
+        write_whole(target, text)

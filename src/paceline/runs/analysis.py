@@ -1,0 +1,123 @@
+"""What the findings and the pictures are made from: who was slow, who was last, when speeds changed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.runs.run import Array, Run
+from paceline.runs.summary import carried
+
+WINDOW = 8  # rounds on either side that a lasting change must outweigh
+LASTING = 1.25  # the least ratio that counts as a change
+
+
+class Change(NamedTuple):
+    """From ``round`` on, ``worker`` takes ``ratio`` times its seconds per sample of before."""
+
+    round: int
+    worker: int
+    ratio: float
+
+
+def seconds_per_sample(run: Run) -> Array:
+    """Seconds per sample of each worker in each round, overhead left out, shape (T, n); NaN: unknown."""
+    spent = run.compute - np.nan_to_num(run.overhead)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((run.loads > 0) & (spent > 0), spent / run.loads, np.nan)
+
+
+def typical(run: Run) -> Array:
+    """Median seconds per sample of each worker, shape (n,); NaN for one that never ran."""
+    return median(seconds_per_sample(run))
+
+
+def slowness(run: Run) -> Array:
+    """How many times each worker's typical seconds per sample are the median of the others', shape (n,)."""
+    own = typical(run)
+    others = np.array([median(np.delete(own, i)[:, None])[0] for i in range(len(own))])
+    return own / others if len(own) else own
+
+
+def last(run: Run) -> NDArray[np.int64]:
+    """The straggler of each round, shape (T,): the most compute seconds, lowest rank first; -1: none."""
+    compute = np.where(np.isnan(run.compute), -np.inf, run.compute)
+    if compute.size == 0:
+        return np.full(len(compute), -1)
+    slowest = compute.argmax(axis=1)
+    return np.where(np.isfinite(compute.max(axis=1)), slowest, -1)
+
+
+def straggler_share(run: Run) -> Array:
+    """Portion of the rounds in which each worker was the straggler, shape (n,)."""
+    who = last(run)
+    return np.bincount(who[who >= 0], minlength=run.workers) / max(len(who), 1)
+
+
+def changes(run: Run) -> list[Change]:
+    """Lasting changes of speed, in order: the medians of the rounds before and after differ beyond noise."""
+    series = np.log(carried(seconds_per_sample(run)))
+    rounds = len(series)
+    if rounds < 2 * WINDOW or not series.size:
+        return []
+    windows = np.lib.stride_tricks.sliding_window_view(series, WINDOW, axis=0)
+    medians = np.median(windows, axis=2)  # [t]: of rounds t to t + WINDOW - 1; NaN where any is unknown
+    jump = medians[WINDOW:] - medians[:-WINDOW]  # [t]: at round t + WINDOW
+    noise = 1.4826 * median(np.abs(np.diff(series, axis=0))) / np.sqrt(2)
+    # A median of w values strays by 1.25 sigma / sqrt(w), the difference of two by sqrt(2) times that.
+    least = np.maximum(np.log(LASTING), 6 * 1.77 * noise / np.sqrt(WINDOW))
+    found = []
+    for worker in range(series.shape[1]):
+        size = np.abs(np.nan_to_num(jump[:, worker]))
+        while size.size and size.max() >= least[worker]:
+            # The medians differ most over a plateau around the change; its middle is the change itself.
+            top = size.max()
+            first = int(size.argmax())
+            plateau = np.flatnonzero(size[first : first + WINDOW] >= top - 1e-9 - noise[worker])
+            at = first + int(plateau.mean())
+            found.append(
+                Change(_edge(series[:, worker], at + WINDOW), worker, float(np.exp(jump[at, worker])))
+            )
+            size[max(at - WINDOW, 0) : at + WINDOW + 1] = 0
+    return sorted(found)
+
+
+def _edge(series: Array, near: int) -> int:
+    """The round within a window of ``near`` at which a step from one level to the next fits best."""
+    low, high = max(near - WINDOW, 1), min(near + WINDOW, len(series) - 1)
+    before, after = np.median(series[max(low - WINDOW, 0) : low]), np.median(series[high : high + WINDOW])
+    candidates = range(low, high + 1)
+    errors = [
+        np.abs(series[low:edge] - before).sum() + np.abs(series[edge:high] - after).sum()
+        for edge in candidates
+    ]
+    return int(candidates[int(np.argmin(errors))])
+
+
+def settled(run: Run, start: int = 0, end: int | None = None) -> int | None:
+    """Rounds from ``start`` until the split stays where it will be before ``end``; None when it does not.
+
+    Stays: in 95 % of the rounds left every worker's share is within a tenth of an equal share of its median
+    over the second half, or within two samples.
+    """
+    end = len(run.batch) if end is None else end
+    shares = np.nan_to_num(run.loads[start:end] / run.batch[start:end, None])
+    if len(shares) < 4:
+        return None
+    goal = np.median(shares[len(shares) // 2 :], axis=0)
+    near = np.maximum(0.1 / run.workers, 2 / run.batch[start:end]) + 1e-12
+    away: NDArray[np.bool_] = np.any(np.abs(shares - goal) > near[:, None], axis=1)
+    left = np.cumsum(away[::-1])[::-1] / np.arange(len(away), 0, -1)
+    calm = (left <= 0.05) & ~away
+    first = int(np.argmax(calm))
+    return first if calm[first] and first < 0.75 * len(shares) else None
+
+
+def median(values: Array) -> Array:
+    """Median down the first axis over what is known, NaN (and no warning) where nothing is."""
+    empty = np.isnan(values).all(axis=0)
+    if empty.all():
+        return np.full(empty.shape, np.nan)
+    return np.where(empty, np.nan, np.nanmedian(np.where(empty, 0.0, values), axis=0))

@@ -1,0 +1,65 @@
+// Tooltips: each .plot carries its data; without this script the page still shows everything but them.
+(() => {
+  const tip = document.body.appendChild(document.createElement("div"));
+  tip.className = "tip";
+  const row = (colour, text) => {
+    const line = document.createElement("div");
+    if (colour) line.appendChild(document.createElement("i")).className = colour;
+    line.append(text);
+    return line;
+  };
+  const nearest = (places, x) => places.reduce((best, place, i) =>
+    place !== null && (best < 0 || Math.abs(place - x) < Math.abs(places[best] - x)) ? i : best, -1);
+  const column = (edges, x) => {
+    for (let i = 0; i + 1 < edges.length; i++) if (x >= edges[i] && x < edges[i + 1]) return i;
+    return -1;
+  };
+  const words = {
+    line(data, x) {
+      const rows = [];
+      let at = null, title = "";
+      for (const series of data.series) {
+        const i = nearest(series.x, x);
+        if (i < 0) continue;
+        if (at === null) { at = series.x[i]; title = series.at[i]; }
+        rows.push(row(series.colour, `${series.name}: ${series.text[i]}`));
+      }
+      return at === null ? null : { at, title, rows };
+    },
+    column(data, x) {
+      const i = column(data.edges, x);
+      if (i < 0) return null;
+      const rows = data.names.map((name, k) => row(`c${k}`, `${name}: ${data.text[i][k]}`)).reverse();
+      return { at: (data.edges[i] + data.edges[i + 1]) / 2, title: data.at[i], rows };
+    },
+    grid(data, x, y) {
+      const i = column(data.edges, x), k = Math.min(Math.floor(y / 1000 * data.names.length), data.names.length - 1);
+      if (i < 0 || k < 0) return null;
+      return { at: null, title: data.at[i], rows: [row("", `${data.names[k]}: ${data.text[i][k]}`)] };
+    },
+  };
+  for (const plot of document.querySelectorAll(".plot")) {
+    const field = plot.querySelector(".field"), rule = plot.querySelector(".rule");
+    let data = null;
+    const hide = () => { tip.style.display = rule.style.display = "none"; };
+    const show = (event) => {
+      data ??= JSON.parse(plot.querySelector("script").textContent);
+      const box = field.getBoundingClientRect();
+      const x = (event.clientX - box.left) / box.width * 1000, y = (event.clientY - box.top) / box.height * 1000;
+      const found = words[data.kind](data, x, y);
+      if (!found) return hide();
+      const title = document.createElement("b");
+      title.append(found.title);
+      tip.replaceChildren(title, ...found.rows);
+      tip.style.display = "block";
+      const left = event.clientX + 14 + tip.offsetWidth > innerWidth ? event.clientX - 14 - tip.offsetWidth : event.clientX + 14;
+      tip.style.left = `${Math.max(4, left)}px`;
+      tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 4))}px`;
+      rule.style.display = found.at === null ? "none" : "block";
+      if (found.at !== null) rule.style.left = `${found.at / 10}%`;
+    };
+    field.addEventListener("pointermove", show);
+    field.addEventListener("pointerdown", show);
+    field.addEventListener("pointerleave", hide);
+  }
+})();

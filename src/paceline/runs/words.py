@@ -1,0 +1,64 @@
+"""Figures as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """1234.5 as 1,234 or 0.01234 as 0.0123: ``digits`` significant ones, thousands apart."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    text = f"{round(value, places):,.{max(places, 0)}f}"
+    return text.rstrip("0").rstrip(".") if places > 0 and digits > 2 and "." in text else text
+
+
+def seconds(value: float | None) -> str:
+    """A duration in the unit that suits it: 64 ms, 1.25 s, 3 min 20 s, 2 h 5 min."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0 s"
+    if value < 0.9995e-3:
+        return f"{number(value * 1e6)} µs"
+    if value < 0.9995:
+        return f"{number(value * 1e3)} ms"
+    if value < 119.5:
+        return f"{number(value)} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(round(value / 60), 60)
+    return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
+
+
+def percent(share: float | None, places: int = 0) -> str:
+    """0.563 as 56 %; a little is not nothing, and almost all is not all."""
+    if share is None or not math.isfinite(share):
+        return "–"
+    text = f"{100 * share:.{places}f}"
+    if share > 0 and float(text) == 0:
+        return "under 1 %" if places == 0 else f"under {10**-places:g} %"
+    if share < 1 and float(text) == 100:
+        return f"{100 * share:.1f} %" if share < 0.9995 else "almost 100 %"
+    return f"{text} %"
+
+
+def times(ratio: float) -> str:
+    """A ratio: 4.0x, 1.25x, 12x."""
+    return f"{ratio:.2f}x" if ratio < 1.995 else f"{ratio:.1f}x" if ratio < 9.95 else f"{ratio:,.0f}x"
+
+
+def listing(items: Sequence[object]) -> str:
+    """1, 2 and 3."""
+    texts = [str(item) for item in items]
+    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}" if texts else "none"
+
+
+def plural(count: int, thing: str) -> str:
+    """1 round, 1,200 rounds."""
+    return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"

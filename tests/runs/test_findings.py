@@ -1,0 +1,174 @@
+"""What is said of a run, on records whose story is known."""
+
+import numpy as np
+import pytest
+
+from paceline.runs import Recorder, read
+from paceline.runs.analysis import Change, changes, settled, slowness, straggler_share
+from paceline.runs.findings import compare, findings
+from paceline.runs.words import listing, number, percent, plural, seconds, times
+
+SLOW = np.array([0.001, 0.001, 0.001, 0.004])
+
+
+def said(run):
+    return " ".join(findings(run))
+
+
+def test_the_demo_in_one_sentence(tmp_path, write):
+    pace = np.tile(SLOW, (40, 1))
+    equal = write(
+        tmp_path / "equal", np.full((40, 4), 16), pace, policy="equal", finish={"test_accuracy": 0.9}
+    )
+    balanced = np.tile([20, 20, 20, 5], (40, 1))
+    balanced[0] = 16, 16, 16, 16
+    level = write(tmp_path / "level", balanced, pace, finish={"test_accuracy": 0.9})
+    runs = [read(equal), read(level)]
+    # 40 rounds of 64 ms for 2560 samples; then one of 64 and 39 of 20 ms for 2599.
+    gain = (2599 / (0.064 + 39 * 0.020)) / (2560 / (40 * 0.064))
+    assert compare(runs)[0] == (
+        f"Worker 3 is 4.0x slower; an equal split wasted 56 % of the cluster; balanced by level, "
+        f"samples went through {gain:.1f}x as fast."
+    )
+    assert "an equal split" not in compare(runs)[1]
+    assert f"{gain:.1f}x an equal split" in compare(runs)[2]
+
+
+def test_the_same_model_is_only_claimed_where_it_is(tmp_path, write):
+    pace = np.tile(SLOW, (40, 1))
+    equal = read(write(tmp_path / "equal", np.full((40, 4), 13), pace, policy="equal"))
+    loads = np.tile([16, 16, 16, 4], (40, 1))
+    level = read(write(tmp_path / "level", loads, pace))
+    assert compare([equal, level])[0].endswith("balanced by level, the same model came out 3.2x sooner.")
+    other = read(write(tmp_path / "other", loads, pace, model="lenet5"))
+    assert compare([equal, other])[0].endswith("balanced by level, samples went through 3.2x as fast.")
+    assert compare([level, equal])[0] == compare([equal, level])[0]
+    again = read(write(tmp_path / "again", loads, pace, policy="dolbie"))
+    assert "balanced by level or dolbie, the same model" in compare([equal, level, again])[0]
+
+
+def test_a_plain_baseline_that_wins_is_said_to(tmp_path, write):
+    pace = np.full((30, 4), 0.001)
+    equal = read(write(tmp_path / "equal", np.full((30, 4), 16), pace, policy="equal"))
+    bad = read(write(tmp_path / "bad", np.tile([28, 12, 12, 12], (30, 1)), pace))
+    assert compare([bad, equal])[0] == "An equal split wasted 0 % of the cluster; no other policy was faster."
+
+
+def test_one_slow_worker(tmp_path, write):
+    run = read(write(tmp_path / "run", np.full((40, 4), 16), np.tile(SLOW, (40, 1))))
+    assert slowness(run) == pytest.approx([1, 1, 1, 4])
+    assert straggler_share(run).tolist() == [0, 0, 0, 1]
+    sentences = findings(run)
+    assert sentences[0] == "Worker 3 is 4.0x slower per sample than the others."
+    assert "Worker 3 was last in every round; half of the workers were done in 25 %" in sentences[1]
+    assert "56 % of the workers' time went into waiting" in sentences[2]
+    assert "31 % of the 3,250" in sentences[2]
+    assert "it would have taken 788 ms instead of 2.56 s" in sentences[2]
+    assert "Every round was split equally." in sentences
+
+
+def test_overhead_is_not_taken_for_slowness(tmp_path, config):
+    """Two equal workers of 1 ms a sample and 50 ms a round, one with few samples."""
+    with Recorder.create(tmp_path / "run", config | {"workers": 2}) as recorder:
+        for t in range(20):
+            recorder.round(round=t, epoch=0, time=t, seconds=0.14, batch=100, loads=[90, 10],
+                           compute=[0.14, 0.06], overhead=[0.05, 0.05])  # fmt: skip
+    assert slowness(read(tmp_path / "run")) == pytest.approx([1, 1])
+    assert "about equally fast" in said(read(tmp_path / "run"))
+
+
+def test_ties_go_to_the_lowest_rank(tmp_path, write):
+    run = read(write(tmp_path / "run", np.full((40, 4), 16), np.full((40, 4), 0.001)))
+    assert straggler_share(run).tolist() == [1, 0, 0, 0]
+    assert "equally fast: per sample the slowest takes 1.00x" in said(run)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
+def test_lasting_changes_are_found_and_spikes_are_not(tmp_path, write, noise):
+    random = np.random.default_rng(4)
+    pace = np.full((120, 4), 0.001)
+    pace[40:, 2] *= 4
+    pace[80:, 2] /= 4
+    pace[60, 0] *= 50  # a spike
+    pace[100:103, 1] *= 10  # a short one
+    pace *= np.exp(noise * random.standard_normal(pace.shape))
+    found = changes(read(write(tmp_path / "run", np.full((120, 4), 16), pace)))
+    assert [change.worker for change in found] == [2, 2]
+    assert [change.round for change in found] == pytest.approx([40, 80], abs=0 if noise < 0.1 else 2)
+    assert [np.log(change.ratio) for change in found] == pytest.approx(
+        [np.log(4), -np.log(4)], abs=1.5 * noise + 1e-9
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_alone_is_no_change(tmp_path, write, seed):
+    pace = 0.001 * np.exp(0.4 * np.random.default_rng(seed).standard_normal((400, 4)))
+    assert changes(read(write(tmp_path / "run", np.full((400, 4), 16), pace))) == []
+
+
+def test_changes_in_words(tmp_path, write):
+    pace = np.full((120, 4), 0.001)
+    pace[40:, 2] *= 4
+    pace[80:, 2] /= 4
+    run = read(write(tmp_path / "run", np.full((120, 4), 16), pace))
+    assert changes(run) == [Change(40, 2, pytest.approx(4)), Change(80, 2, pytest.approx(1 / 4))]
+    sentences = findings(run)
+    assert sentences[0] == "In round 40 worker 2 became 4.0x slower, per sample and lastingly."
+    assert sentences[1] == "In round 80 worker 2 became 4.0x faster, per sample and lastingly."
+
+
+def test_when_the_loads_settled(tmp_path, write):
+    loads = np.tile([24, 24, 24, 6], (60, 1))
+    loads[:5] = [[19, 19, 20, 20], [20, 20, 20, 18], [21, 21, 20, 16], [22, 22, 22, 12], [23, 23, 23, 9]]
+    run = read(write(tmp_path / "run", loads, np.tile(SLOW, (60, 1))))
+    assert settled(run) == 5  # 9 of 78 samples are still 3.8 % of the batch away from 6
+    assert "The loads settled after 5 rounds at 24, 24, 24 and 6 samples." in findings(run)
+    moving = np.tile(np.arange(60)[:, None], (1, 4)) * [1, 1, 1, -3] + 200
+    run = read(write(tmp_path / "moving", moving, np.tile(SLOW, (60, 1))))
+    assert settled(run) is None
+    assert "The loads never settled: the split was still moving when the run ended." in findings(run)
+
+
+def test_odd_rounds_absences_and_a_resumed_run(tmp_path, write):
+    pace = np.full((40, 4), 0.001)
+    pace[17, 1] = 0.009
+    pace[20:25, 3] = np.nan
+    folder = write(tmp_path / "run", np.full((40, 4), 16), pace)
+    with Recorder.create(folder, {}, resume=40):
+        pass
+    text = said(read(folder))
+    assert "1 round took more than 3 times the median of 16 ms; the longest, round 17, 144 ms." in text
+    assert "Worker 3 was absent from 5 rounds, first from round 20." in text
+    assert "The run was resumed after 40 rounds." in text
+
+
+def test_records_that_say_little_are_no_trouble(tmp_path, write, config):
+    Recorder.create(tmp_path / "none", config).close()
+    assert findings(read(tmp_path / "none")) == ["No round was recorded."]
+    for rounds, workers in ((1, 1), (1, 4), (3, 2), (30, 1)):
+        run = read(
+            write(
+                tmp_path / f"{rounds}-{workers}",
+                np.full((rounds, workers), 4),
+                np.ones((rounds, workers)),
+                losses=False,
+            )
+        )
+        assert findings(run)
+        assert changes(run) == []
+    with Recorder.create(tmp_path / "absent", config) as recorder:
+        for t in range(20):
+            recorder.round(round=t, epoch=0, time=t, seconds=0, batch=0, loads=[0] * 4, compute=[None] * 4)
+    findings(read(tmp_path / "absent"))
+
+
+def test_words():
+    assert [number(x) for x in (0, 1234.5, 0.012345, 2.5, 99.95, 1e6, None, float("nan"))] == [
+        "0", "1,230", "0.0123", "2.5", "100", "1,000,000", "–", "–"]  # fmt: skip
+    assert [seconds(x) for x in (0, 2e-6, 0.064, 0.9996, 1.25, 119.4, 119.6, 200, 7500, None)] == [
+        "0 s", "2 µs", "64 ms", "1 s", "1.25 s", "119 s", "2 min", "3 min 20 s", "2 h 5 min", "–"]  # fmt: skip
+    assert [percent(x) for x in (0, 0.001, 0.5625, 0.997, 0.9999, 1, None)] == [
+        "0 %", "under 1 %", "56 %", "99.7 %", "almost 100 %", "100 %", "–"]  # fmt: skip
+    assert [times(x) for x in (1.25, 4, 9.99, 1234)] == ["1.25x", "4.0x", "10x", "1,234x"]
+    assert [listing([]), listing([1]), listing([1, 2, 3])] == ["none", "1", "1, 2 and 3"]
+    assert [plural(1, "round"), plural(1200, "round")] == ["1 round", "1,200 rounds"]
