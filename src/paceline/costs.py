@@ -128,7 +128,7 @@ def halfway(low: Array, high: Array) -> Array:
     return (first + (last - first) // 2).view(np.float64)
 
 
-def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array) -> Array:
+def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array | float) -> Array:
     """Seconds per sample of the line through (0, overhead) and (loads, seconds); all of shape (..., n).
 
     ``otherwise`` stands where nothing was measured: no load, or NaN seconds.

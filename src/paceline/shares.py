@@ -35,7 +35,7 @@ def water_level(
     """The division of ``batch`` that ends soonest: min over loads of max_i seconds_i(load_i).
 
     batch: samples, a number or shape (...,). least, most: samples, default 0 and the batch. guess: a level
-    near the answer, shape (...,), which saves a pass or two over the workers of a linear cost.
+    near the answer, shape (...,), or NaN, which saves a pass or two over the workers of a linear cost.
 
     Linear costs are solved exactly in a handful of passes of O(n); others by bisection down to neighbouring
     floats, with what they cannot resolve (a jump) divided in proportion.
@@ -131,10 +131,9 @@ def _fill(
     Newton's method on a piecewise linear function within a bracket: it ends on the right piece, where its
     step is the closed form (Cominetti, Mascarenhas and Silva 2014, on the continuous quadratic knapsack).
     """
-    if guess is None:  # as if no limit bound
+    level = np.full_like(total, np.nan) if guess is None else np.asarray(guess, float)[..., None]
+    if np.isnan(level).any():  # as if no limit bound
         level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
-    else:
-        level = np.asarray(guess, float)[..., None]
     left, right = np.full_like(level, -np.inf), np.full_like(level, np.inf)
     for attempt in range(200):
         free = rate * level

@@ -1,44 +1,81 @@
-"""``level``: everybody ends at the same time, by what each was last seen to need. The default."""
+"""``level``: everybody ends at the same time, by what each may be expected to need. The default.
+
+Water filling on the workers' paces and overheads: the same solution that the oracle finds for the true ones.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from paceline import forecast, tracking
 from paceline.balance.members import bounds, even, fill_unknown
 from paceline.costs import Linear, line_through
+from paceline.forecast import Reading
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
 
+PROBE = 0.01  # each round without load, a worker is taken to be that much quicker than when last measured
+
 
 class LevelState(NamedTuple):
-    seconds_per_sample: Array  # (..., n); NaN before a worker's first measurement
-    overhead: Array  # (..., n), seconds
-    level: Array  # (...,), seconds: where the next search starts
+    pace: Any  # of the tracking or the forecast
+    overhead: Array  # seconds, (..., n)
+    idle: Array  # rounds since a worker last had load, (..., n)
+    level: Array  # seconds: where the next search starts, (...,)
 
 
 @dataclass(frozen=True)
 class Level:
-    """Water filling: shares with which all expect to end at the same time."""
+    """Water filling: shares with which all are expected to end at the same time.
+
+    forecast: where the expected paces come from. "tracking" averages noise and follows changes at once, by
+        itself; or any forecast's name, with its options after a colon and ";" between them.
+    """
 
     cluster: Cluster
+    forecast: str = "tracking"
     needs_upcoming: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if self.forecast != "tracking":
+            forecast.create(self.forecast)  # an unknown one is said now, not in the first round
+
     def init(self) -> tuple[Plan, LevelState]:
-        shares = even(self.cluster)
-        unknown = np.full_like(shares, np.nan)
-        return Plan(shares), LevelState(unknown, np.zeros_like(shares), np.zeros(self.cluster.realizations))
+        shape = self.cluster.shape
+        tracked = self.forecast == "tracking"
+        pace = tracking.start(shape) if tracked else forecast.create(self.forecast).init(shape)
+        nothing = np.zeros(shape)
+        return Plan(even(self.cluster)), LevelState(pace, nothing, nothing, np.full(shape[:-1], np.nan))
 
     def step(self, state: LevelState, round: Round) -> tuple[Plan, LevelState]:
         cluster, present = self.cluster, round.present
-        slope = line_through(round.loads, round.seconds, round.overhead, state.seconds_per_sample)
-        overhead = round.overhead if present.all() else np.where(present, round.overhead, state.overhead)
-        expected = fill_unknown(slope)
+        measured = line_through(round.loads, round.seconds, round.overhead, np.nan)
+        if self.forecast == "tracking":
+            expected, gain, pace = tracking.follow(state.pace, measured)
+        else:
+            reading = Reading(1.0 / measured, round.cpu, round.memory)
+            speed, pace = forecast.create(self.forecast).step(state.pace, reading)
+            expected, gain = 1.0 / speed, np.ones(cluster.shape)
+
+        idle, overhead = state.idle, gain * (round.overhead - state.overhead)
+        overhead += state.overhead
+        unmeasured = np.isnan(measured)
+        if unmeasured.any():
+            idle = np.where(unmeasured, idle + 1.0, 0.0)
+            # Once found too slow for a single sample, a worker is tried again, the later the slower it was.
+            expected = fill_unknown(expected) / (1.0 + PROBE * idle)
+            overhead = np.where(unmeasured, np.where(present, round.overhead, state.overhead), overhead)
+        elif state.idle.any():
+            idle = np.zeros(cluster.shape)
+
         least, most = bounds(cluster, present)
         batch = cluster.global_batch
-        level, loads = water_level(Linear(expected, overhead), batch, least * batch, most * batch)
+        costs = Linear(expected, overhead)
+        level, loads = water_level(costs, batch, least * batch, most * batch, guess=state.level)
         if not present.all():  # whole samples, too, must not go to the absent
-            expected = np.where(present, expected, np.inf)
-        return Plan(loads / batch, costs=Linear(expected, overhead)), LevelState(slope, overhead, level)
+            costs = Linear(np.where(present, expected, np.inf), overhead)
+        loads /= batch
+        return Plan(loads, costs=costs), LevelState(pace, overhead, idle, level)

@@ -1,0 +1,100 @@
+"""Following each worker's pace through noise: averages while it rests, follows at once when it changes.
+
+A Kalman filter of the logarithm, which treats twice as slow and twice as fast alike. Its two settings, how
+much the pace drifts between rounds and how much a measurement scatters, are learned on the way from how
+successive differences vary (drift + 2 scatter) and correlate (-scatter), over all workers of a realization
+together. What neither can explain is a change: the filter starts anew from that measurement. Whether it was
+a spike shows a round later, when the old pace returns as another change; believing a spike costs far less
+than ignoring a change.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.rounds import Array
+
+FIRST_SCATTER = 0.02  # relative, expected before anything is known
+MEMORY = 0.97  # weight of what was learned of drift and scatter, kept each round
+CHANGE = 3.5  # standard deviations beyond which it is a change
+LEAST_CHANGE = 0.15  # and the smallest relative change treated so
+OUTLIER = 3.0  # standard deviations, and
+LEAST_OUTLIER = 0.3  # relative, to which differences are cut before drift and scatter learn from them
+
+
+class Track(NamedTuple):
+    """What is believed of each worker, (..., n), and learned from all of them, (..., 1)."""
+
+    mean: Array  # log of the pace; NaN before a worker's first measurement
+    variance: Array  # of that
+    newest: Array  # log of the last measurement
+    change: Array  # what that differed by from the one before
+    squares: Array  # weighted sums of squared differences,
+    products: Array  # of products of successive ones,
+    weight: Array  # and of their number
+
+
+def start(shape: tuple[int, ...]) -> Track:
+    """Nothing measured yet; shape is (..., n)."""
+    unknown, shared = np.full(shape, np.nan), np.ones((*shape[:-1], 1))
+    square = 2 * FIRST_SCATTER**2
+    return Track(
+        unknown,
+        np.full(shape, square),
+        unknown,
+        np.zeros(shape),
+        square * shared,
+        -square / 4 * shared,
+        shared,
+    )
+
+
+def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
+    """The pace to expect, the weight that each measurement got (0 where there was none), and the new state.
+
+    values: measured positive paces (seconds per sample, say), (..., n); NaN where nothing was measured.
+    """
+    y = np.log(values)
+    error = y - track.mean
+    change = y - track.newest
+    known = not np.isnan(change).any()  # everybody, and before: the usual case, which needs no masks
+    portion: Array | float = 1.0
+    if not known:
+        comparable = ~np.isnan(change)
+        change = np.where(comparable, change, 0.0)
+        portion = comparable.mean(-1, keepdims=True)
+
+    usual = np.sqrt(track.squares / track.weight)
+    limit = np.maximum(OUTLIER * usual, LEAST_OUTLIER)
+    np.clip(change, -limit, limit, out=change)
+    workers = y.shape[-1]
+    squares = MEMORY * track.squares + np.einsum("...i,...i->...", change, change)[..., None] / workers
+    products = (
+        MEMORY * track.products + np.einsum("...i,...i->...", change, track.change)[..., None] / workers
+    )
+    weight = MEMORY * track.weight + portion
+    both = squares / weight
+    scatter = np.clip(-products / weight, 1e-8, 0.5 * both)
+    drift = np.maximum(both - 2 * scatter, 1e-3 * both + 1e-8)
+
+    before = track.variance + drift
+    total = before + scatter
+    gain = before / total
+    total *= CHANGE**2
+    np.maximum(total, LEAST_CHANGE**2, out=total)
+    anew = error * error > total
+    mean = gain * error
+    mean += track.mean
+    variance = gain * scatter
+    if not known:
+        anew |= np.isnan(track.mean)
+    if anew.any():
+        mean, gain = np.where(anew, y, mean), np.where(anew, 1.0, gain)
+        variance = np.where(anew, scatter, variance)
+    if not known:
+        seen = ~np.isnan(y)
+        mean, gain = np.where(seen, mean, track.mean), np.where(seen, gain, 0.0)
+        variance, y = np.where(seen, variance, before), np.where(seen, y, track.newest)
+    return np.exp(mean), gain, Track(mean, variance, y, change, squares, products, weight)
