@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import policies, shares
+from paceline import fitting, policies, shares
 from paceline.costs import Linear
 from paceline.errors import PacelineError
 from paceline.policies import Policy
@@ -45,6 +45,7 @@ class Balancer:
     def restart(self, step: int) -> None:
         """Begin afresh at round ``step``."""
         plan, self._state = self.policy.init()
+        self._fit = fitting.start(self.policy.cluster.shape)
         self._plans: dict[int, Plan] = {step: plan}  # by the round from which each holds
         self._newest = plan
 
@@ -81,7 +82,9 @@ class Balancer:
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,).
         """
         batch = int(loads.sum())
-        overhead = np.zeros_like(seconds) if known_overhead is None else known_overhead
+        known = np.zeros_like(seconds) if known_overhead is None else known_overhead
+        self._fit = fitting.update(self._fit, loads.astype(float), seconds, known)
+        overhead = known + np.nan_to_num(self._fit.overhead)
         happened = Round(loads / batch, seconds, batch, overhead=overhead, cpu=cpu, memory=memory)
         self._newest, self._state = self.policy.step(self._state, happened)
         takes_effect = step + 1 + self.lag
@@ -97,6 +100,7 @@ class Balancer:
             "workers": self.policy.cluster.workers,
             "lag": self.lag,
             "policy": [leaf.tolist() for leaf in policies.leaves(self._state)],
+            "fit": [leaf.tolist() for leaf in policies.leaves(self._fit)],
             "plans": {step: _plain(plan) for step, plan in self._plans.items()},
             "newest": _plain(self._newest),
         }
@@ -107,6 +111,7 @@ class Balancer:
         if state["workers"] != self.policy.cluster.workers:
             return
         self._state = policies.restore(self._state, [np.asarray(leaf) for leaf in state["policy"]])
+        self._fit = policies.restore(self._fit, [np.asarray(leaf) for leaf in state["fit"]])
         self._plans = {int(first): _revived(plan) for first, plan in state["plans"].items()}
         self._newest = _revived(state["newest"])
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from paceline.errors import PacelineError, WorkerError
 
-COMMANDS: tuple[str, ...] = ()
+COMMANDS = ("train", "report", "plan", "reproduce")
 INTERRUPTED = 130
 
 

@@ -22,7 +22,7 @@ class Piece(NamedTuple):
 
     step: int  # the round it belongs to, counted over the whole run
     samples: int  # samples that count; fewer than the indices where some only keep batch norm fed
-    load: int  # this rank's samples in the round
+    loads: Indices  # every rank's samples in the round, shape (n,)
     batch: int  # samples of the round over all ranks
     first: bool
     last: bool
@@ -55,22 +55,22 @@ def batches(samples: int, done: int, batch: int, floor: int = 1) -> Iterator[tup
 
 
 def pieces(
-    mine: Indices, step: int, batch: int, most: int | None, filler: Indices | None = None
+    mine: Indices, step: int, loads: Indices, most: int | None, filler: Indices | None = None
 ) -> Iterator[tuple[Indices, Piece]]:
     """Cut this rank's samples of a round into micro-batches of at most ``most`` samples.
 
     A rank with nothing to do still gets one turn, so that it joins the all-reduce: an empty one, or
     ``filler`` samples that count for nothing where the model cannot take an empty batch.
     """
-    load = len(mine)
-    if load == 0:
-        yield (mine if filler is None else filler), Piece(step, 0, 0, batch, True, True)
+    batch = int(loads.sum())
+    if not len(mine):
+        yield (mine if filler is None else filler), Piece(step, 0, loads, batch, True, True)
         return
-    cuts = cut(load, most)
+    cuts = cut(len(mine), most)
     start = 0
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
-        yield mine[start : start + size], Piece(step, size, load, batch, number == 0, last)
+        yield mine[start : start + size], Piece(step, size, loads, batch, number == 0, last)
         start += size
 
 

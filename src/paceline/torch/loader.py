@@ -84,7 +84,7 @@ class _Sampler:
             start = first + int(loads[: pace.rank].sum())
             mine = indices[start : start + int(loads[pace.rank])]
             filler = indices[: pace.floor] if pace.floor > 1 else None
-            for cut, piece in pieces(mine, step, size, pace.micro_batch, filler):
+            for cut, piece in pieces(mine, step, loads, pace.micro_batch, filler):
                 self.queue.append(piece)
                 yield cut.tolist()
             step += 1

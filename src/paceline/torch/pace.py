@@ -349,8 +349,7 @@ class Pace:
         if self.weigh == "hook" and self._piece is not None:
             rescale(self._parameters, self._piece.samples, piece.samples)
         if piece.first:
-            loads = self._balancer.loads(piece.step, piece.batch)
-            self._unsettled[piece.step] = _Open(self.epoch, piece.batch, loads, 0.0)
+            self._unsettled[piece.step] = _Open(self.epoch, piece.batch, piece.loads, 0.0)
         self._piece, self._piece_done = piece, False
 
     def end_piece(self) -> None:

@@ -109,7 +109,7 @@ def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool = False) 
         accuracy = _accuracy(model, data, rank, ranks)
         if record is None:
             return None
-        return record.close(train_loss=guard.loss, test_accuracy=accuracy, run_dir=str(run_dir))
+        return record.close(test_accuracy=accuracy, run_dir=str(run_dir))
     finally:
         pace.close()
 
@@ -119,10 +119,8 @@ class _Guard:
 
     def __init__(self) -> None:
         self.listeners: list[Callable[[RoundResult], None]] = []
-        self.loss = math.nan
 
     def __call__(self, result: RoundResult) -> None:
-        self.loss = result.loss
         for listener in self.listeners:
             listener(result)
         if not math.isfinite(result.loss):

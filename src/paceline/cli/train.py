@@ -1,0 +1,99 @@
+"""``paceline train``: train a model on uneven workers, under one policy or several in turn."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.options import fields, limits, numbers
+from paceline.errors import PacelineError
+
+Text = Annotated[str | None, typer.Option()]
+
+
+def command(
+    data: Annotated[str, typer.Option(help="digits, a .npz file, or a directory of IDX files.")] = "digits",
+    model: Annotated[str, typer.Option(help="mlp, lenet5, resnet18 or vgg16.")] = "mlp",
+    workers: Annotated[int, typer.Option(help="Local worker processes (under torchrun: its own).")] = 4,
+    policy: Annotated[str, typer.Option(help="Who does how much: NAME or NAME:key=value,...")] = "level",
+    compare: Annotated[
+        str | None, typer.Option(help="Train once under each of these policies: a,b,...")
+    ] = None,
+    global_batch: Annotated[int, typer.Option(help="Samples per optimizer step, over all workers.")] = 256,
+    epochs: Annotated[int, typer.Option(help="Times through the training set.")] = 2,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps, instead of --epochs.")] = None,
+    pace: Annotated[str | None, typer.Option(help="Slow workers down by these factors: 1,1,1,4")] = None,
+    pace_ms: Annotated[
+        str | None, typer.Option(help="Sleep these milliseconds for each sample: 1,1,4")
+    ] = None,
+    pace_trace: Annotated[
+        str | None,
+        typer.Option(help="Play speeds from a CSV: round,worker,seconds_per_sample,overhead_seconds"),
+    ] = None,
+    limits_: Annotated[
+        str | None, typer.Option("--limits", help="Least and most samples of each worker: 1:64,1:64,:")
+    ] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Samples that fit into a worker's memory.")] = None,
+    quantum: Annotated[int, typer.Option(help="Loads are multiples of this many samples.")] = 1,
+    weigh: Annotated[str, typer.Option(help="Weight gradients through the loss, or in DDP's hook.")] = "loss",
+    loader_workers: Annotated[int, typer.Option(help="Prefetching processes of each worker.")] = 0,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 0.1,
+    momentum: Annotated[float, typer.Option(help="Momentum.")] = 0.9,
+    seed: Annotated[int, typer.Option(help="For the weights and the order of the samples.")] = 0,
+    checkpoint_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 100,
+    out: Annotated[str | None, typer.Option(help="Run directory; default runs/NAME.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
+    json_: Annotated[
+        str | None, typer.Option("--json", help="Write the figures to this file, - for stdout.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Where local workers meet; 0 takes any free port.")] = 0,
+    tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard scalars.")] = False,
+) -> None:
+    """Train a model on uneven workers, at the pace of them all.
+
+    For example: paceline train --pace 1,1,1,4 --compare equal,level
+    """
+    try:
+        from paceline.torch.config import TrainConfig
+    except ModuleNotFoundError as error:
+        raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
+    from paceline.cli.training import Session
+
+    session = Session(json_, tensorboard)
+    if resume is not None:
+        if compare is not None or out is not None:
+            raise PacelineError(
+                "--resume goes on with one run in its own directory; leave out --compare and --out"
+            )
+        session.resume(Path(resume), port, steps)
+        return
+    config = TrainConfig(
+        data=data,
+        model=model,
+        workers=int(os.environ.get("WORLD_SIZE", workers)),
+        policy=policy,
+        global_batch=global_batch,
+        epochs=epochs,
+        steps=steps,
+        lr=lr,
+        momentum=momentum,
+        seed=seed,
+        pace=numbers(pace, "--pace"),
+        pace_ms=numbers(pace_ms, "--pace-ms"),
+        pace_trace=pace_trace,
+        limits=limits(limits_),
+        micro_batch=micro_batch,
+        quantum=quantum,
+        weigh=weigh,
+        loader_workers=loader_workers,
+        checkpoint_every=checkpoint_every,
+        tensorboard=tensorboard,
+    )
+    chosen = fields(compare) if compare is not None else [policy]
+    results: list[dict[str, Any]] = session.train(config, chosen, out, port)
+    if json_ is not None:
+        session.write_json(json.dumps(results if compare is not None else results[0], indent=2))

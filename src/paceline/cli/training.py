@@ -1,0 +1,147 @@
+"""Carries out ``paceline train``: launches or joins, shows progress, and sums up."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from paceline import data as datasets
+from paceline.cli.progress import Progress
+from paceline.cli.report import comparison_table
+from paceline.errors import PacelineError
+from paceline.files import write_whole
+from paceline.runs import read, report, trace
+from paceline.runs.findings import compare, findings
+from paceline.torch import checkpoint, join, launch, peers
+from paceline.torch.config import TrainConfig, default_run_dir
+from paceline.torch.shutdown import launched
+from paceline.torch.training import CHECKPOINT, train
+
+
+class Session:
+    """One call of the command.
+
+    target: where the figures go: a file, "-" for standard output (people then read standard error), or None.
+    """
+
+    def __init__(self, target: str | None, tensorboard: bool) -> None:
+        self._target, self._tensorboard = target, tensorboard
+        self._joined = launched()
+        self._leads = not self._joined or os.environ["RANK"] == "0"
+        self._console = Console(stderr=target == "-", quiet=not self._leads, highlight=False, soft_wrap=True)
+
+    def train(
+        self, config: TrainConfig, chosen: list[str], out: str | None, port: int
+    ) -> list[dict[str, Any]]:
+        """Train under each chosen policy in turn; their summaries."""
+        data = datasets.load(config.data)
+        for policy in chosen:
+            dataclasses.replace(config, policy=policy).check(data)
+        if self._target not in (None, "-") and not Path(self._target or "").parent.is_dir():
+            raise PacelineError(
+                f"{self._target} cannot be written: its directory does not exist; make it first"
+            )
+        kind = chosen[0].split(":")[0] if len(chosen) == 1 else "compare"
+        label = f"{Path(config.data).stem}-{config.model}-{kind}"
+        base = Path(out) if out is not None else default_run_dir(label)
+        restarted = self._joined and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        if base.exists() and (not base.is_dir() or any(base.iterdir())) and not restarted and self._leads:
+            raise PacelineError(
+                f"run directory {base} exists; choose another with --out, or go on with --resume {base}"
+            )
+        images, width = len(data.x_train), max(len(policy) for policy in chosen)
+        self._console.print(
+            f"{data.name}: {images} images; {config.model}; {config.workers} workers; batch {config.global_batch}; "
+            f"{config.rounds(images)} steps"
+            + ("" if len(chosen) == 1 else f" under each of {', '.join(chosen)}")
+        )
+        results, directories = [], []
+        for policy in chosen:
+            run_dir = base if len(chosen) == 1 else base / policy.replace(":", "-").replace("/", "-")
+            results.append(
+                self._run(
+                    dataclasses.replace(config, policy=policy), run_dir, policy.ljust(width), restarted, port
+                )
+            )
+            directories.append(run_dir)
+        if self._leads:
+            self._sum_up(base, directories, results)
+        return results
+
+    def resume(self, run_dir: Path, port: int, steps: int | None) -> None:
+        """Go on with a run from its last checkpoint."""
+        run = read(run_dir)
+        config = TrainConfig.from_dict(run.config)
+        if steps is not None:
+            config = dataclasses.replace(config, steps=steps)
+        if self._joined:
+            config = dataclasses.replace(config, workers=int(os.environ["WORLD_SIZE"]))
+        data = datasets.load(config.data)
+        config.check(data)
+        if (run_dir / CHECKPOINT).exists():
+            done = int(checkpoint.load(run_dir / CHECKPOINT)["pace"]["rounds"])
+            if done >= config.rounds(len(data.x_train)):
+                raise PacelineError(f"{run_dir} is finished after {done} steps; there is nothing to resume")
+            self._console.print(f"{run_dir}: going on from step {done}")
+        else:
+            self._console.print(f"{run_dir}: no checkpoint yet, starting from the beginning")
+        result = self._run(config, run_dir, config.policy, True, port)
+        if self._leads:
+            self._sum_up(run_dir, [run_dir], [result])
+            if self._target is not None:
+                self.write_json(json.dumps(result, indent=2))
+
+    def write_json(self, text: str) -> None:
+        """Write the figures where ``--json`` says."""
+        if not self._leads:
+            return
+        if self._target == "-":
+            sys.stdout.write(text + "\n")
+        elif self._target is not None:
+            write_whole(self._target, text + "\n")
+
+    def _run(self, config: TrainConfig, run_dir: Path, label: str, resume: bool, port: int) -> dict[str, Any]:
+        with Progress(self._console, label) as progress:
+            try:
+                if self._joined:
+                    if not peers.joined():
+                        join()
+                    return train(config, run_dir, progress, resume) or {}
+                return launch.run(config, run_dir, progress, resume, port)
+            except BaseException:
+                self._leave_summary(run_dir)
+                raise
+
+    def _leave_summary(self, run_dir: Path) -> None:
+        """A run that ended early still leaves a readable record: its summary and report so far."""
+        if self._leads and (run_dir / "rounds.jsonl").exists():
+            try:
+                run = read(run_dir)
+                if len(run.round):
+                    report.write(run)
+                    self._console.print(f"{len(run.round)} finished steps are on record in {run_dir}")
+            except PacelineError as error:
+                self._console.print(str(error))
+
+    def _sum_up(self, base: Path, directories: list[Path], results: list[dict[str, Any]]) -> None:
+        runs = [read(directory) for directory in directories]
+        self._console.print(comparison_table(runs, results))
+        for sentence in compare(runs)[:1] if len(runs) > 1 else findings(runs[0]):
+            self._console.print(sentence, markup=False)
+        for run in runs:
+            report.write(run)
+            trace.write(run)
+            if self._tensorboard:
+                from paceline.runs import tensorboard
+
+                tensorboard.write(run)
+        page = base / report.REPORT
+        if len(runs) > 1:
+            report.write_comparison(runs, page)
+        self._console.print(f"Report: {page}")
