@@ -77,6 +77,13 @@ def test_overhead_is_not_taken_for_slowness(tmp_path, config):
     assert "about equally fast" in said(read(tmp_path / "run"))
 
 
+def test_a_worker_with_too_little_to_do(tmp_path, write):
+    run = read(write(tmp_path / "run", np.tile([20, 20, 20, 2], (40, 1)), np.tile(SLOW, (40, 1))))
+    assert "Worker 3 could have taken more: it waited 60 % of the time." in findings(run)
+    equal = read(write(tmp_path / "equal", np.full((40, 4), 16), np.tile(SLOW, (40, 1))))
+    assert "could have taken more" not in said(equal)
+
+
 def test_ties_go_to_the_lowest_rank(tmp_path, write):
     run = read(write(tmp_path / "run", np.full((40, 4), 16), np.full((40, 4), 0.001)))
     assert straggler_share(run).tolist() == [1, 0, 0, 0]

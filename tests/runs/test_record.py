@@ -164,14 +164,19 @@ def test_resume_goes_on_after_the_checkpoint(tmp_path, write):
     assert len(read(folder).round) == 0
 
 
-def test_resume_of_too_little_or_nothing(tmp_path, config, write):
+def test_resume_where_the_last_round_before_the_checkpoint_was_lost(tmp_path, write):
     folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(PacelineError, match="has 3 rounds; expected at least the 4 to keep"):
-        Recorder.create(folder, config, resume=4)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    with Recorder.create(folder, {}, resume=5) as recorder:
+        line(recorder, 5, loads=[16] * 4, compute=[1] * 4)
+    run = read(folder)
+    assert run.round.tolist() == [0, 1, 2, 5]
+    assert run.notes == ["Rounds are missing from the record, first before round 5."]
+
+
+def test_resume_of_what_is_no_run(tmp_path, config):
     with pytest.raises(PacelineError, match="no run directory"):
         Recorder.create(tmp_path / "none", config, resume=0)
+    assert not (tmp_path / "none").exists()
 
 
 def test_floats_come_back_to_the_last_bit(tmp_path, config):

@@ -25,6 +25,7 @@ def findings(run: Run) -> list[str]:
         *_changes(run),
         *_stragglers(run),
         *_waste(summary),
+        *_idle(run),
         *_loads(run),
         *_odd_rounds(run),
         *_absent(run),
@@ -145,6 +146,15 @@ def _waste(summary: dict[str, Any]) -> list[str]:
         ideal, real = seconds(summary["seconds"] * share), seconds(summary["seconds"])
         return [f"{said}: split by their speeds, it would have taken {ideal} instead of {real}."]
     return [said + "."]
+
+
+def _idle(run: Run) -> list[str]:
+    """A worker that has far less to do than the others."""
+    share = np.nansum(run.wait, axis=0) / max(float(run.seconds.sum()), 1e-300)
+    who = int(share.argmax())
+    if run.workers < 2 or share[who] < 0.3 or share[who] < 2 * np.median(np.delete(share, who)):
+        return []
+    return [f"Worker {who} could have taken more: it waited {percent(share[who])} of the time."]
 
 
 def _loads(run: Run) -> list[str]:

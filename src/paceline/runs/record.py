@@ -38,14 +38,14 @@ class Recorder:
     def create(
         cls, run_dir: str | os.PathLike[str], config: Mapping[str, Any], resume: int | None = None
     ) -> Recorder:
-        """Start a run directory, or with ``resume`` go on with one after its first ``resume`` rounds.
+        """Start a run directory, or with ``resume`` go on with one from round ``resume``.
 
         config: what the run is: policy, workers, global_batch, data, model, seed, engine, ...; the version
             and the time of the start are added. On resuming, the first configuration stays and this one
             joins its list ``resumed``.
-        resume: the rounds to keep; later ones, from after the last checkpoint, are cut off.
+        resume: the round to go on from, as the checkpoint has it; the record from there on is cut off.
 
-        Raises PacelineError when the directory exists (without resume), is no run, has too few rounds or
+        Raises PacelineError when the directory exists (without resume), is no run or
         cannot be written; nothing is changed then.
         """
         run_dir = Path(run_dir)
@@ -141,22 +141,19 @@ class Recorder:
 
 
 def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> float:
-    """Cut a record back to its first ``keep`` rounds; the seconds that they took."""
+    """Cut a record back to its rounds below ``keep``; the seconds that they took."""
     run = read(run_dir)
-    if keep < 0 or len(run.round) < keep:
-        raise PacelineError(
-            f"run directory {run_dir} has {len(run.round)} rounds; expected at least the {keep} to keep"
-        )
+    kept = int(np.searchsorted(run.round, keep))
     path = run_dir / ROUNDS
     if path.exists():
         with path.open("r+b") as file:
-            for _ in range(keep):
+            for _ in range(kept):
                 file.readline()
             file.truncate(file.tell())
     (run_dir / SUMMARY).unlink(missing_ok=True)  # it spoke of the rounds that are gone
     resumed = [*run.config.get("resumed", []), config | {"round": keep}]
     write_whole(run_dir / CONFIG, _json(run.config | {"resumed": resumed}, indent=2) + "\n")
-    return float(run.time[keep - 1]) if keep else 0.0
+    return float(run.time[kept - 1]) if kept else 0.0
 
 
 def _floats(values: PerWorker) -> np.ndarray:

@@ -84,6 +84,10 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     columns |= {name: columns[name].astype(np.int64) for name in ("round", "epoch")}
     width = max((len(line["loads"]) for line in lines), default=_workers(config))
     columns |= {name: _matrix([line[name] for line in lines], width) for name in PER_WORKER}
+    gaps = np.flatnonzero(np.diff(columns["round"], prepend=-1) != 1)
+    if len(gaps):
+        at = columns["round"][gaps[0]]
+        notes.append(f"Rounds are missing from the record, first before round {at:,}.")
     others = dict.fromkeys(name for line in lines for name in line if name not in columns)
     extras = {name: [line.get(name) for line in lines] for name in others}
     return Run(
