@@ -1,0 +1,110 @@
+"""A mistake is answered in one sentence with exit status 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.cli import run
+
+TRACE = "round,worker,seconds_per_sample,overhead_seconds\n"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: int = 2) -> str:
+    """What the command said on standard error, checked to be one line."""
+    assert run(["train", *arguments]) == status
+    captured = capsys.readouterr()
+    said = captured.err.strip()
+    assert said.startswith("paceline: ")
+    assert "\n" not in said
+    assert "Traceback" not in captured.out
+    return said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--policy", "fastest"], "policy 'fastest' is unknown; expected one of"),
+        (["--policy", "dolbie:stride=1"], "has no option 'stride=1'"),
+        (["--policy", "optimum"], "looks into the future"),
+        (["--compare", "equal,fastest"], "policy 'fastest' is unknown"),
+        (["--compare", ","], "names no policy"),
+        (["--pace", "1,1,4"], "--pace has 3 entries for 4 workers"),
+        (["--pace", "1,1,1,quick"], "expected numbers separated by commas"),
+        (["--pace", "1,1,1,0.5"], "expected numbers of at least 1"),
+        (["--pace-ms", "1,1,1,nan"], "--pace-ms has the entry nan"),
+        (["--pace", "1,1,1,4", "--pace-ms", "1,1,1,4"], "were both given"),
+        (["--global-batch", "3", "--limits", "1:,1:,1:,1:"], "1 more than the global batch of 3"),
+        (["--limits", ":64,:64,:64,:32"], "32 short of the global batch of 256"),
+        (["--limits", "1:64"], "--limits has 1 entries for 4 workers"),
+        (["--limits", "1-64,:,:,:"], "expected least:most"),
+        (["--limits", "9:8,:,:,:"], "expected 0 <= least <= most"),
+        (["--data", "missing.npz"], "missing.npz"),
+        (["--model", "transformer"], "model 'transformer' is unknown"),
+        (["--workers", "0"], "expected at least 1 worker"),
+        (["--steps", "0"], "steps=0"),
+        (["--lr", "-1"], "expected a positive learning rate"),
+        (["--quantum", "7"], "positive divisor of the global batch"),
+        (["--weigh", "gradient"], "expected 'loss' or 'hook'"),
+        (["--epochs", "two"], "Invalid value for '--epochs'"),
+        (["--resume", "nowhere"], "nowhere"),
+        (["--resume", "nowhere", "--out", "x"], "leave out --compare and --out"),
+        (["--pace-trace", "missing.csv"], "missing.csv"),
+        (["--json", "no/such/place.json"], "no/such/place.json"),
+    ],
+)
+def test_options(arguments: list[str], words: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in sentence(capsys, arguments)
+    assert not list(place.iterdir()), "something was written"
+
+
+def test_data_files(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    images, labels = np.zeros((8, 4, 4), np.uint8), np.zeros(8, np.uint8)
+    good = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels}
+    for name, change in {
+        "negative": {"y_train": np.full(8, -1)},
+        "short": {"y_train": labels[:5]},
+        "fractional": {"y_train": labels + 0.5},
+    }.items():
+        np.savez(f"{name}.npz", **(good | change))
+        assert f"{name}.npz" in sentence(capsys, ["--data", f"{name}.npz"])
+    Path("broken.npz").write_bytes(b"PK\x03\x04 and then nothing")
+    assert "broken.npz" in sentence(capsys, ["--data", "broken.npz"])
+    assert not Path("runs").exists()
+
+
+def test_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{t},{i},0.001,0" for t in range(3) for i in range(4)]
+    Path("gap.csv").write_text(TRACE + "\n".join(rows[:5] + rows[6:]) + "\n")
+    assert "gap.csv" in sentence(capsys, ["--pace-trace", "gap.csv", "--steps", "2"])
+    Path("short.csv").write_text(TRACE + "\n".join(rows) + "\n")
+    said = sentence(capsys, ["--pace-trace", "short.csv", "--steps", "4"])
+    assert "has 3 rounds and the run takes 4" in said
+    said = sentence(capsys, ["--pace-trace", "short.csv", "--steps", "2", "--workers", "3"])
+    assert "has 4 workers, the run 3" in said
+
+
+def test_a_port_in_use(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = sentence(capsys, ["--port", str(port), "--steps", "1", "--workers", "1"])
+    assert f"port {port} cannot be used" in said
+    assert not Path("runs").exists()
+
+
+def test_a_run_directory_that_exists(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("keep me")
+    assert "run directory mine exists" in sentence(capsys, ["--out", "mine"])
+    assert [p.name for p in Path("mine").iterdir()] == ["notes.txt"]
