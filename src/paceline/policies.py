@@ -45,6 +45,15 @@ def create(text: str, cluster: Cluster) -> Policy[Any]:
     return options.build(POLICIES, text, "policy", cluster=cluster)
 
 
+def register(name: str, kind: type[Any]) -> None:
+    """Makes a policy of your own known by name: a frozen dataclass with ``cluster`` as its first field.
+
+    Raises PacelineError when the name is taken.
+    """
+    if POLICIES.setdefault(name, kind) is not kind:
+        raise PacelineError(f"policy {name!r} exists already; choose another name")
+
+
 def names() -> list[str]:
     """Every policy's name, sorted."""
     return sorted(POLICIES)

@@ -20,6 +20,8 @@ FIRST_SCATTER = 0.02  # relative, expected before anything is known
 MEMORY = 0.97  # weight of what was learned of drift and scatter, kept each round
 CHANGE = 3.5  # standard deviations beyond which it is a change
 LEAST_CHANGE = 0.15  # and the smallest relative change treated so
+DOUBT = 2.0  # standard errors by which the part that is drift must stand out from what noise alone would show
+LEAST_DRIFT = 1e-3  # part of the squared differences
 OUTLIER = 3.0  # standard deviations, and
 LEAST_OUTLIER = 0.3  # relative, to which differences are cut before drift and scatter learn from them
 
@@ -76,8 +78,9 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
     )
     weight = MEMORY * track.weight + portion
     both = squares / weight
-    scatter = np.clip(-products / weight, 1e-8, 0.5 * both)
-    drift = np.maximum(both - 2 * scatter, 1e-3 * both + 1e-8)
+    drifting = 1 + 2 * products / squares - DOUBT / np.sqrt(workers * weight)
+    drift = both * np.clip(drifting, LEAST_DRIFT, 1.0)
+    scatter = 0.5 * (both - drift) + 1e-8
 
     before = track.variance + drift
     total = before + scatter

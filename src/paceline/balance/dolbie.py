@@ -18,10 +18,6 @@ from paceline.costs import Cost, Linear, line_through
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Plan, Round
 
-FLOOR = (
-    1e-3  # of an equal share: a straggler with less no longer shrinks the step, which at 0 would end for good
-)
-
 
 class DolbieState(NamedTuple):
     shares: Array  # x_t, (..., n): fractions, whatever whole samples were played
@@ -38,17 +34,22 @@ class Dolbie:
     monotone: steps never grow, as printed. False computes each anew, min(alpha_1, eq. (7)) of the round's
         straggler, which does not die away.
     tight: in place of eq. (7), the exact limit x_s / sum (x'_i - x_i) of which (7) is the worst case.
+    floor: part of an equal share below which a straggler no longer shrinks the step. As printed, 0, a
+        straggler that gives away all it has ends all movement for good.
     """
 
     cluster: Cluster
     alpha: float | None = None
     monotone: bool = True
     tight: bool = False
+    floor: float = 1e-3
     needs_upcoming: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.alpha is not None and not 0 < self.alpha <= 1:
             raise PacelineError(f"policy 'dolbie': alpha={self.alpha:g}: expected 0 < alpha <= 1")
+        if not 0 <= self.floor <= 1:
+            raise PacelineError(f"policy 'dolbie': floor={self.floor:g}: expected 0 <= floor <= 1")
 
     def init(self) -> tuple[Plan, DolbieState]:
         shares = even(self.cluster)
@@ -98,9 +99,14 @@ class Dolbie:
         return safe if self.alpha is None else min(self.alpha, safe)
 
     def _limit(self, share: Array, members: NDArray[np.int64]) -> Array:
-        """Eq. (7): the step at which the straggler keeps something even if all others could take all."""
-        share = np.maximum(share, FLOOR / self.cluster.workers)
-        return share / (np.maximum(members - 2, 0) + share)
+        """The step at which the straggler keeps something even if all others could take everything."""
+        return feasible_step(np.maximum(share, self.floor / self.cluster.workers), members)
+
+
+def feasible_step(share: Array | float, members: NDArray[np.int64] | int) -> Array:
+    """Eq. (7): x / (N - 2 + x); 0 for a share of 0."""
+    share = np.asarray(share, float)
+    return share / np.maximum(np.maximum(members - 2, 0) + share, np.finfo(float).tiny)
 
 
 def slowest(seconds: Array) -> NDArray[np.int64]:

@@ -8,11 +8,11 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.balance.members import among_present, even
-from paceline.rounds import Cluster, Plan, Round
+from paceline.rounds import Array, Cluster, Plan, Round
 
 
 class EqualState(NamedTuple):
-    """Nothing to remember."""
+    shares: Array  # everybody's when all are present, (..., n)
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,10 @@ class Equal:
     settles: ClassVar[bool] = False
 
     def init(self) -> tuple[Plan, EqualState]:
-        return Plan(even(self.cluster)), EqualState()
+        shares = even(self.cluster)
+        return Plan(shares), EqualState(shares)
 
     def step(self, state: EqualState, round: Round) -> tuple[Plan, EqualState]:
         if round.present.all():
-            return Plan(even(self.cluster)), state
+            return Plan(state.shares), state
         return Plan(among_present(self.cluster, round.present, np.ones(self.cluster.shape))), state

@@ -1,0 +1,72 @@
+"""WLBS: the first division, the pair's equalisation, and where it stops."""
+
+import numpy as np
+import pytest
+
+from paceline import Cluster, Machines, Round, policies
+from paceline.balance.wlbs import initial_weights, largest_remainder
+
+from .streams import constant, play
+
+
+def test_the_first_division_follows_cpus_cores_and_memory():
+    machines = Machines(np.array([1.0, 1, 2]), np.array([4.0, 8, 4]), np.array([8.0, 8, 8]))
+    weights = initial_weights(machines)
+    np.testing.assert_allclose(
+        weights, np.mean([[1 / 4, 1 / 4, 1 / 2], [1 / 4, 1 / 2, 1 / 4], [1 / 3] * 3], axis=0)
+    )
+    plan, _ = policies.create("wlbs:micro=16", Cluster(3, 480, machines=machines)).init()
+    loads = plan.shares * 480
+    np.testing.assert_allclose(loads % 16, 0, atol=1e-9)  # whole micro-batches
+    np.testing.assert_allclose(loads, weights * 480, atol=16)
+
+
+def test_largest_remainders_get_the_units_that_are_left():
+    np.testing.assert_array_equal(largest_remainder(np.array([10.6, 10.9, 8.5]), 1), [11, 11, 8])
+    np.testing.assert_array_equal(largest_remainder(np.array([33.0, 33.0, 34.0]), 10), [30, 30, 40])
+
+
+def test_a_pair_is_equalised_to_the_micro_batch():
+    """Two workers 1 : 3; a linear cost makes one adjustment enough."""
+    slopes = np.array([1e-3, 3e-3])
+    _, played, _, _ = play("wlbs:micro=8,period=5,epoch=0", constant(slopes, 0.0, 11), 256)
+    np.testing.assert_allclose(played[:5], np.full((5, 2), 128.0))
+    np.testing.assert_allclose(played[5:], np.tile([192.0, 64], (6, 1)))
+
+
+def test_only_the_best_and_the_worst_change():
+    _, played, _, _ = play("wlbs:micro=1,period=1,epoch=0", constant([1.0, 2.0, 3.0, 4.0], 0.0, 2), 400)
+    moved = played[1] - played[0]
+    assert moved.tolist() == [60, 0, 0, -60]  # (100 / 1 + 100 / 4 samples a second: 4 : 1 of 200)
+
+
+def test_adjusting_stops_within_theta_and_goes_on_beyond():
+    close = constant([1.0, 1.04], 0.0, 30)
+    assert np.ptp(play("wlbs:micro=1,epoch=0,theta=0.05", close, 1000)[1], axis=0).max() == 0
+    assert np.ptp(play("wlbs:micro=1,epoch=0,theta=0.01", close, 1000)[1], axis=0).max() > 0
+
+
+def test_major_adjustments_are_finer_and_come_with_the_epoch():
+    costs = constant([1.0, 2.0], 0.0, 31)
+    _, played, _, _ = play("wlbs:micro=64,period=5,epoch=20,theta=0.001", costs, 512)
+    np.testing.assert_allclose(played[5:20], np.tile([320.0, 192], (15, 1)))  # whole micro-batches of 64
+    np.testing.assert_allclose(played[20:], np.tile([341.0, 171], (11, 1)))  # single samples
+
+
+def test_a_dead_worker_gives_all_it_has():
+    policy = policies.create("wlbs:micro=8,period=4,epoch=0", Cluster(3, 240))
+    plan, state = policy.init()
+    slopes = np.array([1.0, 1.0, 1.0])
+    for _ in range(8):
+        seconds = np.where([True, True, False], slopes * plan.shares * 240, np.nan)
+        plan, state = policy.step(state, Round(plan.shares, seconds, 240))
+    assert state.loads[2] == 0
+    assert state.loads.sum() == pytest.approx(240)
+    np.testing.assert_allclose(plan.shares[:2].sum(), 1)
+
+
+def test_limits_bound_what_changes_hands():
+    costs = constant([1.0, 9.0], 0.0, 40)
+    _, played, _, _ = play("wlbs:micro=8,epoch=10", costs, 256, most=[150, 256])
+    assert played[:, 0].max() <= 150
+    assert played[-1, 0] == pytest.approx(150, abs=1)

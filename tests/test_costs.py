@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.costs import Increasing, Linear, Only, Saturating, halfway, line_through
+
+N = 3
+LINEAR = Linear(np.array([1.0, 2.0, 0.5]), np.array([0.0, 1.0, 4.0]))
+GPU = Saturating(
+    np.array([1.0, 2.0, 0.5]), np.array([0.0, 1.0, 4.0]), np.full(N, 3.0), np.array([9.0, 8.0, 7.0])
+)
+CURVED = Increasing(lambda load: np.array([1.0, 2.0, 3.0]) * load**2 + 1, np.full(N, 50.0))
+STAIRS = Increasing(lambda load: np.floor(load) + np.array([0.0, 1.0, 2.0]), np.full(N, 50.0))
+
+
+@pytest.mark.parametrize("cost", [LINEAR, GPU, CURVED, STAIRS], ids=["linear", "gpu", "curved", "stairs"])
+@given(seconds=st.floats(0, 40))
+def test_load_at_is_the_largest_load_within_the_time(cost, seconds):
+    load = cost.load_at(np.array([seconds]))
+    assert load.shape == (N,)
+    possible = cost.seconds(np.zeros(N)) <= seconds
+    assert np.all(load[~possible] == 0)
+    assert np.all(cost.seconds(load)[possible] <= seconds * (1 + 1e-12) + 1e-12)
+    most = getattr(cost, "most", np.inf)
+    more = cost.seconds(np.minimum(load * (1 + 1e-9) + 1e-9, most))
+    assert np.all((more > seconds) | (load >= most))
+
+
+def test_saturating_is_flat_then_linear_then_impossible():
+    loads = np.array([[0.0, 3, 8], [3, 4, 7], [9, 8, 7.5]])
+    np.testing.assert_array_equal(GPU.seconds(loads), [[3, 7, np.inf], [3, 9, 7.5], [9, 17, np.inf]])
+    np.testing.assert_array_equal(GPU.load_at(np.array([2.9])), [0, 0, 0])
+    np.testing.assert_array_equal(GPU.load_at(np.array([7.0])), [7, 3, 6])
+    np.testing.assert_array_equal(GPU.load_at(np.array([1e9])), [9, 8, 7])
+
+
+def test_a_worker_that_is_gone_costs_its_overhead_only_without_load():
+    gone = Linear(np.array([np.inf, 1.0]), np.array([0.5, 0.5]))
+    np.testing.assert_array_equal(gone.seconds(np.array([0.0, 2.0])), [0.5, 2.5])
+    np.testing.assert_array_equal(gone.seconds(np.array([1.0, 2.0])), [np.inf, 2.5])
+    np.testing.assert_array_equal(gone.load_at(np.array([4.0])), [0, 3.5])
+
+
+def test_only_leaves_the_others_out():
+    part = Only(LINEAR, np.array([True, False, True]))
+    np.testing.assert_array_equal(part.seconds(np.array([1.0, 1.0, 2.0])), [1, np.inf, 5])
+    np.testing.assert_array_equal(part.seconds(np.zeros(3)), [0, 1, 4])
+    np.testing.assert_array_equal(part.load_at(np.array([5.0])), [5, 0, 2])
+
+
+def test_costs_can_be_indexed_like_their_arrays():
+    both = Linear(np.arange(6.0).reshape(2, 3), np.ones((2, 3)))
+    np.testing.assert_array_equal(both[1].seconds_per_sample, [3, 4, 5])
+    np.testing.assert_array_equal(GPU[1:].most, [8, 7])
+
+
+@given(low=st.floats(0, 1e300), high=st.floats(0, np.inf))
+def test_halfway_ends_between_any_two_floats(low, high):
+    low, high = sorted((low, high))
+    left, right = np.array([low]), np.array([high])
+    for _ in range(64):
+        middle = halfway(left, right)
+        assert left <= middle <= right
+        left = middle
+    assert halfway(left, right) == left
+
+
+def test_line_through_keeps_what_it_cannot_measure():
+    loads, seconds = np.array([10.0, 0, 5]), np.array([2.0, 0.5, np.nan])
+    slope = line_through(loads, seconds, np.array([1.0, 0.5, 0]), np.array([9.0, 8.0, 7.0]))
+    np.testing.assert_allclose(slope, [0.1, 8, 7])

@@ -1,0 +1,99 @@
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from paceline import Cluster, PacelineError, Plan, policies
+
+CLUSTER = Cluster(4, 64)
+
+
+class Inner(NamedTuple):
+    a: np.ndarray
+    b: np.ndarray
+
+
+class Outer(NamedTuple):
+    inner: Inner
+    c: np.ndarray
+    nothing: tuple
+
+
+def test_options_reach_the_policy():
+    policy = policies.create("dolbie:alpha=0.01,monotone=no", CLUSTER)
+    assert (policy.alpha, policy.monotone, policy.tight) == (0.01, False, False)
+    assert policy.cluster is CLUSTER
+    assert policies.create("level:forecast=ema:gain=0.5", CLUSTER).forecast == "ema:gain=0.5"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("levle", "expected one of abs, dolbie, equal"),
+        ("dolbie:speed=3", "alpha, monotone, tight"),
+        ("dolbie:alpha=fast", "expected a number"),
+        ("dolbie:alpha=2", "0 < alpha <= 1"),
+        ("dolbie:floor=-1", "0 <= floor <= 1"),
+        ("abs:reading=sideways", "inverse, share"),
+        ("abs:window=0", "at least 1 round"),
+        ("ogd:rate=0", "positive"),
+        ("lbbsp:delta=-5", "positive number of samples"),
+        ("lbbsp:rounds=0", "at least 1"),
+        ("level:forecast=oracle", "forecast 'oracle' is unknown"),
+        ("lbbsp-gpu:knee=40", "lower it"),
+        ("wlbs:micro=-1", "micro=-1"),
+        ("wlbs:period=0", "period >= 1"),
+        ("equal:cluster=3", "no options"),
+    ],
+)
+def test_what_cannot_be_made_is_said_in_a_sentence(text, words):
+    with pytest.raises(PacelineError, match=words):
+        policies.create(text, CLUSTER)
+
+
+def test_states_come_apart_and_together_whatever_their_shape():
+    state = Outer(Inner(np.arange(3.0), np.array([True, False])), np.array(7), ())
+    stored = policies.leaves(state)
+    assert [leaf.dtype.kind for leaf in stored] == ["f", "b", "i"]
+    template = Outer(Inner(np.zeros(3), np.zeros(2, bool)), np.array(0), ())
+    back = policies.restore(template, [leaf.tolist() for leaf in stored])
+    assert type(back.inner) is Inner
+    for a, b in zip(policies.leaves(back), stored, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def test_another_policys_state_is_refused():
+    small = policies.create("dolbie", Cluster(3, 64)).init()[1]
+    mine = policies.create("dolbie", CLUSTER).init()[1]
+    with pytest.raises(PacelineError, match="another number of workers"):
+        policies.restore(mine, policies.leaves(small))
+    with pytest.raises(PacelineError, match="another policy"):
+        policies.restore(mine, policies.leaves(small)[:1])
+
+
+def test_the_digest_survives_as_a_float_and_tells_plans_apart():
+    plan = Plan(np.array([0.5, 0.5]))
+    value = policies.digest(plan)
+    assert value == int(float(value)) == policies.digest(Plan(np.array([0.5, 0.5])))
+    assert value != policies.digest(Plan(np.array([0.5, np.nextafter(0.5, 1)])))
+    assert policies.digest(Plan(np.array([1.0, -0.0]))) == policies.digest(Plan(np.array([1.0, 0.0])))
+    assert policies.digest(Plan(np.array([0.25, 0.75]))) == 2587188573900963  # the same on every machine
+
+
+def test_own_policies_have_names_of_their_own(monkeypatch):
+    @dataclass(frozen=True)
+    class Mine:
+        """Mine."""
+
+        cluster: Cluster
+
+    monkeypatch.setattr(policies, "POLICIES", dict(policies.POLICIES))
+    policies.register("mine", Mine)
+    assert isinstance(policies.create("mine", CLUSTER), Mine)
+    assert policies.describe("mine") == "Mine."
+    with pytest.raises(PacelineError, match="exists already"):
+        policies.register("level", Mine)
+    with pytest.raises(PacelineError, match="unknown"):
+        policies.describe("yours")

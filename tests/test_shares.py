@@ -1,0 +1,244 @@
+"""Divisions of a batch against brute force, SciPy and cvxpy."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+
+from paceline import PacelineError, Plan
+from paceline.costs import Increasing, Linear, Saturating
+from paceline.shares import project, proportional, water_level, whole_samples
+
+
+@st.composite
+def problems(draw, workers=8, batch=300):
+    """A linear cost of speeds far apart, a batch, and limits that hold it and often bind."""
+    n = draw(st.integers(1, workers))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    slopes = 10 ** rng.uniform(-4, 1, n)
+    overheads = rng.choice([0.0, 1.0], n) * 10 ** rng.uniform(-3, 1, n)
+    total = float(draw(st.integers(n, batch)))
+    low = rng.dirichlet(np.ones(n)) * total * rng.choice([0.0, 0.5, 0.99])
+    high = np.minimum(low + rng.dirichlet(np.ones(n)) * total * rng.uniform(1, 4), total)
+    assume(high.sum() >= total)
+    return Linear(slopes, overheads), total, low, high
+
+
+@given(problem=problems())
+def test_water_level_is_the_optimum_of_the_linear_programme(problem):
+    cost, total, low, high = problem
+    n = len(low)
+    found = water_level(cost, total, low, high)
+    assert found.loads.sum() == pytest.approx(total, rel=1e-12)
+    assert np.all((found.loads >= low) & (found.loads <= high))
+    # min T with m x + c <= T: an independent answer
+    rows = np.hstack([np.diag(cost.seconds_per_sample), -np.ones((n, 1))])
+    answer = linprog(
+        np.r_[np.zeros(n), 1],
+        rows,
+        -cost.overhead,
+        np.r_[np.ones(n), 0][None],
+        [total],
+        [*zip(low, high, strict=True), (None, None)],
+    )
+    assert cost.seconds(found.loads).max() == pytest.approx(answer.fun, rel=1e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(problem=problems())
+def test_water_level_by_bisection_is_the_same(problem):
+    cost, total, low, high = problem
+    general = Increasing(cost.seconds, np.full(len(low), total))
+    found, exact = water_level(general, total, low, high), water_level(cost, total, low, high)
+    np.testing.assert_allclose(found.loads, exact.loads, rtol=1e-6, atol=1e-7 * total)
+
+
+@given(problem=problems(), guess=st.floats(0, 100))
+def test_a_guess_changes_nothing_but_the_way(problem, guess):
+    cost, total, low, high = problem
+    exact = water_level(cost, total, low, high)
+    guessed = water_level(cost, total, low, high, guess=guess)
+    np.testing.assert_allclose(guessed.loads, exact.loads, rtol=1e-9, atol=1e-9 * total)
+
+
+def test_water_level_by_hand():
+    found = water_level(Linear(np.array([1.0, 1.0, 4.0]), np.array([0.0, 0.0, 100.0])), 60)
+    assert found.seconds == 30
+    np.testing.assert_array_equal(found.loads, [30, 30, 0])  # the third would not even start in time
+    limited = water_level(Linear(np.ones(3), np.zeros(3)), 60, most=[10, 60, 60])
+    np.testing.assert_array_equal(limited.loads, [10, 25, 25])
+    knee = Saturating(np.ones(2), np.zeros(2), np.full(2, 5.0), np.full(2, 20.0))
+    np.testing.assert_allclose(water_level(knee, 16).loads, [8, 8])
+    flat = water_level(knee, 4)  # both need 5 seconds for anything up to 5 samples
+    assert flat.loads.sum() == pytest.approx(4)
+    assert flat.seconds == 5
+
+
+def test_rows_are_solved_each_by_itself():
+    rng = np.random.default_rng(3)
+    cost = Linear(rng.uniform(0.1, 9, (20, 7)), rng.uniform(0, 9, (20, 7)))
+    together = water_level(cost, 50, most=20)
+    for row in range(20):
+        alone = water_level(cost[row], 50, most=20)
+        np.testing.assert_allclose(together.loads[row], alone.loads, rtol=1e-12, atol=1e-12)
+
+
+def test_a_million_workers_are_divided_exactly():
+    rng = np.random.default_rng(0)
+    cost = Linear(rng.uniform(1, 5, 10**6), rng.uniform(0, 20, 10**6))
+    found = water_level(cost, 2e6)
+    ends = cost.seconds(found.loads)[found.loads > 0]
+    np.testing.assert_allclose(ends, found.seconds, rtol=1e-9)
+    assert np.all(cost.overhead[found.loads == 0] >= found.seconds)
+    assert found.loads.sum() == pytest.approx(2e6, rel=1e-12)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.integers(0, 2**32 - 1))
+def test_projection_is_the_nearest_feasible_point(y, seed):
+    """The variational inequality that characterises it: (y - x) . (z - x) <= 0 for every feasible z."""
+    y = np.array(y)
+    rng = np.random.default_rng(seed)
+    low = rng.dirichlet(np.ones(len(y))) * rng.choice([0.0, 0.6])
+    high = np.minimum(low + rng.dirichlet(np.ones(len(y))) * 2, 1.0)
+    assume(high.sum() >= 1)
+    x = project(y, low, high)
+    assert x.sum() == pytest.approx(1, abs=1e-12)
+    assert np.all((x >= low) & (x <= high))
+    for towards in np.eye(len(y)):  # the extreme feasible points in many directions
+        for sign in (-1, 1):
+            noise = rng.standard_normal(len(y))
+            z = linprog(
+                sign * towards + 0.1 * noise, A_eq=np.ones((1, len(y))), b_eq=[1], bounds=np.c_[low, high]
+            ).x
+            assert (y - x) @ (z - x) <= 1e-7
+
+
+def test_projection_by_the_papers_formula():
+    y = np.random.default_rng(0).standard_normal(30)
+    down = np.sort(y)[::-1]
+    slack = (np.cumsum(down) - 1) / np.arange(1, 31)
+    rho = np.flatnonzero(down - slack > 0).max()
+    np.testing.assert_allclose(project(y), np.maximum(y - slack[rho], 0), atol=1e-12)
+
+
+def test_proportional_cuts_at_the_limits_and_shares_the_rest():
+    np.testing.assert_allclose(proportional([1, 1, 2]), [0.25, 0.25, 0.5])
+    np.testing.assert_allclose(proportional([1, 1, 2], most=[1, 1, 0.2]), [0.4, 0.4, 0.2])
+    np.testing.assert_allclose(proportional([1, 0, 1]), [0.5, 0, 0.5])
+    np.testing.assert_allclose(proportional([1, 0, 0], most=[0.4, 1, 1]), [0.4, 0.3, 0.3])
+    np.testing.assert_allclose(proportional(np.zeros((2, 4))), np.full((2, 4), 0.25))
+
+
+class Stairs:
+    """A step up with every third sample; plain enough to be inverted on sight."""
+
+    def __init__(self, slope, overhead):
+        self.slope, self.overhead = slope, overhead
+
+    def seconds(self, load):
+        return self.overhead + self.slope * np.ceil(load / 3)
+
+    def load_at(self, seconds):
+        return np.maximum(3 * np.floor((seconds - self.overhead) / self.slope), 0.0)
+
+
+def brute_force(cost, batch, low, high):
+    """The least time of all whole divisions."""
+    ranges = [range(int(a), int(b) + 1) for a, b in zip(low, high, strict=True)]
+    return min(cost.seconds(np.array(b, float)).max() for b in itertools.product(*ranges) if sum(b) == batch)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whole_samples_are_as_quick_as_brute_force(data):
+    n = data.draw(st.integers(1, 4))
+    numbers = {k: data.draw(st.lists(v, min_size=n, max_size=n)) for k, v in {
+        "slope": st.sampled_from([0.1, 0.5, 1.0, 2.0, 3.0]),  # many ties
+        "overhead": st.sampled_from([0.0, 1.0, 2.0]),
+        "low": st.integers(0, 2),
+        "extra": st.integers(0, 7),
+    }.items()}  # fmt: skip
+    slope, overhead, low, extra = (np.array(v, float) for v in numbers.values())
+    high = low + extra
+    batch = data.draw(st.integers(int(low.sum()), int(high.sum())))
+    for cost in (
+        Linear(slope, overhead),
+        Saturating(slope, overhead, np.full(n, 2.0), np.full(n, 9.0)),
+        Stairs(slope, overhead),
+    ):
+        loads = whole_samples(cost, batch, low, high)
+        assert loads.dtype == np.int64
+        assert loads.sum() == batch
+        assert np.all((loads >= low) & (loads <= high))
+        assert cost.seconds(loads.astype(float)).max() <= brute_force(cost, batch, low, high) * (1 + 1e-12)
+
+
+def one_by_one(cost, batch, low, high):
+    """The greedy rule as it stands: one sample at a time, the lowest rank of equals."""
+    loads = np.array(low, float)
+    while loads.sum() < batch:
+        ends = np.where(loads < high, cost.seconds(loads + 1), np.inf)
+        loads[np.argmin(ends)] += 1
+    return loads
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.booleans())
+def test_steps_taken_together_are_the_steps_one_by_one(seed, n, ties):
+    rng = np.random.default_rng(seed)
+    slope = rng.choice([1.0, 2.0, 4.0], n) if ties else 10 ** rng.uniform(-2, 1, n)
+    cost = Linear(slope, rng.choice([0.0, 1.0, 8.0], n))
+    batch = int(rng.integers(0, 5 * n))
+    low, high = np.zeros(n), np.full(n, float(max(batch, 1)))
+    np.testing.assert_array_equal(whole_samples(cost, batch), one_by_one(cost, batch, low, high))
+
+
+def test_whole_samples_of_shares_favour_who_is_least_over_its_share():
+    assert whole_samples(Plan(np.array([0.2, 0.2, 0.6])), 6).tolist() == [
+        1,
+        1,
+        4,
+    ]  # a second would be 10 to 6.7
+    assert whole_samples(Plan(np.array([1.0, 0.0])), 3).tolist() == [3, 0]
+    assert whole_samples(Plan(np.full(4, 0.25)), 6).tolist() == [2, 2, 1, 1]  # the lowest ranks of equals
+    assert whole_samples(Plan(np.full((2, 2), 0.5)), 3).tolist() == [[2, 1], [2, 1]]
+
+
+def test_a_short_batch_relaxes_the_least_loads_in_proportion():
+    plan = Plan(np.full(3, 1 / 3))
+    assert whole_samples(plan, 100, least=[20, 40, 0]).tolist() == [30, 40, 30]
+    short = whole_samples(plan, 12, least=[20, 40, 0])
+    assert short.sum() == 12
+    assert short[0] >= 4
+    assert short[1] >= 8
+    assert whole_samples(plan, 0, least=[20, 40, 0]).tolist() == [0, 0, 0]
+
+
+def test_a_plan_that_gives_nothing_needs_no_least():
+    """An absent worker's least load is not forced upon it."""
+    assert whole_samples(Plan(np.array([0.0, 0.5, 0.5])), 10, least=[2, 2, 2]).tolist() == [0, 5, 5]
+
+
+def test_a_hundred_thousand_workers_get_whole_samples():
+    rng = np.random.default_rng(0)
+    cost = Linear(rng.uniform(1, 5, 10**5), rng.uniform(0, 20, 10**5))
+    loads = whole_samples(cost, 777_777)
+    assert loads.sum() == 777_777
+    end = cost.seconds(loads.astype(float))[loads > 0].max()
+    assert np.all(cost.seconds(loads + 1.0) >= end)  # nobody could have taken the last one sooner
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, most=[3, 4]), "3 of 10 without a place"),
+        (lambda: water_level(Linear(np.ones(2), np.zeros(2)), 10, least=[6, 7]), "3 more than the 10"),
+        (lambda: whole_samples(Linear(np.ones(2), np.zeros(2)), 10, most=[3, 4]), "3 of 10 without a place"),
+    ],
+)
+def test_limits_that_cannot_hold_the_batch_say_by_how_much(call, words):
+    with pytest.raises(PacelineError, match=words):
+        call()
