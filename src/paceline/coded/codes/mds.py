@@ -1,0 +1,241 @@
+"""Real-valued maximum distance separable codes over row blocks: any k of n coded blocks give A x back.
+
+Systematic: the first k coded blocks are the rows of A themselves, so that most of a product needs no decoding
+and what arrives late costs one small linear system. How well that system is conditioned depends on the
+construction; ``worst_condition`` measures it, and docs/coded.md shows why "orthogonal" is the default.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.coded.delay import Array
+from paceline.errors import PacelineError
+
+
+def _gaussian(parities: int, k: int, seed: int) -> Array:
+    """Independent normal entries, rows of length 1."""
+    rows = np.random.default_rng(seed).standard_normal((parities, k))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def _orthogonal(parities: int, k: int, seed: int) -> Array:
+    """Rows of random orthogonal matrices of order k, one after another.
+
+    A matrix is always made whole, so that row i is the same however many rows are asked for: a code can grow.
+    """
+    groups = [np.zeros((0, k))]
+    for group in range(-(-parities // k)):
+        q, r = np.linalg.qr(np.random.default_rng([seed, group]).standard_normal((k, k)))
+        groups.append(q * np.sign(np.diag(r)))
+    return np.vstack(groups)[:parities]
+
+
+def _cauchy(parities: int, k: int, seed: int) -> Array:
+    """1 / (x_i - y_j) on interleaved Chebyshev nodes, rows of length 1: every square part is invertible."""
+    n = parities + k
+    nodes = np.cos((2 * np.arange(n) + 1) * np.pi / (2 * n))
+    first = _spread(n, parities)
+    x, y = nodes[first], np.delete(nodes, first)
+    rows = 1 / (x[:, None] - y[None, :])
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def _chebyshev(parities: int, k: int, seed: int) -> Array:
+    """Vandermonde in Chebyshev polynomials on Chebyshev nodes, made systematic at evenly spread nodes."""
+    n = parities + k
+    angles = (2 * np.arange(n) + 1) * np.pi / (2 * n)
+    full = np.cos(angles[:, None] * np.arange(k)[None, :])
+    first = _spread(n, parities)
+    return np.linalg.solve(np.delete(full, first, axis=0).T, full[first].T).T
+
+
+def _spread(n: int, count: int) -> NDArray[np.intp]:
+    """``count`` positions evenly spread over n."""
+    return ((np.arange(count) + 0.5) * n / max(count, 1)).astype(np.intp)
+
+
+CONSTRUCTIONS: dict[str, Callable[[int, int, int], Array]] = {
+    "orthogonal": _orthogonal,
+    "gaussian": _gaussian,
+    "cauchy": _cauchy,
+    "chebyshev": _chebyshev,
+}
+
+
+def split(rows: int, k: int) -> int:
+    """Rows of each block when ``rows`` are cut into k blocks; the last ones are filled up with zeros."""
+    return -(-rows // k)
+
+
+def own_block(a: Array, k: int, i: int) -> Array:
+    """Block i of k of a matrix: a view where it is whole, else a copy filled up with zeros."""
+    size = split(len(a), k)
+    block = a[i * size : (i + 1) * size]
+    if len(block) == size:
+        return block
+    padded = np.zeros((size, a.shape[1]), a.dtype)
+    padded[: len(block)] = block
+    return padded
+
+
+def combine(coefficients: Array, a: Array) -> Array:
+    """Sums of a matrix's k blocks, shape (len(coefficients), ceil(rows / k), columns), as one BLAS product.
+
+    coefficients: shape (any, k).
+    """
+    (rows, columns), k = a.shape, coefficients.shape[1]
+    size = split(rows, k)
+    whole = rows // size  # blocks that need no filling up
+    coefficients = coefficients.astype(a.dtype, copy=False)
+    flat = np.ascontiguousarray(a[: whole * size]).reshape(whole, size * columns)
+    sums = coefficients[:, :whole] @ flat
+    rest = np.ascontiguousarray(a[whole * size :]).reshape(-1)
+    if len(rest):
+        sums[:, : len(rest)] += coefficients[:, whole, None] * rest
+    return sums.reshape(-1, size, columns)
+
+
+@dataclass(frozen=True)
+class MDS:
+    """n coded blocks of which any k suffice.
+
+    k: blocks of A; n: coded blocks, k of them A's own; construction: one of ``CONSTRUCTIONS``; seed: for the
+    random ones.
+    """
+
+    k: int
+    n: int
+    construction: str = "orthogonal"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= self.n:
+            raise PacelineError(f"a code of {self.n} blocks of which {self.k} suffice: expected 1 <= k <= n")
+        if self.construction not in CONSTRUCTIONS:
+            raise PacelineError(
+                f"construction {self.construction!r}: expected one of {', '.join(CONSTRUCTIONS)}"
+            )
+
+    @cached_property
+    def parity(self) -> Array:
+        """Coefficients of the n - k coded blocks over the k blocks of A, shape (n - k, k)."""
+        return CONSTRUCTIONS[self.construction](self.n - self.k, self.k, self.seed)
+
+    @property
+    def generator(self) -> Array:
+        """Coefficients of all coded blocks, shape (n, k): the identity above ``parity``."""
+        return np.vstack([np.eye(self.k), self.parity])
+
+    def encode(self, a: Array, chosen: Sequence[int] | None = None) -> list[Array]:
+        """The n coded blocks of a matrix, or the chosen ones, each of shape (ceil(rows / k), columns).
+
+        A's own blocks are views of ``a`` where they need no filling up, so that memory beyond ``a`` is what
+        the parities take. float32 stays float32.
+        """
+        order = range(self.n) if chosen is None else chosen
+        parities = [i - self.k for i in order if i >= self.k]
+        coded = iter(combine(self.parity[parities], a) if parities else ())
+        return [own_block(a, self.k, i) if i < self.k else next(coded) for i in order]
+
+    def decode(self, blocks: Mapping[int, Array], rows: int) -> Array:
+        """A x from the products of at least k coded blocks: by position, each of shape (block rows, ...).
+
+        Only the missing blocks of A are computed, as one product with a small matrix. Where more parities
+        arrived than are missing, those that make the better conditioned system are used. Raises PacelineError
+        where fewer than k products are given.
+        """
+        if len(blocks) < self.k:
+            raise PacelineError(
+                f"{len(blocks)} coded products have arrived: expected {self.k} of {self.n} to decode"
+            )
+        missing = np.array([i for i in range(self.k) if i not in blocks], np.intp)
+        parities = self._parities_for(missing, sorted(i for i in blocks if i >= self.k))
+        some = next(iter(blocks.values()))
+        filled = np.empty((self.k, *some.shape), some.dtype)
+        for i in range(self.k):
+            if i in blocks:
+                filled[i] = blocks[i]
+        if len(missing):
+            # parity = P_known known + P_missing missing; the parities stand where the missing blocks will
+            coefficients = self.parity[parities - self.k]
+            right = -coefficients
+            right[:, missing] = np.eye(len(missing))
+            recover = np.linalg.solve(coefficients[:, missing], right).astype(some.dtype)
+            for i, parity in zip(missing, parities, strict=True):
+                filled[i] = blocks[int(parity)]
+            filled[missing] = (recover @ filled.reshape(self.k, -1)).reshape(-1, *some.shape)
+        return filled.reshape(-1, *some.shape[1:])[:rows]
+
+    def _parities_for(self, missing: NDArray[np.intp], arrived: list[int]) -> NDArray[np.intp]:
+        """As many of the arrived parities as blocks are missing."""
+        parities = np.array(arrived, np.intp)
+        if len(parities) > len(missing) > 0:
+            from scipy.linalg import qr
+
+            order = qr(self.parity[parities - self.k][:, missing].T, mode="r", pivoting=True)[1]
+            return np.sort(parities[order[: len(missing)]])
+        return parities[: len(missing)]
+
+    def decoder(self) -> MDSDecoder:
+        """What takes products as they arrive."""
+        return MDSDecoder(self)
+
+
+class MDSDecoder:
+    """Collects products until k are there."""
+
+    def __init__(self, code: MDS) -> None:
+        self.code, self.blocks = code, dict[int, Array]()
+
+    def add(self, block: int, product: Array) -> bool:
+        """Take one product; True once all of A x can be told."""
+        self.blocks[block] = product
+        return len(self.blocks) >= self.code.k
+
+    def result(self, rows: int) -> Array:
+        """A x, its first ``rows`` rows."""
+        return self.code.decode(self.blocks, rows)
+
+
+def condition(generator: Array, chosen: Iterable[int]) -> float:
+    """Condition number of the k rows of a generator that decoding would use."""
+    return float(np.linalg.cond(generator[list(chosen)]))
+
+
+def worst_condition(code: MDS, samples: int = 2000, seed: int = 0) -> tuple[float, bool]:
+    """(largest condition number over k-of-n choices, whether every choice was looked at).
+
+    All choices where there are at most ``samples``; else random ones, the worst of which is then made worse
+    by exchanging one block at a time as long as that helps.
+    """
+    generator, n, k = code.generator, code.n, code.k
+    if math.comb(n, k) <= samples:
+        return max(condition(generator, c) for c in combinations(range(n), k)), True
+    rng = np.random.default_rng(seed)
+    choices = [rng.permutation(n) for _ in range(samples // 2)]
+    values = np.linalg.cond(generator[np.array([c[:k] for c in choices])])
+    order = choices[int(np.argmax(values))]
+    worst, left = float(values.max()), samples - samples // 2
+    improved = True
+    while improved and left > 0:
+        improved = False
+        for i in rng.permutation(k):
+            trials = np.repeat(order[None, :], n - k, axis=0)
+            trials[:, i] = order[k:]
+            found = np.linalg.cond(generator[trials[:, :k]])
+            left -= n - k
+            if found.max() > worst:
+                worst, j = float(found.max()), int(np.argmax(found))
+                order[i], order[k + j] = order[k + j], order[i]
+                improved = True
+            if left <= 0:
+                break
+    return worst, False

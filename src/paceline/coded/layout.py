@@ -1,0 +1,120 @@
+"""A plan in blocks: which coded blocks of a master's matrix each worker holds, and what moves when the
+plan changes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.coded.codes import LT, MDS, Code, Replicated
+from paceline.coded.codes.mds import split
+from paceline.coded.planning import CodedPlan
+from paceline.errors import PacelineError
+
+CODES = ("mds", "lt", "replicated")
+SEEDS = 50  # random sums of few blocks may miss one of them: other sums are tried
+BLOCKS = 64  # coded blocks up to which decoding an MDS code is accurate to 1e-10 whatever arrives
+
+
+class Layout(NamedTuple):
+    """Coded blocks by worker.
+
+    code: over k blocks; rows: L; owned: for each of the plan's workers, its blocks in the order of computing.
+    """
+
+    code: Code
+    rows: int
+    owned: tuple[tuple[int, ...], ...]
+
+    @property
+    def size(self) -> int:
+        """Rows of a block."""
+        return split(self.rows, self.code.k)
+
+    def enough(self, workers: Any) -> bool:
+        """Whether A x can be told from all blocks of these workers."""
+        decoder = self.code.decoder()
+        nothing = np.zeros(1)
+        return any(decoder.add(block, nothing) for n in workers for block in self.owned[n])
+
+
+def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | None = None) -> Layout:
+    """Cut a master's rows into blocks and give every worker as many coded ones as its load comes to.
+
+    code: one of ``CODES``; "replicated" gives each block out twice. blocks: k, the number of blocks of A;
+    None for as many as make 64 coded ones (200 for "lt"), or four for each worker where that is more.
+
+    Raises PacelineError where the workers' blocks do not suffice to tell A x.
+    """
+    if code not in CODES:
+        raise PacelineError(f"code={code!r}: expected one of {', '.join(CODES)}")
+    m = plan.master(master)
+    rows, loads = int(plan.problem.rows[m]), plan.loads[m]
+    if code == "replicated":
+        loads = loads * (2 * rows / loads.sum())
+    redundancy = max(float(loads.sum()) / rows, 1.0)
+    if blocks is None:
+        wanted = max(200 if code == "lt" else BLOCKS, 4 * int((loads > 0).sum()))
+        blocks = int(wanted / redundancy)
+    if blocks < 1:
+        raise PacelineError(f"blocks={blocks}: expected at least one block")
+    k = -(-rows // split(rows, min(blocks, rows)))  # so that no block is all filling
+    counts = block_counts(loads / split(rows, k), max(k, int(np.ceil(redundancy * k - 1e-9))))
+    ends = np.cumsum(counts).tolist()
+    owned = tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts.tolist(), strict=True))
+    for seed in range(SEEDS):
+        found = Layout(_code(code, k, int(counts.sum()), seed), rows, owned)
+        if found.enough(range(len(owned))):
+            return found
+    raise PacelineError(
+        f"{int(counts.sum())} coded blocks of {code!r} do not suffice for the {k} of master "
+        f"{plan.problem.masters[m]!r}; plan more redundancy or choose another code"
+    )
+
+
+def _code(name: str, k: int, n: int, seed: int) -> Code:
+    if name == "lt":
+        return LT(k, n, seed=seed)
+    return Replicated(k, n) if name == "replicated" else MDS(k, n, seed=seed)
+
+
+def block_counts(shares: np.ndarray, total: int) -> np.ndarray:
+    """Whole blocks near ``shares`` that sum to ``total``: largest remainders, ties to the lowest worker."""
+    shares = shares * (total / shares.sum())
+    counts = np.floor(shares + 1e-9).astype(int)
+    order = np.argsort(counts - shares, kind="stable")
+    counts[order[: total - int(counts.sum())]] += 1
+    return counts
+
+
+class Moves(NamedTuple):
+    """What a change of layout asks of each worker: blocks to drop and blocks to place."""
+
+    drop: tuple[tuple[int, ...], ...]
+    place: tuple[tuple[int, ...], ...]
+
+
+def relayout(old: Layout, loads: np.ndarray) -> tuple[Layout, Moves]:
+    """The layout for new loads, shape (N,), that moves the fewest blocks: workers keep what they still need.
+
+    Blocks given up are handed on before new ones are made; k stays, and where more coded blocks are needed
+    the code grows without changing the old ones.
+    """
+    size, k = old.size, old.code.k
+    redundancy = max(float(loads.sum()) / old.rows, 1.0)
+    counts = block_counts(loads / size, max(k, int(np.ceil(redundancy * k - 1e-9))))
+    keep = [owned[:count] for owned, count in zip(old.owned, counts, strict=True)]
+    drop = [owned[count:] for owned, count in zip(old.owned, counts, strict=True)]
+    kept = {block for owned in keep for block in owned}
+    total = max(int(counts.sum()), old.code.n)
+    free = iter([block for block in range(total + len(kept)) if block not in kept])
+    place = [
+        tuple(next(free) for _ in range(count - len(own))) for own, count in zip(keep, counts, strict=True)
+    ]
+    owned = tuple(own + new for own, new in zip(keep, place, strict=True))
+    largest = max((block for blocks in owned for block in blocks), default=0) + 1
+    code: Any = dataclasses.replace(old.code, n=max(largest, k))  # type: ignore[type-var]
+    return Layout(code, old.rows, owned), Moves(tuple(drop), tuple(place))

@@ -1,0 +1,22 @@
+"""Paceline on Ray: the coded matrix product. Needs ``paceline[ray]``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.ray.matmul import CodedMatrix
+    from paceline.ray.pool import Pool
+
+__all__ = ["CodedMatrix", "Pool"]
+
+_HOMES = {"CodedMatrix": "paceline.ray.matmul", "Pool": "paceline.ray.pool"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs Ray only when it is asked for."""
+    if name in _HOMES:
+        import importlib
+
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,437 @@
+"""A matrix whose products survive slow, frozen and dead workers.
+
+    with Pool(plan.problem.workers) as pool, CodedMatrix(a, plan, "x", pool) as coded:
+        y = coded @ x  # as often as wanted
+
+The rows are encoded and placed once. A product multicasts x, takes what arrives, decodes as soon as that is
+enough, and calls off the rest. Sun et al. (2019), section II; parts that arrive one by one use stragglers'
+work too.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from paceline.coded.delay import Array, ShiftedExponential
+from paceline.coded.fit import fit
+from paceline.coded.layout import Layout, Moves, layout, relayout
+from paceline.coded.planning import CodedPlan, finish
+from paceline.coded.problem import Problem
+from paceline.errors import PacelineError, WorkerError
+from paceline.ray.pool import Pool
+
+HISTORY = 200  # products whose times are kept for a fit
+ENOUGH_TIMES = 5  # finished products of a worker before its parameters are fitted
+BEHIND = 2  # turns that a worker may leave unanswered before it is asked only when needed
+
+
+class Observed(NamedTuple):
+    """One worker's part in one product: milliseconds per row, and whether it is known or only a lower
+    bound.
+    """
+
+    per_row: float
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Product:
+    """What the last product took: seconds; workers and blocks that arrived in time, of how many asked."""
+
+    seconds: float
+    workers: int
+    blocks: int
+    asked: int
+
+
+class CodedMatrix:
+    """A master's matrix on the workers of a plan.
+
+    a: shape (L, columns), finite; L as in the plan. master: its name or position in the plan.
+    pool: the workers; several masters share one by passing the same. None starts one, which ``close`` ends.
+    code: "mds", "lt" or "replicated". messages: parts in which a worker delivers its blocks.
+    blocks: blocks the matrix is cut into (``coded.layout``).
+    patience: seconds after which workers that have not answered count as lost, where too few others are left.
+    on_loss: "error" raises WorkerError when too few are left, "recode" places their blocks on the others
+        first.
+
+    A probabilistic plan draws a master for each worker and product, from ``seed``; should the workers drawn
+    hold too few rows, the others are asked too.
+    """
+
+    def __init__(
+        self,
+        a: Array,
+        plan: CodedPlan,
+        master: int | str = 0,
+        pool: Pool | None = None,
+        code: str = "mds",
+        messages: int = 1,
+        blocks: int | None = None,
+        patience: float = 60.0,
+        on_loss: str = "error",
+        seed: int = 0,
+    ) -> None:
+        self.closed = True  # until there is something to close
+        if on_loss not in ("error", "recode"):
+            raise PacelineError(f"on_loss={on_loss!r}: expected 'error' or 'recode'")
+        if messages < 1 or not patience > 0:
+            raise PacelineError(f"messages={messages}, patience={patience:g}: expected both to be positive")
+        self.master = plan.master(master)
+        self.a = _matrix(a, plan, self.master)
+        self.plan, self.messages, self.patience, self.on_loss, self.seed = (
+            plan,
+            messages,
+            patience,
+            on_loss,
+            seed,
+        )
+        found = layout(plan, self.master, code, blocks)
+        self.names = plan.problem.workers
+        if pool is not None and (unknown := [name for name in self.names if name not in pool.actors]):
+            raise PacelineError(f"worker {unknown[0]!r} of the plan is not in the pool; start it there")
+        self.own_pool = pool is None
+        self.pool = Pool(self.names) if pool is None else pool
+        self.key, self.turn = uuid.uuid4().hex, -1
+        self.dead: set[int] = set()
+        self.behind: dict[int, dict[int, list[Any]]] = {}  # by worker and turn: answers still out
+        self.observed: list[deque[Observed]] = [deque(maxlen=HISTORY) for _ in self.names]
+        self.last: Product | None = None
+        self.closed = False
+        self.layout = found._replace(owned=tuple(() for _ in self.names))
+        try:
+            self._move(found, Moves(tuple(() for _ in self.names), found.owned))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the matrix."""
+        rows, columns = self.a.shape
+        return rows, columns
+
+    def __matmul__(self, x: Array) -> Array:
+        """A x, for x of shape (columns,) or (columns, any).
+
+        Raises PacelineError for an x that does not fit, WorkerError where too few workers are left.
+        """
+        self._open()
+        x = np.asarray(x, self.a.dtype)
+        if x.ndim not in (1, 2) or len(x) != self.a.shape[1]:
+            raise PacelineError(
+                f"x of shape {x.shape}: expected {self.a.shape[1]} entries, a column of the matrix each"
+            )
+        if not np.isfinite(x).all():
+            raise PacelineError("x has entries that are not finite: decoding would spread them; mend x first")
+        answer = self._product(x)
+        if answer is None and self.on_loss == "recode":
+            self.recode()
+            answer = self._product(x)
+        if answer is None:
+            lost = ", ".join(self.names[n] for n in sorted(self._lost()))
+            raise WorkerError(
+                f"too few workers are left for this product (lost: {lost}): start others, or call recode() "
+                f"to place "
+                "the lost blocks on those left"
+            )
+        return answer
+
+    def recode(self) -> int:
+        """Place the blocks of lost workers on those left; returns how many blocks were placed.
+
+        Loads are Theorem 1's for the workers left. Raises WorkerError where none is left.
+        """
+        self._open()
+        return self._follow_loads(self._reloaded(self.plan.problem))
+
+    def replan(self) -> int:
+        """Fit the delays seen so far, divide the rows anew, and move only the blocks that change; returns how
+        many.
+
+        Workers seen finishing fewer than five times keep the plan's parameters.
+        """
+        self._open()
+        problem = self.fitted()
+        loads = self._reloaded(problem)
+        self.plan = replace(self.plan, problem=problem)
+        return self._follow_loads(loads)
+
+    def follow(self, plan: CodedPlan) -> int:
+        """Change to another plan for the same matrix and workers, moving only what changes; returns the
+        blocks placed.
+        """
+        self._open()
+        if plan.problem.workers != self.names:
+            raise PacelineError("the new plan names other workers: expected the same, in the same order")
+        self.master = plan.master(self.plan.problem.masters[self.master])
+        if plan.problem.rows[self.master] != len(self.a):
+            raise PacelineError(
+                f"the new plan has {plan.problem.rows[self.master]:.0f} rows for this matrix of {len(self.a)}"
+            )
+        placed = self._follow_loads(plan.loads[self.master])
+        self.plan = plan
+        return placed
+
+    def fitted(self) -> Problem:
+        """The plan's problem with this master's delays as observed, cancelled work included (shifted
+        exponential).
+        """
+        problem = self.plan.problem
+        delay = problem.delay
+        if not isinstance(delay, ShiftedExponential):
+            raise PacelineError(
+                "observed times are fitted by shifted exponentials; plan with these to plan anew"
+            )
+        u, a = delay.u.copy(), delay.a.copy()
+        for n, seen in enumerate(self.observed):
+            done = [each.per_row for each in seen if each.finished]
+            if len(done) < ENOUGH_TIMES or min(done) == max(done):
+                continue
+            times, finished = np.empty((1,), object), np.empty((1,), object)
+            times[0] = np.array([each.per_row for each in seen])
+            finished[0] = np.array([each.finished for each in seen])
+            found = fit(times, finished=finished).delay
+            assert isinstance(found, ShiftedExponential)
+            u[self.master, n], a[self.master, n] = found.u[0], found.a[0]
+        return replace(problem, delay=ShiftedExponential(u, a))
+
+    def close(self) -> None:
+        """Take the blocks off the workers; end the pool where this matrix started it."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.own_pool:
+            self.pool.close()
+            return
+        for n, name in enumerate(self.names):
+            if n not in self.dead and name in self.pool.actors:
+                self.pool.actors[name].cancel.remote(self.key, self.turn)
+                self.pool.actors[name].drop.remote(self.key)
+
+    def __enter__(self) -> CodedMatrix:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        if self.closed:
+            raise PacelineError("this coded matrix is closed; make a new one")
+
+    # -- one product
+    # ---------------------------------------------------------------------------------------------
+
+    def _product(self, x: Array) -> Array | None:
+        """A x, or None where the workers left do not suffice."""
+        begin = time.perf_counter()
+        self.turn += 1
+        asked = self._to_ask()
+        pending = self._send(ray.put(x), asked)
+        everything = sum(len(self.layout.owned[n]) for n in asked)
+        decoder, done, arrived, rows_done = self.layout.code.decoder(), False, 0, dict[int, list[float]]()
+        while pending and not done:
+            left = begin + self.patience - time.perf_counter()
+            # no fewer messages than these can suffice: one wait for all of them
+            largest = max(len(indices) for _, indices in pending.values())
+            few = min(max(-(-(self.layout.code.k - arrived) // largest), 1), len(pending))
+            ready, _ = ray.wait(list(pending), num_returns=few, timeout=max(left, 0.0))
+            for answer in ready:
+                n, indices = pending.pop(answer)
+                value = self._get(answer, n)
+                if value is None or done:
+                    continue
+                products, seconds = value
+                arrived += len(indices)
+                tally = rows_done.setdefault(n, [0.0, 0.0])
+                tally[0] += len(indices) * self.layout.size
+                tally[1] += seconds
+                for i, product in zip(indices, products, strict=True):
+                    done = decoder.add(i, product) or done
+            if self.dead.intersection(asked):
+                pending = {answer: about for answer, about in pending.items() if about[0] not in self.dead}
+            if left <= 0:
+                break
+        self._call_off(pending, asked)
+        self._note(rows_done, asked, time.perf_counter() - begin)
+        if not done:
+            return None
+        result = decoder.result(len(self.a))
+        self.last = Product(time.perf_counter() - begin, len(rows_done), arrived, everything)
+        return result
+
+    def _get(self, answer: Any, n: int) -> tuple[Array, float] | None:
+        """A worker's answer; None where it was cancelled or the worker died."""
+        try:
+            value: tuple[Array, float] | None = ray.get(answer)
+        except RayTaskError as error:
+            raise WorkerError(f"worker {self.names[n]!r} failed: {error.cause!r}") from error
+        except RayActorError:
+            self.dead.add(n)
+            return None
+        return value
+
+    def _to_ask(self) -> list[int]:
+        """Workers for this turn: those drawn and answering, and the others where these hold too few
+        blocks.
+        """
+        for n, turns in list(self.behind.items()):
+            for turn, answers in list(turns.items()):
+                _, left = ray.wait(answers, num_returns=len(answers), timeout=0)
+                if not left:
+                    self._get(answers[-1], n)  # that the work was called off, unless the worker died
+                    del turns[turn]
+            if not turns:
+                del self.behind[n]
+        holding = [n for n, owned in enumerate(self.layout.owned) if owned and n not in self.dead]
+        answering = [n for n in holding if len(self.behind.get(n, ())) < BEHIND]
+        drawn = [n for n in answering if self._drawn(n)]
+        for asked in (drawn, answering):
+            if self.layout.enough(asked):
+                return asked
+        return holding
+
+    def _drawn(self, n: int) -> bool:
+        """Whether the worker serves this master in this turn; masters with the same seed and turn agree."""
+        chances = self.plan.probability[:, n]
+        if chances[self.master] == 0 or chances[self.master] >= 1:
+            return True
+        draw = np.random.default_rng([self.seed, self.turn, n]).random()
+        edge = float(chances[: self.master].sum())
+        return bool(edge <= draw < edge + chances[self.master])
+
+    def _send(self, x: Any, asked: list[int]) -> dict[Any, tuple[int, tuple[int, ...]]]:
+        pending = {}
+        parts = {n: _parts(self.layout.owned[n], self.messages) for n in asked}
+        for i in range(self.messages):  # first parts of all before second ones
+            for n in asked:
+                if i < len(parts[n]):
+                    actor = self.pool.actors[self.names[n]]
+                    pending[actor.multiply.remote(self.key, self.turn, parts[n][i], x)] = (n, parts[n][i])
+        return pending
+
+    def _call_off(self, pending: dict[Any, tuple[int, tuple[int, ...]]], asked: list[int]) -> None:
+        for n in {about[0] for about in pending.values()} - self.dead:
+            called_off = self.pool.actors[self.names[n]].cancel.remote(self.key, self.turn)
+            answers = [answer for answer, about in pending.items() if about[0] == n]
+            self.behind.setdefault(n, {})[self.turn] = [*answers, called_off]
+
+    def _note(self, rows_done: dict[int, list[float]], asked: list[int], seconds: float) -> None:
+        for n in asked:
+            if n in rows_done:
+                rows, took = rows_done[n]
+                self.observed[n].append(Observed(1000 * took / rows, True))
+            elif n not in self.dead:
+                first = len(_parts(self.layout.owned[n], self.messages)[0]) * self.layout.size
+                self.observed[n].append(Observed(1000 * seconds / first, False))
+
+    # -- where the blocks are
+    # ------------------------------------------------------------------------------------
+
+    def _lost(self) -> set[int]:
+        """Workers that are dead, or owe an answer."""
+        return self.dead | set(self.behind)
+
+    def _reloaded(self, problem: Problem) -> Array:
+        """Loads of this master's workers that are not lost, shape (N,)."""
+        k = self.plan.probability.copy()
+        late = {n for n, turns in self.behind.items() if len(turns) >= BEHIND or self._stuck(turns)}
+        gone = sorted(self.dead | late)
+        k[self.master, gone] = 0.0
+        if not (k[self.master] > 0).any():
+            raise WorkerError("none of the workers of this matrix is left: start others and make it anew")
+        if not self.plan.coded:
+            share = np.where(k[self.master] > 0, self.plan.loads[self.master], 0.0)
+            return share * problem.rows[self.master] / share.sum()
+        phi, rate = problem.delay.peak()
+        k[np.arange(len(k)) != self.master] = 1.0  # other masters' rows are not at stake
+        return finish(problem, self.plan.assign, k, True, phi, rate).loads[self.master]
+
+    def _stuck(self, turns: dict[int, list[Any]]) -> bool:
+        """Whether a worker stays silent for a second after its work was called off."""
+        answers = [answer for each in turns.values() for answer in each]
+        return len(ray.wait(answers, num_returns=len(answers), timeout=min(1.0, self.patience))[0]) < len(
+            answers
+        )
+
+    def _follow_loads(self, loads: Array) -> int:
+        new, moves = relayout(self.layout, loads)
+        if not new.enough(range(len(new.owned))):
+            raise PacelineError("the new loads cannot cover the rows of this matrix; plan more redundancy")
+        self._move(new, moves)
+        return sum(len(blocks) for blocks in moves.place)
+
+    def _move(self, new: Layout, moves: Moves) -> None:
+        """Place, then drop; on failure what was placed is dropped again and the old layout stays."""
+        placed: list[int] = []
+        waiting: list[tuple[int, Any]] = []
+
+        def settle(most: int) -> None:
+            while len(waiting) > most:
+                n, answer = waiting.pop(0)
+                try:
+                    ray.get(answer, timeout=self.patience)
+                except (RayActorError, ray.exceptions.GetTimeoutError) as error:
+                    self.dead.add(n)
+                    raise WorkerError(
+                        f"worker {self.names[n]!r} was lost while its blocks were placed; start it again or "
+                        f"plan "
+                        "without it"
+                    ) from error
+
+        try:
+            for n, indices in enumerate(moves.place):
+                if indices:
+                    blocks = ray.put(np.stack(new.code.encode(self.a, indices)))
+                    placed.append(n)
+                    actor = self.pool.actors[self.names[n]]
+                    waiting.append((n, actor.place.remote(self.key, indices, blocks)))
+                    settle(1)  # one set of blocks under way beside the one being made: bounds the memory
+            settle(0)
+        except BaseException:
+            self._drop(placed, moves.place)
+            raise
+        self._drop(range(len(moves.drop)), moves.drop)
+        self.layout = new
+
+    def _drop(self, workers: Iterable[int], blocks: tuple[tuple[int, ...], ...]) -> None:
+        for n in workers:
+            if blocks[n] and n not in self.dead:
+                self.pool.actors[self.names[n]].drop.remote(self.key, blocks[n])
+
+
+def _parts(blocks: tuple[int, ...], messages: int) -> list[tuple[int, ...]]:
+    """Blocks in at most so many parts of nearly equal size, in order."""
+    count = min(messages, len(blocks))
+    edges = [round(i * len(blocks) / count) for i in range(count + 1)]
+    return [blocks[start:end] for start, end in pairwise(edges)]
+
+
+def _matrix(a: Array, plan: CodedPlan, master: int) -> Array:
+    """The matrix as float32 or float64, checked against the plan."""
+    a = np.asarray(a)
+    if a.ndim != 2 or a.dtype.kind not in "fiub":
+        raise PacelineError(
+            f"a matrix of shape {a.shape} and type {a.dtype}: expected two dimensions of real numbers"
+        )
+    rows = int(plan.problem.rows[master])
+    if len(a) != rows:
+        raise PacelineError(
+            f"a matrix of {len(a)} rows for master {plan.problem.masters[master]!r}: the plan has {rows}; "
+            f"plan anew"
+        )
+    if a.shape[1] < 1 or not np.isfinite(a).all():
+        raise PacelineError(
+            "the matrix has entries that are not finite, or no columns: mend it before it is encoded"
+        )
+    return a if a.dtype in (np.float32, np.float64) else a.astype(float)

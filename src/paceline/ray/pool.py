@@ -1,0 +1,150 @@
+"""Ray actors that hold coded blocks and multiply them: one for each worker of a plan, shared by all its
+masters.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.coded.delay import Array
+from paceline.errors import PacelineError
+
+try:
+    import ray
+except ImportError as error:
+    raise PacelineError("coded products on Ray need ray: pip install 'paceline[ray]'") from error
+
+Pace = Callable[[str, int, int], float]
+
+
+class BlockWorker:
+    """Keeps coded blocks by matrix and multiplies them by x; ``cancel`` reaches it while it works or
+    sleeps.
+    """
+
+    def __init__(self, name: str, pace: Pace | None) -> None:
+        self.name, self.pace = name, pace
+        self.blocks: dict[str, dict[int, Array]] = {}
+        self.cancelled: dict[str, int] = {}
+        self.changed = threading.Condition()
+
+    def place(self, key: str, indices: Sequence[int], blocks: Array) -> int:
+        """Keep blocks of a matrix, in memory of their own; returns how many of it are here."""
+        mine = self.blocks.setdefault(key, {})
+        for i, block in zip(indices, blocks, strict=True):
+            mine[i] = np.array(block)
+        return len(mine)
+
+    def drop(self, key: str, indices: Sequence[int] | None = None) -> None:
+        """Forget blocks of a matrix, all where none is named."""
+        if indices is None:
+            self.blocks.pop(key, None)
+            return
+        for i in indices:
+            self.blocks[key].pop(i, None)
+
+    def held(self) -> list[str]:
+        """Keys of the matrices with blocks here."""
+        return [key for key, mine in self.blocks.items() if mine]
+
+    def multiply(self, key: str, turn: int, indices: Sequence[int], x: Array) -> tuple[Array, float] | None:
+        """Products of the blocks with x, stacked, and the seconds they took; None where cancelled."""
+        begin = time.perf_counter()
+        if self._is_cancelled(key, turn):
+            return None
+        mine = self.blocks[key]
+        products = np.stack([mine[i] @ x for i in indices])
+        if self.pace is not None:
+            rows = sum(len(mine[i]) for i in indices)
+            late = begin + self.pace(self.name, turn, rows) - time.perf_counter()
+            with self.changed:
+                if self.changed.wait_for(lambda: self._is_cancelled(key, turn), max(late, 0.0)):
+                    return None
+        return products, time.perf_counter() - begin
+
+    def cancel(self, key: str, turn: int) -> None:
+        """Leave undone what is asked for up to this turn of a matrix."""
+        with self.changed:
+            self.cancelled[key] = max(self.cancelled.get(key, -1), turn)
+            self.changed.notify_all()
+
+    def process(self) -> int:
+        """The process number, once the actor is up."""
+        import os
+
+        return os.getpid()
+
+    def _is_cancelled(self, key: str, turn: int) -> bool:
+        return self.cancelled.get(key, -1) >= turn
+
+
+class Pool:
+    """Workers by name, each a Ray actor.
+
+    workers: names as in the plan. cpus: CPUs that Ray sets aside for each; 0 to start more workers than CPUs.
+    pace: (worker, turn, rows) -> seconds that so many rows shall take at least, to try out uneven speeds.
+    timeout: seconds to wait for all of them to start.
+
+    Raises PacelineError for duplicate names, too few CPUs, and workers that do not start in time. Close it,
+    or use it in a ``with`` statement, to end the actors.
+    """
+
+    def __init__(
+        self, workers: Sequence[str], cpus: float = 1.0, pace: Pace | None = None, timeout: float = 120.0
+    ) -> None:
+        if len(set(workers)) < len(workers) or not workers:
+            raise PacelineError(
+                f"{len(workers)} workers, {len(set(workers))} different names: expected one each"
+            )
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        there = ray.cluster_resources().get("CPU", 0.0)
+        if cpus * len(workers) > there:
+            raise PacelineError(
+                f"{len(workers)} workers of {cpus:g} CPUs each, and Ray has {there:g}: add nodes, or "
+                f"give cpus=0"
+            )
+        actor: Any = ray.remote(concurrency_groups={"control": 1})(_with_control(BlockWorker))  # type: ignore[call-overload]
+        self.actors: dict[str, Any] = {
+            name: actor.options(num_cpus=cpus, max_restarts=0).remote(name, pace) for name in workers
+        }
+        started = [each.process.remote() for each in self.actors.values()]
+        _, waiting = ray.wait(started, num_returns=len(started), timeout=timeout)
+        if waiting:
+            self.close()
+            raise PacelineError(
+                f"{len(waiting)} of {len(workers)} workers did not start in {timeout:g} s; look at the Ray "
+                f"cluster"
+            )
+        self.processes: dict[str, int] = dict(zip(self.actors, ray.get(started), strict=True))
+
+    def close(self) -> None:
+        """End the actors."""
+        for each in self.actors.values():
+            ray.kill(each)
+        self.actors = {}
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _with_control(kind: type[BlockWorker]) -> type[BlockWorker]:
+    """The class with ``cancel`` and ``process`` on a thread of their own, so that they pass a running
+    product.
+    """
+
+    class Worker(kind):  # type: ignore[misc,valid-type]
+        cancel = ray.method(concurrency_group="control")(kind.cancel)
+        process = ray.method(concurrency_group="control")(kind.process)
+
+    Worker.__name__ = kind.__name__
+    return Worker

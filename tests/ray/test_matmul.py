@@ -1,0 +1,276 @@
+"""The coded matrix product on real Ray workers."""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import signal
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+
+from paceline import PacelineError
+from paceline.coded import Problem, ShiftedExponential, plan, random_problem
+from paceline.ray import CodedMatrix, Pool
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+
+NAMES = tuple(f"w{n}" for n in range(5))
+
+
+def problem_of(masters=1, rows=300, u=None):
+    shape = (masters, len(NAMES))
+    u = np.full(shape, 2.0) if u is None else np.broadcast_to(np.asarray(u, float), shape)
+    return Problem(tuple("xyz"[:masters]), NAMES, np.full(masters, float(rows)), ShiftedExponential(u, 1 / u))
+
+
+def matrix(rows=300, columns=20, seed=0):
+    return np.random.default_rng(seed).standard_normal((rows, columns))
+
+
+def close_to(y, expected):
+    return np.linalg.norm(y - expected) <= 1e-10 * np.linalg.norm(expected)
+
+
+def several(coded, x):
+    """Products until the news of a death has come."""
+    for _ in range(20):
+        coded @ x
+
+
+@pytest.fixture(scope="module")
+def pool(cluster):
+    with Pool(NAMES) as made:
+        yield made
+
+
+@pytest.fixture
+def mortal(cluster):
+    """Workers of one test's own, to be killed and stopped."""
+    with Pool(NAMES, cpus=0) as made:
+        yield made
+        for process in made.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+
+
+@pytest.mark.parametrize(
+    ("code", "messages"), [("mds", 1), ("mds", 3), ("lt", 4), ("replicated", 1), ("replicated", 2)]
+)
+def test_products_equal_numpy(pool, code, messages):
+    a = matrix(301)
+    with CodedMatrix(a, plan(problem_of(rows=301)), "x", pool, code=code, messages=messages) as coded:
+        assert coded.shape == (301, 20)
+        for seed in range(3):
+            x = np.random.default_rng(seed).standard_normal((20, 2) if seed else 20)
+            assert close_to(coded @ x, a @ x)
+        assert coded.last.blocks <= coded.last.asked
+
+
+def test_uncoded_and_float32(pool):
+    a = matrix().astype(np.float32)
+    made = plan(problem_of(), "uniform", coded=False)
+    with CodedMatrix(a, made, 0, pool) as coded:
+        y = coded @ np.ones(20)
+        assert y.dtype == np.float32
+        np.testing.assert_allclose(y, a.sum(1), rtol=1e-4, atol=1e-4)
+        assert coded.last.blocks == coded.last.asked  # every block is needed
+
+
+@pytest.mark.parametrize("assign", ["simple", "probabilistic"])
+def test_several_masters_share_a_pool(pool, assign):
+    problem = random_problem(2, 5, 300, np.random.default_rng(3))
+    made = plan(dataclasses.replace(problem, workers=NAMES, masters=("x", "y")), assign)
+    a, b = matrix(seed=1), matrix(seed=2)
+    with CodedMatrix(a, made, "x", pool) as first, CodedMatrix(b, made, "y", pool) as second:
+        for seed in range(4):
+            x = np.random.default_rng(seed).standard_normal(20)
+            assert close_to(first @ x, a @ x)
+            assert close_to(second @ x, b @ x)
+
+
+def test_drawn_workers_serve_one_master_a_turn(pool):
+    problem = problem_of(2)
+    base = plan(problem, "probabilistic")
+    halves = dataclasses.replace(base, probability=np.full((2, 5), 0.5), loads=np.full((2, 5), 120.0))
+    with (
+        CodedMatrix(matrix(), halves, "x", pool) as first,
+        CodedMatrix(matrix(), halves, "y", pool) as second,
+    ):
+        for turn in range(20):
+            first.turn = second.turn = turn
+            drawn = [{n for n in range(5) if each._drawn(n)} for each in (first, second)]
+            assert not drawn[0] & drawn[1]
+            assert drawn[0] | drawn[1] == set(range(5))
+        assert close_to(first @ np.ones(20), matrix() @ np.ones(20))
+
+
+def test_a_straggler_is_not_waited_for(cluster):
+    slow = Pool(NAMES, cpus=0, pace=lambda name, turn, rows: 3600.0 if name == "w2" else 0.0)
+    a = matrix()
+    with slow, CodedMatrix(a, plan(problem_of()), 0, slow, patience=60) as coded:
+        for seed in range(3):
+            x = np.random.default_rng(seed).standard_normal(20)
+            assert close_to(coded @ x, a @ x)
+            assert coded.last.workers <= 4
+        assert not any(seen.finished for seen in coded.observed[2])  # called off each time, and noted as such
+
+
+def test_parts_that_arrive_use_the_straggler_too(cluster):
+    def pace(name, turn, rows):
+        return 0.003 * rows * (4 if name == "w0" else 1)
+
+    a, made = matrix(), plan(problem_of())
+    with (
+        Pool(NAMES, cpus=0, pace=pace) as paced,
+        CodedMatrix(a, made, 0, paced, messages=6) as parts,
+    ):
+        assert close_to(parts @ np.ones(20), a.sum(1))
+        assert parts.last.workers == 5
+        assert parts.last.blocks < parts.last.asked
+
+
+def test_a_dead_worker_costs_nothing_until_too_few_are_left(mortal):
+    a, x = matrix(), np.random.default_rng(0).standard_normal(20)
+    with CodedMatrix(a, plan(problem_of()), 0, mortal, patience=20) as coded:
+        assert close_to(coded @ x, a @ x)
+        os.kill(mortal.processes["w1"], signal.SIGKILL)
+        for _ in range(200):  # enough are left: nobody waits for the news of its death
+            assert close_to(coded @ x, a @ x)
+            if coded.dead:
+                break
+        assert coded.dead == {1}
+        os.kill(mortal.processes["w3"], signal.SIGKILL)
+        with pytest.raises(PacelineError, match=r"too few workers.*w1, w3"):
+            several(coded, x)
+        placed = coded.recode()
+        assert placed > 0
+        assert not coded.layout.owned[1]
+        for _ in range(3):
+            assert close_to(coded @ x, a @ x)
+
+
+def test_recoding_on_loss_needs_no_one_to_ask(mortal):
+    a, x = matrix(), np.random.default_rng(0).standard_normal(20)
+    made = plan(problem_of(), "uniform", coded=False)
+    with CodedMatrix(a, made, 0, mortal, on_loss="recode", patience=20) as coded:
+        os.kill(mortal.processes["w4"], signal.SIGKILL)
+        for _ in range(3):
+            assert close_to(coded @ x, a @ x)
+        for name in ("w0", "w1", "w2", "w3"):
+            os.kill(mortal.processes[name], signal.SIGKILL)
+        with pytest.raises(PacelineError, match="none of the workers"):
+            several(coded, x)
+
+
+def test_a_frozen_worker_costs_nothing_and_comes_back(mortal):
+    a, x = matrix(), np.random.default_rng(0).standard_normal(20)
+    with CodedMatrix(a, plan(problem_of()), 0, mortal, patience=20) as coded:
+        assert close_to(coded @ x, a @ x)
+        os.kill(mortal.processes["w0"], signal.SIGSTOP)
+        for _ in range(4):
+            assert close_to(coded @ x, a @ x)
+        assert coded.last.asked < coded.layout.code.n  # by now it is not even asked
+        os.kill(mortal.processes["w0"], signal.SIGCONT)
+        for _ in range(200):
+            assert close_to(coded @ x, a @ x)
+            if coded.last.asked == coded.layout.code.n:
+                break
+        assert coded.last.asked == coded.layout.code.n
+
+
+def test_too_many_frozen_workers_are_an_error_after_the_patience(mortal):
+    with CodedMatrix(matrix(), plan(problem_of()), 0, mortal, patience=1) as coded:
+        for name in ("w0", "w1", "w2"):
+            os.kill(mortal.processes[name], signal.SIGSTOP)
+        with pytest.raises(PacelineError, match="too few workers"):
+            coded @ np.ones(20)
+        assert coded.recode() > 0
+        assert close_to(coded @ np.ones(20), matrix().sum(1))
+
+
+def test_replanning_learns_the_paces_and_moves_only_what_changes(cluster):
+    speed = {"w0": 1.0, "w1": 1.0, "w2": 2.0, "w3": 4.0, "w4": 4.0}  # rows per ms, planned as all alike
+
+    def pace(name, turn, rows):
+        draw = np.random.default_rng([int(name[1]), turn]).exponential()
+        return 1e-3 * rows * (1 + 0.3 * draw) / speed[name]
+
+    a, x = matrix(), np.random.default_rng(0).standard_normal(20)
+    with Pool(NAMES, cpus=0, pace=pace) as paced, CodedMatrix(a, plan(problem_of()), 0, paced) as coded:
+        for _ in range(25):
+            assert close_to(coded @ x, a @ x)
+        before = coded.layout
+        moved = coded.replan()
+        kept = sum(
+            len(set(old) & set(new)) for old, new in zip(before.owned, coded.layout.owned, strict=True)
+        )
+        assert moved == coded.layout.code.n - kept or moved == sum(map(len, coded.layout.owned)) - kept
+        assert kept > 0.4 * before.code.n
+        counts = [len(owned) for owned in coded.layout.owned]
+        assert min(counts[3:]) > 1.5 * max(counts[:2])
+        assert close_to(coded @ x, a @ x)
+
+
+def test_following_a_plan_with_other_loads(pool):
+    problem = problem_of()
+    a = matrix()
+    with CodedMatrix(a, plan(problem), 0, pool) as coded:
+        faster = plan(problem_of(u=[[1.0, 1, 1, 4, 4]]))
+        assert coded.follow(faster) > 0
+        assert coded.follow(faster) == 0
+        assert close_to(coded @ np.ones(20), a.sum(1))
+        with pytest.raises(PacelineError, match="rows for this matrix"):
+            coded.follow(plan(problem_of(rows=200)))
+
+
+@pytest.mark.parametrize(
+    ("a", "options", "says"),
+    [
+        (np.full((300, 20), np.nan), {}, "not finite"),
+        (matrix(299), {}, "299 rows for master 'x'"),
+        (np.ones(300), {}, "two dimensions"),
+        (np.full((300, 2), "a"), {}, "real numbers"),
+        (matrix(), {"master": "q"}, "not in the plan"),
+        (matrix(), {"code": "fountain"}, "expected one of mds"),
+        (matrix(), {"on_loss": "cry"}, "on_loss"),
+        (matrix(), {"messages": 0}, "messages=0"),
+    ],
+)
+def test_bad_matrices_are_refused_before_anything_is_placed(pool, a, options, says):
+    with pytest.raises(PacelineError, match=says):
+        CodedMatrix(a, plan(problem_of()), pool=pool, **options)
+
+
+def test_bad_vectors_and_closed_matrices_are_refused(pool):
+    coded = CodedMatrix(matrix(), plan(problem_of()), 0, pool)
+    for x in (np.ones(19), np.ones((20, 2, 2)), np.float64(3)):
+        with pytest.raises(PacelineError, match="expected 20 entries"):
+            coded @ x
+    with pytest.raises(PacelineError, match="not finite"):
+        coded @ np.full(20, np.inf)
+    coded.close()
+    with pytest.raises(PacelineError, match="closed"):
+        coded @ np.ones(20)
+
+
+def test_bad_pools_are_refused(cluster, pool):
+    with pytest.raises(PacelineError, match="different names"):
+        Pool(["w", "w"])
+    with pytest.raises(PacelineError, match="Ray has"):
+        Pool([f"v{n}" for n in range(50)])
+    strangers = dataclasses.replace(problem_of(), workers=("w0", "w1", "w2", "w3", "stranger"))
+    with pytest.raises(PacelineError, match="'stranger' of the plan is not in the pool"):
+        CodedMatrix(matrix(), plan(strangers), 0, pool)
+
+
+def test_a_worker_lost_while_blocks_are_placed_leaves_nothing_behind(mortal):
+    import ray
+
+    os.kill(mortal.processes["w3"], signal.SIGKILL)
+    with pytest.raises(PacelineError, match="'w3' was lost while"):
+        CodedMatrix(matrix(), plan(problem_of()), 0, mortal, patience=20)
+    answers = [mortal.actors[n].held.remote() for n in ("w0", "w1", "w2", "w4")]
+    assert list(itertools.chain(*ray.get(answers))) == []
