@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.runs import Recorder, Run, draw, read, report
+from paceline.runs import Recorder, Run, comparison, draw, read, report, svg
 from paceline.runs.axes import thin, ticks, time_ticks, top
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
@@ -76,8 +76,8 @@ def test_the_page_stands_alone_and_is_well_formed(run):
     addresses = [value for _, name, value in page.attributes if name in ("src", "href", "action", "data")]
     assert [address for address in addresses if not address.startswith("data:image/png;base64,")] == []
     assert not re.search(r"https?://|@import|url\(", text)
-    for svg in re.findall(r"<svg.*?</svg>", text, re.S):
-        ElementTree.fromstring(svg)
+    for picture in re.findall(r"<svg.*?</svg>", text, re.S):
+        ElementTree.fromstring(picture)
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text
 
@@ -110,14 +110,14 @@ def test_the_page_says_what_the_record_says(run):
 
 
 def test_bars_of_the_timeline_lie_where_the_seconds_are(run):
-    svg = draw.gantt(
+    drawn = draw.gantt(
         ["a", "b"],
         [draw.Bars("r", 1.0, 2.0, *np.array([[1, 2], [0.5, 0], [1, 0]]), 1, ["", ""])],
         4.0,
         [0],
         str,
     )
-    boxes = dict(re.findall(r'<path class="box (\w+)" d="M([^"]*)"', svg))
+    boxes = dict(re.findall(r'<path class="box (\w+)" d="M([^"]*)"', drawn))
     assert boxes["c0"] == "250.0 70.0h250.0v360.0h-250.0z"
     assert boxes["over"] == "250.0 70.0h125.0v360.0h-125.0z"
     assert boxes["idle"] == "500.0 70.0h250.0v360.0h-250.0z"
@@ -128,7 +128,7 @@ def test_names_cannot_break_the_page(tmp_path, write):
     evil = "</script><script>alert(\"x\")</script><b onclick='y'>&"
     folder = write(tmp_path / "run", np.full((5, 2), 4), np.ones((5, 2)), policy=evil, model=evil, data=evil)
     again = write(tmp_path / "again", np.full((5, 2), 4), np.ones((5, 2)), policy=evil)
-    for text in (report.render(read(folder)), report.render_comparison([read(folder), read(again)])):
+    for text in (report.render(read(folder)), comparison.render([read(folder), read(again)])):
         page = Page(text)
         assert "alert" in page.text
         assert not [name for _, name, _ in page.attributes if name.startswith("on")]
@@ -173,7 +173,7 @@ def test_several_runs_side_by_side(tmp_path, write, run):
         "30.8 %",
     ):
         assert words in page.text
-    assert report.labels([run, equal, run]) == ["level (run)", "equal", "level (run)"]
+    assert comparison.labels([run, equal, run]) == ["level (run)", "equal", "level (run)"]
 
 
 def test_thin_keeps_means_and_extremes():
@@ -207,7 +207,7 @@ def test_scales():
 
 def test_the_png_is_what_was_drawn():
     pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 3)).astype(np.uint8)
-    content = draw._png(pixels)
+    content = svg.png(pixels)
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     place, chunks = 8, {}
     while place < len(content):

@@ -8,17 +8,16 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.runs import draw
-from paceline.runs.analysis import last, seconds_per_sample, slowness, straggler_share
+from paceline.runs.analysis import chosen, seconds_per_sample, slowness, straggler_share
 from paceline.runs.axes import Thin, thin, ticks, time_ticks, top
 from paceline.runs.run import Array, Run
 from paceline.runs.summary import ideal_seconds
+from paceline.runs.timeline import overhead_entry
 from paceline.runs.words import number, percent, plural, seconds, times
 
 BANDS = 8  # up to so many workers each has a colour of its own
 ROWS = 64  # up to so many have a row of their own
 BARS = 16  # up to so many have a bar of their own
-SHOWN = 10  # rounds in a window of the timeline
-LATE = 1.1  # a straggler is marked in the timeline when it takes so many times the median
 
 
 def names(run: Run) -> list[str]:
@@ -63,55 +62,6 @@ def pace(run: Run) -> str:
     """How long each worker takes for a sample."""
     says = "Seconds that each worker took for one sample"
     return _per_worker(run, seconds_per_sample(run), "Speed of each worker", says, seconds, stacked=False)
-
-
-def timeline(run: Run) -> str:
-    """Compute against wait, worker by worker, for the first, the middle and the last rounds."""
-    total, shown = len(run.round), min(SHOWN, len(run.round))
-    starts = sorted({0, total - shown} | ({(total - shown) // 2} if total >= 3 * shown else set()))
-    if total < 2 * shown:
-        starts = [0]
-        shown = min(total, 2 * SHOWN)
-    span = max(float(run.seconds[start : start + shown].sum()) for start in starts)
-    strips = []
-    for start in starts:
-        first, end = run.round[start], run.round[start + shown - 1]
-        strips.append(f"<div><h4>Rounds {first:,} to {end:,}</h4>{strip(run, start, shown, span)}</div>")
-    chosen = "" if run.workers <= ROWS else f"; {ROWS} of the {run.workers:,} workers, by speed"
-    same = "All panels have one scale, so a shorter one is a faster one. " if len(strips) > 1 else ""
-    return draw.figure(
-        "Compute and wait",
-        f"{same}Each row is a worker; a line closes each round{chosen}.",
-        f'<div class="strips">{"".join(strips)}</div>',
-        draw.legend([("c0", "computing"), ("bad", "the straggler"), *_overhead(run), ("idle", "waiting")]),
-        wide=True,
-    )
-
-
-def strip(run: Run, start: int, shown: int, span: float) -> str:
-    """One panel of a timeline: ``shown`` rounds from index ``start``, over ``span`` seconds."""
-    who, rows = last(run), _chosen(run, ROWS)
-    place = {int(worker): row for row, worker in enumerate(rows)}
-    bars, clock = [], 0.0
-    for t in range(start, min(start + shown, len(run.round))):
-        compute, wait = run.compute[t, rows], run.wait[t, rows]
-        overhead = np.nan_to_num(run.overhead[t, rows])
-        texts = [
-            f"{_samples(load)}, computed {seconds(spent)}, waited {seconds(idle)}"
-            if spent == spent
-            else "absent"
-            for load, spent, idle in zip(
-                run.loads[t, rows].tolist(), compute.tolist(), wait.tolist(), strict=True
-            )
-        ]
-        title = f"Round {run.round[t]:,} · {seconds(float(run.seconds[t]))}"
-        everyone = run.compute[t][~np.isnan(run.compute[t])]
-        behind = everyone.size > 1 and everyone.max() > LATE * np.median(everyone)
-        straggler = place.get(int(who[t]), -1) if behind else -1
-        bars.append(draw.Bars(title, clock, float(run.seconds[t]), compute, overhead, wait, straggler, texts))
-        clock += float(run.seconds[t])
-    labels = [f"{i}" if run.workers > BARS else f"worker {i}" for i in rows]
-    return draw.gantt(labels, bars, span, time_ticks(span, 4), seconds)
 
 
 def losses(runs: list[tuple[str, Run]]) -> str:
@@ -170,15 +120,15 @@ def time_spent(run: Run) -> str:
     wait = np.nansum(run.wait, axis=0)
     whole = max(float(run.seconds.sum()), float((overhead + compute + wait).max(initial=0.0))) or 1.0
     bars = []
-    for i in _chosen(run, BARS):
+    for i in chosen(run, BARS):
         parts = [("over", overhead[i] / whole), ("c0", compute[i] / whole), ("idle", wait[i] / whole)]
         bars.append((f"worker {i}", parts, f"waits {percent(wait[i] / whole)}"))
-    chosen = "" if run.workers <= BARS else f" ({BARS} of the {run.workers:,} workers, by speed)"
+    some = "" if run.workers <= BARS else f" ({BARS} of the {run.workers:,} workers, by speed)"
     return draw.figure(
         "Where the time went",
-        f"Each worker's seconds over the whole run{chosen}.",
+        f"Each worker's seconds over the whole run{some}.",
         draw.bars(bars),
-        draw.legend([("c0", "computing"), *_overhead(run), ("idle", "waiting")]),
+        draw.legend([("c0", "computing"), *overhead_entry(run), ("idle", "waiting")]),
     )
 
 
@@ -186,14 +136,14 @@ def _per_worker(
     run: Run, values: Array, title: str, says: str, text: Callable[[float], str], stacked: bool
 ) -> str:
     if run.workers > BANDS:
-        rows = _chosen(run, ROWS)
+        rows = chosen(run, ROWS)
         means = thin(values[:, rows], 200)
         labels = [str(i) for i in rows]
-        chosen = "" if run.workers <= ROWS else f" ({ROWS} of {run.workers:,} workers, by speed)"
+        some = "" if run.workers <= ROWS else f" ({ROWS} of {run.workers:,} workers, by speed)"
         content = draw.heat(
             labels, _edges(run, means), means.mean, _round_ticks(run), _count, text, _tips(run, means)
         )
-        return draw.figure(title, f"{says}, one row a worker{chosen}.", content)
+        return draw.figure(title, f"{says}, one row a worker{some}.", content)
     means = thin(values)
     legend = draw.legend([(f"c{i}", name) for i, name in enumerate(names(run))])
     if stacked:
@@ -208,24 +158,8 @@ def _per_worker(
     return draw.figure(title, f"{says}.", content, legend)
 
 
-def _chosen(run: Run, limit: int) -> list[int]:
-    """All workers, or ``limit`` of them from the slowest to the fastest, in order of rank."""
-    if run.workers <= limit:
-        return list(range(run.workers))
-    order = np.argsort(np.nan_to_num(slowness(run)), kind="stable")
-    return sorted(int(i) for i in order[np.linspace(0, run.workers - 1, limit).astype(int)])
-
-
-def _overhead(run: Run) -> list[tuple[str, str]]:
-    return [("over", "overhead")] if np.nansum(run.overhead) > 0 else []
-
-
 def _pace(ratio: float) -> str:
     return f" · {times(ratio)}" if ratio == ratio else ""
-
-
-def _samples(load: float) -> str:
-    return f"{load:,.0f} sample{'' if load == 1 else 's'}"
 
 
 def _count(value: float) -> str:

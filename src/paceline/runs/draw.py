@@ -2,7 +2,7 @@
 
 So a chart is as wide as its place, from a phone to a wall, and its labels stay readable. Colours are classes
 (c0 to c7, good, bad, idle), set for light and dark in page.css; page.js adds tooltips where a chart carries a
-``script`` of data. Coordinates in the SVG go from 0 to 1000 on both axes, y downwards.
+``script`` of data.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import base64
 import html
 import json
-import struct
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from paceline.runs import svg
 from paceline.runs.axes import ticks
 from paceline.runs.run import Array
 
@@ -70,18 +68,18 @@ def lines(
     for line in series:
         x = (line.x - x0) / (x1 - x0) * 1000
         if line.low is not None and line.high is not None:
-            low, high = _down(line.low, y_end), _down(line.high, y_end)
-            marks.append(f'<path class="band {line.colour}" d="{_band(x, low, high)}"/>')
+            low, high = svg.down(line.low, y_end), svg.down(line.high, y_end)
+            marks.append(f'<path class="band {line.colour}" d="{svg.band(x, low, high)}"/>')
         dashed = " dashed" if line.dashed else ""
-        marks.append(f'<path class="line {line.colour}{dashed}" d="{_path(x, _down(line.y, y_end))}"/>')
+        marks.append(f'<path class="line {line.colour}{dashed}" d="{svg.path(x, svg.down(line.y, y_end))}"/>')
     data = {
         "kind": "line",
         "series": [
             {
                 "name": line.name,
                 "colour": line.colour,
-                "x": _whole((line.x - x0) / (x1 - x0) * 1000),
-                "y": _whole(_down(line.y, y_end)),
+                "x": svg.whole((line.x - x0) / (x1 - x0) * 1000),
+                "y": svg.whole(svg.down(line.y, y_end)),
                 "at": [tip(float(value)) for value in line.x],
                 "text": [y_text(float(value)) for value in line.y],
             }
@@ -107,12 +105,12 @@ def areas(
     y_end = float(levels[:, -1].max()) or 1.0
     marks = [
         f'<path class="area c{i}" d="'
-        f'{_band(x, *(_down(np.repeat(levels[:, j], 2), y_end) for j in (i, i + 1)))}"/>'
+        f'{svg.band(x, *(svg.down(np.repeat(levels[:, j], 2), y_end) for j in (i, i + 1)))}"/>'
         for i in range(len(names))
     ]
     data = {
         "kind": "column",
-        "edges": _whole((edges - x_end[0]) / (x_end[1] - x_end[0]) * 1000),
+        "edges": svg.whole((edges - x_end[0]) / (x_end[1] - x_end[0]) * 1000),
         "at": list(tips),
         "names": list(names),
         "text": [[y_text(float(value)) for value in row] for row in parts],
@@ -133,11 +131,11 @@ def heat(
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     scale = (values - low) / (high - low) if high > low else np.full(values.shape, 0.5)
-    image = base64.b64encode(_png(_colours(scale.T))).decode()
+    image = base64.b64encode(svg.png(svg.colours(scale.T))).decode()
     x_end = (float(edges[0]), float(edges[-1]))
     data = {
         "kind": "grid",
-        "edges": _whole((edges - x_end[0]) / (x_end[1] - x_end[0]) * 1000),
+        "edges": svg.whole((edges - x_end[0]) / (x_end[1] - x_end[0]) * 1000),
         "at": list(tips),
         "names": list(rows),
         "text": [[text(float(value)) for value in row] for row in values],
@@ -146,7 +144,7 @@ def heat(
         f'<image href="data:image/png;base64,{image}" width="1000" height="1000" '
         'preserveAspectRatio="none" class="heat"/>'
     )
-    stops = ",".join(f"rgb({r},{g},{b})" for r, g, b in _colours(np.linspace(0, 1, 6)[None])[0])
+    stops = ",".join(f"rgb({r},{g},{b})" for r, g, b in svg.colours(np.linspace(0, 1, 6)[None])[0])
     scale_bar = (
         f'<div class="scale"><span>{escape(text(low))}</span>'
         f'<i style="background:linear-gradient(90deg,{stops})"></i><span>{escape(text(high))}</span></div>'
@@ -174,18 +172,18 @@ def gantt(
             if not np.isfinite(bar.compute[i]):
                 continue
             busy, extra = float(bar.compute[i]), float(min(bar.overhead[i], bar.compute[i]))
-            paths["bad" if i == bar.last else "c0"].append(_box(bar.start, busy, y, height, span))
+            paths["bad" if i == bar.last else "c0"].append(svg.box(bar.start, busy, y, height, span))
             if extra > 0:
-                paths["over"].append(_box(bar.start, extra, y, height, span))
+                paths["over"].append(svg.box(bar.start, extra, y, height, span))
             if bar.wait[i] > 0:
-                paths["idle"].append(_box(bar.start + busy, float(bar.wait[i]), y, height, span))
+                paths["idle"].append(svg.box(bar.start + busy, float(bar.wait[i]), y, height, span))
         edges.append(bar.start + bar.seconds)
         texts.append(bar.texts)
     marks = [f'<path class="box {name}" d="{"".join(boxes)}"/>' for name, boxes in paths.items() if boxes]
     marks += [f'<path class="edge" d="M{edge / span * 1000:.1f} 0V1000"/>' for edge in edges[1:]]
     data = {
         "kind": "grid",
-        "edges": _whole(np.array(edges) / span * 1000),
+        "edges": svg.whole(np.array(edges) / span * 1000),
         "at": [bar.title for bar in bars],
         "names": list(rows),
         "text": texts,
@@ -261,71 +259,3 @@ def _plot(
         f'preserveAspectRatio="none" aria-hidden="true">{grid}{marks}</svg><b class="rule"></b></div>'
         f'<div class="under">{under}</div><script type="application/json">{payload}</script></div>'
     )
-
-
-def _down(values: Array, end: float) -> Array:
-    """Values as SVG coordinates: 0 at the bottom, ``end`` at the top, what lies above just outside."""
-    return 1000 - np.clip(values / end, -0.02, 1.02) * 1000
-
-
-def _path(x: Array, y: Array) -> str:
-    """Straight lines through the points, broken at NaN."""
-    parts, pen = [], "M"
-    for a, b in zip(x.tolist(), y.tolist(), strict=True):
-        if b != b or a != a:
-            pen = "M"
-            continue
-        parts.append(f"{pen}{a:.1f} {b:.1f}")
-        pen = "L"
-    return "".join(parts)
-
-
-def _band(x: Array, low: Array, high: Array) -> str:
-    """The area between two curves, each stretch without NaN closed by itself."""
-    known = ~(np.isnan(low) | np.isnan(high))
-    breaks = np.flatnonzero(np.diff(np.concatenate(([0], known.astype(int), [0]))))
-    parts = []
-    for start, end in breaks.reshape(-1, 2):
-        part = slice(start, end)
-        there, back = _path(x[part], high[part]), _path(x[part][::-1], low[part][::-1])
-        parts.append(f"{there}L{back[1:]}Z")
-    return "".join(parts)
-
-
-def _box(start: float, width: float, y: float, height: float, span: float) -> str:
-    left, width = start / span * 1000, width / span * 1000
-    return f"M{left:.1f} {y:.1f}h{width:.1f}v{height:.1f}h{-width:.1f}z"
-
-
-def _whole(values: Array) -> list[int | None]:
-    return [None if value != value else round(value) for value in values.tolist()]
-
-
-# Anchors of cividis, which people with any colour vision read in the same order.
-_CIVIDIS = np.array(
-    [[0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115],
-     [138, 134, 120], [165, 156, 116], [195, 179, 105], [225, 204, 85], [254, 232, 56]]
-)  # fmt: skip
-
-
-def _colours(scale: Array) -> NDArray[np.uint8]:
-    """Colours for values from 0 to 1, shape (..., 3); grey where unknown."""
-    places = np.linspace(0, 1, len(_CIVIDIS))
-    known = np.nan_to_num(scale)
-    rgb = np.stack([np.interp(known, places, _CIVIDIS[:, channel]) for channel in range(3)], axis=-1)
-    return np.where(np.isnan(scale)[..., None], 160, rgb).astype(np.uint8)
-
-
-def _png(pixels: NDArray[np.uint8]) -> bytes:
-    """An image of shape (height, width, 3) as a PNG file."""
-    height, width, _ = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    content = zlib.compress(rows, 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
