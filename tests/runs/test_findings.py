@@ -107,10 +107,16 @@ def test_lasting_changes_are_found_and_spikes_are_not(tmp_path, write, noise):
     )
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_noise_alone_is_no_change(tmp_path, write, seed):
-    pace = 0.001 * np.exp(0.4 * np.random.default_rng(seed).standard_normal((400, 4)))
-    assert changes(read(write(tmp_path / "run", np.full((400, 4), 16), pace))) == []
+@pytest.mark.parametrize("kind", ["normal", "exponential", "two-valued", "spikes"])
+def test_noise_alone_is_no_change(tmp_path, write, kind):
+    random = np.random.default_rng(7)
+    pace = {
+        "normal": np.exp(0.4 * random.standard_normal((400, 8))),
+        "exponential": random.exponential(size=(400, 8)) + 1e-3,
+        "two-valued": 1.0 + 2 * (random.random((400, 8)) < 0.4),
+        "spikes": 1.0 + 10 * (random.random((400, 8)) < 0.05),
+    }[kind]
+    assert changes(read(write(tmp_path / "run", np.full((400, 8), 16), 1e-3 * pace))) == []
 
 
 def test_changes_in_words(tmp_path, write):

@@ -65,9 +65,12 @@ def changes(run: Run) -> list[Change]:
     windows = np.lib.stride_tricks.sliding_window_view(series, WINDOW, axis=0)
     medians = np.median(windows, axis=2)  # [t]: of rounds t to t + WINDOW - 1; NaN where any is unknown
     jump = medians[WINDOW:] - medians[:-WINDOW]  # [t]: at round t + WINDOW
-    noise = 1.4826 * median(np.abs(np.diff(series, axis=0))) / np.sqrt(2)
+    differences = np.abs(np.diff(series, axis=0))
+    # sigma from the mean difference, 2 sigma / sqrt(pi) for a normal one: two-valued noise fools a median.
+    known = np.maximum((~np.isnan(differences)).sum(axis=0), 1)
+    noise = np.nansum(differences, axis=0) / known * np.sqrt(np.pi) / 2
     # A median of w values strays by 1.25 sigma / sqrt(w), the difference of two by sqrt(2) times that.
-    least = np.maximum(np.log(LASTING), 6 * 1.77 * noise / np.sqrt(WINDOW))
+    least = np.maximum(np.log(LASTING), 5 * 1.77 * noise / np.sqrt(WINDOW))
     found = []
     for worker in range(series.shape[1]):
         size = np.abs(np.nan_to_num(jump[:, worker]))
@@ -77,9 +80,11 @@ def changes(run: Run) -> list[Change]:
             first = int(size.argmax())
             plateau = np.flatnonzero(size[first : first + WINDOW] >= top - 1e-9 - noise[worker])
             at = first + int(plateau.mean())
-            found.append(
-                Change(_edge(series[:, worker], at + WINDOW), worker, float(np.exp(jump[at, worker])))
-            )
+            edge = _edge(series[:, worker], at + WINDOW)
+            before, after = series[max(edge - 2 * WINDOW, 0) : edge], series[edge : edge + 2 * WINDOW]
+            # A few spikes that happen to lie together do not outweigh windows twice as long.
+            if abs(np.median(after[:, worker]) - np.median(before[:, worker])) >= least[worker] / 2:
+                found.append(Change(edge, worker, float(np.exp(jump[at, worker]))))
             size[max(at - WINDOW, 0) : at + WINDOW + 1] = 0
     return sorted(found)
 
@@ -103,11 +108,12 @@ def settled(run: Run, start: int = 0, end: int | None = None) -> int | None:
     over the second half, or within two samples.
     """
     end = len(run.batch) if end is None else end
-    shares = np.nan_to_num(run.loads[start:end] / run.batch[start:end, None])
+    batch = np.maximum(run.batch[start:end], 1)
+    shares = np.nan_to_num(run.loads[start:end] / batch[:, None])
     if len(shares) < 4:
         return None
     goal = np.median(shares[len(shares) // 2 :], axis=0)
-    near = np.maximum(0.1 / run.workers, 2 / run.batch[start:end]) + 1e-12
+    near = np.maximum(0.1 / run.workers, 2 / batch) + 1e-12
     away: NDArray[np.bool_] = np.any(np.abs(shares - goal) > near[:, None], axis=1)
     left = np.cumsum(away[::-1])[::-1] / np.arange(len(away), 0, -1)
     calm = (left <= 0.05) & ~away

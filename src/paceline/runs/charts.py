@@ -80,7 +80,7 @@ def losses(runs: list[tuple[str, Run]]) -> str:
         )
     if not series:
         return ""
-    end = max(float(line.x[-1]) for line in series)
+    end = max(float(line.x[-1]) for line in series) or 1.0
     high = 1.05 * max(float(np.nanmax(line.y)) for line in series) or 1.0
     legend = draw.legend([(line.colour, line.name) for line in series]) if len(runs) > 1 else ""
     return draw.figure(

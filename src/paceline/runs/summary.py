@@ -44,7 +44,7 @@ def final_batches(run: Run) -> list[int]:
 
 def last_loss(run: Run) -> float | None:
     """Mean loss over the samples of the last epoch that has any."""
-    known = ~np.isnan(run.loss)
+    known = ~np.isnan(run.loss) & (run.batch > 0)
     if not known.any():
         return None
     epoch = known & (run.epoch == run.epoch[known][-1])

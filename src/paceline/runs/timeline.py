@@ -54,7 +54,7 @@ def strip(run: Run, start: int, shown: int, span: float) -> str:
             if spent == spent
             else "absent"
             for load, spent, idle in zip(
-                run.loads[t, rows].tolist(), compute.tolist(), wait.tolist(), strict=True
+                np.nan_to_num(run.loads[t, rows]).tolist(), compute.tolist(), wait.tolist(), strict=True
             )
         ]
         title = f"Round {run.round[t]:,} · {seconds(float(run.seconds[t]))}"
@@ -63,6 +63,7 @@ def strip(run: Run, start: int, shown: int, span: float) -> str:
         straggler = place.get(int(who[t]), -1) if behind else -1
         bars.append(draw.Bars(title, clock, float(run.seconds[t]), compute, overhead, wait, straggler, texts))
         clock += float(run.seconds[t])
+    span = span or 1.0  # rounds that took no time at all
     labels = [f"{i}" if run.workers > NAMED else f"worker {i}" for i in rows]
     return draw.gantt(labels, bars, span, time_ticks(span, 4), seconds)
 

@@ -67,7 +67,7 @@ def _round(run: Run, t: int, start: float, end: float) -> Iterator[dict[str, Any
         compute = run.compute[t, worker]
         if not np.isfinite(compute):
             continue
-        load = float(run.loads[t, worker])
+        load = float(np.nan_to_num(run.loads[t, worker]))
         done = min(start + _micro(compute), end)
         yield _span(worker, f"round {number}", start, end, {"round": number, "samples": load})
         yield _span(worker, "compute", start, done, {"samples": load})
