@@ -15,7 +15,16 @@ from paceline.costs import Linear
 from paceline.rounds import Array
 from paceline.shares import water_level, whole_samples
 
-pytestmark = pytest.mark.parametrize("name", policies.names())
+VARIANTS = [
+    "abs:reading=share",
+    "dolbie:alpha=0.001",
+    "dolbie:monotone=no",
+    "dolbie:tight=yes",
+    "lbbsp:reading=strict,rounds=2",
+    "level:forecast=last",
+    "wlbs:micro=4,period=2,epoch=7",
+]
+pytestmark = pytest.mark.parametrize("name", policies.names() + VARIANTS)
 
 BATCH = 480
 
@@ -241,4 +250,4 @@ def test_equal_workers_keep_equal_shares(name: str) -> None:
 
 
 def test_has_a_line_to_describe_it(name: str) -> None:
-    assert 10 < len(policies.describe(name)) < 110
+    assert 10 < len(policies.describe(name.partition(":")[0])) < 110
