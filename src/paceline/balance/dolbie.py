@@ -126,7 +126,7 @@ def possible_gain(
     gain = cost.load_at(level) / batch
     np.minimum(gain, most, out=gain)
     gain -= shares
-    np.maximum(gain, 0.0, out=gain)
+    np.fmax(gain, 0.0, out=gain)  # NaN, too, is no gain: an absent worker's overhead is unknown
     # Where its cost is flat the straggler, too, could carry more; the rule needs it to give.
     np.put_along_axis(gain, straggler, 0.0, -1)
     return gain
