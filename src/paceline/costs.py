@@ -18,7 +18,6 @@ Array = NDArray[np.float64]
 
 # Below what any clock resolves; keeps a worker that reported 0 seconds from being infinitely fast.
 QUICKEST = 1e-15
-RESOLUTION = 1e-9  # part of a round's seconds below which its growth with the load is not told apart
 
 
 class Cost(Protocol):
@@ -48,7 +47,8 @@ class Linear:
             return self.overhead + np.where(load > 0, self.seconds_per_sample * load, 0.0)
 
     def load_at(self, seconds: Array) -> Array:
-        return np.maximum((seconds - self.overhead) / np.maximum(self.seconds_per_sample, QUICKEST), 0.0)
+        with np.errstate(invalid="ignore"):  # without end of time, who is gone still does nothing
+            return np.fmax((seconds - self.overhead) / np.maximum(self.seconds_per_sample, QUICKEST), 0.0)
 
     def __getitem__(self, index: Any) -> Linear:
         return Linear(self.seconds_per_sample[index], self.overhead[index])
@@ -132,13 +132,11 @@ def halfway(low: Array, high: Array) -> Array:
 def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array | float) -> Array:
     """Seconds per sample of the line through (0, overhead) and (loads, seconds); all of shape (..., n).
 
-    ``otherwise`` stands where nothing was measured: no load, NaN seconds, or hardly anything beyond the
-    overhead, as with a vanishing load, whose slope would be rounding or noise.
+    ``otherwise`` stands where nothing was measured: no load, or NaN seconds.
     """
-    beyond = seconds - overhead
-    measured = (loads > 0) & (beyond > RESOLUTION * seconds)
+    measured = (loads > 0) & (seconds == seconds)
     if measured.all():
-        beyond /= loads
-        return beyond
+        return np.maximum((seconds - overhead) / loads, QUICKEST)
     slope = np.array(np.broadcast_to(otherwise, loads.shape))
-    return np.divide(beyond, loads, out=slope, where=measured)
+    np.divide(seconds - overhead, loads, out=slope, where=measured)
+    return np.maximum(slope, QUICKEST, out=slope, where=measured)

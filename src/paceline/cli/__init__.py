@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from paceline.errors import PacelineError, WorkerError
 
-COMMANDS = ("train", "report", "plan", "reproduce")
+COMMANDS = ("train", "report", "plan", "simulate", "reproduce")
 INTERRUPTED = 130
 
 

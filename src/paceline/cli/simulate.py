@@ -1,0 +1,167 @@
+"""``paceline simulate``: what each policy would cost on a cluster that is only described."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from paceline.cli.counter import Counter
+from paceline.errors import PacelineError
+from paceline.files import write_whole
+from paceline.runs import words
+from paceline.runs.words import number
+from paceline.simulate.measures import (
+    Estimate,
+    estimate,
+    idle_share,
+    oracle_ratio,
+    regret,
+    regret_bound,
+    seconds_at,
+    to_json,
+)
+from paceline.simulate.rounds import Outcome, run
+from paceline.simulate.scenario import Scenario
+from paceline.simulate.toml import of_trace, read
+
+DEFAULT = ("equal", "dolbie", "level", "optimum")
+
+
+def command(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="The cluster, as a TOML file.", metavar="SCENARIO.toml")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Play recorded speeds instead: round,worker,seconds_per_sample,overhead_seconds",
+            metavar="FILE.csv",
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Repeat for several: NAME or NAME:key=value,...")
+    ] = None,
+    global_batch: Annotated[int | None, typer.Option(help="Samples in each round.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    realizations: Annotated[
+        int | None, typer.Option(help="How many times, with other draws of all that is random.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of all draws.")] = None,
+    fractional: Annotated[
+        bool | None, typer.Option("--fractional/--whole", help="Divide into fractions, or whole samples.")
+    ] = None,
+    decision_delay: Annotated[int | None, typer.Option(help="Rounds by which plans come late.")] = None,
+    json_: Annotated[
+        str | None, typer.Option("--json", help="Write all figures; - for standard output.", metavar="FILE|-")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw latency, regret and shares into this folder.", metavar="DIR")
+    ] = None,
+) -> None:
+    """Play every policy on the same rounds of a described cluster, or of a recorded trace.
+
+    For example: paceline simulate examples/scenarios/mixed.toml --policy equal --policy level
+    """
+    given = {
+        "global_batch": global_batch,
+        "rounds": rounds,
+        "realizations": realizations,
+        "seed": seed,
+        "fractional": fractional,
+        "decision_delay": decision_delay,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    if (scenario is None) == (trace is None):
+        raise PacelineError("name one SCENARIO.toml, or one --trace FILE.csv; expected one of the two")
+    what: Scenario
+    if trace is not None:
+        what = of_trace(trace, **changes)
+    else:
+        assert scenario is not None
+        what = dataclasses.replace(read(scenario), **changes)  # type: ignore[arg-type]
+    if plot is not None and plot.exists() and not plot.is_dir():
+        raise PacelineError(f"--plot {plot} is a file; expected a folder")
+    console = console_for(json_)
+    names = list(policy or what.policies or DEFAULT)
+    with Counter("simulating") as progress:
+        outcome = run(what, names, progress)
+    console.print(heading(what), markup=False)
+    console.print(table(outcome))
+    for sentence in bounds(outcome):
+        console.print(sentence, markup=False)
+    if plot is not None:
+        from paceline.simulate import plots
+
+        for path in plots.draw(outcome, plot):
+            console.print(f"Picture: {path}")
+    write_json(json_, to_json(outcome))
+
+
+def console_for(target: str | None) -> Console:
+    """Where people read, beside figures that go to ``target``: wide enough for the table in a file or pipe."""
+    console = Console(stderr=target == "-", highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 110
+    return console
+
+
+def heading(scenario: Scenario) -> str:
+    """One line on what was simulated."""
+    kind = "fractions" if scenario.fractional else "whole samples"
+    times = "1 realization" if scenario.realizations == 1 else f"{scenario.realizations} realizations"
+    return (
+        f"{scenario.name}: {scenario.size} workers, batch {scenario.global_batch} in {kind}, "
+        f"{scenario.rounds} rounds, {times}, seed {scenario.seed}"
+    )
+
+
+def table(outcome: Outcome) -> Table:
+    """The figures of every policy, the quickest first; ratio: its seconds over the oracle's."""
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("policy", no_wrap=True)
+    first = next(iter(outcome.policies.values()))
+    for head in ["seconds", *(f"@{t}" for t in seconds_at(first)), "idle", "ratio", "regret", "deciding"]:
+        shown.add_column(head, justify="right", no_wrap=True)
+    for name, played in sorted(outcome.policies.items(), key=lambda item: item[1].latency.sum(0).mean()):
+        lost = float(regret(played, outcome)[-1].mean())
+        shown.add_row(
+            name,
+            _spread(estimate(played.latency.sum(0))),
+            *(number(each.mean) for each in seconds_at(played).values()),
+            f"{float(idle_share(played).mean()):.1%}",
+            f"{oracle_ratio(played, outcome).mean():.3f}",
+            number(lost if lost > 1e-9 else 0.0),
+            words.seconds(played.decide_seconds),
+        )
+    return shown
+
+
+def bounds(outcome: Outcome) -> list[str]:
+    """What Theorem 1 of DOLBIE says of the regrets, where it says anything."""
+    found = {name: regret_bound(played, outcome) for name, played in outcome.policies.items()}
+    return [
+        f"The regret of {name} is proven not to exceed {bound.mean():,.0f} s (DOLBIE, Theorem 1)."
+        for name, bound in found.items()
+        if bound is not None
+    ]
+
+
+def write_json(target: str | None, content: dict[str, Any]) -> None:
+    """To a file, to standard output for "-", or nowhere."""
+    text = json.dumps(content, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+    elif target is not None:
+        write_whole(target, text)
+
+
+def _spread(value: Estimate) -> str:
+    return f"{value.mean:.4g}" + (f" ±{value.half:.2g}" if value.half else "")

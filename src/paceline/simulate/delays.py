@@ -1,0 +1,249 @@
+"""How long a worker takes, round after round: the timing models of a scenario.
+
+A model is a frozen set of parameters, numbers for one class of workers, or arrays (..., n) for all of them at
+once. ``stream`` yields one array of seconds a round, without end (a trace's ends with it); memory is that of
+one round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+
+Numbers = float | Array
+
+
+class Delay(Protocol):
+    """Seconds of every worker, round after round."""
+
+    def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
+        """One array of ``shape`` (..., n) a round; NaN where a worker is absent."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same in every round.
+
+    seconds: what it takes.
+    """
+
+    seconds: Numbers
+
+    def __post_init__(self) -> None:
+        _require(self, "seconds", _some(self.seconds) >= 0, "0 or more")
+
+    def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
+        seconds = np.broadcast_to(np.asarray(self.seconds, float), shape)
+        while True:
+            yield seconds
+
+
+@dataclass(frozen=True)
+class Ar1:
+    """Slow drift: an autoregression of order 1 of the logarithm, in its stationary state from the start.
+
+    mean: the median, about which it drifts. rho: correlation of one round with the next.
+    sd: standard deviation of the logarithm, about the relative spread over time.
+    """
+
+    mean: Numbers
+    rho: Numbers = 0.9
+    sd: Numbers = 0.05
+
+    def __post_init__(self) -> None:
+        _require(self, "mean", _some(self.mean) > 0, "more than 0")
+        _require(self, "rho", np.abs(_some(self.rho)) < 1, "a number between -1 and 1")
+        _require(self, "sd", _some(self.sd) >= 0, "0 or more")
+
+    def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
+        rho, mean = np.asarray(self.rho, float), np.asarray(self.mean, float)
+        sd = np.asarray(self.sd, float)
+        step = sd * np.sqrt(1 - rho**2)
+        log = sd * rng.standard_normal(shape)
+        while True:
+            yield mean * np.exp(log)
+            log *= rho
+            log += step * rng.standard_normal(shape)
+
+
+@dataclass(frozen=True)
+class OnOff:
+    """Competing load that comes and goes (a Markov chain of two states).
+
+    seconds: without it. factor: with it, this many times as long.
+    on, off: probability that it starts, and that it ends, between two rounds.
+    """
+
+    seconds: Numbers
+    factor: Numbers
+    on: Numbers = 0.05
+    off: Numbers = 0.05
+
+    def __post_init__(self) -> None:
+        _require(self, "seconds", _some(self.seconds) > 0, "more than 0")
+        _require(self, "factor", _some(self.factor) > 0, "more than 0")
+        for name in ("on", "off"):
+            chance = _some(getattr(self, name))
+            _require(self, name, (chance >= 0) & (chance <= 1), "a probability")
+
+    def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
+        on, off = np.asarray(self.on, float), np.asarray(self.off, float)
+        both = on + off
+        loaded = rng.random(shape) < on / np.where(both > 0, both, 1.0)
+        while True:
+            yield self.seconds * np.where(loaded, self.factor, 1.0)
+            loaded = rng.random(shape) < np.where(loaded, 1 - off, on)
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """Exponentially distributed, anew in each round.
+
+    mean: its mean, beyond the shift. shift: seconds that it always takes.
+    """
+
+    mean: Numbers
+    shift: Numbers = 0.0
+
+    def __post_init__(self) -> None:
+        _require(self, "mean", _some(self.mean) > 0, "more than 0")
+        _require(self, "shift", _some(self.shift) >= 0, "0 or more")
+
+    def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
+        while True:
+            yield self.shift + self.mean * rng.standard_exponential(shape)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Uniformly distributed, anew in each round.
+
+    low, high: between these.
+    """
+
+    low: Numbers
+    high: Numbers
+
+    def __post_init__(self) -> None:
+        _require(self, "low", _some(self.low) >= 0, "0 or more")
+        _require(self, "high", _some(self.high) >= _some(self.low), "no less than low")
+
+    def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
+        spread = np.subtract(self.high, self.low)
+        while True:
+            yield self.low + spread * rng.random(shape)
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """Heavy tail, anew in each round: now and then very long.
+
+    least: the shortest. shape: the smaller, the heavier the tail; the mean is infinite at 1 and below.
+    """
+
+    least: Numbers
+    shape: Numbers = 2.0
+
+    def __post_init__(self) -> None:
+        _require(self, "least", _some(self.least) > 0, "more than 0")
+        _require(self, "shape", _some(self.shape) > 0, "more than 0")
+
+    def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
+        while True:
+            yield self.least * (1.0 - rng.random(shape)) ** np.divide(-1.0, self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Recorded seconds, played once.
+
+    table: shape (T, n), NaN where a worker was absent.
+    """
+
+    table: Array
+
+    def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
+        for row in self.table:
+            yield np.broadcast_to(row, shape)
+
+
+MODELS: dict[str, type[Any]] = {
+    "constant": Constant,
+    "ar1": Ar1,
+    "onoff": OnOff,
+    "exponential": Exponential,
+    "uniform": Uniform,
+    "pareto": Pareto,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """Different models for different workers.
+
+    parts: each a model of all workers and who goes by it, bool (..., n).
+    """
+
+    parts: tuple[tuple[Delay, NDArray[np.bool_]], ...]
+
+    def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
+        children = rng.spawn(len(self.parts))
+        streams = [model.stream(shape, child) for (model, _), child in zip(self.parts, children, strict=True)]
+        masks = [mask for _, mask in self.parts]
+        for drawn in zip(*streams, strict=False):
+            yield np.select(masks, list(drawn))
+
+
+def assemble(models: Sequence[Delay], of: NDArray[np.int64]) -> Delay:
+    """One model of all workers from one a class.
+
+    of: each worker's class, shape (..., n). A class's Replay must have a column for each of its workers; these
+    are given by rank.
+    """
+    kinds = list(dict.fromkeys(type(model) for model in models))
+    parts: list[tuple[Delay, NDArray[np.bool_]]] = []
+    for kind in kinds:
+        here = [i for i, model in enumerate(models) if type(model) is kind]
+        mask = np.isin(of, here)
+        if kind is Replay:
+            parts.append((_columns([(i, models[i]) for i in here], of), mask))
+            continue
+        typical = models[here[0]]
+        values = {
+            field.name: np.array(
+                [getattr(m if type(m) is kind else typical, field.name) for m in models], float
+            )[of]
+            for field in dataclasses.fields(kind)  # type: ignore[arg-type]  # all models are dataclasses
+        }
+        parts.append((kind(**values), mask))
+    return parts[0][0] if len(parts) == 1 else Mixture(tuple(parts))
+
+
+def _columns(replays: Sequence[tuple[int, Any]], of: NDArray[np.int64]) -> Replay:
+    rounds = min(len(replay.table) for _, replay in replays)
+    table = np.full((rounds, of.shape[-1]), np.nan)
+    for index, replay in replays:
+        table[:, of == index] = replay.table[:rounds]
+    return Replay(table)
+
+
+def _some(value: Numbers) -> Array:
+    return np.asarray(value, float)
+
+
+def _require(model: Any, name: str, holds: Any, expected: str) -> None:
+    value = _some(getattr(model, name))
+    if not np.all(holds & np.isfinite(value)):
+        kind = next(key for key, each in MODELS.items() if each is type(model))
+        worst = value if value.ndim == 0 else value[~np.broadcast_to(holds, value.shape)].ravel()[:1][0]
+        raise PacelineError(f"timing model {kind}: {name}={float(worst):g}: expected {expected}")

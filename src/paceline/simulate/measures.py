@@ -1,0 +1,148 @@
+"""A simulation in figures: totals, ratios to the oracle, regret and its bound, with confidence intervals."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+import paceline
+from paceline.rounds import Array
+from paceline.simulate.rounds import Outcome, Played
+from paceline.simulate.scenario import Scenario
+
+AT = (1, 10, 40, 100)  # rounds, counted from 1, whose latency is shown
+
+
+class Estimate(NamedTuple):
+    """A mean over realizations and its 95 % confidence interval's half width (0 for a single one)."""
+
+    mean: float
+    half: float
+
+
+def estimate(values: Array) -> Estimate:
+    """Of values (R,), by Student's t."""
+    count = len(values)
+    half = stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / np.sqrt(count) if count > 1 else 0.0
+    return Estimate(float(values.mean()), float(half))
+
+
+def band(values: Array) -> tuple[Array, Array]:
+    """Mean and half width of the 95 % interval of each round, from values (T, R); each (T,)."""
+    count = values.shape[1]
+    half = np.zeros(len(values))
+    if count > 1:
+        half = stats.t.ppf(0.975, count - 1) * values.std(-1, ddof=1) / np.sqrt(count)
+    return values.mean(-1), half
+
+
+def oracle_ratio(played: Played, outcome: Outcome, start: int = 1) -> Array:
+    """Total seconds over the oracle's, from round ``start`` on (counted from 1), (R,)."""
+    ratio: Array = played.latency[start - 1 :].sum(0) / outcome.oracle[start - 1 :].sum(0)
+    return ratio
+
+
+def regret(played: Played, outcome: Outcome) -> Array:
+    """Dynamic regret after each round: seconds beyond the oracle's, summed, (T, R)."""
+    return np.cumsum(played.latency - outcome.oracle, axis=0)
+
+
+def regret_bound(played: Played, outcome: Outcome) -> Array | None:
+    """Theorem 1 of DOLBIE on these rounds, (R,); None where it says nothing.
+
+    It holds for DOLBIE as printed, on fractions, with everybody there and plans in force at once. The text's
+    constants are put right: L sqrt(T [(1 + P_T) / alpha_T + T min((N-1)/4, 1) + N(N-1)/2 sum_t alpha_t]).
+    """
+    scenario = outcome.scenario
+    applies = scenario.fractional and outcome.whole_cluster and not scenario.decision_delay
+    limited = scenario.cluster().limited
+    if played.steps is None or not applies or limited or not scenario.known_overhead:
+        return None
+    if np.any(np.diff(played.steps, axis=0) > 0):  # the proof needs steps that never grow
+        return None
+    rounds, workers = scenario.rounds, scenario.size
+    inside = (1 + outcome.path) / played.steps[-1]
+    inside += rounds * min((workers - 1) / 4, 1.0)
+    inside += workers * (workers - 1) / 2 * played.steps.sum(0)
+    bound: Array = outcome.steepest * np.sqrt(rounds * inside)
+    return bound
+
+
+def idle_share(played: Played) -> Array:
+    """Portion of the workers' time that went into waiting for the slowest, (R,)."""
+    paid = played.compute + played.overhead + played.wait
+    share: Array = played.wait / np.where(paid > 0, paid, 1.0)
+    return share
+
+
+def seconds_at(played: Played, rounds: tuple[int, ...] = AT) -> dict[int, Estimate]:
+    """Seconds of these rounds, counted from 1, as far as the simulation goes."""
+    return {t: estimate(played.latency[t - 1]) for t in rounds if t <= len(played.latency)}
+
+
+def to_json(outcome: Outcome) -> dict[str, Any]:
+    """Everything for JSON: every policy's figures, latency and shares, and what made them."""
+    scenario = outcome.scenario
+    return {
+        "policies": {name: _policy(played, outcome) for name, played in outcome.policies.items()},
+        "oracle": {
+            "total_seconds": float(outcome.oracle.sum(0).mean()),
+            "latency": outcome.oracle[:, 0].tolist(),
+            "mean_latency": outcome.oracle.mean(-1).tolist(),
+        },
+        "scenario": describe(scenario),
+        "seed": scenario.seed,
+        "version": paceline.__version__,
+    }
+
+
+def _policy(played: Played, outcome: Outcome) -> dict[str, Any]:
+    total, idle = estimate(played.latency.sum(0)), estimate(idle_share(played))
+    ratio, lost = estimate(oracle_ratio(played, outcome)), estimate(regret(played, outcome)[-1])
+    bound = regret_bound(played, outcome)
+    at = seconds_at(played)
+    return {
+        "total_seconds": total.mean,
+        "seconds_at": {str(t): each.mean for t, each in at.items()},
+        "idle_share": idle.mean,
+        "oracle_ratio": ratio.mean,
+        "regret": lost.mean,
+        "regret_bound": None if bound is None else float(bound.mean()),
+        "decide_seconds": played.decide_seconds,
+        "confidence_95": {
+            "total_seconds": total.half,
+            "seconds_at": {str(t): each.half for t, each in at.items()},
+            "idle_share": idle.half,
+            "oracle_ratio": ratio.half,
+            "regret": lost.half,
+        },
+        "latency": played.latency[:, 0].tolist(),
+        "mean_latency": played.latency.mean(-1).tolist(),
+        "shares": _rows(played.first_shares),
+        "mean_shares": played.shares.tolist(),
+    }
+
+
+def describe(scenario: Scenario) -> dict[str, Any]:
+    """The scenario's fields as plain values; of a trace, its size."""
+    plain: dict[str, Any] = _plain(scenario)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return {"rounds": len(value), "workers": value.shape[1]}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"model": type(value).__name__.lower()} | fields if hasattr(value, "stream") else fields
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _rows(table: Array) -> list[list[float | None]]:
+    """Rows for JSON, which knows no NaN."""
+    return [[None if np.isnan(item) else item for item in row] for row in table.tolist()]

@@ -1,0 +1,230 @@
+"""Bulk-synchronous rounds on a virtual clock: every policy on the same rounds, all realizations at once.
+
+Each round, every policy's plan is played, the slowest worker sets the time, and the policy hears what happened.
+What is kept grows with n x R and with T x R, never with T x R x n.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline import fitting, policies
+from paceline.balance.dolbie import Dolbie
+from paceline.balance.members import among_present, bounds
+from paceline.costs import Only
+from paceline.errors import PacelineError
+from paceline.policies import Policy
+from paceline.rounds import Array, Cluster, Plan, Round
+from paceline.shares import water_level, whole_samples
+from paceline.simulate.scenario import Scenario
+from paceline.simulate.world import Moment, moments
+
+
+class Played(NamedTuple):
+    """What one policy made of the rounds; T rounds, R realizations, n workers.
+
+    latency: seconds of each round, (T, R).
+    compute, overhead, wait: seconds of all workers and rounds together, (R,): at work on samples, on what does
+        not grow with them, and waiting for the slowest.
+    shares: mean over the realizations, (T, n). first_shares, first_seconds: of the first realization, (T, n),
+        NaN where a worker was absent.
+    decide_seconds: spent in the policy, all realizations together.
+    steps: DOLBIE's alpha_t, (T, R), where it decided; None otherwise.
+    """
+
+    latency: Array
+    compute: Array
+    overhead: Array
+    wait: Array
+    shares: Array
+    first_shares: Array
+    first_seconds: Array
+    decide_seconds: float
+    steps: Array | None
+
+
+class Outcome(NamedTuple):
+    """Every policy's rounds, and what the oracle would have needed for the same.
+
+    oracle: seconds of each round at best, (T, R): of fractions where these were played, else of whole samples.
+    path: P_T, how far the fractional optimum moved in all, (R,). steepest: the largest seconds of a full batch
+        on one worker beyond its overhead, (R,): a Lipschitz constant of every round's time in the shares.
+    whole_cluster: everybody was there in all rounds.
+    """
+
+    scenario: Scenario
+    policies: dict[str, Played]
+    oracle: Array
+    path: Array
+    steepest: Array
+    whole_cluster: bool
+
+
+def run(
+    scenario: Scenario, names: Sequence[str], progress: Callable[[int, int], None] | None = None
+) -> Outcome:
+    """Play the scenario under each policy named (``name:key=value,...``).
+
+    progress: called with the rounds done and their number, after each.
+    Raises PacelineError on a name or option that does not exist.
+    """
+    if not names:
+        raise PacelineError(f"no policy named; expected some of {', '.join(policies.names())}")
+    cluster = scenario.cluster()
+    players = {
+        name: _Player(scenario, cluster, policies.create(name, cluster)) for name in dict.fromkeys(names)
+    }
+    oracle = np.empty((scenario.rounds, scenario.realizations))
+    path, steepest = np.zeros(scenario.realizations), np.zeros(scenario.realizations)
+    whole_cluster, best = True, None
+    stream = moments(scenario)
+    coming: Moment | None = next(stream)
+    for t in range(scenario.rounds):
+        moment, coming = coming, next(stream, None)
+        assert moment is not None
+        before, best = best, _optimum(scenario, cluster, moment)
+        oracle[t] = best.level
+        if before is not None:
+            path += np.sqrt(np.sum((best.shares - before.shares) ** 2, axis=-1))
+        np.maximum(steepest, cluster.global_batch * moment.slope.max(-1), out=steepest)
+        whole_cluster &= moment.everybody
+        for player in players.values():
+            player.round(t, moment, coming)
+        if progress is not None:
+            progress(t + 1, scenario.rounds)
+    played = {name: player.played() for name, player in players.items()}
+    return Outcome(scenario, played, oracle, path, steepest, whole_cluster)
+
+
+class _Best(NamedTuple):
+    level: Array  # (R,)
+    shares: Array  # (R, n), fractions
+
+
+def _optimum(scenario: Scenario, cluster: Cluster, moment: Moment) -> _Best:
+    batch = cluster.global_batch
+    least, most = bounds(cluster, moment.present & ~moment.stopped)
+    level, loads = water_level(moment.costs, batch, least * batch, most * batch)
+    shares = loads / batch
+    if not scenario.fractional:
+        # An idle worker still has its overhead, which no division can avoid.
+        whole = whole_samples(moment.costs, batch, np.ceil(least * batch), np.floor(most * batch + 1e-9))
+        level = _slowest(moment, _seconds(moment, whole.astype(float)))
+    else:
+        level = _slowest(moment, _seconds(moment, loads))
+    if moment.stopped.any():  # nobody is told, so nobody can avoid the wait
+        level = np.where(moment.stopped.any(-1), np.maximum(level, scenario.give_up_seconds), level)
+    return _Best(level, shares)
+
+
+def _seconds(moment: Moment, loads: Array) -> Array:
+    """Seconds of each worker, NaN for the absent and for who stopped."""
+    seconds = moment.costs.seconds(loads)
+    return seconds if moment.everybody else np.where(moment.present & ~moment.stopped, seconds, np.nan)
+
+
+def _slowest(moment: Moment, seconds: Array) -> Array:
+    slowest: Array = seconds.max(-1) if moment.everybody else np.nanmax(seconds, axis=-1)
+    return slowest
+
+
+class _Player:
+    """One policy in the middle of a simulation."""
+
+    def __init__(self, scenario: Scenario, cluster: Cluster, policy: Policy[Any]) -> None:
+        rounds, realizations, workers = scenario.rounds, scenario.realizations, scenario.size
+        self._scenario, self._cluster, self._policy = scenario, cluster, policy
+        began = time.perf_counter()
+        plan, self._state = policy.init()
+        self._decide = time.perf_counter() - began
+        self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else scenario.decision_delay)))
+        self._fit = None if scenario.known_overhead else fitting.start(cluster.shape)
+        self._latency = np.empty((rounds, realizations))
+        self._compute, self._overhead, self._wait = (np.zeros(realizations) for _ in range(3))
+        self._shares, self._first_shares, self._first_seconds = (
+            np.empty((rounds, workers)) for _ in range(3)
+        )
+        self._steps = np.empty((rounds, realizations)) if isinstance(policy, Dolbie) else None
+
+    def round(self, t: int, moment: Moment, coming: Moment | None) -> None:
+        """Play round t, and let the policy decide on the next."""
+        plan = self._plans.popleft()
+        if self._policy.needs_upcoming and t == 0:
+            plan = self._policy.plan(moment.costs, moment.present & ~moment.stopped)  # type: ignore[attr-defined]
+        shares = self._ran(plan, moment)
+        seconds = _seconds(moment, shares * self._cluster.global_batch)
+        self._record(t, moment, shares, seconds)
+        if self._steps is not None:
+            self._steps[t] = self._state.alpha[..., 0]
+        if coming is not None:
+            happened = self._happened(moment, shares, seconds, coming)
+            began = time.perf_counter()
+            plan, self._state = self._policy.step(self._state, happened)
+            self._decide += time.perf_counter() - began
+            self._plans.append(plan)
+
+    def played(self) -> Played:
+        return Played(
+            self._latency,
+            self._compute,
+            self._overhead,
+            self._wait,
+            self._shares,
+            self._first_shares,
+            self._first_seconds,
+            self._decide,
+            self._steps,
+        )
+
+    def _ran(self, plan: Plan, moment: Moment) -> Array:
+        """Shares that are really run: among those there, in whole samples where asked for."""
+        cluster, batch = self._cluster, self._cluster.global_batch
+        shares = plan.shares
+        least, most = bounds(cluster, moment.present)
+        everybody = bool(moment.present.all())
+        if not everybody:
+            shares = among_present(cluster, moment.present, shares)
+        if not self._scenario.fractional:
+            if not everybody:
+                costs = None if plan.costs is None else Only(plan.costs, moment.present)
+                plan = Plan(shares, costs=costs)
+            least, most = np.ceil(least * batch - 1e-9), np.floor(most * batch + 1e-9)
+            shares = whole_samples(plan, batch, least, most) / batch
+        if moment.stopped.any():  # their samples are lost
+            shares = np.where(moment.stopped, 0.0, shares)
+        return shares
+
+    def _record(self, t: int, moment: Moment, shares: Array, seconds: Array) -> None:
+        latency = _slowest(moment, seconds)
+        if moment.stopped.any():
+            waited = np.maximum(latency, self._scenario.give_up_seconds)
+            latency = np.where(moment.stopped.any(-1), waited, latency)
+        self._latency[t] = latency
+        here = moment.present & ~moment.stopped
+        members = here.sum(-1)
+        busy = seconds.sum(-1) if moment.everybody else np.nansum(seconds, axis=-1)
+        overhead = np.where(here, moment.overhead, 0.0).sum(-1)
+        self._overhead += overhead
+        self._compute += busy - overhead
+        self._wait += members * latency - busy
+        self._shares[t] = shares.mean(0)
+        self._first_shares[t] = np.where(here[0], shares[0], np.nan)
+        self._first_seconds[t] = seconds[0]
+
+    def _happened(self, moment: Moment, shares: Array, seconds: Array, coming: Moment) -> Round:
+        batch = self._cluster.global_batch
+        overhead, costs = moment.overhead, moment.costs
+        if self._fit is not None:
+            self._fit = fitting.update(self._fit, shares * batch, seconds)
+            overhead = np.nan_to_num(self._fit.overhead)
+        revealed = costs if self._fit is None else None
+        if not self._policy.needs_upcoming:
+            return Round(shares, seconds, batch, overhead, costs=revealed)
+        # Who knows what comes knows who comes, too.
+        present = coming.present & ~coming.stopped
+        return Round(shares, seconds, batch, overhead, present, revealed, coming.costs)

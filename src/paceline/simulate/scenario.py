@@ -1,0 +1,284 @@
+"""What to simulate: a cluster, how its workers' times vary, what happens to them, and for how long.
+
+Usually read from a TOML file (``toml.read``); every field below is one there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from paceline.errors import PacelineError
+from paceline.rounds import Array, Cluster, Machines
+from paceline.simulate.delays import Constant, Delay, Replay
+from paceline.traces import Trace
+
+LEAVE, DIE, FREEZE, JOIN = KINDS = ("leave", "die", "freeze", "join")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A link's bandwidth from a round on.
+
+    round: counted from 1. mbps: megabits per second.
+    """
+
+    round: int
+    mbps: float
+
+    def __post_init__(self) -> None:
+        if self.round < 1:
+            raise PacelineError(f"round={self.round}: expected 1 or more, the first round being 1")
+        if not (self.mbps > 0 and np.isfinite(self.mbps)):
+            raise PacelineError(f"mbps={self.mbps:g}: expected more than 0")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A worker's own link, whose time joins its overhead.
+
+    megabytes: moved in each round, both ways together. mbps: megabits per second at the start.
+    changes: other bandwidths from given rounds on.
+    """
+
+    megabytes: float
+    mbps: float
+    changes: tuple[Change, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.megabytes >= 0 and np.isfinite(self.megabytes)):
+            raise PacelineError(f"megabytes={self.megabytes:g}: expected 0 or more")
+        if not (self.mbps > 0 and np.isfinite(self.mbps)):
+            raise PacelineError(f"mbps={self.mbps:g}: expected more than 0")
+
+    def seconds(self, index: int) -> float:
+        """What the transfer takes in the round of that index, counted from 0."""
+        mbps = self.mbps
+        for change in sorted(self.changes, key=lambda change: change.round):
+            if change.round <= index + 1:
+                mbps = change.mbps
+        return 8 * self.megabytes / mbps
+
+
+@dataclass(frozen=True)
+class WorkerClass:
+    """Workers of one kind.
+
+    seconds_per_sample: how their pace varies: a number, or a table with the name of a timing model.
+    overhead: seconds a round that do not grow with the load, likewise.
+    name: what the reports call them. count: how many there are.
+    weight: where workers are drawn at random (the scenario's ``draw``), how often this class comes up.
+    noise: further spread of the pace, anew in each round: standard deviation of its logarithm.
+    knee: samples below which a round takes as long as with that many (a GPU's saturation, x^s).
+    least, most: whole samples each must and can take in a round; above ``most`` (x^o) memory ends.
+    link: a link with a bandwidth of its own.
+    cpus, cores, memory: what the machine is, for policies that begin with that (WLBS).
+    """
+
+    seconds_per_sample: Delay
+    overhead: Delay = field(default_factory=lambda: Constant(0.0))
+    name: str = "worker"
+    count: int = 1
+    weight: float = 1.0
+    noise: float = 0.0
+    knee: float = 0.0
+    least: int = 0
+    most: int | None = None
+    link: Link | None = None
+    cpus: float = 1.0
+    cores: float = 1.0
+    memory: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise PacelineError(f"count={self.count}: expected at least 1 worker")
+        if isinstance(self.seconds_per_sample, Constant) and not np.all(
+            np.asarray(self.seconds_per_sample.seconds) > 0
+        ):
+            raise PacelineError(
+                f"seconds_per_sample={self.seconds_per_sample.seconds:g}: expected more than 0"
+            )
+        for name in ("noise", "knee", "least"):
+            if not (getattr(self, name) >= 0 and np.isfinite(getattr(self, name))):
+                raise PacelineError(f"{name}={getattr(self, name):g}: expected 0 or more")
+        for name in ("weight", "cpus", "cores", "memory"):
+            if not (getattr(self, name) > 0 and np.isfinite(getattr(self, name))):
+                raise PacelineError(f"{name}={getattr(self, name):g}: expected more than 0")
+        for name in ("seconds_per_sample", "overhead"):
+            source = getattr(self, name)
+            if isinstance(source, Replay) and source.table.shape[1] != self.count:
+                raise PacelineError(
+                    f"count={self.count}: the trace for {name} is of {source.table.shape[1]} workers; expected "
+                    "as many (choose some with its field workers)"
+                )
+        if self.most is not None and not max(self.least, self.knee) <= self.most:
+            raise PacelineError(
+                f"most={self.most}: expected no fewer samples than least={self.least} and knee={self.knee:g}"
+            )
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happens to a worker at the start of a round.
+
+    round: counted from 1. worker: its rank, in the order of the classes.
+    kind: "leave" is known before the round is divided; "die" is not: the others wait ``give_up_seconds`` for
+        it, and its samples of that round are lost; "freeze" is a death from which it is back after ``rounds``
+        rounds; "join" brings a worker that was not there before.
+    rounds: how long a freeze lasts.
+    """
+
+    round: int
+    worker: int
+    kind: str
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        if self.round < 1:
+            raise PacelineError(f"round={self.round}: expected 1 or more, the first round being 1")
+        if self.kind not in KINDS:
+            raise PacelineError(f"kind={self.kind!r}: expected one of {', '.join(KINDS)}")
+        if self.rounds < 1:
+            raise PacelineError(f"rounds={self.rounds}: expected 1 or more")
+        if self.worker < 0:
+            raise PacelineError(f"worker={self.worker}: expected a rank, 0 or more")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A simulation of bulk-synchronous rounds.
+
+    workers: the classes of workers. global_batch: samples in each round.
+    rounds: how many. realizations: how many times, with other draws of everything random. seed: of all draws.
+    draw: this many workers, each of a class drawn at random for each realization; 0 takes each class's count.
+    fractional: divide the batch into fractions of samples; otherwise whole samples are played.
+    decision_delay: rounds by which a plan takes effect later than in the very next round.
+    known_overhead: whether workers know their overhead (they time their communication); otherwise it is fitted
+        from seconds and loads, as in real training.
+    give_up_seconds: how long the others wait for a worker that stopped without notice.
+    events: what happens to workers. policies: which to try where none are named. name: for titles.
+    """
+
+    workers: tuple[WorkerClass, ...]
+    global_batch: int = 256
+    rounds: int = 100
+    realizations: int = 1
+    seed: int = 0
+    draw: int = 0
+    fractional: bool = False
+    decision_delay: int = 0
+    known_overhead: bool = True
+    give_up_seconds: float = 10.0
+    events: tuple[Event, ...] = ()
+    policies: tuple[str, ...] = ()
+    name: str = "scenario"
+
+    def __post_init__(self) -> None:
+        if not self.workers:
+            raise PacelineError("no workers: expected at least one [[workers]] table")
+        for name in ("rounds", "realizations"):
+            if getattr(self, name) < 1:
+                raise PacelineError(f"{name}={getattr(self, name)}: expected 1 or more")
+        for name in ("seed", "draw", "decision_delay"):
+            if getattr(self, name) < 0:
+                raise PacelineError(f"{name}={getattr(self, name)}: expected 0 or more")
+        if not (self.give_up_seconds >= 0 and np.isfinite(self.give_up_seconds)):
+            raise PacelineError(f"give_up_seconds={self.give_up_seconds:g}: expected 0 or more")
+        if self.draw:
+            for each in self.workers:
+                if each.least or each.most is not None or isinstance(each.seconds_per_sample, Replay):
+                    raise PacelineError(
+                        f"workers {each.name!r}: least, most and traces belong to certain workers, but "
+                        f"draw={self.draw} takes the workers at random; give counts instead"
+                    )
+        for each in self.workers:
+            for source in (each.seconds_per_sample, each.overhead):
+                if isinstance(source, Replay) and len(source.table) < self.rounds:
+                    raise PacelineError(
+                        f"rounds={self.rounds}: the trace has {len(source.table)}; ask for no more"
+                    )
+        for event in self.events:
+            if event.worker >= self.size:
+                raise PacelineError(
+                    f"event in round {event.round}: there is no worker {event.worker}; expected 0 to "
+                    f"{self.size - 1}"
+                )
+        self.cluster()  # limits that cannot hold the batch are said now
+        for index in sorted({event.round - 1 for event in self.events if event.round <= self.rounds}):
+            self._check_members(index)
+
+    @property
+    def size(self) -> int:
+        """Number of workers, n."""
+        return self.draw or sum(each.count for each in self.workers)
+
+    def cluster(self) -> Cluster:
+        """Who takes part, for the policies."""
+        if self.draw:
+            return Cluster(self.draw, self.global_batch, realizations=(self.realizations,))
+        counts = [each.count for each in self.workers]
+
+        def of(name: str, otherwise: float = 0.0) -> Array:
+            values = [getattr(each, name) for each in self.workers]
+            return np.repeat([otherwise if value is None else float(value) for value in values], counts)
+
+        machines = Machines(of("cpus"), of("cores"), of("memory"))
+        uniform = all(
+            len(set(part.tolist())) == 1 for part in (machines.cpus, machines.cores, machines.memory)
+        )
+        return Cluster(
+            self.size,
+            self.global_batch,
+            of("least"),
+            of("most", self.global_batch),
+            None if uniform else machines,
+            (self.realizations,),
+        )
+
+    def classes(self, rng: Generator) -> NDArray[np.int64]:
+        """Each worker's class, shape (n,), or (R, n) where they are drawn."""
+        if not self.draw:
+            return np.repeat(np.arange(len(self.workers)), [each.count for each in self.workers])
+        weights = np.array([each.weight for each in self.workers])
+        return rng.choice(len(weights), (self.realizations, self.draw), p=weights / weights.sum())
+
+    def members(self, index: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Who is in the round of that index (from 0), and who of them stops without notice; each (n,)."""
+        here = np.ones(self.size, bool)
+        stopped = np.zeros(self.size, bool)
+        known: set[int] = set()  # whose place in the cluster an earlier event settled
+        for event in sorted(self.events, key=lambda event: event.round):
+            begins = event.round - 1
+            if event.kind == JOIN:
+                if begins <= index or event.worker not in known:
+                    here[event.worker] = begins <= index
+            elif begins <= index:
+                back = event.kind == FREEZE and index >= begins + event.rounds
+                sudden = event.kind in (DIE, FREEZE) and index == begins
+                here[event.worker] = back or sudden
+                stopped[event.worker] = sudden
+            known.add(event.worker)
+        return here, stopped
+
+    def _check_members(self, index: int) -> None:
+        here, stopped = self.members(index)
+        if not (here & ~stopped).any():
+            raise PacelineError(f"round {index + 1}: no worker is left; leave at least one in every round")
+
+
+def from_trace(trace: Trace, **fields: object) -> Scenario:
+    """The scenario that plays a trace, all its rounds where ``rounds`` does not say otherwise."""
+    rounds, workers = trace.seconds_per_sample.shape
+    if workers < 2:
+        raise PacelineError("the trace has 1 worker only; expected at least 2 to divide a batch between")
+    nobody = np.isnan(trace.seconds_per_sample).all(-1)
+    if nobody.any():
+        raise PacelineError(
+            f"round {int(np.argmax(nobody))} of the trace has no worker; leave at least one in every round"
+        )
+    played = WorkerClass(Replay(trace.seconds_per_sample), Replay(trace.overhead), count=workers)
+    return dataclasses.replace(Scenario((played,), rounds=rounds), **fields)  # type: ignore[arg-type]

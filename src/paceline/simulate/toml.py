@@ -1,0 +1,139 @@
+"""Reading a scenario from TOML: every field checked, the place of a mistake named."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Union
+
+from paceline import traces
+from paceline.errors import PacelineError
+from paceline.simulate.delays import MODELS, Constant, Delay, Replay
+from paceline.simulate.scenario import Scenario, from_trace
+
+
+def read(path: str | os.PathLike[str]) -> Scenario:
+    """Read a scenario. Raises PacelineError, naming the file and the table, for whatever is wrong in it."""
+    path = Path(path)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PacelineError(
+            f"cannot read the scenario {path}: {error.strerror}; expected a TOML file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise PacelineError(f"{path} is no text; expected a TOML file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise PacelineError(f"{path} is no TOML: {error}") from error
+    try:
+        if "workers" not in content:
+            raise PacelineError("no workers: expected at least one [[workers]] table")
+        scenario: Scenario = _Reader(path.parent).table(Scenario, {"name": path.stem} | content, "")
+    except PacelineError as error:
+        raise PacelineError(f"{path}: {error}") from None
+    return scenario
+
+
+def of_trace(path: str | os.PathLike[str], **fields: object) -> Scenario:
+    """The scenario that plays a trace file; gaps in it are absences."""
+    try:
+        return from_trace(traces.read(path, gaps="absent"), **{"name": Path(path).stem} | fields)
+    except PacelineError as error:
+        raise PacelineError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
+
+
+class _Reader:
+    """folder: what the names of trace files are relative to."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def table(self, kind: type[Any], content: Any, where: str) -> Any:
+        """A dataclass from a TOML table."""
+        if not isinstance(content, Mapping):
+            raise PacelineError(f"{where or 'the file'} is {content!r}; expected a table")
+        hints = typing.get_type_hints(kind)
+        fields = {field.name: field for field in dataclasses.fields(kind)}
+        for name in content:
+            if name not in fields:
+                raise PacelineError(
+                    f"{_in(where)}unknown field {name!r}; expected one of {', '.join(fields)}"
+                )
+        for name, field in fields.items():
+            needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if needed and name not in content:
+                raise PacelineError(f"{_in(where)}{name} is missing")
+        values = {name: self._value(hints[name], value, name, where) for name, value in content.items()}
+        try:
+            return kind(**values)
+        except PacelineError as error:
+            raise PacelineError(f"{_in(where)}{error}") from None
+
+    def _value(self, hint: Any, value: Any, name: str, where: str) -> Any:
+        origin, inner = typing.get_origin(hint), typing.get_args(hint)
+        path = f"{where}.{name}" if where else name
+        if hint is Delay:
+            return self._delay(value, path, name)
+        if origin is tuple:
+            if not isinstance(value, list):
+                raise PacelineError(f"{path} is {value!r}; expected a list")
+            return tuple(
+                self._value(inner[0], item, f"{name}[{index}]", where) for index, item in enumerate(value)
+            )
+        if origin in (Union, types.UnionType):
+            hint = float if float in inner else next(each for each in inner if each is not type(None))
+        if dataclasses.is_dataclass(hint):
+            return self.table(hint, value, path)  # type: ignore[arg-type]
+        words = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
+        kinds = (int, float) if hint is float else (hint,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
+            raise PacelineError(f"{path}={value!r}: expected {words[hint]}")
+        return float(value) if hint is float else value
+
+    def _delay(self, value: Any, path: str, name: str) -> Delay:
+        """A number, or a table {model = ..., ...}."""
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return self._named(Constant, {"seconds": value}, path)
+        if not isinstance(value, Mapping) or "model" not in value:
+            raise PacelineError(f"{path}={value!r}: expected seconds, or a table with a model")
+        rest = {key: item for key, item in value.items() if key != "model"}
+        model = value["model"]
+        if model == "trace":
+            return self._replay(rest, path, name)
+        if model not in MODELS:
+            raise PacelineError(
+                f"{path}: unknown model {model!r}; expected one of {', '.join(MODELS)}, trace"
+            )
+        return self._named(MODELS[model], rest, path)
+
+    def _named(self, kind: type[Any], content: Mapping[str, Any], path: str) -> Delay:
+        made: Delay = self.table(kind, content, path)
+        return made
+
+    def _replay(self, content: Mapping[str, Any], path: str, name: str) -> Replay:
+        for key in content:
+            if key not in ("file", "workers"):
+                raise PacelineError(f"{path}: unknown field {key!r}; expected file, workers")
+        if not isinstance(content.get("file"), str):
+            raise PacelineError(f"{path}: expected file, the name of a trace")
+        trace = traces.read(self._folder / content["file"], gaps="absent")
+        table = trace.overhead if name == "overhead" else trace.seconds_per_sample
+        columns = content.get("workers", list(range(table.shape[1])))
+        if not (isinstance(columns, list) and columns and all(_rank(c, table.shape[1]) for c in columns)):
+            raise PacelineError(
+                f"{path}.workers={columns!r}: expected a list of workers of the trace, 0 to {table.shape[1] - 1}"
+            )
+        return Replay(table[:, columns])
+
+
+def _rank(value: Any, workers: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < workers
+
+
+def _in(where: str) -> str:
+    return f"{where}: " if where else ""

@@ -1,0 +1,66 @@
+"""The cluster of a scenario, round after round: what every load would cost, and who is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.costs import Cost, Linear, Only, Saturating
+from paceline.rounds import Array
+from paceline.simulate.delays import assemble
+from paceline.simulate.scenario import Scenario
+
+
+class Moment(NamedTuple):
+    """One round of the cluster; arrays of shape (R, n).
+
+    costs: seconds of any load; impossible for who is not there.
+    overhead: the part that does not grow with the load. slope: seconds per sample; both finite.
+    present: who is there when the round begins.
+    stopped: who of them stops without notice before its end.
+    everybody: all are there and none stops.
+    """
+
+    costs: Cost
+    slope: Array
+    overhead: Array
+    present: NDArray[np.bool_]
+    stopped: NDArray[np.bool_]
+    everybody: bool
+
+
+def moments(scenario: Scenario) -> Iterator[Moment]:
+    """Every round of every realization, all realizations of a round at once."""
+    drawing, pacing, noising, waiting = np.random.default_rng(scenario.seed).spawn(4)
+    shape = (scenario.realizations, scenario.size)
+    of, classes = scenario.classes(drawing), scenario.workers
+    slopes = assemble([each.seconds_per_sample for each in classes], of).stream(shape, pacing)
+    overheads = assemble([each.overhead for each in classes], of).stream(shape, waiting)
+    noise = np.array([each.noise for each in classes])[of]
+    knee = np.broadcast_to(np.array([each.knee for each in classes])[of], shape)
+    most = np.broadcast_to(
+        np.array([scenario.global_batch if each.most is None else each.most for each in classes], float)[of],
+        shape,
+    )
+    saturating = bool(knee.any())
+    linked = any(each.link for each in classes)
+    for index in range(scenario.rounds):
+        slope, overhead = next(slopes), next(overheads)
+        if noise.any():
+            slope = slope * np.exp(noise * noising.standard_normal(shape))
+        if linked:
+            transfer = [each.link.seconds(index) if each.link else 0.0 for each in classes]
+            overhead = overhead + np.array(transfer)[of]
+        here, stops = scenario.members(index)
+        present = np.broadcast_to(here, shape) & ~np.isnan(slope) & ~np.isnan(overhead)
+        stopped = present & stops
+        everybody = bool(present.all()) and not stopped.any()
+        if not everybody:
+            slope, overhead = np.where(present, slope, 1.0), np.where(present, overhead, 0.0)
+        costs: Cost = Saturating(slope, overhead, knee, most) if saturating else Linear(slope, overhead)
+        if not everybody:
+            costs = Only(costs, present & ~stopped)
+        yield Moment(costs, slope, overhead, present, stopped, everybody)

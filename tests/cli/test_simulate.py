@@ -1,0 +1,132 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline import cli, traces
+
+ROOT = Path(__file__).parents[2]
+MIXED = ROOT / "examples" / "scenarios" / "mixed.toml"
+FIELDS = {
+    "total_seconds",
+    "seconds_at",
+    "idle_share",
+    "oracle_ratio",
+    "regret",
+    "regret_bound",
+    "decide_seconds",
+    "latency",
+    "shares",
+}
+
+
+@pytest.fixture
+def trace(tmp_path):
+    pace = np.random.default_rng(0).uniform(0.001, 0.004, (12, 3))
+    return traces.write(tmp_path / "speeds.csv", traces.Trace(pace, pace / 2))
+
+
+def simulate(*arguments):
+    return cli.run(["simulate", *map(str, arguments)])
+
+
+def test_json_has_every_figure_of_every_policy(capsys):
+    names = ["equal", "dolbie:alpha=0.001", "abs:window=3,reading=share"]
+    asked = [word for name in names for word in ("--policy", name)]
+    assert simulate(MIXED, *asked, "--rounds", 40, "--realizations", 3, "--json", "-") == 0
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert list(told["policies"]) == names
+    for figures in told["policies"].values():
+        assert set(figures) >= FIELDS
+        assert list(figures["seconds_at"]) == ["1", "10", "40"]
+        assert np.shape(figures["latency"]) == (40,)
+        assert np.shape(figures["shares"]) == np.shape(figures["mean_shares"]) == (40, 30)
+        assert np.sum(figures["shares"], axis=1) == pytest.approx(1)
+        assert figures["oracle_ratio"] >= 1
+        assert figures["confidence_95"]["total_seconds"] > 0
+    bounds = {name: figures["regret_bound"] for name, figures in told["policies"].items()}
+    assert bounds["equal"] is None
+    assert bounds["dolbie:alpha=0.001"] > told["policies"]["dolbie:alpha=0.001"]["regret"]
+    assert told["seed"] == 0
+    assert told["scenario"]["rounds"] == 40
+    assert told["version"]
+    assert "dolbie" in shown.err  # the table, for people, beside the figures
+
+
+def test_the_same_seed_gives_the_same_figures(tmp_path):
+    told = []
+    for seed in (1, 1, 2):
+        file = tmp_path / "out.json"
+        assert simulate(MIXED, "--policy", "level", "--rounds", 9, "--seed", seed, "--json", file) == 0
+        figures = json.loads(file.read_text())["policies"]["level"]
+        told.append({name: figures[name] for name in ("latency", "shares", "total_seconds")})
+    assert told[0] == told[1] != told[2]
+
+
+def test_a_trace_is_played_whole_or_in_part(trace, tmp_path):
+    file = tmp_path / "out.json"
+    assert simulate("--trace", trace, "--policy", "equal", "--global-batch", 30, "--json", file) == 0
+    told = json.loads(file.read_text())
+    assert told["scenario"]["rounds"] == 12
+    pace, overhead = traces.read(trace)
+    assert told["policies"]["equal"]["latency"] == pytest.approx((overhead + 10 * pace).max(1))
+    assert simulate("--trace", trace, "--rounds", 5, "--json", file) == 0
+    assert json.loads(file.read_text())["scenario"]["rounds"] == 5
+
+
+def test_pictures(trace, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert simulate("--trace", trace, "--plot", tmp_path / "p") == 0
+    made = sorted(path.name for path in (tmp_path / "p").iterdir())
+    assert made == ["latency.png", "regret.png", "shares.png", "total.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "expected one of the two"),
+        ([MIXED, "--trace", "x.csv"], "expected one of the two"),
+        (["nowhere.toml"], "cannot read the scenario"),
+        ([MIXED, "--policy", "nobody"], "'nobody' is unknown"),
+        ([MIXED, "--policy", "dolbie:alpha=2"], "alpha=2"),
+        ([MIXED, "--rounds", "0"], "rounds=0"),
+        ([MIXED, "--seed", "-3"], "seed=-3"),
+        ([MIXED, "--global-batch", "0"], "global_batch=0"),
+        ([MIXED, "--json", "/nowhere/x.json", "--rounds", "2"], "cannot write"),
+        ([MIXED, "--plot", MIXED], "expected a folder"),
+    ],
+)
+def test_mistakes_exit_with_2(capsys, arguments, says):
+    assert simulate(*arguments) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ("round,worker,seconds_per_sample\n0,0,1\n", "no column overhead_seconds"),
+        ("round,worker,seconds_per_sample,overhead_seconds\n0,0,0,0\n0,1,1,0\n", "more than 0"),
+        ("round,worker,seconds_per_sample,overhead_seconds\n0,0,-1,0\n0,1,1,0\n", "more than 0"),
+        ("round,worker,seconds_per_sample,overhead_seconds\n0,0,1,0\n1,0,1,0\n", "1 worker only"),
+        ("round,worker,seconds_per_sample,overhead_seconds\n0,0,nan,0\n0,1,nan,0\n", "no worker"),
+        ("round,worker,seconds_per_sample,overhead_seconds\n0,0,x,0\n0,1,1,0\n", "expected a number"),
+        ("", "no column"),
+    ],
+)
+def test_bad_traces_exit_with_2(capsys, tmp_path, rows, says):
+    file = tmp_path / "t.csv"
+    file.write_text(rows)
+    assert simulate("--trace", file) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert "Traceback" not in told
+    assert str(file) in told
+
+
+def test_more_rounds_than_the_trace_has(capsys, trace):
+    assert simulate("--trace", trace, "--rounds", 13) == 2
+    assert "the trace has 12" in capsys.readouterr().err
