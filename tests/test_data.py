@@ -1,7 +1,6 @@
 """Loading images: what comes back, and what is said when it cannot."""
 
 import gzip
-import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 
 from paceline.data import IDX_NAMES, NPZ_NAMES, floats, load
 from paceline.errors import PacelineError
+from paceline.shared import data_folder
 
 
 def images(count=20, height=6, width=5, channels=None, seed=0):
@@ -180,9 +180,7 @@ def test_idx_missing_or_cut(tmp_path):
 
 
 def test_mnist():
-    folder = Path(
-        os.environ.get("PACELINE_DATA", Path(__file__).resolve().parents[1].parent / "shared" / "data")
-    )
+    folder = data_folder()
     if not (folder / "mnist").is_dir():
         pytest.skip(f"no MNIST in {folder}; set PACELINE_DATA to a folder that has mnist/")
     data = load(str(folder / "mnist"))
