@@ -42,6 +42,20 @@ def build(registry: Mapping[str, type[T]], text: str, noun: str, **given: Any) -
     return kind(**given, **options)
 
 
+def keyed(registry: Mapping[str, type[Any]], text: str, *taken: str) -> str:
+    """``lsp:3:5`` as ``lsp:group=3,barrier=5``: values without a key belong to the fields in their order.
+
+    taken: fields that the caller sets. What cannot be resolved is left for ``build`` to complain about.
+    """
+    name, *parts = (part.strip() for part in text.replace(",", ":").split(":"))
+    if name not in registry or not parts:
+        return text
+    fields = [f.name for f in dataclasses.fields(registry[name]) if f.init and f.name not in taken]
+    keyless = [part for part in parts if "=" not in part]
+    named = [f"{field}={value}" for field, value in zip(fields, keyless, strict=False)]
+    return f"{name}:" + ",".join(named + keyless[len(fields) :] + [part for part in parts if "=" in part])
+
+
 def _convert(hint: Any, text: str, what: str) -> Any:
     """Text as a value of the annotated type."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)

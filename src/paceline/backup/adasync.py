@@ -1,0 +1,59 @@
+"""``adasync``: more gradients as the loss falls (Dutta, Wang and Joshi, arXiv 2003.10579)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from paceline.backup.protocol import Iteration
+from paceline.errors import PacelineError
+
+
+class AdasyncState(NamedTuple):
+    first_loss: float  # F(w_0), NaN before
+    k: int
+    decided: float  # seconds
+
+
+@dataclass(frozen=True)
+class Adasync:
+    """Waits for few gradients at first and more as the loss falls, by the loss alone.
+
+    first: K_0. window: seconds between decisions; 0 decides after each update.
+    kind: "sync" for K-sync SGD (with bsp), "async" for K-async SGD (with lsp:barrier=0,scale=mean).
+    """
+
+    workers: int
+    first: int = 1
+    window: float = 0.0
+    kind: Literal["sync", "async"] = "sync"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first <= self.workers or not self.window >= 0:
+            raise PacelineError(
+                f"adasync: first={self.first}, window={self.window:g}: expected first from 1 to the number of "
+                f"workers, {self.workers}, and window >= 0"
+            )
+
+    def init(self) -> tuple[int, AdasyncState]:
+        return self.first, AdasyncState(math.nan, self.first, 0.0)
+
+    def step(self, state: AdasyncState, happened: Iteration) -> tuple[int, AdasyncState]:
+        if math.isnan(state.first_loss):
+            state = state._replace(first_loss=happened.loss)
+        if happened.now - state.decided >= self.window:
+            state = state._replace(k=self._k(state.first_loss / happened.loss), decided=happened.now)
+        return max(1, min(state.k, happened.present)), state
+
+    def _k(self, ratio: float) -> int:
+        """K for F(w_0) / F(w_t): K^2 + cK - cP = 0 with c = K_0^2 ratio / (P - K_0); async K_0 sqrt(ratio)."""
+        n, first = self.workers, self.first
+        if not math.isfinite(ratio) or first == n:
+            return n
+        if self.kind == "async":
+            wanted = first * math.sqrt(ratio)
+        else:
+            c = first**2 * ratio / (n - first)
+            wanted = (-c + math.sqrt(c * c + 4 * c * n)) / 2
+        return max(1, min(n, math.floor(wanted + 0.5)))

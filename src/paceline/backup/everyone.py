@@ -1,0 +1,50 @@
+"""``everyone`` and ``static``: always the same number of gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paceline.backup.protocol import Iteration
+from paceline.errors import PacelineError
+
+
+class Nothing(NamedTuple):
+    """There is nothing to remember."""
+
+
+@dataclass(frozen=True)
+class Everyone:
+    """Waits for every worker that is there."""
+
+    workers: int
+
+    def init(self) -> tuple[int, Nothing]:
+        return self.workers, Nothing()
+
+    def step(self, state: Nothing, happened: Iteration) -> tuple[int, Nothing]:
+        return max(1, happened.present), state
+
+
+@dataclass(frozen=True)
+class Static:
+    """Waits for the first k gradients (Chen et al. 2016).
+
+    k: from 1 to the number of workers.
+    """
+
+    workers: int
+    k: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= self.workers:
+            raise PacelineError(
+                f"static: k={self.k}: expected 1 to the number of workers, {self.workers}, as in static:"
+                f"{max(1, self.workers - 1)}"
+            )
+
+    def init(self) -> tuple[int, Nothing]:
+        return self.k, Nothing()
+
+    def step(self, state: Nothing, happened: Iteration) -> tuple[int, Nothing]:
+        return max(1, min(self.k, happened.present)), state

@@ -1,0 +1,145 @@
+"""The learning rate of an update from k of n gradients.
+
+Fewer gradients make a noisier step, which a smaller rate answers: in proportion (Goyal et al. 2017; Chen et al.
+2016), by a range test for each k (Smith 2017), or by the gain in progress that k gradients really give (AdaScale,
+Johnson et al. 2020). DBW itself uses the full rate for every k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline import options
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+
+SMOOTHING = 0.9
+BLOW_UP = 4.0
+
+
+class Rate(Protocol):
+    """A rule for the learning rate."""
+
+    def of(self, k: int, norm2: float, variance: float) -> float:
+        """The rate for an update from k gradients.
+
+        norm2, variance: estimates of the squared norm of the true gradient and of the summed variance of one
+        gradient; NaN where unknown.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The full rate, whatever k."""
+
+    workers: int
+    full: float
+
+    def of(self, k: int, norm2: float, variance: float) -> float:
+        return self.full
+
+
+@dataclass(frozen=True)
+class Proportional:
+    """The full rate times k / n."""
+
+    workers: int
+    full: float
+
+    def of(self, k: int, norm2: float, variance: float) -> float:
+        return self.full * k / self.workers
+
+
+@dataclass(frozen=True)
+class AdaScale:
+    """The full rate times r_k / r_n, where r_k = (variance + norm2) / (variance / k + norm2).
+
+    r_k is how many single-gradient steps one step from k gradients is worth: from k (all noise) to 1 (none).
+    """
+
+    workers: int
+    full: float
+
+    def of(self, k: int, norm2: float, variance: float) -> float:
+        if not (np.isfinite(norm2) and np.isfinite(variance)) or norm2 + variance <= 0:
+            return self.full * k / self.workers
+        return self.full * gain(k, norm2, variance) / gain(self.workers, norm2, variance)
+
+
+@dataclass(frozen=True)
+class Knee:
+    """A rate of its own for each k, as range tests found them.
+
+    table: rates for k = 1..n, separated by "/".
+    """
+
+    workers: int
+    full: float
+    table: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            rates = [float(part) for part in self.table.split("/")]
+        except ValueError:
+            rates = []
+        if len(rates) != self.workers or not all(rate > 0 for rate in rates):
+            raise PacelineError(
+                f"knee: table={self.table!r}: expected {self.workers} positive rates, one for each k, with / between"
+            )
+
+    def of(self, k: int, norm2: float, variance: float) -> float:
+        return float(self.table.split("/")[k - 1])
+
+
+RATES: dict[str, type[Any]] = {
+    "adascale": AdaScale,
+    "fixed": Fixed,
+    "knee": Knee,
+    "proportional": Proportional,
+}
+
+
+def create(text: str, workers: int, full: float) -> Rate:
+    """The rule that text asks for: ``fixed``, ``proportional``, ``adascale`` or ``knee:table=...``."""
+    if not full > 0 or not np.isfinite(full):
+        raise PacelineError(f"lr={full:g}: expected a positive learning rate")
+    rate: Rate = options.build(RATES, text, "learning-rate rule", workers=workers, full=full)
+    return rate
+
+
+def gain(k: int, norm2: float, variance: float) -> float:
+    """AdaScale's gain ratio of k gradients over one, between 1 and k."""
+    return (variance + norm2) / (variance / k + norm2)
+
+
+def sweep(low: float = 1e-5, high: float = 1.0, steps: int = 120) -> Array:
+    """Rates of a range test, growing geometrically, shape (steps,)."""
+    return np.geomspace(low, high, steps)
+
+
+def knee(rates: Array, losses: Array) -> float:
+    """The rate at which the loss falls steepest over the logarithm of the rate (the range test's answer).
+
+    rates, losses: shape (steps,), the loss after each step of a run whose rate grows; losses may end in NaN
+        or infinity where the run diverged. Where the loss never falls, a tenth of the rate at which it blew up.
+    """
+    usable = np.isfinite(losses) & (np.cumsum(~np.isfinite(losses)) == 0)
+    rates, losses = rates[usable], losses[usable]
+    if len(losses) < 2:
+        raise PacelineError("the range test diverged at once; begin it with a smaller rate")
+    smooth = np.empty_like(losses)
+    mean = 0.0
+    for step, loss in enumerate(losses):
+        mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
+        smooth[step] = mean / (1 - SMOOTHING ** (step + 1))
+    best = np.minimum.accumulate(smooth)
+    blown = np.flatnonzero(smooth > BLOW_UP * best)
+    end = int(blown[0]) if len(blown) else len(smooth)
+    slope = np.diff(smooth[:end]) / np.diff(np.log(rates[:end])) if end > 1 else np.zeros(0)
+    if not len(slope) or slope.min() >= 0:
+        return float(rates[min(end, len(rates) - 1)]) / 10.0
+    return float(rates[int(np.argmin(slope))])

@@ -1,0 +1,54 @@
+"""When do parameters move? Gates, one file each, and the names by which people ask for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline import options
+from paceline.errors import PacelineError
+from paceline.sync.asp import Asp
+from paceline.sync.bsp import Bsp
+from paceline.sync.effects import Apply, Drop, Effect, Effects, Gradient, Interrupt, Release
+from paceline.sync.lsp import Lsp
+from paceline.sync.protocol import Gate
+from paceline.sync.ssp import Ssp
+
+GATES: dict[str, type[Any]] = {"asp": Asp, "bsp": Bsp, "lsp": Lsp, "ssp": Ssp}
+MODES = Bsp.modes
+
+
+def create(text: str, workers: int, mode: str = "push-wait") -> Gate[Any]:
+    """The gate that text asks for: ``bsp``, ``asp``, ``ssp:10``, ``lsp:3:5``, or with ``key=value``.
+
+    mode: how parameters reach the workers: push-wait, push-interrupt or pull.
+
+    Raises PacelineError on an unknown name, option or mode, a value out of range, or a gate and a mode that
+    exclude each other.
+    """
+    if workers < 1:
+        raise PacelineError(f"workers={workers}: expected at least 1 worker")
+    if mode not in MODES:
+        raise PacelineError(f"mode {mode!r} is unknown; expected one of {', '.join(MODES)}")
+    named = options.keyed(GATES, text, "workers", "mode")
+    gate: Gate[Any] = options.build(GATES, named, "gate", workers=workers, mode=mode)
+    if mode not in gate.modes:
+        raise PacelineError(
+            f"{text.split(':')[0]} and {mode} exclude each other: only bsp drops or hands out again what is late; "
+            "use push-wait, or bsp"
+        )
+    return gate
+
+
+__all__ = [
+    "GATES",
+    "MODES",
+    "Apply",
+    "Drop",
+    "Effect",
+    "Effects",
+    "Gate",
+    "Gradient",
+    "Interrupt",
+    "Release",
+    "create",
+]

@@ -1,0 +1,124 @@
+"""``bsp``: one version after the other, each from the first k gradients of it (backup workers; k = n is BSP).
+
+Chen et al. 2016; the three ways to hand out parameters are those of Xu, Neglia and Sebastianelli (DBW), Sect. 2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from paceline.errors import PacelineError
+from paceline.sync.effects import Apply, Drop, Effect, Effects, Gradient, Interrupt, Release
+from paceline.sync.protocol import GONE, IDLE, replaced
+
+
+class BspState(NamedTuple):
+    version: int
+    quorum: int
+    doing: tuple[int, ...]  # the version each worker's gradient will count for, or IDLE or GONE
+    arrived: tuple[Gradient, ...]  # of the newest version, in the order of arrival
+    late: tuple[Gradient, ...]  # of older versions, for the next update
+    tokens: tuple[tuple[int, int], ...]  # pull: (version, how many) in the order in which they are taken
+
+
+@dataclass(frozen=True)
+class Bsp:
+    """Every update takes the first k gradients of the newest parameters; k = n waits for everybody.
+
+    mode: what a late worker does when the parameters move: "push-wait" ends its computation first,
+        "push-interrupt" drops it at once, "pull" takes the next token of a queue with n tokens a version.
+    late: what becomes of gradients that come too late: "drop", or "use" in the next update, weighted by
+        1 / (staleness + 1).
+    """
+
+    workers: int
+    mode: str = "push-wait"
+    late: Literal["drop", "use"] = "drop"
+    modes: ClassVar[tuple[str, ...]] = ("push-wait", "push-interrupt", "pull")
+    takes_quorum: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.late == "use" and self.mode == "push-interrupt":
+            raise PacelineError(
+                "late=use with push-interrupt: an interrupted gradient never comes; use push-wait or pull"
+            )
+
+    def init(self) -> tuple[Effects, BspState]:
+        n = self.workers
+        return (Release(tuple(range(n)), 0, 0),), BspState(0, n, (0,) * n, (), (), ())
+
+    def arrive(self, state: BspState, worker: int, now: float) -> tuple[Effects, BspState]:
+        version = state.doing[worker]
+        state = state._replace(doing=replaced(state.doing, worker, IDLE))
+        gradient = Gradient(worker, version)
+        effects: tuple[Effect, ...] = ()
+        if version == state.version:
+            state = state._replace(arrived=(*state.arrived, gradient))
+            fired, state = self._fire(state)
+            if fired:
+                return fired, state
+        elif self.late == "use":
+            weight = 1.0 / (state.version - version + 1)
+            state = state._replace(late=(*state.late, gradient._replace(weight=weight)))
+        else:
+            effects = (Drop(gradient),)
+        if version != state.version or self.mode == "pull":
+            released, state = self._release(state, (worker,))
+            effects += released
+        return effects, state
+
+    def leave(self, state: BspState, worker: int, now: float) -> tuple[Effects, BspState]:
+        return self._fire(state._replace(doing=replaced(state.doing, worker, GONE)))
+
+    def join(self, state: BspState, worker: int, now: float) -> tuple[Effects, BspState]:
+        return self._release(state._replace(doing=replaced(state.doing, worker, IDLE)), (worker,))
+
+    def expect(self, state: BspState, quorum: int, now: float) -> tuple[Effects, BspState]:
+        if quorum < 1:
+            raise PacelineError(f"quorum={quorum}: expected at least 1 gradient")
+        return self._fire(state._replace(quorum=quorum))
+
+    def _fire(self, state: BspState) -> tuple[Effects, BspState]:
+        """Update if enough gradients are there, or all that can still come."""
+        may_come = sum(version != GONE and version != IDLE for version in state.doing)
+        have = len(state.arrived)
+        if not have or have < min(state.quorum, have + may_come):
+            return (), state
+        used = state.arrived + state.late
+        version = state.version + 1
+        state = state._replace(version=version, arrived=(), late=())
+        effects: tuple[Effect, ...] = (Apply(used),)
+        busy = tuple(worker for worker, doing in enumerate(state.doing) if doing not in (IDLE, GONE))
+        if self.mode == "push-interrupt" and busy:
+            effects += (Interrupt(busy),)
+            state = state._replace(doing=tuple(min(doing, IDLE) for doing in state.doing))
+        if self.mode == "pull":
+            present = sum(doing != GONE for doing in state.doing)
+            state = state._replace(tokens=(*state.tokens, (version, present)))
+        idle = tuple(worker for worker, doing in enumerate(state.doing) if doing == IDLE)
+        released, state = self._release(state, idle)
+        return effects + released, state
+
+    def _release(self, state: BspState, workers: tuple[int, ...]) -> tuple[Effects, BspState]:
+        """Parameters for these idle workers; in pull mode as far as there are tokens, oldest first."""
+        if self.mode != "pull":
+            tags = [state.version] * len(workers)
+        else:
+            tags, tokens = [], list(state.tokens)
+            while tokens and len(tags) < len(workers):
+                version, count = tokens.pop(0)
+                taken = min(count, len(workers) - len(tags))
+                tags += [version] * taken
+                if taken < count:
+                    tokens.insert(0, (version, count - taken))
+            state = state._replace(tokens=tuple(tokens))
+        doing = state.doing
+        effects: list[Effect] = []
+        for worker, tag in zip(workers, tags, strict=False):
+            doing = replaced(doing, worker, tag)
+            if effects and isinstance(effects[-1], Release) and effects[-1].tag == tag:
+                effects[-1] = effects[-1]._replace(workers=(*effects[-1].workers, worker))
+            else:
+                effects.append(Release((worker,), state.version, tag))
+        return tuple(effects), state._replace(doing=doing)

@@ -1,0 +1,95 @@
+"""``lsp``: limited synchronous parallel (Zhu, Xue, Xu, Zhang and Sun 2022): groups of l, now and then everybody.
+
+The first l workers to push are aggregated and get the new model, the others go on (a limited barrier). After m
+limited barriers everybody waits for everybody once. The paper also calls l a difference of iterations; its
+formulas count workers, and so does this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from paceline.errors import PacelineError
+from paceline.sync.asp import weight_of
+from paceline.sync.effects import Apply, Effects, Gradient, Release
+from paceline.sync.protocol import GONE, IDLE, replaced
+
+
+class LspState(NamedTuple):
+    version: int
+    group: int
+    limited: int  # limited barriers since the last global one
+    doing: tuple[int, ...]
+    pending: tuple[Gradient, ...]  # the limited list
+
+
+@dataclass(frozen=True)
+class Lsp:
+    """Updates from groups of ``group`` workers; after ``barrier`` of them one that waits for all.
+
+    group: l, from 1 (asp, without barrier) to n (bsp); 0 takes half of the workers, at least 1.
+    barrier: m, 1 or more; 0 never waits for all.
+    scale: "batch" lets a sample count as much as under BSP, "mean" averages over each group (K-async SGD).
+    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d.
+    """
+
+    workers: int
+    mode: str = "push-wait"
+    group: int = 0
+    barrier: int = 5
+    scale: Literal["batch", "mean"] = "batch"
+    stale: Literal["full", "inverse"] = "full"
+    modes: ClassVar[tuple[str, ...]] = ("push-wait",)
+    takes_quorum: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.group <= self.workers:
+            raise PacelineError(
+                f"lsp: group={self.group}: expected 1 to the number of workers, {self.workers}"
+            )
+        if self.barrier < 0:
+            raise PacelineError(
+                f"lsp: barrier={self.barrier}: expected the limited barriers before a global one, at least 1, "
+                "or 0 for none"
+            )
+
+    def init(self) -> tuple[Effects, LspState]:
+        n = self.workers
+        group = self.group or max(1, n // 2)
+        return (Release(tuple(range(n)), 0, 0),), LspState(0, group, 0, (0,) * n, ())
+
+    def arrive(self, state: LspState, worker: int, now: float) -> tuple[Effects, LspState]:
+        base = state.doing[worker]
+        gradient = Gradient(worker, base, weight_of(state.version - base, self.stale))
+        return self._go_on(
+            state._replace(doing=replaced(state.doing, worker, IDLE), pending=(*state.pending, gradient))
+        )
+
+    def leave(self, state: LspState, worker: int, now: float) -> tuple[Effects, LspState]:
+        return self._go_on(state._replace(doing=replaced(state.doing, worker, GONE)))
+
+    def join(self, state: LspState, worker: int, now: float) -> tuple[Effects, LspState]:
+        doing = replaced(state.doing, worker, state.version)
+        return (Release((worker,), state.version, state.version),), state._replace(doing=doing)
+
+    def expect(self, state: LspState, quorum: int, now: float) -> tuple[Effects, LspState]:
+        if quorum < 1:
+            raise PacelineError(f"quorum={quorum}: expected at least 1 gradient")
+        return self._go_on(state._replace(group=quorum))
+
+    def _go_on(self, state: LspState) -> tuple[Effects, LspState]:
+        may_come = sum(doing not in (IDLE, GONE) for doing in state.doing)
+        everybody = bool(self.barrier) and state.limited >= self.barrier
+        have = len(state.pending)
+        wanted = have + may_come if everybody else min(state.group, have + may_come)
+        if not have or have < wanted:
+            return (), state
+        version = state.version + 1
+        free = tuple(worker for worker, doing in enumerate(state.doing) if doing == IDLE)
+        doing = tuple(version if d == IDLE else d for d in state.doing)
+        effects: Effects = (Apply(state.pending, self.scale),)
+        if free:
+            effects += (Release(free, version, version),)
+        limited = 0 if everybody else state.limited + 1
+        return effects, state._replace(version=version, limited=limited, doing=doing, pending=())

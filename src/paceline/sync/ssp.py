@@ -1,0 +1,89 @@
+"""``ssp``: stale synchronous parallel (Ho et al. 2013): no worker is more than s clocks ahead of the slowest.
+
+A worker that has finished c gradients may begin the next once everybody has finished c - s. Gradients are
+applied when somebody next reads the parameters, in one update: so s = 0 is BSP, bit for bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from paceline.errors import PacelineError
+from paceline.sync.asp import weight_of
+from paceline.sync.effects import Apply, Effects, Gradient, Release
+from paceline.sync.protocol import GONE, IDLE, replaced
+
+
+class SspState(NamedTuple):
+    version: int
+    doing: tuple[int, ...]
+    clocks: tuple[int, ...]  # gradients finished
+    pending: tuple[Gradient, ...]  # arrived and not yet applied
+
+
+@dataclass(frozen=True)
+class Ssp:
+    """Nobody runs more than ``staleness`` clocks ahead of the slowest; a sample counts as much as under BSP.
+
+    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d (DynSSP).
+    """
+
+    workers: int
+    mode: str = "push-wait"
+    staleness: int = 10
+    stale: Literal["full", "inverse"] = "full"
+    modes: ClassVar[tuple[str, ...]] = ("push-wait",)
+    takes_quorum: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.staleness < 0:
+            raise PacelineError(f"ssp: staleness={self.staleness}: expected 0 (which is bsp) or more")
+
+    def init(self) -> tuple[Effects, SspState]:
+        n = self.workers
+        return (Release(tuple(range(n)), 0, 0),), SspState(0, (0,) * n, (0,) * n, ())
+
+    def arrive(self, state: SspState, worker: int, now: float) -> tuple[Effects, SspState]:
+        base = state.doing[worker]
+        gradient = Gradient(worker, base, weight_of(state.version - base, self.stale))
+        return self._go_on(
+            state._replace(
+                doing=replaced(state.doing, worker, IDLE),
+                clocks=replaced(state.clocks, worker, state.clocks[worker] + 1),
+                pending=(*state.pending, gradient),
+            )
+        )
+
+    def leave(self, state: SspState, worker: int, now: float) -> tuple[Effects, SspState]:
+        return self._go_on(state._replace(doing=replaced(state.doing, worker, GONE)))
+
+    def join(self, state: SspState, worker: int, now: float) -> tuple[Effects, SspState]:
+        others = [c for c, doing in zip(state.clocks, state.doing, strict=True) if doing != GONE]
+        clocks = replaced(state.clocks, worker, min(others, default=0))
+        return self._go_on(state._replace(doing=replaced(state.doing, worker, IDLE), clocks=clocks))
+
+    def expect(self, state: SspState, quorum: int, now: float) -> tuple[Effects, SspState]:
+        raise PacelineError(
+            "ssp has its own rule whom to wait for; leave out the backup policy, or use bsp or lsp"
+        )
+
+    def _go_on(self, state: SspState) -> tuple[Effects, SspState]:
+        """Release whoever is near enough to the slowest, at parameters with all that has arrived."""
+        present = [c for c, doing in zip(state.clocks, state.doing, strict=True) if doing != GONE]
+        if not present:
+            return (), state
+        allowed = min(present) + self.staleness
+        free = tuple(
+            worker
+            for worker, (clock, doing) in enumerate(zip(state.clocks, state.doing, strict=True))
+            if doing == IDLE and clock <= allowed
+        )
+        if not free:
+            return (), state
+        effects: Effects = ()
+        if state.pending:
+            effects = (Apply(state.pending, "batch"),)
+            state = state._replace(version=state.version + 1, pending=())
+        doing = tuple(state.version if worker in free else d for worker, d in enumerate(state.doing))
+        return (*effects, Release(free, state.version, state.version)), state._replace(doing=doing)

@@ -1,0 +1,193 @@
+"""The backup policies: their estimates against exact values, and what they choose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline import backup
+from paceline.backup import gain, worker_times
+from paceline.backup.arrivals import Arrivals
+from paceline.backup.protocol import Iteration, Timings
+from paceline.errors import PacelineError
+
+NONE = Timings(*(np.zeros(0, int),) * 2, np.zeros(0), np.zeros(0, int), np.zeros(0))
+
+
+def iteration(quorum=4, loss=1.0, norm2=1.0, variance=0.5, now=0.0, present=4, rate=0.1, timings=NONE):
+    return Iteration(quorum, present, now, loss, norm2, variance, rate, timings)
+
+
+def arrivals(before, seconds):
+    place = np.arange(1, len(seconds) + 1)
+    times = np.array(seconds, float)
+    return Timings(np.full(len(seconds), before), place, times, place - 1, times)
+
+
+def test_everyone_and_static():
+    k, state = backup.create("everyone", 4).init()
+    assert k == 4
+    assert backup.create("everyone", 4).step(state, iteration(present=3))[0] == 3
+    policy = backup.create("static:3", 4)
+    assert policy.init()[0] == 3
+    assert policy.step(None, iteration(present=2))[0] == 2
+
+
+def test_the_estimates_of_the_gain_by_hand():
+    state = gain.start(5)
+    state = gain.update(state, iteration(quorum=4, loss=2.0, norm2=3.0, variance=4.0, rate=0.5))
+    found = gain.estimate(state)
+    assert (found.variance, found.norm2) == (4.0, 2.0)  # (11): 3 - 4 / 4
+    assert np.isnan(found.smoothness)
+    state = gain.update(state, iteration(quorum=2, loss=1.5, norm2=2.0, variance=2.0, rate=0.5))
+    found = gain.estimate(state)
+    # (12): 2 (0.5 * 2 - 0.5) / (0.25 (2 + 4 / 4))
+    assert found.smoothness == pytest.approx(1.0 / 0.75)
+    assert (found.variance, found.norm2) == (3.0, 1.5)
+    k = np.array([1.0, 3.0])
+    bend = 0.5 / 0.75 * 0.25
+    assert found.of(k, 0.5) == pytest.approx((0.5 - bend) * 1.5 - bend * 3.0 / k)
+
+
+def test_the_gain_never_falls_with_k_and_its_estimates_survive_single_gradients():
+    state = gain.start(3)
+    state = gain.update(state, iteration(loss=1.0))
+    state = gain.update(state, iteration(quorum=1, loss=0.1, variance=np.nan))  # falls faster than linear
+    found = gain.estimate(state)
+    assert found.smoothness == 0.0
+    assert found.variance == 0.5
+    assert np.isfinite(found.of(np.arange(1.0, 5.0), 0.1)).all()
+
+
+def test_estimates_of_real_gradients_are_unbiased():
+    """V and N of a noisy quadratic against their exact values."""
+    rng = np.random.default_rng(0)
+    true, sigma2, k, size = np.full(20, 0.3), 0.8, 8, 20
+    state = gain.start(4000)
+    for _ in range(4000):
+        g = true + rng.normal(0, np.sqrt(sigma2 / size), (k, size))
+        mean = g.mean(0)
+        variance = ((g - mean) ** 2).sum() / (k - 1)
+        state = gain.update(state, iteration(quorum=k, norm2=mean @ mean, variance=variance))
+    found = gain.estimate(state)
+    assert found.variance == pytest.approx(sigma2, rel=0.02)
+    assert found.norm2 == pytest.approx(true @ true, rel=0.02)
+
+
+def dbw_after(timings, text="dbw", rounds=4, losses=(2.0, 1.995, 1.99, 1.985), **kwargs):
+    policy = backup.create(text, 4)
+    k, state = policy.init()
+    assert k == 4
+    for loss in losses[:rounds]:
+        k, state = policy.step(state, iteration(quorum=k, loss=loss, timings=timings, **kwargs))
+    return k
+
+
+def test_dbw_leaves_out_a_straggler_that_is_not_worth_it():
+    slow_last = arrivals(4, [1.0, 1.1, 1.2, 9.0])
+    assert dbw_after(slow_last, variance=0.5) == 3
+    assert dbw_after(slow_last, variance=1e-6) == 1  # no noise: one gradient is as good as four
+    assert dbw_after(arrivals(4, [1.0, 1.0, 1.0, 1.0])) == 4
+    assert dbw_after(slow_last, text="blind") == 3
+
+
+def test_dbw_takes_all_while_it_knows_nothing_or_expects_no_gain():
+    assert dbw_after(arrivals(4, [1, 1, 1, 9]), rounds=1) == 4
+    assert dbw_after(arrivals(4, [1, 1, 1, 9]), losses=(1.0, 1.0, 1.0, 1.0), norm2=0.3, variance=9.0) == 4
+
+
+def test_dbw_asks_for_one_more_when_the_loss_rises():
+    policy = backup.create("dbw", 4)
+    _, state = policy.init()
+    quick_first = arrivals(4, [1.0, 9.0, 9.0, 9.0])
+    for loss in (2.0, 1.9, 1.8):
+        k, state = policy.step(state, iteration(loss=loss, variance=1e-6, timings=quick_first))
+    assert k == 1
+    k, state = policy.step(state, iteration(quorum=1, loss=1.9, variance=np.nan, timings=NONE))
+    assert k == 2
+
+
+def test_dbw_is_deterministic_and_leaves_its_state_alone():
+    policy = backup.create("dbw:times=workers", 4)
+    _, state = policy.init()
+    seen = [leaf.copy() for leaf in (state.times.total, state.trips.seconds)]
+    happened = iteration(timings=arrivals(4, [1, 2, 3, 4]))
+    first, second = policy.step(state, happened), policy.step(state, happened)
+    assert first[0] == second[0]
+    assert np.array_equal(seen[0], state.times.total)
+    assert np.array_equal(seen[1], state.trips.seconds, equal_nan=True)
+
+
+def test_worker_times_against_known_clusters():
+    """Constant times: workers of 1 s and 5 s; waiting for 2 takes 1 s, for 3 takes 5 s."""
+    state = worker_times.start(4, 8)
+    for _ in range(3):
+        state = worker_times.update(
+            state, Timings(np.full(4, 4), np.arange(4), np.zeros(4), np.arange(4), np.array([1.0, 1, 5, 5]))
+        )
+    for mode in ("push-wait", "push-interrupt"):
+        assert worker_times.expected(state, mode) == pytest.approx([1, 1, 5, 5])
+
+
+def test_worker_times_are_those_of_exponential_workers():
+    """Interrupted, k of n exponential round trips take H_n - H_{n-k} seconds."""
+    rng = np.random.default_rng(1)
+    n = 6
+    state = worker_times.TripsState(rng.exponential(1.0, (n, 4000)), 0)
+    found = np.mean([worker_times.expected(state._replace(steps=s), "push-interrupt") for s in range(60)], 0)
+    exact = np.cumsum(1.0 / np.arange(n, 0, -1))
+    assert found == pytest.approx(exact, rel=0.05)
+
+
+def test_adasync_by_its_equation():
+    policy = backup.create("adasync", 16)
+    k, state = policy.init()
+    assert k == 1
+    ks = []
+    for loss in (2.3, 1.0, 0.5, 0.07):
+        k, state = policy.step(state, iteration(loss=loss, present=16))
+        ks.append(k)
+    assert ks == [1, 1, 2, 5]  # the printed remark that K reaches only about 5
+    c = 2.3 / 0.07 / 15
+    assert abs(25 + 5 * c - 16 * c) < 2 * 5 + c  # 5 is the nearest root
+
+
+def test_adasync_window_and_async():
+    policy = backup.create("adasync:kind=async,window=10", 16)
+    _, state = policy.init()
+    k, state = policy.step(state, iteration(loss=1.0, now=10.0, present=16))
+    k, state = policy.step(state, iteration(loss=0.01, now=15.0, present=16))
+    assert k == 1
+    k, state = policy.step(state, iteration(loss=0.01, now=20.0, present=16))
+    assert k == 10
+
+
+def test_arrivals_count_late_ones():
+    book = Arrivals(3)
+    book.arrived(1, 0, 1.0, 1.0)
+    book.arrived(0, 0, 1.5, 1.5)
+    book.updated(1, 1.5, 2)
+    book.arrived(1, 1, 2.5, 1.0)
+    book.arrived(2, 0, 4.0, 4.0)
+    found = book.take()
+    assert found.before.tolist() == [3, 3, 2, 3]
+    assert found.place.tolist() == [1, 2, 1, 3]
+    assert found.seconds.tolist() == [1.0, 1.5, 1.0, 4.0]
+    assert found.worker.tolist() == [1, 0, 1, 2]
+    assert len(book.take().place) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("static:5", "k=5: expected 1 to the number of workers, 4"),
+        ("static", "k=0"),
+        ("dbw:depth=0", "depth=0"),
+        ("dbw:beta=0.5", "beta=0.5"),
+        ("adasync:first=9", "first=9"),
+        ("backups", "expected one of adasync, blind, dbw, everyone, static"),
+    ],
+)
+def test_bad_input_is_answered_in_one_sentence(text, says):
+    with pytest.raises(PacelineError, match=says):
+        backup.create(text, 4)

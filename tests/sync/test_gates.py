@@ -1,0 +1,188 @@
+"""Exact event logs: what each gate has its engine do, arrival by arrival."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import sync
+from paceline.errors import PacelineError
+from paceline.sync import Apply, Drop, Gradient, Interrupt, Release
+
+
+def play(gate, *events, quorum=None):
+    """The effects of init and of each event: a worker's number (arrival), or ("leave" | "join", worker)."""
+    effects, state = gate.init()
+    log = [effects]
+    if quorum is not None:
+        more, state = gate.expect(state, quorum, 0.0)
+        assert more == ()
+    for now, event in enumerate(events):
+        name, worker = event if isinstance(event, tuple) else ("arrive", event)
+        effects, state = getattr(gate, name)(state, worker, float(now))
+        log.append(effects)
+    return log
+
+
+def g(worker, version, weight=1.0):
+    return Gradient(worker, version, weight)
+
+
+def test_bsp_waits_for_everybody():
+    assert play(sync.create("bsp", 3), 1, 0, 2, 2) == [
+        (Release((0, 1, 2), 0, 0),),
+        (),
+        (),
+        (Apply((g(1, 0), g(0, 0), g(2, 0))), Release((0, 1, 2), 1, 1)),
+        (),
+    ]
+
+
+def test_push_wait_lets_late_workers_finish_and_drops_what_they_bring():
+    assert play(sync.create("bsp", 3), 1, 0, 2, 0, 1, quorum=2)[1:] == [
+        (),
+        (Apply((g(1, 0), g(0, 0))), Release((0, 1), 1, 1)),
+        (Drop(g(2, 0)), Release((2,), 1, 1)),
+        (),
+        (Apply((g(0, 1), g(1, 1))), Release((0, 1), 2, 2)),
+    ]
+
+
+def test_late_gradients_may_enter_the_next_update_weighted_by_staleness():
+    log = play(sync.create("bsp:late=use", 3), 1, 0, 2, 0, 1, quorum=2)
+    assert log[3] == (Release((2,), 1, 1),)
+    assert log[5][0] == Apply((g(0, 1), g(1, 1), g(2, 0, 0.5)))
+
+
+def test_push_interrupt_starts_everybody_at_once():
+    assert play(sync.create("bsp", 3, "push-interrupt"), 1, 0, 2, 0, quorum=2)[2:] == [
+        (Apply((g(1, 0), g(0, 0))), Interrupt((2,)), Release((0, 1, 2), 1, 1)),
+        (),
+        (Apply((g(2, 1), g(0, 1))), Interrupt((1,)), Release((0, 1, 2), 2, 2)),
+    ]
+
+
+def test_pull_hands_out_old_tokens_first():
+    assert play(sync.create("bsp", 3, "pull"), 1, 0, 0, 0, 2, 1, quorum=2) == [
+        (Release((0, 1, 2), 0, 0),),
+        (),
+        # Two of the three tokens of version 1 go to the idle workers.
+        (Apply((g(1, 0), g(0, 0))), Release((0, 1), 1, 1)),
+        # Worker 0 takes the third: it may deliver twice.
+        (Release((0,), 1, 1),),
+        (Apply((g(0, 1), g(0, 1))), Release((0,), 2, 2)),
+        (Drop(g(2, 0)), Release((2,), 2, 2)),
+        (Drop(g(1, 1)), Release((1,), 2, 2)),
+    ]
+
+
+def test_asp_applies_each_gradient_alone():
+    assert play(sync.create("asp:stale=inverse", 2), 1, 1, 0)[1:] == [
+        (Apply((g(1, 0),), "batch"), Release((1,), 1, 1)),
+        (Apply((g(1, 1),), "batch"), Release((1,), 2, 2)),
+        (Apply((g(0, 0, 1 / 3),), "batch"), Release((0,), 3, 3)),
+    ]
+
+
+def test_ssp_stops_who_is_s_clocks_ahead():
+    assert play(sync.create("ssp:1", 2), 1, 1, 0, 0)[1:] == [
+        (Apply((g(1, 0),), "batch"), Release((1,), 1, 1)),
+        (),  # worker 1 has finished 2, worker 0 none
+        (Apply((g(1, 1), g(0, 0)), "batch"), Release((0, 1), 2, 2)),
+        (Apply((g(0, 2),), "batch"), Release((0,), 3, 3)),
+    ]
+
+
+def test_lsp_groups_and_then_waits_for_all():
+    assert play(sync.create("lsp:2:1", 3), 0, 1, 0, 1, 2, 2)[1:] == [
+        (),
+        (Apply((g(0, 0), g(1, 0)), "batch"), Release((0, 1), 1, 1)),
+        (),
+        (),  # two of three, but now everybody is waited for
+        (Apply((g(0, 1), g(1, 1), g(2, 0)), "batch"), Release((0, 1, 2), 2, 2)),
+        (),
+    ]
+
+
+@pytest.mark.parametrize("text", ["bsp", "ssp:0", "lsp:2:3"])
+def test_nobody_waits_for_a_dead_worker(text):
+    log = play(sync.create(text, 2), 0, ("leave", 1), 0)
+    assert [type(e) for e in log[2]] == [Apply, Release]
+    assert log[2][1] == Release((0,), 1, 1)
+    assert log[3][-1] == Release((0,), 2, 2)
+
+
+def test_what_a_dead_worker_had_delivered_counts():
+    log = play(sync.create("bsp", 3), 0, ("leave", 0), 1, 2)
+    assert log[4] == (Apply((g(0, 0), g(1, 0), g(2, 0))), Release((1, 2), 1, 1))
+
+
+def test_a_joiner_gets_the_newest_parameters():
+    for text in ("bsp", "asp", "ssp:3", "lsp:1:0"):
+        log = play(sync.create(text, 2), 0, ("leave", 1), ("join", 2))
+        version = max(e.version for effects in log[:3] for e in effects if isinstance(e, Release))
+        assert log[3][-1] == Release((2,), version, version)
+
+
+arrivals = st.lists(st.integers(0, 4), min_size=1, max_size=60)
+
+
+def applied(gate, order):
+    """Which gradients entered which update when the busy workers finish in this order."""
+    effects, state = gate.init()
+    busy, updates = set(effects[0].workers), []
+    for pick in order:
+        worker = sorted(busy)[pick % len(busy)]
+        busy.remove(worker)
+        effects, state = gate.arrive(state, worker, 0.0)
+        for effect in effects:
+            if isinstance(effect, Release):
+                busy.update(effect.workers)
+            elif isinstance(effect, Apply):
+                updates.append(effect.gradients)
+        assert busy, "a gate may not stop everybody"
+    return updates
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrivals)
+def test_identities(order):
+    bsp = applied(sync.create("bsp", 5), order)
+    assert applied(sync.create("lsp:5:2", 5), order) == bsp
+    assert applied(sync.create("ssp:0", 5), order) == bsp
+    assert applied(sync.create("lsp:1:0", 5), order) == applied(sync.create("asp", 5), order)
+    assert applied(sync.create("ssp:1000", 5), order) == applied(sync.create("asp", 5), order)
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrivals, st.integers(0, 3))
+def test_ssp_never_lets_anybody_run_further_ahead(order, s):
+    gate = sync.create(f"ssp:{s}", 5)
+    effects, state = gate.init()
+    for pick in order:
+        busy = [worker for worker, doing in enumerate(state.doing) if doing >= 0]
+        effects, state = gate.arrive(state, busy[pick % len(busy)], 0.0)
+        for effect in effects:
+            if isinstance(effect, Release):
+                assert max(state.clocks[w] for w in effect.workers) - min(state.clocks) <= s
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        ("bspp", "push-wait", "expected one of asp, bsp, lsp, ssp"),
+        ("ssp:-1", "push-wait", "staleness=-1: expected 0"),
+        ("ssp:x", "push-wait", "staleness=x: expected a whole number"),
+        ("lsp:9:5", "push-wait", "group=9: expected 1 to the number of workers, 4"),
+        ("lsp:2:-1", "push-wait", "barrier=-1"),
+        ("lsp:1:2:3:4:5", "push-wait", "scale=3"),
+        ("ssp:3", "push-interrupt", "exclude each other"),
+        ("asp", "pull", "exclude each other"),
+        ("bsp", "poll", "mode 'poll' is unknown"),
+        ("bsp:late=use", "push-interrupt", "never comes"),
+    ],
+)
+def test_bad_input_is_answered_in_one_sentence(text, mode, says):
+    with pytest.raises(PacelineError, match=says):
+        sync.create(text, 4, mode)
