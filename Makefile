@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(STAMP)  ## train the digits on 4 uneven workers: plain equal split against Paceline
-	@$(BIN)/paceline demo
+	@$(BIN)/paceline train --data digits --workers 4 --pace 1,1,1,4 --epochs 20 --compare equal,level
 
 test: $(STAMP)  ## every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup

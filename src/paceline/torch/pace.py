@@ -336,8 +336,8 @@ class Pace:
     def before_piece(self) -> None:
         """A micro-batch is about to be loaded; the round's clock starts with its first."""
         if self._piece is None:
-            self.settle()
             self._began = time.perf_counter()
+            self.settle()
             self._meter.start(self.rounds, self._carry)
             self._carry = 0.0
 
