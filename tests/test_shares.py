@@ -217,6 +217,27 @@ def test_a_short_batch_relaxes_the_least_loads_in_proportion():
     assert whole_samples(plan, 0, least=[20, 40, 0]).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("batch", [10, 100])
+def test_those_who_never_end_get_what_nobody_else_may_take(batch):
+    gone = Linear(np.array([1.0, np.inf, 1.0]), np.zeros(3))
+    some = [0.4 * batch, batch, 0.2 * batch]
+    np.testing.assert_array_equal(
+        whole_samples(gone, batch, most=some), [0.4 * batch, 0.4 * batch, 0.2 * batch]
+    )
+    assert whole_samples(gone, batch).tolist() == [batch / 2, 0, batch / 2]
+
+
+def test_loads_come_in_units_where_asked():
+    cost = Linear(np.array([1.0, 1.0, 4.0]), np.array([0.0, 8.0, 0.0]))
+    loads = whole_samples(cost, 64, unit=8)
+    assert loads.tolist() == [32, 24, 8]  # ends at 32; the overhead counts in samples, not in units
+    with_rest = whole_samples(cost, 67, unit=8)
+    assert with_rest.sum() == 67
+    assert (with_rest % 8 > 0).sum() == 1
+    assert whole_samples(cost, 64, unit=8, most=[20, 64, 64]).tolist() == [16, 40, 8]
+    assert whole_samples(Plan(np.full((2, 2), 0.5)), 48, unit=16).tolist() == [[32, 16], [32, 16]]
+
+
 def test_a_plan_that_gives_nothing_needs_no_least():
     """An absent worker's least load is not forced upon it."""
     assert whole_samples(Plan(np.array([0.0, 0.5, 0.5])), 10, least=[2, 2, 2]).tolist() == [0, 5, 5]

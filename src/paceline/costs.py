@@ -18,6 +18,7 @@ Array = NDArray[np.float64]
 
 # Below what any clock resolves; keeps a worker that reported 0 seconds from being infinitely fast.
 QUICKEST = 1e-15
+RESOLUTION = 1e-9  # part of a round's seconds below which its growth with the load is not told apart
 
 
 class Cost(Protocol):
@@ -47,8 +48,7 @@ class Linear:
             return self.overhead + np.where(load > 0, self.seconds_per_sample * load, 0.0)
 
     def load_at(self, seconds: Array) -> Array:
-        with np.errstate(invalid="ignore"):  # without end of time, who is gone still does nothing
-            return np.fmax((seconds - self.overhead) / np.maximum(self.seconds_per_sample, QUICKEST), 0.0)
+        return np.maximum((seconds - self.overhead) / np.maximum(self.seconds_per_sample, QUICKEST), 0.0)
 
     def __getitem__(self, index: Any) -> Linear:
         return Linear(self.seconds_per_sample[index], self.overhead[index])
@@ -132,11 +132,13 @@ def halfway(low: Array, high: Array) -> Array:
 def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array | float) -> Array:
     """Seconds per sample of the line through (0, overhead) and (loads, seconds); all of shape (..., n).
 
-    ``otherwise`` stands where nothing was measured: no load, or NaN seconds.
+    ``otherwise`` stands where nothing was measured: no load, NaN seconds, or hardly anything beyond the
+    overhead, as with a vanishing load, whose slope would be rounding or noise.
     """
-    measured = (loads > 0) & (seconds == seconds)
+    beyond = seconds - overhead
+    measured = (loads > 0) & (beyond > RESOLUTION * seconds)
     if measured.all():
-        return np.maximum((seconds - overhead) / loads, QUICKEST)
+        beyond /= loads
+        return beyond
     slope = np.array(np.broadcast_to(otherwise, loads.shape))
-    np.divide(seconds - overhead, loads, out=slope, where=measured)
-    return np.maximum(slope, QUICKEST, out=slope, where=measured)
+    return np.divide(beyond, loads, out=slope, where=measured)

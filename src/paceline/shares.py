@@ -6,6 +6,7 @@ or (..., n); limits that cannot hold the batch raise PacelineError and say by ho
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -78,13 +79,18 @@ def proportional(
 
 
 def whole_samples(
-    expected: Plan | Cost, batch: int, least: ArrayLike = 0.0, most: ArrayLike | None = None
+    expected: Plan | Cost,
+    batch: int,
+    least: ArrayLike = 0.0,
+    most: ArrayLike | None = None,
+    unit: int = 1,
 ) -> NDArray[np.int64]:
     """Samples for each worker, shape (..., n): they sum exactly to ``batch``, and no others end sooner.
 
     expected: a cost, or a plan; a plan without costs stands for seconds_i(b) = b / share_i. Ties go to the
     lowest rank. least, most: samples, as for a full batch; where a short batch is smaller than the sum of the
-    leasts, they shrink in proportion, and a worker whom a plan gives nothing needs no least.
+    leasts, they shrink in proportion, and a worker whom a plan gives nothing needs no least. unit: loads are
+    multiples of so many samples, but for one worker that takes the remainder of a batch that is none.
     Raises PacelineError when the mosts cannot hold the batch.
 
     The result is that of giving one sample after another to whoever then ends soonest (exact for
@@ -99,12 +105,35 @@ def whole_samples(
         low, high = np.broadcast_arrays(low, high, expected.shares)[:2]
     else:
         cost = expected
+    if unit > 1:
+        low, high = np.ceil(low / unit), np.floor(high / unit)
+        units = whole_samples(_Units(cost, float(unit)), batch // unit, low, high) * unit
+        rest = batch % unit
+        if rest:
+            ends = np.minimum(cost.seconds((units + rest).astype(np.float64)), np.finfo(float).max)
+            last = np.argmin(np.where(units + rest <= unit * high, ends, np.inf), axis=-1, keepdims=True)
+            np.put_along_axis(units, last, np.take_along_axis(units, last, -1) + rest, -1)
+        return units
     low, high = np.ceil(low), np.minimum(np.floor(high), batch)
     needed = low.sum(-1, keepdims=True)
     low = np.where(needed > total, np.floor(low * (total / np.maximum(needed, 1.0))), low)
     low, high = _limits(total, low, high)
     loads = _greedy(cost, _most_together(cost, total, low, high), total, low, high)
     return loads.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """A cost of loads counted in units of several samples."""
+
+    cost: Cost
+    unit: float
+
+    def seconds(self, load: Array) -> Array:
+        return self.cost.seconds(load * self.unit)
+
+    def load_at(self, seconds: Array) -> Array:
+        return self.cost.load_at(seconds) / self.unit
 
 
 def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
@@ -202,18 +231,18 @@ def _between(below: Array, above: Array, total: Array) -> Array:
 
 def _counts(cost: Cost, level: Array, low: Array, high: Array) -> Array:
     """Whole samples that each worker can end by ``level``, within its limits."""
-    loads = np.clip(np.floor(cost.load_at(level)), low, high)
+    loads = np.clip(np.floor(cost.load_at(np.minimum(level, np.finfo(float).max))), low, high)
     # The division above rounds; what counts is the cost as the cost itself computes it.
     loads += (loads < high) & (cost.seconds(loads + 1) <= level)
     loads -= (loads > low) & (cost.seconds(loads) > level)
-    return loads
+    return np.where(np.isinf(level), high, loads)  # never is soon enough, even for those who are gone
 
 
 def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
     """A start for the greedy steps that leaves few of them: all samples that end before some level.
 
-    Bisection on the level, until no row has many samples left or the level is settled to neighbouring floats:
-    then all the rest end at the same time and go out by rank.
+    Interpolation and bisection of the level in turn, until no row has many samples left, or the level is
+    settled to neighbouring floats: then all the rest end at the same time and go out by rank.
     """
     few = 16
     level = water_level(cost, total[..., 0], low, high).seconds[..., None]
@@ -221,23 +250,35 @@ def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
     loads = _counts(cost, left, low, high)
     early = loads.sum(-1, keepdims=True) > total  # many end at the same time, or all take no time
     left, loads = np.where(early, 0.0, left), np.where(early, low, loads)
-    if np.max(total - loads.sum(-1, keepdims=True)) <= few:
+    missing = total - loads.sum(-1, keepdims=True)
+    if np.max(missing) <= few:
         return loads
-    right = np.full_like(left, np.inf)
-    with np.errstate(invalid="ignore"):
-        following = np.max(cost.seconds(np.minimum(loads + 1, high)), axis=-1, keepdims=True)
-    enough = _counts(cost, following, low, high).sum(-1, keepdims=True) >= total
-    right = np.where(enough & (following > left), following, right)
-    while np.any(total - loads.sum(-1, keepdims=True) > few):
+    ends = cost.seconds(np.minimum(loads + 1, high))
+    right = np.maximum(np.max(np.where(np.isfinite(ends), ends, 0.0), axis=-1, keepdims=True), left)
+    over = _counts(cost, right, low, high).sum(-1, keepdims=True) - total
+    right = np.where(over >= 0, right, np.inf)
+    attempt = 0
+    while np.any(missing > few):
         middle = halfway(left, right)
+        if attempt % 4 == 0:  # where all that is left ends together, the bracket is settled already
+            ends = np.where(loads < high, cost.seconds(np.minimum(loads + 1, high)), np.inf)
+            middle = np.where(ends.min(-1, keepdims=True) >= right, left, middle)
         if not np.any(middle > left):
             room = _counts(cost, right, low, high) - loads
             before = np.cumsum(room, axis=-1) - room
-            return loads + np.clip(total - loads.sum(-1, keepdims=True) - before, 0.0, room)
+            return loads + np.clip(missing - before, 0.0, room)
+        if attempt % 2 == 0 and np.isfinite(right).all():
+            guess = left + (right - left) * np.maximum(missing - few / 2, 0.0) / np.maximum(
+                missing + over, 1.0
+            )
+            middle = np.where((left < guess) & (guess < right) & (middle > left), guess, middle)
+        attempt += 1
         counts = _counts(cost, middle, low, high)
-        fits = counts.sum(-1, keepdims=True) <= total
+        excess = counts.sum(-1, keepdims=True) - total
+        fits = excess <= 0
         left, right = np.where(fits, middle, left), np.where(fits, right, middle)
-        loads = np.where(fits, counts, loads)
+        loads, missing = np.where(fits, counts, loads), np.where(fits, -excess, missing)
+        over = np.where(fits, over, excess)
     return loads
 
 

@@ -104,6 +104,15 @@ def test_the_first_step_is_safe():
     assert first("dolbie", 1) == 1
 
 
+def test_two_workers_swing_by_the_printed_rule_and_settle_with_a_smaller_step():
+    costs = constant([1.0, 4.0], 0.0, 100)
+    _, played, _, _ = play("dolbie", costs, BATCH)
+    np.testing.assert_allclose(played[-2:], [[0.75 * BATCH, 0.25 * BATCH], [BATCH, 0]])
+    _, played, _, state = play("dolbie:alpha=0.1", costs, BATCH)
+    assert state.alpha <= 0.1
+    np.testing.assert_allclose(played[-1], [0.8 * BATCH, 0.2 * BATCH], rtol=0.05)
+
+
 def test_monotone_steps_collapse_and_the_others_win():
     costs = drifting(100, realizations=10)
     slow, _, _, state = play("dolbie", costs, BATCH)

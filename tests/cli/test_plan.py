@@ -85,6 +85,20 @@ def test_fit_first(tmp_path):
     assert "±" in run("--fit", file, "--rows", "100").stdout
 
 
+def test_deadline_tells_the_probability(workers):
+    result = run(workers, "--rows", "100", "--deadline", "100")
+    assert "x: done by 100 ms with probability 0." in result.stdout
+    assert_refused(run(workers, "--rows", "100", "--deadline", "-1"), "deadline=-1")
+
+
+def test_a_code_that_would_be_worse_is_warned_of(workers):
+    result = run(workers, "--rows", "1000", "--code", "mds", "--json", "-")
+    assert result.status == 0
+    assert "warning: 'mds' takes" in result.stderr
+    json.loads(result.stdout)
+    assert_refused(run(workers, "--rows", "100", "--code", "fountain"), "fountain")
+
+
 def test_columns_for_communication(tmp_path):
     file = tmp_path / "workers.csv"
     file.write_text("master,worker,u,a,latency,gamma\nx,v,1,1,0,5\nx,w,2,0.5,10,5\n")

@@ -30,7 +30,8 @@ class Dolbie:
     """DOLBIE: all move towards what the straggler's time allows them, by steps that stay feasible.
 
     alpha: the first step alpha_1. By default eq. (7) of the initial shares; a larger one is cut to that,
-        since the paper's proof of feasibility starts there.
+        since the paper's proof of feasibility starts there. For two workers eq. (7) is 1, with which the
+        shares swing to and fro for ever; give a smaller one.
     monotone: steps never grow, as printed. False computes each anew, min(alpha_1, eq. (7)) of the round's
         straggler, which does not die away.
     tight: in place of eq. (7), the exact limit x_s / sum (x'_i - x_i) of which (7) is the worst case.
@@ -87,8 +88,9 @@ class Dolbie:
         rest = held + (1.0 - gain.sum(-1, keepdims=True))
         np.put_along_axis(gain, straggler, np.maximum(rest, 0.0), -1)
         if self.monotone:
-            alpha = np.minimum(alpha, used if self.tight else self._limit(rest, members))
-            alpha = np.maximum(alpha, self._limit(np.zeros_like(rest), members))
+            least_step = self._limit(np.zeros_like(rest), members)
+            limit = np.maximum(used, least_step) if self.tight else self._limit(rest, members)
+            alpha = np.minimum(alpha, limit)
         return Plan(gain), DolbieState(remembered(present, gain, state.shares), alpha, slope)
 
     def _first_alpha(self) -> float:
@@ -124,7 +126,7 @@ def possible_gain(
     gain = cost.load_at(level) / batch
     np.minimum(gain, most, out=gain)
     gain -= shares
-    np.maximum(gain, 0.0, out=gain)
+    np.fmax(gain, 0.0, out=gain)  # NaN, too, is no gain: an absent worker's overhead is unknown
     # Where its cost is flat the straggler, too, could carry more; the rule needs it to give.
     np.put_along_axis(gain, straggler, 0.0, -1)
     return gain

@@ -34,6 +34,12 @@ def command(
     family: Annotated[
         str, typer.Option(help="What to fit: shifted-exponential, weibull or empirical.")
     ] = "shifted-exponential",
+    deadline: Annotated[
+        float | None, typer.Option(help="Not the least time, but the likeliest to be done by this many ms.")
+    ] = None,
+    code: Annotated[
+        str | None, typer.Option(help="mds, chunked, lt or uncoded: warn where another would be faster.")
+    ] = None,
 ) -> None:
     """Plan coded matrix products on uneven workers: who computes how many rows for whom."""
     from paceline.coded import plan, read_problem
@@ -53,6 +59,16 @@ def command(
         assert workers is not None
         problem = read_problem(workers, wanted)
     made = plan(problem, assign, coded=not uncoded)
+    chances = None
+    if deadline is not None:
+        from paceline.coded.deadline import by_deadline
+
+        made, chances = by_deadline(made, deadline)
+    if code is not None:
+        from paceline.coded.compare import advice
+
+        for sentence in advice(made, code):
+            typer.echo(f"warning: {sentence}", err=True)
     text = made.dumps()
     if json == "-":
         typer.echo(text, nl=False)
@@ -60,6 +76,9 @@ def command(
     if json is not None:
         write_whole(json, text)
     _show(made, fitted)
+    if chances is not None:
+        for name, chance in zip(problem.masters, chances, strict=True):
+            typer.echo(f"{name}: done by {deadline:g} ms with probability {chance:.4f}")
 
 
 def _rows(given: list[str]) -> dict[str, float]:

@@ -1,0 +1,168 @@
+"""The deadline form: the loads, and then the assignment, most likely to bring L rows by a given time.
+
+Problem P1 of Sun et al. (2019) with t given. P[X(t) >= L] has no closed form; here it is computed exactly, by
+convolution over the workers, and climbed from Theorem 1's loads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.coded.delay import Array
+from paceline.coded.planning import CodedPlan
+from paceline.coded.problem import Problem
+from paceline.errors import PacelineError
+
+UNITS = 1000  # resolution of the search; the probabilities returned are exact
+SCALES = np.exp(np.linspace(np.log(0.4), np.log(2.5), 61))
+STEPS = (0.8, 0.95, 0.99, 1.01, 1.05, 1.25)
+STARTS = 3
+PAIRS = 16  # workers up to which pairs of loads are tried
+PORTIONS = (0.03, 0.003)  # of L, moved from one load to another
+
+
+def success(loads: Array, chance: Array, need: float, units: int | None = None) -> float:
+    """P[rows that arrive >= need] where worker n brings loads[n] rows with probability chance[n], else none.
+
+    units: parts of ``need`` that loads are rounded down to, which makes the answer a lower bound; None:
+    exact, for whole loads.
+    """
+    if units is None:
+        target, parts = int(np.ceil(need)), loads.astype(np.int64)
+    else:
+        target, parts = units, np.floor(loads * (units / need) + 1e-9).astype(np.int64)
+    below = np.zeros(target)  # P[exactly so many rows], for fewer than the target
+    below[0] = 1.0
+    for size, p in zip(np.minimum(parts, target).tolist(), chance.tolist(), strict=True):
+        if size and p:
+            moved = p * below[: target - size]
+            below *= 1 - p
+            below[size:] += moved
+    return float(max(1 - below.sum(), 0.0))
+
+
+def by_deadline(made: CodedPlan, t: float, moves: int = 10) -> tuple[CodedPlan, Array]:
+    """(plan, P[done by t ms] of each master): loads for the largest probability, then workers moved while all
+    gain.
+
+    made: a dedicated, coded plan, whose assignment is the start. moves: workers moved at most, each from one
+    master to another, where that raises the probability that all masters are done.
+
+    Raises PacelineError for a deadline that is not positive, and plans that are uncoded or probabilistic.
+    """
+    if not (np.isfinite(t) and t > 0):
+        raise PacelineError(f"deadline={t:g}: expected a positive number of milliseconds")
+    if not made.coded or ((made.probability > 0) & (made.probability < 1)).any():
+        raise PacelineError(
+            "a deadline needs a coded plan of dedicated workers; choose uniform, simple, iterated or exact"
+        )
+    problem = made.problem
+    masters = range(problem.shape[0])
+    mine = [list(made.workers_of(m)) for m in masters]
+    loads = np.zeros(problem.shape)
+    chances = np.zeros(len(mine))
+    for m in masters:
+        loads[m], chances[m] = _best_loads(problem, m, mine[m], t)
+    for _ in range(moves):
+        change = _best_move(problem, mine, chances, t)
+        if change is None:
+            break
+        worker, giver, taker = change
+        mine[giver].remove(worker)
+        mine[taker].append(worker)
+        for m in (giver, taker):
+            loads[m], chances[m] = _best_loads(problem, m, sorted(mine[m]), t)
+    k = (loads > 0).astype(float)
+    planned = replace(
+        made, assign=f"{made.assign}, by deadline", probability=k, loads=loads, t_star=np.full(len(mine), t)
+    )
+    whole = planned.rows_assigned
+    exact = [
+        success(whole[m], _chance(problem, m, np.arange(problem.shape[1]), whole[m], t), problem.rows[m])
+        for m in masters
+    ]
+    return planned, np.array(exact)
+
+
+def _chance(problem: Problem, m: int, workers: NDArray[np.intp], loads: Array, t: float) -> Array:
+    """P[worker done by t] for these loads; 0 where the load is 0."""
+    left = t if problem.latency is None else np.maximum(t - problem.latency[m, workers], 0.0)
+    z = np.where(loads > 0, left / np.maximum(loads, 1e-12), 0.0)
+    return np.where(loads > 0, problem.delay.take((m, workers)).cdf(z), 0.0)
+
+
+def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tuple[float, Array]]:
+    """Common multiples of Theorem 1's loads for this t with their probabilities, the likeliest first."""
+    n = np.array(workers)
+    phi = problem.delay.take((m, n)).peak()[0]
+    left = t if problem.latency is None else np.maximum(t - problem.latency[m, n], 0.0)
+    # just enough rows when all arrive, or all but the worker with the most or with the least of them
+    share = np.sort(left / phi)
+    just = [
+        (1 + 1e-9) * problem.rows[m] / sum_
+        for sum_ in (share.sum(), share[:-1].sum(), share[1:].sum())
+        if sum_ > 0
+    ]
+    found = [
+        (success(loads, _chance(problem, m, n, loads, t), problem.rows[m], UNITS), loads)
+        for loads in (scale * left / phi for scale in [*SCALES, *just])
+    ]
+    return sorted(found, key=lambda each: -each[0])
+
+
+def _best_loads(problem: Problem, m: int, workers: list[int], t: float) -> tuple[Array, float]:
+    """(loads of shape (N,), probability): climbed from the best common multiples, one or two loads at a
+    time.
+    """
+    n = np.array(workers)
+    starts = _scaled(problem, m, workers, t)
+    best, loads = max(
+        (_climbed(problem, m, n, t, *start) for start in starts[:STARTS]), key=lambda each: each[0]
+    )
+    whole = np.zeros(problem.shape[1])
+    whole[n] = np.minimum(np.ceil(loads - 1e-9), problem.rows[m])  # more than L rows are of no use
+    return whole, best
+
+
+def _climbed(
+    problem: Problem, m: int, n: NDArray[np.intp], t: float, best: float, loads: Array
+) -> tuple[float, Array]:
+    """Raise the probability by changing a load, or raising one as another falls, until nothing does."""
+    count = len(n)
+    identity = np.eye(count)
+    grow = [1 + (step - 1) * row for row in identity for step in STEPS]
+    shift = [np.zeros(count) for _ in grow]
+    if count <= PAIRS:  # sums at a threshold keep it when one load gives rows to another
+        both = [one - other for one in identity for other in identity if one is not other]
+        shift += [portion * problem.rows[m] * each for each in both for portion in PORTIONS]
+        grow += [np.ones(count)] * (len(shift) - len(grow))
+    improved = best < 1 - 1e-9
+    while improved:
+        improved = False
+        for factor, added in zip(grow, shift, strict=True):
+            trial = np.maximum(loads * factor + added, 0.0)
+            value = success(trial, _chance(problem, m, n, trial, t), problem.rows[m], UNITS)
+            if value > best * (1 + 1e-5) + 1e-12:
+                loads, best, improved = trial, value, True
+    return best, loads
+
+
+def _best_move(
+    problem: Problem, mine: list[list[int]], chances: Array, t: float
+) -> tuple[int, int, int] | None:
+    """(worker, from, to the least likely master) with the largest gain in the product, or None."""
+    taker = int(np.argmin(chances))
+    best, found = float(np.prod(chances)) * (1 + 1e-6), None
+    for giver in range(len(mine)):
+        if giver == taker or len(mine[giver]) < 2:
+            continue
+        for worker in mine[giver]:
+            gives = _scaled(problem, giver, [n for n in mine[giver] if n != worker], t)[0][0]
+            takes = _scaled(problem, taker, [*mine[taker], worker], t)[0][0]
+            others = np.prod(np.delete(chances, [giver, taker]))
+            if gives * takes * others > best:
+                best, found = float(gives * takes * others), (worker, giver, taker)
+    return found
