@@ -2,6 +2,7 @@
 
 For each policy and number of workers: seconds for one step, and their ratio to copying all arrays of the round
 and of the policy's state once (the least that any decision has to touch), both measured in turn within one run.
+The last line is the step after the decision: the plan of `level` in whole samples, against the same copy.
 Speeds scatter by 5 % around classes 1 : 4 and overheads differ, so that every round is a new problem.
 
     python benchmarks/decisions.py [--workers 30,1000,...] [--policies level,dolbie,...]
@@ -18,6 +19,7 @@ import numpy as np
 
 from paceline import Cluster, Machines, Round, policies
 from paceline.costs import Linear
+from paceline.shares import whole_samples
 
 SIZES = (30, 300, 3_000, 30_000, 300_000, 1_000_000)
 
@@ -34,10 +36,16 @@ def main() -> None:
     print(f"{'policy':12s}" + "".join(f"{n:>20,d}" for n in sizes))
     for name in given.policies.split(","):
         cells = [measure(name, n) for n in sizes]
-        print(
-            f"{name:12s}"
-            + "".join(f"{1e3 * s:11.3f} {'(' + format(s / c, '.1f') + ')':>8s}" for s, c in cells)
-        )
+        show(name, [(step, copied) for step, copied, _ in cells])
+        if name == "level":
+            rounding = [(whole, copied) for _, copied, whole in cells]
+    if "level" in given.policies.split(","):
+        show("(rounding)", rounding)
+
+
+def show(name: str, cells: list[tuple[float, float]]) -> None:
+    columns = [f"{1e3 * taken:11.3f} {f'({taken / copied:.1f})':>8s}" for taken, copied in cells]
+    print(f"{name:12s}" + "".join(columns), flush=True)
 
 
 def measure(name: str, workers: int) -> tuple[float, float]:
@@ -47,7 +55,7 @@ def measure(name: str, workers: int) -> tuple[float, float]:
     policy = policies.create(name, Cluster(workers, 64 * workers, machines=machines))
     base = rng.choice([1e-3, 4e-3], workers)
     plan, state = policy.init()
-    steps, copies = [], []
+    steps, copies, roundings = [], [], []
     start, rounds = time.perf_counter(), 0
     while rounds < 8 or (time.perf_counter() - start < 0.3 and rounds < 300):
         costs = Linear(base * np.exp(0.05 * rng.standard_normal(workers)), rng.uniform(0, 0.02, workers))
@@ -61,7 +69,11 @@ def measure(name: str, workers: int) -> tuple[float, float]:
         plan, state = policy.step(state, seen)
         steps.append(time.perf_counter() - begun)
         rounds += 1
-    return median(steps[3:]), median(copies[3:])
+        if rounds > 3 and len(roundings) < 5 and name == "level":
+            begun = time.perf_counter()
+            whole_samples(plan, 64 * workers)
+            roundings.append(time.perf_counter() - begun)
+    return median(steps[3:]), median(copies[3:]), median(roundings or [0.0])
 
 
 def inputs(seen: Round, state: Any, upcoming: bool) -> list[np.ndarray]:
