@@ -23,7 +23,11 @@ S = TypeVar("S")
 
 
 class Policy(Protocol[S]):
-    """Decides how much each worker does. Frozen: what changes lives in the state, a NamedTuple of arrays."""
+    """Decides how much each worker does. Frozen: what changes lives in the state, a NamedTuple of arrays.
+
+    It may say more of itself: ``needs_readings``, that it uses Round.cpu and memory; ``settles = False``, that
+    shares with which all end together are not where it stays.
+    """
 
     cluster: Cluster
     needs_upcoming: ClassVar[bool]  # reads Round.upcoming: a simulation's oracle, never a real run

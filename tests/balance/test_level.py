@@ -63,6 +63,18 @@ def test_a_worker_too_slow_for_a_sample_is_tried_again():
     np.testing.assert_array_equal(played[-1], [4, 4, 4, 4])
 
 
+def test_a_worker_that_was_away_for_long_comes_back_to_its_share():
+    slopes = np.array([1e-3, 2e-3, 4e-3])
+    policy = policies.create("level", Cluster(3, 280))
+    plan, state = policy.init()
+    for t in range(200):
+        seconds = slopes * plan.shares * 280
+        if 50 <= t < 198:
+            seconds[1] = np.nan
+        plan, state = policy.step(state, Round(plan.shares, seconds, 280))
+    np.testing.assert_allclose(plan.shares * 280, [160, 80, 40], rtol=0.02)
+
+
 def test_a_worker_never_measured_counts_as_the_average_one():
     policy = policies.create("level", Cluster(3, 90))
     _, state = policy.init()

@@ -23,7 +23,7 @@ PROBE = 0.01  # each round without load, a worker is taken to be that much quick
 class LevelState(NamedTuple):
     pace: Any  # of the tracking or the forecast
     overhead: Array  # seconds, (..., n)
-    idle: Array  # rounds since a worker last had load, (..., n)
+    idle: Array  # rounds that a worker has been there without load, (..., n)
     level: Array  # seconds: where the next search starts, (...,)
 
 
@@ -64,7 +64,7 @@ class Level:
         overhead += state.overhead
         unmeasured = np.isnan(measured)
         if unmeasured.any():
-            idle = np.where(unmeasured, idle + 1.0, 0.0)
+            idle = np.where(unmeasured, idle + (present & (round.loads <= 0)), 0.0)
             # Once found too slow for a single sample, a worker is tried again, the later the slower it was.
             expected = fill_unknown(expected) / (1.0 + PROBE * idle)
             overhead = np.where(unmeasured, np.where(present, round.overhead, state.overhead), overhead)
