@@ -106,9 +106,7 @@ def main() -> None:
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "paceline.torch"])
-    print(
-        f"{'policy':10}{'plain DDP':>12}{'Paceline':>12}{'ratio':>9}  (quartiles)   {options.pairs} pairs of {BLOCK} steps"
-    )
+    print(f"{'policy':10}{'plain DDP':>12}{'Paceline':>12}{'ratio':>9}  (quartiles of {options.pairs} pairs)")
     for policy in options.policy or ["equal", "level"]:
         ours, theirs = context.Pipe(duplex=False)
         with tempfile.TemporaryDirectory() as directory:

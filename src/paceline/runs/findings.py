@@ -7,7 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.runs.analysis import changes, last, settled, slowness, straggler_share
+from paceline.runs.analysis import (
+    changes,
+    last,
+    median,
+    seconds_per_sample,
+    settled,
+    slowness,
+    straggler_share,
+)
 from paceline.runs.run import Run
 from paceline.runs.summary import summarize
 from paceline.runs.words import listing, number, percent, plural, seconds, times
@@ -38,7 +46,7 @@ def findings(run: Run) -> list[str]:
 
 def slow_workers(runs: Sequence[Run]) -> str:
     """Who is slower than the others and how much, as a clause; empty when nobody is, or speeds changed."""
-    if any(changes(run) for run in runs):
+    if not all(_steady(run) for run in runs):
         return ""
     ratios = slowness(max(runs, key=lambda run: len(run.round)))
     slow = [int(i) for i in np.argsort(-np.nan_to_num(ratios), kind="stable") if ratios[i] >= SLOWER]
@@ -50,6 +58,17 @@ def slow_workers(runs: Sequence[Run]) -> str:
         many = f"{len(slow)} of {len(ratios)} workers are at least {times(SLOWER)} slower than the median"
         return f"{many}, worker {slow[0]} most of all: {times(ratios[slow[0]])}"
     return ""
+
+
+def _steady(run: Run) -> bool:
+    """True when those who were slow in the first half were also slow in the second, and nobody else."""
+    middle = len(run.round) // 2
+    own = seconds_per_sample(run)
+    with np.errstate(invalid="ignore"):
+        first, second = (
+            median(half) >= SLOWER * median(median(half)[:, None]) for half in (own[:middle], own[middle:])
+        )
+    return middle == 0 or bool((first == second).all())
 
 
 def compare(runs: Sequence[Run]) -> list[str]:
