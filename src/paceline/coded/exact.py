@@ -4,12 +4,19 @@ one.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.coded.assign import dedicated
 from paceline.coded.delay import Array
 from paceline.errors import PacelineError
+
+Index = NDArray[np.intp]
+
+FEW_PAIRS = 2000  # up to which the programme is solved over all of them at once
+PROMISING = 0.97
 
 
 def probabilistic(values: Array) -> Array:
@@ -47,15 +54,13 @@ def _scale(values: Array) -> float:
     return float(values.max()) * workers / masters
 
 
-def _constraints(values: Array) -> tuple[object, Array]:
-    """V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns k row by row, then V."""
+def _constraints(values: Array, m: Index, n: Index) -> tuple[Any, Array]:
+    """V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns k for the pairs (m, n), then V."""
     from scipy.sparse import csr_array
 
     masters, workers = values.shape
-    pairs = masters * workers
-    m, n = np.divmod(np.arange(pairs), workers)
-    coefficients = np.concatenate([-values.ravel(), np.full(masters, _scale(values)), np.ones(pairs)])
-    coefficients[: pairs + masters] /= _scale(values)
+    pairs = len(m)
+    coefficients = np.concatenate([-values[m, n] / _scale(values), np.ones(masters), np.ones(pairs)])
     rows = np.concatenate([m, np.arange(masters), masters + n])
     columns = np.concatenate([np.arange(pairs), np.full(masters, pairs), np.arange(pairs)])
     matrix = csr_array((coefficients, (rows, columns)), shape=(masters + workers, pairs + 1))
@@ -63,21 +68,53 @@ def _constraints(values: Array) -> tuple[object, Array]:
 
 
 def _relaxation(values: Array) -> tuple[Array, Array]:
-    """(k, what the level falls by for each unit of a pair that k does not use), both of shape (M, N)."""
+    """(k, what the level falls by for each unit of a pair that k does not use), both of shape (M, N).
+
+    Large problems are solved over the pairs that prices of the masters' rows make promising; pairs that the
+    solution then shows to be better than they cost are added until there are none, so the optimum is that of
+    all pairs.
+    """
     from scipy.optimize import linprog
 
-    matrix, most = _constraints(values)
-    goal = np.zeros(values.size + 1)
-    goal[-1] = -1.0
-    result = linprog(goal, matrix, most, bounds=(0, None), method="highs")
-    if not result.success:
-        raise PacelineError(
-            f"the linear programme was not solved ({result.message}); check the delay parameters"
-        )
-    k = np.clip(result.x[:-1], 0.0, 1.0).reshape(values.shape)
+    masters = len(values)
+    usable = np.ones(values.shape, bool) if values.size <= FEW_PAIRS else _promising(values)
+    while True:
+        m, n = np.nonzero(usable)
+        matrix, most = _constraints(values, m, n)
+        goal = np.zeros(len(m) + 1)
+        goal[-1] = -1.0
+        result = linprog(goal, matrix, most, bounds=(0, None), method="highs")
+        if not result.success:
+            raise PacelineError(
+                f"the linear programme was not solved ({result.message}); check the delay parameters"
+            )
+        prices = -result.ineqlin.marginals
+        reduced = prices[masters:] - prices[:masters, None] * values / _scale(values)
+        if usable.all() or not (missed := (reduced < -1e-9) & ~usable).any():
+            break
+        usable |= missed
+    k = np.zeros(values.shape)
+    k[m, n] = np.clip(result.x[:-1], 0.0, 1.0)
     k[k < 1e-12] = 0.0
-    reduced = result.lower.marginals[:-1].reshape(values.shape) * _scale(values)
-    return k / np.maximum(k.sum(0), 1.0), reduced
+    k[k > 1 - 1e-12] = 1.0
+    return k / np.maximum(k.sum(0), 1.0), reduced * _scale(values)
+
+
+def _promising(values: Array) -> NDArray[np.bool_]:
+    """Pairs within a few per cent of the worker's best, at prices under which the masters come out about
+    even.
+    """
+    masters, workers = values.shape
+    log_price = np.zeros(masters)
+    everyone = np.arange(workers)
+    for turn in range(150):
+        priced = np.exp(log_price)[:, None] * values
+        owner = np.argmax(priced, axis=0)
+        sums = np.bincount(owner, values[owner, everyone], minlength=masters)
+        log_price -= (sums / sums.mean() - 1) * 0.5 / (1 + turn / 10)
+    priced = np.exp(log_price)[:, None] * values
+    found: NDArray[np.bool_] = priced >= PROMISING * priced.max(0)
+    return found
 
 
 def _integer(
@@ -88,7 +125,8 @@ def _integer(
     """
     from scipy.optimize import LinearConstraint, milp
 
-    matrix, most = _constraints(values)
+    m, n = np.divmod(np.arange(values.size), values.shape[1])
+    matrix, most = _constraints(values, m, n)
     goal = np.zeros(values.size + 1)
     goal[-1] = -1.0
     lower = np.zeros(values.size + 1)

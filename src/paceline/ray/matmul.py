@@ -102,7 +102,7 @@ class CodedMatrix:
             raise PacelineError(f"worker {unknown[0]!r} of the plan is not in the pool; start it there")
         self.own_pool = pool is None
         self.pool = Pool(self.names) if pool is None else pool
-        self.key, self.turn = uuid.uuid4().hex, -1
+        self.key, self.turn = f"{plan.problem.masters[self.master]}/{uuid.uuid4().hex}", -1
         self.dead: set[int] = set()
         self.behind: dict[int, dict[int, list[Any]]] = {}  # by worker and turn: answers still out
         self.observed: list[deque[Observed]] = [deque(maxlen=HISTORY) for _ in self.names]

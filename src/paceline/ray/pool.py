@@ -20,7 +20,7 @@ try:
 except ImportError as error:
     raise PacelineError("coded products on Ray need ray: pip install 'paceline[ray]'") from error
 
-Pace = Callable[[str, int, int], float]
+Pace = Callable[[str, str, int, int], float]
 
 
 class BlockWorker:
@@ -62,7 +62,7 @@ class BlockWorker:
         products = np.stack([mine[i] @ x for i in indices])
         if self.pace is not None:
             rows = sum(len(mine[i]) for i in indices)
-            late = begin + self.pace(self.name, turn, rows) - time.perf_counter()
+            late = begin + self.pace(self.name, key.partition("/")[0], turn, rows) - time.perf_counter()
             with self.changed:
                 if self.changed.wait_for(lambda: self._is_cancelled(key, turn), max(late, 0.0)):
                     return None
@@ -88,7 +88,8 @@ class Pool:
     """Workers by name, each a Ray actor.
 
     workers: names as in the plan. cpus: CPUs that Ray sets aside for each; 0 to start more workers than CPUs.
-    pace: (worker, turn, rows) -> seconds that so many rows shall take at least, to try out uneven speeds.
+    pace: (worker, master, turn, rows) -> seconds that so many rows shall take at least, to try out uneven
+        speeds.
     timeout: seconds to wait for all of them to start.
 
     Raises PacelineError for duplicate names, too few CPUs, and workers that do not start in time. Close it,

@@ -1,0 +1,80 @@
+"""How fast is a coded plan made, and how good is it?
+
+Median times against the limits the project sets itself, t* against the linear programme's (the lower bound),
+the paper's successive convex approximation (cvxpy) beside the linear programme, and Monte Carlo of completion
+times.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from paceline.coded import plan, random_problem, simulate
+from paceline.coded.assign import simple
+from paceline.coded.exact import exact, probabilistic
+from paceline.coded.iterated import iterated
+from paceline.coded.sca import sca
+
+LIMITS = {  # seconds, by size and method
+    (4, 50): {"simple": None, "iterated": 0.1, "exact": 2.0, "probabilistic": 0.05},
+    (20, 2000): {"simple": 1.0, "iterated": 10.0, "probabilistic": 5.0},
+}
+METHODS = {"simple": simple, "iterated": iterated, "exact": exact, "probabilistic": probabilistic}
+
+
+def timed(run: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
+    start = time.perf_counter()
+    result = run()
+    return time.perf_counter() - start, result
+
+
+def main() -> None:
+    print(
+        f"{'size':>9} {'method':<14} {'median':>10} {'slowest':>10} {'limit':>8}  t* / linear programme "
+        f"(mean)"
+    )
+    probabilistic(random_problem(2, 4, 1e5, np.random.default_rng(0)).delay.peak()[1])  # load the solver
+    for (masters, workers), limits in LIMITS.items():
+        draws = 12 if workers < 1000 else 3
+        values = [
+            random_problem(masters, workers, 1e5, np.random.default_rng(s)).delay.peak()[1] / 1e5
+            for s in range(draws)
+        ]
+        level = {name: [timed(lambda v=v, f=METHODS[name]: f(v)) for v in values] for name in limits}
+        bounds = [(k * v).sum(1).min() for (_, k), v in zip(level["probabilistic"], values, strict=True)]
+        for name, limit in limits.items():
+            seconds = [s for s, _ in level[name]]
+            ratio = np.mean(
+                [b / (k * v).sum(1).min() for (_, k), v, b in zip(level[name], values, bounds, strict=True)]
+            )
+            wanted = "-" if limit is None else f"{limit:g} s"
+            print(
+                f"{masters:>4} x {workers:<4} {name:<14} {1e3 * statistics.median(seconds):>7.1f} ms "
+                f"{1e3 * max(seconds):>7.1f} ms {wanted:>8}  {ratio:.5f}"
+            )
+        if workers < 1000:
+            problem = random_problem(masters, workers, 1e5, np.random.default_rng(0))
+            seconds, found = timed(lambda problem=problem: sca(problem.delay, problem.rows))
+            ratio = found.t * bounds[0]
+            print(
+                f"{masters:>4} x {workers:<4} {'sca (cvxpy)':<14} {1e3 * seconds:>7.1f} ms {'':>10} {'':>8} "
+                f" {ratio:.5f}"
+            )
+
+    print("\nMonte Carlo, 100,000 runs of 4 x 50 (limit 2 s)")
+    problem = random_problem(4, 50, 1e5, np.random.default_rng(0))
+    for name in ("uniform", "iterated", "probabilistic", "sca"):
+        made = plan(problem, name)
+        repeats = [
+            timed(lambda made=made: simulate(made, 100_000, np.random.default_rng(0)).times)[0]
+            for _ in range(5)
+        ]
+        print(f"  {name:<14} {1e3 * statistics.median(repeats):>7.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
