@@ -28,9 +28,9 @@ LEAST = 96  # rounds in the window before training begins
 SETTLE = 20  # readings of a worker before its units are known
 MEMORY = 1000  # rounds over which a worker's mean and spread are taken
 RECENT = 0.02  # weight of the newest squared error when a network is judged against EMA
-POOLED_SAMPLES = 8192  # at most in a training step of a pooled model
+POOLED_SAMPLES = 4096  # at most in a training step of a pooled model
 EACH_SAMPLES = 256  # at most for one model, where every worker has its own
-TURN = 256  # models that train in one round, where every worker has its own; the others in the next
+TURN = 128  # models that train in one round, where every worker has its own; the others in the next
 CALM = (
     1e-4,
     4,

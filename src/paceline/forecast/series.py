@@ -78,14 +78,16 @@ def google2011(folder: Path, rng: np.random.Generator, workers: int = 32, hold: 
     faster kind), two 16.
     """
     try:
-        import pandas as pd
+        from pyarrow import parquet
     except ImportError:
-        raise PacelineError(
-            "the Google trace is a parquet file: install pandas and pyarrow to read it"
-        ) from None
-    table = pd.read_parquet(_found(folder / "traces" / "google2011_vm_cpu_mem.parquet"))
-    cpu = table.pivot(index="t", columns="vm", values="cpu_pct").to_numpy(float)
-    memory = table.pivot(index="t", columns="vm", values="mem_pct").to_numpy(float)
+        raise PacelineError("the Google trace is a parquet file: pip install pyarrow to read it") from None
+    table = parquet.read_table(_found(folder / "traces" / "google2011_vm_cpu_mem.parquet"))
+    machine = np.array(table["vm"].to_pylist())
+    order = np.lexsort((table["t"].to_numpy(), machine))
+    machines = len(np.unique(machine))
+    cpu, memory = (
+        table[name].to_numpy().astype(float)[order].reshape(machines, -1).T for name in ("cpu_pct", "mem_pct")
+    )
     chosen = rng.choice(cpu.shape[1], workers, replace=False)
     free_cpu, free_memory = (
         np.repeat(np.clip(1 - x[:, chosen] / 100, 0.05, 1), hold, axis=0) for x in (cpu, memory)
