@@ -46,6 +46,7 @@ METHODS = [
     "narx:inputs=8,pooled=no",
     "narx:pooled=no,fallback=no",
     "ratio",
+    "tracking",
 ]
 
 

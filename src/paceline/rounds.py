@@ -114,7 +114,8 @@ class Round:
     costs: this round's seconds as a function of load, where the engine knows more than a line through
         (shares * batch, seconds) with the given overhead.
     upcoming: the next round's costs. Only a clairvoyant policy reads it (``needs_upcoming``).
-    cpu, memory: readings in [0, 1] for the NEXT round's forecast, shape (..., n), where an engine has them.
+    cpu, memory: portions in [0, 1] that each worker can have in the NEXT round, shape (..., n); for forecasts
+        that read them, where an engine does.
     """
 
     shares: Array

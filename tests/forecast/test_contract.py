@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline import forecast
+from paceline import forecast, policies
 from paceline.errors import PacelineError
 from paceline.forecast import Reading
+from paceline.rounds import Cluster
 
 ROUNDS = 150  # enough for every method to have been fitted
 TRAINED = [
@@ -120,6 +121,21 @@ def test_absence_does_no_harm(made: forecast.AnyForecast) -> None:
 def test_no_cpu_or_memory_reading_is_no_error(made: forecast.AnyForecast) -> None:
     readings = [Reading(r.speed) for r in stream(7, (3,))]
     assert np.all(np.isfinite(walk(made, readings, (3,))))
+
+
+def test_readings_matter_to_those_that_say_so(made: forecast.AnyForecast) -> None:
+    readings = stream(8, (3,))
+    without = walk(made, [Reading(r.speed) for r in readings], (3,))
+    begun = getattr(made, "warmup", 0) < ROUNDS  # before, even narx is a moving average
+    same = np.array_equal(walk(made, readings, (3,)), without)
+    assert same != (made.needs_readings and begun)
+
+
+def test_policies_ask_for_the_readings_their_forecast_needs() -> None:
+    cluster = Cluster(2, 8)
+    assert policies.create("level:forecast=narx:inputs=8;pooled=no", cluster).needs_readings  # type: ignore[attr-defined]
+    assert policies.create("lbbsp-cpu:forecast=ratio", cluster).needs_readings  # type: ignore[attr-defined]
+    assert not policies.create("lbbsp-cpu", cluster).needs_readings  # type: ignore[attr-defined]
 
 
 def test_unknown_names_are_refused_in_one_sentence() -> None:

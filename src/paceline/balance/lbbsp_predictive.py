@@ -37,6 +37,11 @@ class LbbspCpu:
     def __post_init__(self) -> None:
         forecast.create(self.forecast)  # an unknown one is said now, not in the first round
 
+    @property
+    def needs_readings(self) -> bool:
+        """Whether the forecast reads Round.cpu and memory."""
+        return self._forecast().needs_readings
+
     def init(self) -> tuple[Plan, PredictiveState]:
         shares = even(self.cluster)
         state = self._forecast().init(self.cluster.shape)

@@ -40,8 +40,12 @@ class Level:
     needs_upcoming: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.forecast != "tracking":
-            forecast.create(self.forecast)  # an unknown one is said now, not in the first round
+        forecast.create(self.forecast)  # an unknown one is said now, not in the first round
+
+    @property
+    def needs_readings(self) -> bool:
+        """Whether the forecast reads Round.cpu and memory."""
+        return forecast.create(self.forecast).needs_readings
 
     def init(self) -> tuple[Plan, LevelState]:
         shape = self.cluster.shape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from paceline import options
 from paceline.forecast.arima import Arima
 from paceline.forecast.ema import Ema
@@ -10,17 +12,20 @@ from paceline.forecast.narx import Narx
 from paceline.forecast.protocol import AnyForecast, Forecast, Reading
 from paceline.forecast.ratio import Ratio
 from paceline.forecast.recurrent import Recurrent
+from paceline.forecast.tracking import Tracking
 
 FORECASTS: dict[str, type[AnyForecast]] = {
     "arima": Arima,
     "last": Last,
     "narx": Narx,
     "recurrent": Recurrent,
+    "tracking": Tracking,
     "ratio": Ratio,
     "ema": Ema,
 }
 
 
+@cache  # policies ask each round; a forecast never changes
 def create(text: str) -> AnyForecast:
     """The forecast that text asks for: ``name`` or ``name:key=value,...`` (";" for "," where nested)."""
     return options.build(FORECASTS, text.replace(";", ","), "forecast")

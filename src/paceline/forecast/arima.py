@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class Arima:
     window: int = 256
     refit: int = 50
     gain: float = 0.2
+    needs_readings: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gain("arima", self.gain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ class Ema:
 
     gain: float = 0.2
     of: Literal["speed", "seconds"] = "speed"
+    needs_readings: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gain("ema", self.gain)

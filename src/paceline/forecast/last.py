@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,8 @@ class LastState(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Last:
     """v^{k-1}: quick to follow a change, and misled by every spike."""
+
+    needs_readings: ClassVar[bool] = False
 
     def init(self, shape: tuple[int, ...]) -> LastState:
         return LastState(np.full(shape, np.nan))

@@ -11,7 +11,7 @@ import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -86,6 +86,8 @@ class Learned:
             raise PacelineError(
                 f"forecast {self.name!r}: window={self.window}: expected at least {2 * LEAST} rounds"
             )
+
+    needs_readings: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from paceline.errors import PacelineError
 from paceline.forecast.learned import CPU, MEMORY_USE, SPEED, Learned
@@ -21,6 +21,7 @@ class Narx(Learned):
 
     inputs: Literal[6, 8] = 6
     hidden: int = 0
+    needs_readings: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)

@@ -8,7 +8,7 @@ same state and reading give the same prediction.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ class Reading(NamedTuple):
 
 class Forecast(Protocol[S]):
     """Predicts every worker's speed in the next round."""
+
+    needs_readings: ClassVar[bool]  # reads Reading.cpu and memory
 
     def init(self, shape: tuple[int, ...]) -> S:
         """The state before the first round; shape is (..., n)."""

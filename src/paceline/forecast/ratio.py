@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class Ratio:
     """
 
     gain: float = 0.2
+    needs_readings: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_gain("ratio", self.gain)

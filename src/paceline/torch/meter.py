@@ -13,7 +13,8 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.rounds import Array
-from paceline.torch import exchange, measure, peers
+from paceline.torch import exchange, measure
+from paceline.torch.readings import Readings
 
 
 class Measured(NamedTuple):
@@ -23,8 +24,8 @@ class Measured(NamedTuple):
     seconds: Array
     known_overhead: Array  # seconds of the optimizer step before it, measured apart
     loss_sums: Array  # summed over each rank's samples; NaN where it did not hand in its loss
-    cpu: Array  # busy portion of the machine, NaN where not asked for
-    memory: Array
+    cpu: Array  # portion of the machine's processors that others left, NaN where not asked for
+    memory: Array  # portion that is free
 
 
 class Meter:
@@ -36,7 +37,7 @@ class Meter:
     def __init__(self, device: torch.device, readings: bool = False) -> None:
         self._watch = measure.stopwatch(device)
         self._exchange = exchange.connect()
-        self._readings = readings
+        self._readings = Readings() if readings else None
         self._carry: dict[int, float] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
         self._sent = -1
@@ -93,5 +94,5 @@ class Meter:
         carry = self._carry.pop(step)
         losses = self._losses.pop(step, None)
         loss = float(torch.stack(losses).sum()) if losses is not None else np.nan
-        cpu, memory = peers.readings() if self._readings else (np.nan, np.nan)
+        cpu, memory = self._readings.take() if self._readings else (np.nan, np.nan)
         return np.array([step, digest, self._watch.seconds(step) + carry, carry, loss, cpu, memory])

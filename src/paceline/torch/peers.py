@@ -57,13 +57,6 @@ def machines() -> Machines:
     return Machines(cpus=rows[:, 0], cores=rows[:, 1], memory=rows[:, 2])
 
 
-def readings() -> tuple[float, float]:
-    """(busy portion of the CPUs since the last call, portion of memory in use)."""
-    import psutil
-
-    return psutil.cpu_percent(interval=None) / 100, psutil.virtual_memory().percent / 100
-
-
 def joined() -> bool:
     """True inside a process group."""
     return dist.is_available() and dist.is_initialized()

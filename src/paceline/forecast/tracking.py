@@ -1,0 +1,28 @@
+"""``tracking``: averages while a worker's pace rests, follows at once when it changes: ``level``'s forecast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from paceline import tracking
+from paceline.forecast.protocol import Reading, seen
+from paceline.rounds import Array
+from paceline.tracking import Track
+
+
+@dataclass(frozen=True, slots=True)
+class Tracking:
+    """A Kalman filter of the logarithm of seconds per sample that learns its own settings."""
+
+    needs_readings: ClassVar[bool] = False
+
+    def init(self, shape: tuple[int, ...]) -> Track:
+        return tracking.start(shape)
+
+    def step(self, state: Track, reading: Reading) -> tuple[Array, Track]:
+        speed = np.where(seen(reading.speed), reading.speed, np.nan)
+        expected, _, state = tracking.follow(state, 1 / speed)
+        return 1 / expected, state
