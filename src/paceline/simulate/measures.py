@@ -57,7 +57,9 @@ def regret_bound(played: Played, outcome: Outcome) -> Array | None:
     constants are put right: L sqrt(T [(1 + P_T) / alpha_T + T min((N-1)/4, 1) + N(N-1)/2 sum_t alpha_t]).
     """
     scenario = outcome.scenario
-    applies = scenario.fractional and outcome.whole_cluster and not scenario.decision_delay
+    applies = (
+        scenario.fractional and outcome.whole_cluster and not (scenario.decision_delay or scenario.batches)
+    )
     limited = scenario.cluster().limited
     if played.steps is None or not applies or limited or not scenario.known_overhead:
         return None

@@ -87,7 +87,7 @@ def run(
     for t in range(scenario.rounds):
         moment, coming = coming, next(stream, None)
         assert moment is not None
-        before, best = best, _optimum(scenario, cluster, moment)
+        before, best = best, _optimum(scenario, cluster, moment, scenario.batch(t))
         oracle[t] = best.level
         if before is not None:
             path += np.sqrt(np.sum((best.shares - before.shares) ** 2, axis=-1))
@@ -106,17 +106,16 @@ class _Best(NamedTuple):
     shares: Array  # (R, n), fractions
 
 
-def _optimum(scenario: Scenario, cluster: Cluster, moment: Moment) -> _Best:
-    batch = cluster.global_batch
+def _optimum(scenario: Scenario, cluster: Cluster, moment: Moment, batch: int) -> _Best:
     least, most = bounds(cluster, moment.present & ~moment.stopped)
-    level, loads = water_level(moment.costs, batch, least * batch, most * batch)
+    full = cluster.global_batch
+    loads = water_level(moment.costs, batch, least * batch, most * full).loads
     shares = loads / batch
     if not scenario.fractional:
-        # An idle worker still has its overhead, which no division can avoid.
-        whole = whole_samples(moment.costs, batch, np.ceil(least * batch), np.floor(most * batch + 1e-9))
-        level = _slowest(moment, _seconds(moment, whole.astype(float)))
-    else:
-        level = _slowest(moment, _seconds(moment, loads))
+        whole = whole_samples(moment.costs, batch, np.ceil(least * full - 1e-9), np.floor(most * full + 1e-9))
+        loads = whole.astype(float)
+    # Not the water's level: an idle worker still has its overhead, which no division can avoid.
+    level = _slowest(moment, _seconds(moment, loads))
     if moment.stopped.any():  # nobody is told, so nobody can avoid the wait
         level = np.where(moment.stopped.any(-1), np.maximum(level, scenario.give_up_seconds), level)
     return _Best(level, shares)
@@ -156,13 +155,14 @@ class _Player:
         plan = self._plans.popleft()
         if self._policy.needs_upcoming and t == 0:
             plan = self._policy.plan(moment.costs, moment.present & ~moment.stopped)  # type: ignore[attr-defined]
-        shares = self._ran(plan, moment)
-        seconds = _seconds(moment, shares * self._cluster.global_batch)
+        batch = self._scenario.batch(t)
+        shares = self._ran(plan, moment, batch)
+        seconds = _seconds(moment, shares * batch)
         self._record(t, moment, shares, seconds)
         if self._steps is not None:
             self._steps[t] = self._state.alpha[..., 0]
         if coming is not None:
-            happened = self._happened(moment, shares, seconds, coming)
+            happened = self._happened(moment, shares, seconds, batch, coming)
             began = time.perf_counter()
             plan, self._state = self._policy.step(self._state, happened)
             self._decide += time.perf_counter() - began
@@ -181,9 +181,9 @@ class _Player:
             self._steps,
         )
 
-    def _ran(self, plan: Plan, moment: Moment) -> Array:
+    def _ran(self, plan: Plan, moment: Moment, batch: int) -> Array:
         """Shares that are really run: among those there, in whole samples where asked for."""
-        cluster, batch = self._cluster, self._cluster.global_batch
+        cluster, full = self._cluster, self._cluster.global_batch
         shares = plan.shares
         least, most = bounds(cluster, moment.present)
         everybody = bool(moment.present.all())
@@ -193,7 +193,7 @@ class _Player:
             if not everybody:
                 costs = None if plan.costs is None else Only(plan.costs, moment.present)
                 plan = Plan(shares, costs=costs)
-            least, most = np.ceil(least * batch - 1e-9), np.floor(most * batch + 1e-9)
+            least, most = np.ceil(least * full - 1e-9), np.floor(most * full + 1e-9)
             shares = whole_samples(plan, batch, least, most) / batch
         if moment.stopped.any():  # their samples are lost
             shares = np.where(moment.stopped, 0.0, shares)
@@ -216,8 +216,7 @@ class _Player:
         self._first_shares[t] = np.where(here[0], shares[0], np.nan)
         self._first_seconds[t] = seconds[0]
 
-    def _happened(self, moment: Moment, shares: Array, seconds: Array, coming: Moment) -> Round:
-        batch = self._cluster.global_batch
+    def _happened(self, moment: Moment, shares: Array, seconds: Array, batch: int, coming: Moment) -> Round:
         overhead, costs = moment.overhead, moment.costs
         if self._fit is not None:
             self._fit = fitting.update(self._fit, shares * batch, seconds)

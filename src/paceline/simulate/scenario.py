@@ -154,6 +154,7 @@ class Scenario:
 
     workers: the classes of workers. global_batch: samples in each round.
     rounds: how many. realizations: how many times, with other draws of everything random. seed: of all draws.
+    batches: samples of each round where they differ, as the last of an epoch; at most ``global_batch`` each.
     draw: this many workers, each of a class drawn at random for each realization; 0 takes each class's count.
     fractional: divide the batch into fractions of samples; otherwise whole samples are played.
     decision_delay: rounds by which a plan takes effect later than in the very next round.
@@ -173,6 +174,7 @@ class Scenario:
     decision_delay: int = 0
     known_overhead: bool = True
     give_up_seconds: float = 10.0
+    batches: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()
     policies: tuple[str, ...] = ()
     name: str = "scenario"
@@ -201,6 +203,15 @@ class Scenario:
                     raise PacelineError(
                         f"rounds={self.rounds}: the trace has {len(source.table)}; ask for no more"
                     )
+        if self.batches and len(self.batches) < self.rounds:
+            raise PacelineError(
+                f"batches has {len(self.batches)} entries for {self.rounds} rounds; expected one for each"
+            )
+        for size in self.batches:
+            if not 1 <= size <= self.global_batch:
+                raise PacelineError(
+                    f"batches has the entry {size}; expected 1 to the global batch, {self.global_batch}"
+                )
         for event in self.events:
             if event.worker >= self.size:
                 raise PacelineError(
@@ -210,6 +221,10 @@ class Scenario:
         self.cluster()  # limits that cannot hold the batch are said now
         for index in sorted({event.round - 1 for event in self.events if event.round <= self.rounds}):
             self._check_members(index)
+
+    def batch(self, index: int) -> int:
+        """Samples in the round of that index, from 0."""
+        return self.batches[index] if self.batches else self.global_batch
 
     @property
     def size(self) -> int:

@@ -8,6 +8,7 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
     raise PacelineError("PyTorch is not installed; install paceline[torch]") from error
 
 from paceline.torch.pace import Pace, RoundResult
+from paceline.torch.recorder import Recorder
 from paceline.torch.shutdown import join, leave
 
-__all__ = ["Pace", "RoundResult", "join", "leave"]
+__all__ = ["Pace", "Recorder", "RoundResult", "join", "leave"]

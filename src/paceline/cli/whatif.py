@@ -1,0 +1,137 @@
+"""``paceline whatif``: what other policies would have made of a recorded run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from paceline.cli.counter import Counter
+from paceline.cli.simulate import console_for, write_json
+from paceline.errors import PacelineError
+from paceline.runs import read
+from paceline.runs.words import listing, percent, seconds, times
+from paceline.simulate.toml import of_trace
+from paceline.simulate.whatif import Answer
+from paceline.simulate.whatif import of_run as answer_of_run
+from paceline.simulate.whatif import of_trace as answer_of_trace
+
+DEFAULT = ("equal", "dolbie", "level")
+
+
+def command(
+    record: Annotated[
+        Path, typer.Argument(help="A run directory, or a trace of speeds.", metavar="RUN|TRACE.csv")
+    ],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Repeat for several: NAME or NAME:key=value,...")
+    ] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Samples in each round of a trace (256); a run knows its own.")
+    ] = None,
+    json_: Annotated[
+        str | None, typer.Option("--json", help="Write all figures; - for standard output.", metavar="FILE|-")
+    ] = None,
+) -> None:
+    """Say what each policy would have cost in a recorded run, who kept whom waiting, and which policy to take.
+
+    For example: paceline whatif runs/digits-mlp-equal --policy level
+    """
+    names = list(dict.fromkeys(policy or DEFAULT))
+    console = console_for(json_)
+    with Counter("replaying") as progress:
+        if record.suffix.lower() == ".csv":
+            scenario = of_trace(record, global_batch=256 if global_batch is None else global_batch)
+            answer = answer_of_trace(scenario, names, progress)
+        else:
+            if global_batch is not None:
+                raise PacelineError("--global-batch is for traces; a run knows its own batches")
+            answer = answer_of_run(read(record), names, progress)
+    for note in answer.notes:
+        console.print(note, markup=False)
+    for sentence in (verdict(answer), losses(answer)):
+        console.print(sentence, markup=False)
+    console.print(table(answer))
+    write_json(json_, to_json(answer))
+
+
+def verdict(answer: Answer) -> str:
+    """The answer in one sentence."""
+    was = f"the {seconds(answer.seconds)} under {_before(answer)}"
+    best = answer.best
+    if not best:
+        return f"None of {listing(list(answer.policies))} would have been quicker than {was}: keep what you have."
+    would = answer.policies[best]
+    faster = times(answer.seconds / would.seconds)
+    return f"Take {best}: it would have needed {seconds(would.seconds)} instead of {was}, {faster} as fast."
+
+
+def losses(answer: Answer) -> str:
+    """How much of the workers' time was lost, and to whom."""
+    total = answer.blame.sum()
+    if total <= 0:
+        return "No worker waited for another."
+    order = np.argsort(-answer.blame, kind="stable")
+    count = int(np.searchsorted(np.cumsum(answer.blame[order]), 0.8 * total)) + 1
+    if count > max(1, len(order) // 2):
+        whom = "for one worker as much as for another"
+    else:
+        names = listing(sorted(int(worker) for worker in order[:count]))
+        part = percent(answer.blame[order[:count]].sum() / max(answer.lost, total))
+        whom = f"{part} of it for {'worker' if count == 1 else 'workers'} {names}"
+    return f"{percent(answer.idle)} of the workers' time, {seconds(answer.lost)}, went into waiting, {whom}."
+
+
+def table(answer: Answer) -> Table:
+    """Every policy's figures, the quickest first."""
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("policy", no_wrap=True)
+    for head in ("time", "as fast", "waiting", "loads in the last round"):
+        shown.add_column(head, justify="right", no_wrap=True)
+    shown.add_row(f"{_before(answer)} (recorded)", seconds(answer.seconds), "1", percent(answer.idle), "")
+    for name, would in sorted(answer.policies.items(), key=lambda item: item[1].seconds):
+        loads = [int(load) for load in np.nan_to_num(would.loads[_full(would)])]
+        few = "/".join(map(str, loads)) if len(loads) <= 8 else f"{min(loads)} to {max(loads)}"
+        shown.add_row(
+            name, seconds(would.seconds), times(answer.seconds / would.seconds), percent(would.idle), few
+        )
+    return shown
+
+
+def to_json(answer: Answer) -> dict[str, Any]:
+    """For JSON: what was recorded, what each policy would have cost, and the verdict."""
+    return {
+        "recorded": {
+            "policy": _before(answer),
+            "seconds": answer.seconds,
+            "idle_share": answer.idle,
+            "waited_for": answer.blame.tolist(),
+        },
+        "policies": {
+            name: {
+                "seconds": would.seconds,
+                "speedup": answer.seconds / would.seconds,
+                "idle_share": would.idle,
+                "rounds": would.rounds.tolist(),
+                "loads": [[None if np.isnan(x) else x for x in row] for row in would.loads.tolist()],
+            }
+            for name, would in answer.policies.items()
+        },
+        "take": answer.best or None,
+        "verdict": verdict(answer),
+        "notes": answer.notes,
+    }
+
+
+def _before(answer: Answer) -> str:
+    return answer.recorded or "equal"
+
+
+def _full(would: Any) -> int:
+    """The last round that was not a short one."""
+    sizes = np.nansum(would.loads, axis=1)
+    return int(np.flatnonzero(sizes == sizes.max())[-1])

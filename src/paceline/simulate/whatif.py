@@ -1,0 +1,183 @@
+"""What would I have gained? Other policies on the rounds of a recorded run.
+
+A run's record says how long each worker took for its load in every round; its own pace in that round follows,
+and with it what any other load would have cost. What the rounds took beyond their slowest worker (exchange,
+optimizer, logging) is added to every policy's rounds as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+from paceline.runs import Run
+from paceline.runs.summary import carried
+from paceline.simulate.delays import Replay
+from paceline.simulate.rounds import Played, run
+from paceline.simulate.scenario import Scenario, WorkerClass
+
+LEAST_PACE = 0.05  # of a worker's seconds, at least, are taken to grow with its load
+WORTHWHILE = 0.98  # of the recorded seconds: less gained is not worth another policy
+PREFETCHED = 2  # batches that each of a loader's processes draws ahead, torch's default
+
+
+class Predicted(NamedTuple):
+    """One policy's rounds on the recorded paces; T rounds, n workers.
+
+    seconds: of all rounds together. idle: portion of the workers' time that was not computing.
+    rounds: seconds of each, (T,). loads: samples, (T, n).
+    """
+
+    seconds: float
+    idle: float
+    rounds: Array
+    loads: Array
+
+
+class Answer(NamedTuple):
+    """What was, and what would have been.
+
+    recorded: the run's policy, "" for a trace. seconds, idle: as recorded (for a trace, equal shares').
+    lost: seconds of that idleness, all workers together.
+    blame: seconds that the others together waited for each worker, (n,), in the rounds that it was slowest in.
+    policies: what each would have cost.
+    notes: what was odd about the record.
+    """
+
+    recorded: str
+    seconds: float
+    idle: float
+    lost: float
+    blame: Array
+    policies: dict[str, Predicted]
+    notes: list[str]
+
+    @property
+    def best(self) -> str:
+        """The quickest policy, or "" where none is worth changing for."""
+        name = min(self.policies, key=lambda each: self.policies[each].seconds)
+        return name if self.policies[name].seconds < WORTHWHILE * self.seconds else ""
+
+
+def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], None] | None = None) -> Answer:
+    """What each policy would have cost in a recorded run.
+
+    Raises PacelineError for a record without rounds or with one worker only.
+    """
+    rounds, workers = record.loads.shape
+    if not rounds:
+        raise PacelineError(f"{record.path} has no finished round yet; let the run go on and ask again")
+    if workers < 2:
+        raise PacelineError(f"{record.path} has 1 worker only; expected at least 2 to divide a batch between")
+    pace, overhead = paces(record)
+    ran = np.nan_to_num(record.loads)
+    batches = tuple(int(b) for b in np.rint(ran.sum(1)))
+    full = max(batches)
+    least, most = _limits(record, full)
+    classes = tuple(
+        WorkerClass(
+            Replay(pace[:, i : i + 1]),
+            Replay(overhead[:, i : i + 1]),
+            least=least[i],
+            most=most[i],
+        )
+        for i in range(workers)
+    )
+    scenario = Scenario(
+        classes,
+        global_batch=full,
+        rounds=rounds,
+        batches=batches,
+        decision_delay=PREFETCHED * int(record.config.get("loader_workers") or 0),
+        known_overhead=False,
+    )
+    outcome = run(scenario, names, progress)
+    beyond = np.maximum(record.seconds - np.nanmax(record.compute, axis=1), 0.0)
+    members = (~np.isnan(record.compute)).sum(1)
+    paid, lost = float((members * record.seconds).sum()), float(np.nansum(record.wait))
+    predicted = {
+        name: _predicted(played, beyond, members, batches) for name, played in outcome.policies.items()
+    }
+    return Answer(
+        record.policy,
+        float(record.seconds.sum()),
+        lost / paid if paid > 0 else 0.0,
+        lost,
+        _blame(record.compute),
+        predicted,
+        list(record.notes),
+    )
+
+
+def of_trace(
+    scenario: Scenario, names: Sequence[str], progress: Callable[[int, int], None] | None = None
+) -> Answer:
+    """The same for a trace's scenario, compared with equal shares; played as training would play it."""
+    single = min(1, scenario.global_batch // scenario.size)
+    scenario = dataclasses.replace(
+        scenario,
+        workers=tuple(dataclasses.replace(each, least=max(each.least, single)) for each in scenario.workers),
+        known_overhead=False,
+    )
+    outcome = run(scenario, ["equal", *names], progress)
+    none, members = np.zeros(scenario.rounds), np.full(scenario.rounds, scenario.size)
+    batches = tuple(scenario.batch(t) for t in range(scenario.rounds))
+    predicted = {
+        name: _predicted(played, none, members, batches) for name, played in outcome.policies.items()
+    }
+    equal = predicted["equal"]
+    seconds = outcome.policies["equal"].first_seconds
+    asked = {name: predicted[name] for name in names}
+    blame = _blame(seconds)
+    return Answer("", equal.seconds, equal.idle, float(blame.sum()), blame, asked, [])
+
+
+def paces(record: Run) -> tuple[Array, Array]:
+    """Seconds per sample and overhead of each worker in each round, (T, n); NaN where it was absent.
+
+    The overhead is what the run's later half found it to be (0 where it could not tell); where a worker had
+    no load, its pace is the last one known.
+    """
+    overhead = np.nan_to_num(record.overhead)
+    settled = np.median(overhead[len(overhead) // 2 :], axis=0)
+    fixed = np.minimum(settled, (1 - LEAST_PACE) * record.compute)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        pace = np.where(record.loads > 0, (record.compute - fixed) / record.loads, np.nan)
+    known = carried(pace)
+    known = np.where(
+        np.isnan(known), carried(pace[::-1])[::-1], known
+    )  # before its first load: the first known
+    anybody = np.nanmean(known) if not np.isnan(known).all() else 1.0
+    known = np.where(np.isnan(known), anybody, known)
+    absent = np.isnan(record.compute)
+    return np.where(absent, np.nan, np.maximum(known, 1e-12)), np.where(absent, np.nan, fixed)
+
+
+def _limits(record: Run, batch: int) -> tuple[list[int], list[int | None]]:
+    """As the run had them: at least one sample each where there are enough."""
+    workers = record.loads.shape[1]
+    given = record.config.get("limits") or [(None, None)] * workers
+    if len(given) != workers:
+        given = [(None, None)] * workers
+    least = [min(1, batch // workers) if low is None else int(low) for low, _ in given]
+    return least, [None if high is None else int(high) for _, high in given]
+
+
+def _predicted(played: Played, beyond: Array, members: Array, batches: Sequence[int]) -> Predicted:
+    rounds = played.latency[:, 0] + beyond
+    paid = float((members * rounds).sum())
+    loads = played.first_shares * np.array(batches)[:, None]
+    idle = float(played.wait[0] + (members * beyond).sum()) / paid if paid > 0 else 0.0
+    return Predicted(float(rounds.sum()), idle, rounds, loads)
+
+
+def _blame(seconds: Array) -> Array:
+    """Seconds that the others together waited for each worker, (n,); the slowest of a round is to blame."""
+    slowest = np.nanargmax(seconds, axis=1)
+    waited = np.nansum(np.nanmax(seconds, axis=1)[:, None] - seconds, axis=1)
+    return np.bincount(slowest, waited, minlength=seconds.shape[1]).astype(float)
