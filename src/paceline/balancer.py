@@ -59,13 +59,7 @@ class Balancer:
         held = [first for first in self._plans if first <= step]
         plan = self._plans[max(held)]
         cluster = self.policy.cluster
-        q = self._quantum
-        if q == 1:
-            loads = shares.whole_samples(plan, batch, cluster.least, cluster.most)
-        else:
-            loads = q * shares.whole_samples(plan, batch // q, np.ceil(cluster.least / q), cluster.most // q)
-            if batch % q:  # an odd remainder is one more shape, once an epoch: the fastest takes it
-                loads[int(np.argmax(plan.shares))] += batch % q
+        loads = shares.whole_samples(plan, batch, cluster.least, cluster.most, unit=self._quantum)
         return _at_least(loads, self._floor)
 
     def report(

@@ -11,8 +11,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace, RoundResult
+from paceline.torch import Pace, RoundResult, measure
 from paceline.torch.batches import Order, batches
+from paceline.torch.measure import CpuStopwatch
 from support.scripted import Script
 
 FEATURES, CLASSES = 6, 3
@@ -203,6 +204,18 @@ def measured(rank: int, ranks: int, policy: str, milliseconds: list[float], step
             pace.backward(loss_of(ddp(x), y))
             pace.step(optimizer)
     return results
+
+
+class LateWatch(CpuStopwatch):
+    """A stopwatch whose readings come in a round later, as a GPU's do."""
+
+    lag = 1
+
+
+def measured_late(rank: int, ranks: int, milliseconds: list[float], steps: int) -> list[RoundResult]:
+    """``measured`` with readings that come in a round later."""
+    measure.stopwatch = lambda device: LateWatch()
+    return measured(rank, ranks, "level", milliseconds, steps)
 
 
 def misuse(rank: int, ranks: int, kind: str) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from paceline.torch.measure import CudaStopwatch
 from support.ranks import run_ranks
-from support.torch_jobs import measured, misuse
+from support.torch_jobs import measured, measured_late, misuse
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
@@ -27,6 +27,15 @@ def test_seconds_leave_the_wait_out_and_shape_the_next_round() -> None:
     assert first.compute[2] >= 0.08
     assert second.loads[2] < 12, "what was measured in round 0 shapes round 1"
     assert (second.loads[:2] > 20).all()
+
+
+def test_readings_that_come_late_shape_the_round_after_the_next_and_none_is_lost() -> None:
+    results = run_ranks(3, measured_late, [1.0, 1.0, 4.0], 6)
+    assert [result.step for result in results[0]] == list(range(6))
+    loads = [result.loads.tolist() for result in results[0]]
+    assert loads[0] == loads[1] == [20, 20, 20]
+    assert loads[2][2] < 12
+    assert loads == [result.loads.tolist() for result in results[2]]
 
 
 def test_the_loss_is_the_mean_over_the_whole_batch() -> None:

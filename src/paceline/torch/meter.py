@@ -40,8 +40,9 @@ class Meter:
         self._readings = Readings() if readings else None
         self._carry: dict[int, float] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
-        self._sent = -1
+        self._sent = -1  # newest round announced
         self._running = -1
+        self._sequence = -1  # of announcements: one a round, and one where a flush asks for it
 
     @property
     def lag(self) -> int:
@@ -68,11 +69,18 @@ class Meter:
             return
         self._watch.stop(step)
         self._sent = step
-        self._exchange.send(step, self._report(step - self._watch.lag, digest))
+        self._announce(step - self._watch.lag, digest)
+
+    def flush(self, digest: int) -> Measured | None:
+        """The newest round's reading, where the device's would only come with the next round's. Collective."""
+        if not self._watch.lag or self._sent not in self._carry:
+            return None
+        self._announce(self._sent, digest)
+        return self.collect(self._sent)
 
     def collect(self, step: int) -> Measured | None:
         """All ranks' report that came with round ``step``; None when it holds no finished round yet."""
-        rows = self._exchange.receive(step)
+        rows = self._exchange.receive(self._sequence)
         digests = rows[:, 1]
         if (digests != digests[0]).any():
             odd = np.flatnonzero(digests != np.median(digests))
@@ -87,6 +95,10 @@ class Meter:
 
     def close(self) -> None:
         self._exchange.close()
+
+    def _announce(self, step: int, digest: int) -> None:
+        self._sequence += 1
+        self._exchange.send(self._sequence, self._report(step, digest))
 
     def _report(self, step: int, digest: int) -> Array:
         if step not in self._carry:  # the device's first reading comes a round later

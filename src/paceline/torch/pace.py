@@ -33,7 +33,7 @@ from paceline.rounds import Array, Cluster
 from paceline.torch import peers
 from paceline.torch.batches import Order, Piece, batches
 from paceline.torch.loader import BalancedLoader, draws_ahead
-from paceline.torch.meter import Meter
+from paceline.torch.meter import Measured, Meter
 from paceline.torch.record import RoundRecorder, record_run
 from paceline.torch.shutdown import leave
 from paceline.torch.weighting import rescale, weigh_in_hook
@@ -234,31 +234,13 @@ class Pace:
         if self._settled == self.rounds - 1:
             return
         self._settled = self.rounds - 1
-        measured = self._meter.collect(self._settled)
-        if measured is None:
-            return
-        opened = self._unsettled.pop(measured.step)
-        overhead, shares = self._balancer.report(
-            measured.step,
-            opened.loads,
-            measured.seconds,
-            measured.known_overhead,
-            measured.cpu,
-            measured.memory,
-        )
-        result = RoundResult(
-            measured.step,
-            opened.epoch,
-            opened.batch,
-            opened.loads,
-            measured.seconds,
-            overhead,
-            opened.seconds,
-            float(measured.loss_sums.sum() / opened.batch),
-            shares,
-        )
-        for listener in self._on_round:
-            listener(result)
+        self._take_in(self._meter.collect(self._settled))
+
+    def flush(self) -> None:
+        """``settle``, and on a GPU also wait for the last round's reading. Call it on all ranks, or on none;
+        the loader does so at the end of each epoch."""
+        self.settle()
+        self._take_in(self._meter.flush(self._balancer.digest))
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on from here, after a finished round: plain numbers and tensors."""
@@ -369,7 +351,7 @@ class Pace:
 
     def close_epoch(self) -> None:
         """Every sample of the epoch has been used."""
-        self.settle()
+        self.flush()
         self.begin_epoch(self.epoch + 1)
 
     # -- within ----------------------------------------------------------------------------------------------
@@ -389,6 +371,32 @@ class Pace:
         self.samples_done += self._piece.batch
         self.rounds += 1
         self._piece = None
+
+    def _take_in(self, measured: Measured | None) -> None:
+        if measured is None:
+            return
+        opened = self._unsettled.pop(measured.step)
+        overhead, shares = self._balancer.report(
+            measured.step,
+            opened.loads,
+            measured.seconds,
+            measured.known_overhead,
+            measured.cpu,
+            measured.memory,
+        )
+        result = RoundResult(
+            measured.step,
+            opened.epoch,
+            opened.batch,
+            opened.loads,
+            measured.seconds,
+            overhead,
+            opened.seconds,
+            float(measured.loss_sums.sum() / opened.batch),
+            shares,
+        )
+        for listener in self._on_round:
+            listener(result)
 
 
 def _limits(limits: Limits | None, ranks: int, batch: int, floor: int) -> tuple[list[int], list[int]]:

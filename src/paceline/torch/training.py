@@ -102,7 +102,7 @@ def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool = False) 
                         _save(run_dir, model, optimizer, pace)
                     if pace.rounds >= last:
                         break
-        pace.settle()
+        pace.flush()
         if rank == 0:
             emit({"type": "test"})
             _save(run_dir, model, optimizer, pace)
