@@ -91,6 +91,12 @@ def test_deadline_tells_the_probability(workers):
     assert_refused(run(workers, "--rows", "100", "--deadline", "-1"), "deadline=-1")
 
 
+def test_a_probabilistic_plan_that_may_never_finish_says_so(workers):
+    shared = run(workers, "--rows", "1000", "--assign", "probabilistic", "--json", "-")
+    assert "warning: master 'x' is never done with probability" in shared.stderr
+    assert "never" not in run(workers, "--rows", "1000", "--assign", "exact", "--json", "-").stderr
+
+
 def test_a_code_that_would_be_worse_is_warned_of(workers):
     result = run(workers, "--rows", "1000", "--code", "mds", "--json", "-")
     assert result.status == 0

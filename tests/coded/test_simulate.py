@@ -5,6 +5,7 @@ import pytest
 
 from paceline import PacelineError
 from paceline.coded import Problem, ShiftedExponential, plan, random_problem
+from paceline.coded.deadline import never_done
 from paceline.coded.planning import finish
 from paceline.coded.simulate import Completion, simulate, work_queue
 
@@ -44,6 +45,7 @@ def test_probabilistic_draws_may_never_finish():
     made = finish(problem, "even", np.full((2, 8), 0.5), True, phi, rate)
     loads = made.rows_assigned[0]
     never = np.mean([loads[list(drawn)].sum() < 1000 for drawn in itertools.product([False, True], repeat=8)])
+    assert never_done(made)[0] == pytest.approx(never)
     found = simulate(made, 100_000, np.random.default_rng(4))
     assert found.never(0) == pytest.approx(never, abs=0.005)
     assert found.mean(0).value == np.inf

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray")
 
 from paceline import PacelineError
-from paceline.coded import Problem, ShiftedExponential, plan, random_problem
+from paceline.coded import Problem, ShiftedExponential, plan, random_problem, stretched
 from paceline.ray import CodedMatrix, Pool
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
@@ -115,7 +115,9 @@ def test_a_straggler_is_not_waited_for(cluster):
             x = np.random.default_rng(seed).standard_normal(20)
             assert close_to(coded @ x, a @ x)
             assert coded.last.workers <= 4
-        assert not any(seen.finished for seen in coded.observed[2])  # called off each time, and noted as such
+        assert not any(
+            seen.finished for seen in coded.observations.seen[2]
+        )  # called off each time, and noted as such
 
 
 def test_parts_that_arrive_use_the_straggler_too(cluster):
@@ -212,6 +214,17 @@ def test_replanning_learns_the_paces_and_moves_only_what_changes(cluster):
         counts = [len(owned) for owned in coded.layout.owned]
         assert min(counts[3:]) > 1.5 * max(counts[:2])
         assert close_to(coded @ x, a @ x)
+
+
+def test_replanning_keeps_the_redundancy_that_was_asked_for(pool):
+    made = stretched(plan(problem_of()), 2.0)
+    with CodedMatrix(matrix(), made, 0, pool, code="lt", messages=3) as coded:
+        for _ in range(8):
+            assert close_to(coded @ np.ones(20), matrix().sum(1))
+        coded.replan()
+        # Theorem 1's own redundancy depends on what was fitted; twice as much is kept in proportion
+        assert coded.layout.code.n >= 1.3 * coded.layout.code.k
+        assert close_to(coded @ np.ones(20), matrix().sum(1))
 
 
 def test_following_a_plan_with_other_loads(pool):

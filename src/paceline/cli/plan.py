@@ -43,6 +43,7 @@ def command(
 ) -> None:
     """Plan coded matrix products on uneven workers: who computes how many rows for whom."""
     from paceline.coded import plan, read_problem
+    from paceline.coded.deadline import by_deadline, never_done
     from paceline.coded.fit import read_times
     from paceline.errors import PacelineError
     from paceline.files import write_whole
@@ -61,14 +62,20 @@ def command(
     made = plan(problem, assign, coded=not uncoded)
     chances = None
     if deadline is not None:
-        from paceline.coded.deadline import by_deadline
-
         made, chances = by_deadline(made, deadline)
     if code is not None:
         from paceline.coded.compare import advice
 
         for sentence in advice(made, code):
             typer.echo(f"warning: {sentence}", err=True)
+    for name, never in zip(problem.masters, never_done(made), strict=True):
+        if never > 0:
+            typer.echo(
+                f"warning: master {name!r} is never done with probability {never:.2g}, when the workers "
+                f"drawn hold too "
+                "few rows; 'exact' divides no worker",
+                err=True,
+            )
     text = made.dumps()
     if json == "-":
         typer.echo(text, nl=False)
@@ -110,16 +117,7 @@ def _show(made: CodedPlan, fitted: Fit | None) -> None:
     table = Table(
         title=f"{'coded' if made.coded else 'uncoded'} {made.assign}: t* = {made.t_star.max():.6g} ms"
     )
-    for heading in (
-        "master",
-        "t* (ms)",
-        "rows",
-        "redundancy",
-        "worker",
-        "rows assigned",
-        "load",
-        "probability",
-    ):
+    for heading in ("master", "t* (ms)", "L", "redundancy", "worker", "rows", "load", "prob."):
         table.add_column(heading, justify="left" if heading in ("master", "worker") else "right")
     whole, problem = made.rows_assigned, made.problem
     for m, name in enumerate(problem.masters):

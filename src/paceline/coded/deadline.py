@@ -44,6 +44,20 @@ def success(loads: Array, chance: Array, need: float, units: int | None = None) 
     return float(max(1 - below.sum(), 0.0))
 
 
+def never_done(made: CodedPlan) -> Array:
+    """Probability that a master's workers, each drawn with its probability, hold fewer than L rows, shape
+    (M,).
+
+    0 for a dedicated plan; exact for a probabilistic one, where a product may wait forever.
+    """
+    whole, rows = made.rows_assigned, made.problem.rows
+    divided = np.asarray((made.probability > 0) & (made.probability < 1)).any(axis=1).tolist()
+    chances = [
+        1 - success(whole[m], made.probability[m], rows[m]) if divided[m] else 0.0 for m in range(len(rows))
+    ]
+    return np.array([chance if chance > 1e-12 else 0.0 for chance in chances])
+
+
 def by_deadline(made: CodedPlan, t: float, moves: int = 10) -> tuple[CodedPlan, Array]:
     """(plan, P[done by t ms] of each master): loads for the largest probability, then workers moved while all
     gain.

@@ -35,7 +35,15 @@ PRINTED = Setting("u in [1, 5], L = 1e5 (as printed)", 1e5)
 SHORT = Setting("u in [1, 5], L = 1e4", 1e4)
 TWO_POINT = Setting("u = 1 or 5, L = 1e5", 1e5, (1.0, 5.0))
 
-METHODS = ("uncoded", "uniform", "simple", "iterated", "exact", "probabilistic")
+METHODS = {
+    "uncoded": "-",
+    "uniform": "-",
+    "simple": "--",
+    "iterated": "-.",
+    "exact": ":",
+    "probabilistic": "-",
+}
+PROPOSED = ("simple", "iterated", "probabilistic")
 
 
 def _planned(problem: Problem, method: str) -> CodedPlan:
@@ -51,6 +59,16 @@ def _runs(setting: Setting, masters: int, workers: int, draws: int, runs: int) -
             rng = np.random.default_rng([seed, masters])
             times[method].append(simulate(_planned(problem, method), runs, rng))
     return times
+
+
+def _reached(times: dict[str, list[Completion]]) -> dict[str, float]:
+    """Portions of the clusters in which every proposed algorithm saves as much as the paper says."""
+    mean = {method: np.array([each.mean().value for each in drawn]) for method, drawn in times.items()}
+    slowest = np.max([mean[method] for method in PROPOSED], axis=0)
+    return {
+        "80 % less than uncoded": float((slowest <= 0.2 * mean["uncoded"]).mean()),
+        "49 % less than coded uniform": float((slowest <= 0.51 * mean["uniform"]).mean()),
+    }
 
 
 def _mean(values: list[float]) -> float:
@@ -69,7 +87,7 @@ def fig2(out: Path, quick: bool) -> Result:
         for method, drawn in times.items():
             every = Completion(np.concatenate([each.times for each in drawn]) / 1000)
             t, portion = every.cdf(200)
-            axes.plot(t, portion, label=method)
+            axes.plot(t, portion, METHODS[method], label=method)
             rows += [
                 {"setting": setting.label, "method": method, "seconds": f"{x:.6g}", "cdf": f"{y:.6g}"}
                 for x, y in zip(t, portion, strict=True)
@@ -99,10 +117,11 @@ def fig2(out: Path, quick: bool) -> Result:
 
 def fig3(out: Path, quick: bool) -> Result:
     """Mean completion time of each master and of the system, 4 masters and 50 workers."""
-    draws, runs = (3, 5_000) if quick else (20, 100_000)
+    draws, runs = (3, 5_000) if quick else (60, 20_000)
     picture = figure(2)
     rows: list[dict[str, Any]] = []
     system: dict[str, dict[str, float]] = {}
+    reached: dict[str, dict[str, float]] = {}
     for axes, setting in zip(picture.axes, (PRINTED, TWO_POINT), strict=True):
         times = _runs(setting, 4, 50, draws, runs)
         system[setting.label] = {}
@@ -115,31 +134,41 @@ def fig3(out: Path, quick: bool) -> Result:
                 {"setting": setting.label, "method": method, "group": group, "mean_seconds": f"{value:.6g}"}
                 for group, value in zip(("1", "2", "3", "4", "system"), bars, strict=True)
             ]
+        reached[setting.label] = _reached(times)
         axes.set_xticks(range(5), ["master 1", "2", "3", "4", "system"])
         axes.set(title=setting.label, ylabel="mean completion time (s)")
         axes.legend()
 
     def less(setting: Setting, than: str) -> float:
         means = system[setting.label]
-        return 100 * (1 - max(means[m] for m in ("simple", "iterated", "probabilistic")) / means[than])
+        return 100 * (1 - max(means[m] for m in PROPOSED) / means[than])
+
+    def told(setting: Setting) -> str:
+        share = 100 * reached[setting.label]["49 % less than coded uniform"]
+        return (
+            f"{less(setting, 'uncoded'):.0f} % less than uncoded and {less(setting, 'uniform'):.0f} % less "
+            f"than "
+            f"coded uniform on average (49 % or more in {share:.0f} % of the clusters)"
+        )
 
     means = system[PRINTED.label]
     result = {
-        "claim": "every proposed algorithm takes at least 80 % less than uncoded and 49 % less than coded "
+        "claim": "every proposed algorithm takes over 80 % less than uncoded and over 49 % less than coded "
         "uniform",
         "ours": (
             "as printed: "
             + ", ".join(f"{method} {value:.2f} s" for method, value in means.items())
-            + f"; at least {less(PRINTED, 'uncoded'):.0f} % less than uncoded, "
-            f"{less(PRINTED, 'uniform'):.0f} % less "
-            f"than coded uniform; with u = 1 or 5: {less(TWO_POINT, 'uncoded'):.0f} % and "
-            f"{less(TWO_POINT, 'uniform'):.0f} %"
+            + f"; {told(PRINTED)}; with u = 1 or 5: {told(TWO_POINT)}"
         ),
-        "why": "the printed pair fits a u drawn from the two values 1 and 5 rather than from the interval "
-        "[1, 5]",
+        "why": (
+            "clusters differ widely; with u drawn from the two values 1 and 5 the printed pair is a common "
+            "one, with "
+            "u from the interval [1, 5] it is not"
+        ),
         "setting": f"4 masters, 50 workers, a = 1 / u, L = 1e5, {draws} clusters, {runs} runs of each",
         "command": "paceline reproduce coded fig3" + (" --quick" if quick else ""),
         "system_mean_seconds": system,
+        "portion_of_clusters": reached,
     }
     return write(out, "fig3", picture, rows, result)
 

@@ -12,36 +12,25 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from paceline.coded.delay import Array, ShiftedExponential
-from paceline.coded.fit import fit
+from paceline.coded.delay import Array
 from paceline.coded.layout import Layout, Moves, layout, relayout
-from paceline.coded.planning import CodedPlan, finish
+from paceline.coded.loads import coded_loads, completion
+from paceline.coded.planning import CodedPlan
 from paceline.coded.problem import Problem
 from paceline.errors import PacelineError, WorkerError
+from paceline.ray.observed import Observations
+from paceline.ray.placement import move
 from paceline.ray.pool import Pool
 
-HISTORY = 200  # products whose times are kept for a fit
-ENOUGH_TIMES = 5  # finished products of a worker before its parameters are fitted
 BEHIND = 2  # turns that a worker may leave unanswered before it is asked only when needed
-
-
-class Observed(NamedTuple):
-    """One worker's part in one product: milliseconds per row, and whether it is known or only a lower
-    bound.
-    """
-
-    per_row: float
-    finished: bool
 
 
 @dataclass(frozen=True)
@@ -89,26 +78,22 @@ class CodedMatrix:
             raise PacelineError(f"messages={messages}, patience={patience:g}: expected both to be positive")
         self.master = plan.master(master)
         self.a = _matrix(a, plan, self.master)
-        self.plan, self.messages, self.patience, self.on_loss, self.seed = (
-            plan,
-            messages,
-            patience,
-            on_loss,
-            seed,
-        )
+        self.plan, self.messages, self.seed = plan, messages, seed
+        self.patience, self.on_loss = patience, on_loss
         found = layout(plan, self.master, code, blocks)
         self.names = plan.problem.workers
         if pool is not None and (unknown := [name for name in self.names if name not in pool.actors]):
             raise PacelineError(f"worker {unknown[0]!r} of the plan is not in the pool; start it there")
         self.own_pool = pool is None
         self.pool = Pool(self.names) if pool is None else pool
+        self.actors = [self.pool.actors[name] for name in self.names]
         self.key, self.turn = f"{plan.problem.masters[self.master]}/{uuid.uuid4().hex}", -1
         self.dead: set[int] = set()
+        self.sufficient: dict[tuple[int, ...], bool] = {}  # by workers, under the present layout
         self.behind: dict[int, dict[int, list[Any]]] = {}  # by worker and turn: answers still out
-        self.observed: list[deque[Observed]] = [deque(maxlen=HISTORY) for _ in self.names]
+        self.observations = Observations(len(self.names))
         self.last: Product | None = None
         self.closed = False
-        self.layout = found._replace(owned=tuple(() for _ in self.names))
         try:
             self._move(found, Moves(tuple(() for _ in self.names), found.owned))
         except BaseException:
@@ -142,8 +127,8 @@ class CodedMatrix:
             lost = ", ".join(self.names[n] for n in sorted(self._lost()))
             raise WorkerError(
                 f"too few workers are left for this product (lost: {lost}): start others, or call recode() "
-                f"to place "
-                "the lost blocks on those left"
+                f"to "
+                "place the lost blocks on those left"
             )
         return answer
 
@@ -156,13 +141,11 @@ class CodedMatrix:
         return self._follow_loads(self._reloaded(self.plan.problem))
 
     def replan(self) -> int:
-        """Fit the delays seen so far, divide the rows anew, and move only the blocks that change; returns how
-        many.
-
-        Workers seen finishing fewer than five times keep the plan's parameters.
+        """Fit the delays seen so far, divide the rows anew, move only the blocks that change; returns
+        how many.
         """
         self._open()
-        problem = self.fitted()
+        problem = self.observations.fitted(self.plan.problem, self.master)
         loads = self._reloaded(problem)
         self.plan = replace(self.plan, problem=problem)
         return self._follow_loads(loads)
@@ -183,29 +166,6 @@ class CodedMatrix:
         self.plan = plan
         return placed
 
-    def fitted(self) -> Problem:
-        """The plan's problem with this master's delays as observed, cancelled work included (shifted
-        exponential).
-        """
-        problem = self.plan.problem
-        delay = problem.delay
-        if not isinstance(delay, ShiftedExponential):
-            raise PacelineError(
-                "observed times are fitted by shifted exponentials; plan with these to plan anew"
-            )
-        u, a = delay.u.copy(), delay.a.copy()
-        for n, seen in enumerate(self.observed):
-            done = [each.per_row for each in seen if each.finished]
-            if len(done) < ENOUGH_TIMES or min(done) == max(done):
-                continue
-            times, finished = np.empty((1,), object), np.empty((1,), object)
-            times[0] = np.array([each.per_row for each in seen])
-            finished[0] = np.array([each.finished for each in seen])
-            found = fit(times, finished=finished).delay
-            assert isinstance(found, ShiftedExponential)
-            u[self.master, n], a[self.master, n] = found.u[0], found.a[0]
-        return replace(problem, delay=ShiftedExponential(u, a))
-
     def close(self) -> None:
         """Take the blocks off the workers; end the pool where this matrix started it."""
         if self.closed:
@@ -214,10 +174,10 @@ class CodedMatrix:
         if self.own_pool:
             self.pool.close()
             return
-        for n, name in enumerate(self.names):
-            if n not in self.dead and name in self.pool.actors:
-                self.pool.actors[name].cancel.remote(self.key, self.turn)
-                self.pool.actors[name].drop.remote(self.key)
+        for n, actor in enumerate(self.actors):
+            if n not in self.dead and self.pool.actors:
+                actor.cancel.remote(self.key, self.turn)
+                actor.drop.remote(self.key)
 
     def __enter__(self) -> CodedMatrix:
         return self
@@ -228,9 +188,6 @@ class CodedMatrix:
     def _open(self) -> None:
         if self.closed:
             raise PacelineError("this coded matrix is closed; make a new one")
-
-    # -- one product
-    # ---------------------------------------------------------------------------------------------
 
     def _product(self, x: Array) -> Array | None:
         """A x, or None where the workers left do not suffice."""
@@ -297,7 +254,9 @@ class CodedMatrix:
         answering = [n for n in holding if len(self.behind.get(n, ())) < BEHIND]
         drawn = [n for n in answering if self._drawn(n)]
         for asked in (drawn, answering):
-            if self.layout.enough(asked):
+            if tuple(asked) not in self.sufficient:
+                self.sufficient[tuple(asked)] = self.layout.enough(asked)
+            if self.sufficient[tuple(asked)]:
                 return asked
         return holding
 
@@ -316,13 +275,13 @@ class CodedMatrix:
         for i in range(self.messages):  # first parts of all before second ones
             for n in asked:
                 if i < len(parts[n]):
-                    actor = self.pool.actors[self.names[n]]
-                    pending[actor.multiply.remote(self.key, self.turn, parts[n][i], x)] = (n, parts[n][i])
+                    answer = self.actors[n].multiply.remote(self.key, self.turn, parts[n][i], x)
+                    pending[answer] = (n, parts[n][i])
         return pending
 
     def _call_off(self, pending: dict[Any, tuple[int, tuple[int, ...]]], asked: list[int]) -> None:
         for n in {about[0] for about in pending.values()} - self.dead:
-            called_off = self.pool.actors[self.names[n]].cancel.remote(self.key, self.turn)
+            called_off = self.actors[n].cancel.remote(self.key, self.turn)
             answers = [answer for answer, about in pending.items() if about[0] == n]
             self.behind.setdefault(n, {})[self.turn] = [*answers, called_off]
 
@@ -330,13 +289,10 @@ class CodedMatrix:
         for n in asked:
             if n in rows_done:
                 rows, took = rows_done[n]
-                self.observed[n].append(Observed(1000 * took / rows, True))
+                self.observations.add(n, 1000 * took, int(rows), True)
             elif n not in self.dead:
                 first = len(_parts(self.layout.owned[n], self.messages)[0]) * self.layout.size
-                self.observed[n].append(Observed(1000 * seconds / first, False))
-
-    # -- where the blocks are
-    # ------------------------------------------------------------------------------------
+                self.observations.add(n, 1000 * seconds, first, False)
 
     def _lost(self) -> set[int]:
         """Workers that are dead, or owe an answer."""
@@ -353,16 +309,15 @@ class CodedMatrix:
         if not self.plan.coded:
             share = np.where(k[self.master] > 0, self.plan.loads[self.master], 0.0)
             return share * problem.rows[self.master] / share.sum()
-        phi, rate = problem.delay.peak()
-        k[np.arange(len(k)) != self.master] = 1.0  # other masters' rows are not at stake
-        return finish(problem, self.plan.assign, k, True, phi, rate).loads[self.master]
+        before = _theorem_1(self.plan.problem, self.plan.probability, self.master)
+        stretch = self.plan.loads[self.master].sum() / before.sum()  # more rows than Theorem 1's stay more
+        return stretch * _theorem_1(problem, k, self.master)
 
     def _stuck(self, turns: dict[int, list[Any]]) -> bool:
         """Whether a worker stays silent for a second after its work was called off."""
         answers = [answer for each in turns.values() for answer in each]
-        return len(ray.wait(answers, num_returns=len(answers), timeout=min(1.0, self.patience))[0]) < len(
-            answers
-        )
+        _, left = ray.wait(answers, num_returns=len(answers), timeout=min(1.0, self.patience))
+        return bool(left)
 
     def _follow_loads(self, loads: Array) -> int:
         new, moves = relayout(self.layout, loads)
@@ -372,42 +327,17 @@ class CodedMatrix:
         return sum(len(blocks) for blocks in moves.place)
 
     def _move(self, new: Layout, moves: Moves) -> None:
-        """Place, then drop; on failure what was placed is dropped again and the old layout stays."""
-        placed: list[int] = []
-        waiting: list[tuple[int, Any]] = []
-
-        def settle(most: int) -> None:
-            while len(waiting) > most:
-                n, answer = waiting.pop(0)
-                try:
-                    ray.get(answer, timeout=self.patience)
-                except (RayActorError, ray.exceptions.GetTimeoutError) as error:
-                    self.dead.add(n)
-                    raise WorkerError(
-                        f"worker {self.names[n]!r} was lost while its blocks were placed; start it again or "
-                        f"plan "
-                        "without it"
-                    ) from error
-
-        try:
-            for n, indices in enumerate(moves.place):
-                if indices:
-                    blocks = ray.put(np.stack(new.code.encode(self.a, indices)))
-                    placed.append(n)
-                    actor = self.pool.actors[self.names[n]]
-                    waiting.append((n, actor.place.remote(self.key, indices, blocks)))
-                    settle(1)  # one set of blocks under way beside the one being made: bounds the memory
-            settle(0)
-        except BaseException:
-            self._drop(placed, moves.place)
-            raise
-        self._drop(range(len(moves.drop)), moves.drop)
+        move(self.actors, self.names, self.key, new.code, self.a, moves, self.dead, self.patience)
         self.layout = new
+        self.sufficient = {}
 
-    def _drop(self, workers: Iterable[int], blocks: tuple[tuple[int, ...], ...]) -> None:
-        for n in workers:
-            if blocks[n] and n not in self.dead:
-                self.pool.actors[self.names[n]].drop.remote(self.key, blocks[n])
+
+def _theorem_1(problem: Problem, k: Array, master: int) -> Array:
+    """Loads of one master's workers, shape (N,)."""
+    phi, rate = problem.delay.peak()
+    t = completion(problem, k, rate)
+    loads: Array = coded_loads(problem, k, t, phi)[master]
+    return loads
 
 
 def _parts(blocks: tuple[int, ...], messages: int) -> list[tuple[int, ...]]:
@@ -428,7 +358,7 @@ def _matrix(a: Array, plan: CodedPlan, master: int) -> Array:
     if len(a) != rows:
         raise PacelineError(
             f"a matrix of {len(a)} rows for master {plan.problem.masters[master]!r}: the plan has {rows}; "
-            f"plan anew"
+            "plan anew"
         )
     if a.shape[1] < 1 or not np.isfinite(a).all():
         raise PacelineError(
