@@ -51,10 +51,10 @@ def never_done(made: CodedPlan) -> Array:
     0 for a dedicated plan; exact for a probabilistic one, where a product may wait forever.
     """
     whole, rows = made.rows_assigned, made.problem.rows
-    divided = np.asarray((made.probability > 0) & (made.probability < 1)).any(axis=1).tolist()
-    chances = [
-        1 - success(whole[m], made.probability[m], rows[m]) if divided[m] else 0.0 for m in range(len(rows))
-    ]
+    chances = []
+    for m, k in enumerate(made.probability):
+        divided = bool(np.any((k > 0) & (k < 1)))
+        chances.append(1 - success(whole[m], k, rows[m]) if divided else 0.0)
     return np.array([chance if chance > 1e-12 else 0.0 for chance in chances])
 
 
