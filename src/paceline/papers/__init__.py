@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PAPERS = {
     "coded": "paceline.papers.coded",
+    "lbbsp": "paceline.papers.lbbsp",
 }
 
 Result = dict[str, Any]
