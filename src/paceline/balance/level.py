@@ -1,6 +1,7 @@
 """``level``: everybody ends at the same time, by what each may be expected to need. The default.
 
-Water filling on the workers' paces and overheads: the same solution that the oracle finds for the true ones.
+Water filling on the workers' paces and overheads: the same solution that the oracle finds for the true ones,
+with a margin where they are uncertain.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from paceline import forecast, tracking
+from paceline.balance import caution
 from paceline.balance.members import bounds, even, fill_unknown
 from paceline.costs import Linear, line_through
 from paceline.forecast import Reading
@@ -25,6 +27,8 @@ class LevelState(NamedTuple):
     overhead: Array  # seconds, (..., n)
     idle: Array  # rounds that a worker has been there without load, (..., n)
     level: Array  # seconds: where the next search starts, (...,)
+    expected: Array  # seconds per sample, (..., n); NaN where nothing is expected yet
+    errors: caution.Errors
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,10 @@ class Level:
         shape = self.cluster.shape
         tracked = self.forecast == "tracking"
         pace = tracking.start(shape) if tracked else forecast.create(self.forecast).init(shape)
-        nothing = np.zeros(shape)
-        return Plan(even(self.cluster)), LevelState(pace, nothing, nothing, np.full(shape[:-1], np.nan))
+        nothing, unknown = np.zeros(shape), np.full(shape, np.nan)
+        errors = caution.start(shape)
+        state = LevelState(pace, nothing, nothing, np.full(shape[:-1], np.nan), unknown, errors)
+        return Plan(even(self.cluster)), state
 
     def step(self, state: LevelState, round: Round) -> tuple[Plan, LevelState]:
         cluster, present = self.cluster, round.present
@@ -64,6 +70,8 @@ class Level:
             speed, pace = forecast.create(self.forecast).step(state.pace, reading)
             expected, gain = 1.0 / speed, np.ones(cluster.shape)
 
+        before = Linear(state.expected, state.overhead)
+        errors = caution.learn(state.errors, before, measured, round.overhead)
         idle, overhead = state.idle, gain * (round.overhead - state.overhead)
         overhead += state.overhead
         unmeasured = np.isnan(measured)
@@ -77,9 +85,9 @@ class Level:
 
         least, most = bounds(cluster, present)
         batch = cluster.global_batch
-        costs = Linear(expected, overhead)
+        costs = caution.cautious(Linear(expected, overhead), errors)
         level, loads = water_level(costs, batch, least * batch, most * batch, guess=state.level)
         if not present.all():  # whole samples, too, must not go to the absent
-            costs = Linear(np.where(present, expected, np.inf), overhead)
+            costs = Linear(np.where(present, costs.seconds_per_sample, np.inf), costs.overhead)
         loads /= batch
-        return Plan(loads, costs=costs), LevelState(pace, overhead, idle, level)
+        return Plan(loads, costs=costs), LevelState(pace, overhead, idle, level, expected, errors)

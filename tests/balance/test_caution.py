@@ -1,0 +1,94 @@
+"""Margins for uncertain workers, against the stochastic programme that they stand for."""
+
+import numpy as np
+import pytest
+from scipy import sparse
+from scipy.optimize import linprog
+
+from paceline import Cluster, Round, policies
+from paceline.balance import caution
+from paceline.costs import Linear
+from paceline.shares import water_level
+
+BATCH = 256
+
+
+def futures(rng, samples, pace, overhead, noise, jitter):
+    shape = (samples, len(pace))
+    return (
+        pace * np.exp(noise * rng.standard_normal(shape)),
+        overhead + jitter * rng.standard_normal(shape),
+    )
+
+
+def best_on_average(paces, overheads):
+    """min over loads of the mean over the futures of the slowest worker's seconds: a linear programme."""
+    samples, n = paces.shape
+    row = np.arange(samples * n)
+    loads = sparse.coo_matrix((paces.ravel(), (row, np.tile(np.arange(n), samples))))
+    ends = sparse.coo_matrix((-np.ones(samples * n), (row, np.repeat(np.arange(samples), n))))
+    cost = np.r_[np.zeros(n), np.ones(samples) / samples]
+    whole = sparse.csr_matrix(np.r_[np.ones(n), np.zeros(samples)][None])
+    rows = sparse.hstack([loads, ends]).tocsr()
+    found = linprog(cost, A_ub=rows, b_ub=-overheads.ravel(), A_eq=whole, b_eq=[BATCH], method="highs-ipm")
+    return found.x[:n]
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.3])
+def test_nearly_as_good_as_the_stochastic_programme(noise):
+    pace = np.repeat([1 / 3000, 1 / 1000, 1 / 45], 5)
+    overhead, jitter = np.full(15, 0.02), 0.001
+    rng = np.random.default_rng(0)
+    exact = best_on_average(*futures(rng, 300, pace, overhead, noise, jitter))
+    plain = Linear(pace, overhead)
+    share = np.sqrt(2 / np.pi)  # mean absolute over standard deviation
+    errors = caution.Errors(np.full(15, share * noise), np.full(15, share * jitter), np.ones(15))
+    margins = water_level(caution.cautious(plain, errors), BATCH).loads
+    paces, overheads = futures(rng, 20_000, pace, overhead, noise, jitter)
+
+    def mean(loads):
+        return (overheads + paces * loads).max(-1).mean()
+
+    level = mean(water_level(plain, BATCH).loads)
+    assert mean(margins) < mean(exact) * 1.005
+    assert mean(margins) < level - 0.75 * (level - mean(exact))
+
+
+def test_certain_times_need_no_margin():
+    plain = Linear(np.array([0.001, 0.004]), np.array([0.1, 0.0]))
+    known = caution.learn(caution.start((2,)), plain, plain.seconds_per_sample, plain.overhead)
+    for errors in (caution.start((2,)), known):
+        costs = caution.cautious(plain, errors)
+        assert np.array_equal(costs.seconds_per_sample, plain.seconds_per_sample)
+        assert np.array_equal(costs.overhead, plain.overhead)
+
+
+def test_scatter_is_learned_and_a_change_of_speed_is_not_scatter():
+    rng = np.random.default_rng(0)
+    plain = Linear(np.full(20, 0.002), np.full(20, 0.1))
+    errors = caution.start((20,))
+    for t in range(200):
+        pace = 0.002 * np.exp(0.1 * rng.standard_normal(20)) * (3.0 if t % 50 == 25 else 1.0)
+        errors = caution.learn(errors, plain, pace, 0.1 + 0.01 * rng.standard_normal(20))
+    noise, jitter = caution.scatter(errors)
+    assert noise == pytest.approx(0.1, rel=0.25)
+    assert jitter == pytest.approx(0.01, rel=0.25)
+
+
+def test_level_is_quicker_than_aiming_everybody_at_the_same_time():
+    pace, overhead = np.repeat([1 / 3000, 1 / 45], 6), np.full(12, 0.02)
+    cluster = Cluster(12, BATCH, realizations=(200,))
+    policy = policies.create("level", cluster)
+    plan, state = policy.init()
+    rng = np.random.default_rng(1)
+    took = []
+    for _ in range(40):
+        costs = Linear(
+            pace * np.exp(0.2 * rng.standard_normal((200, 12))), np.broadcast_to(overhead, (200, 12))
+        )
+        seconds = costs.seconds(plan.shares * BATCH)
+        took.append(seconds.max(-1).mean())
+        plan, state = policy.step(state, Round(plan.shares, seconds, BATCH, costs.overhead))
+    same = water_level(Linear(pace, overhead), BATCH).loads
+    plain = (overhead + pace * np.exp(0.2 * rng.standard_normal((5000, 12))) * same).max(-1).mean()
+    assert np.mean(took[20:]) < 0.98 * plain  # although plain knows the true paces
