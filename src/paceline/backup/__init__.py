@@ -35,4 +35,4 @@ def create(text: str, workers: int, mode: str = "push-wait") -> Backup[Any]:
     return policy
 
 
-__all__ = ["BACKUPS", "Backup", "Iteration", "Timings", "create"]
+__all__ = ["BACKUPS", "Backup", "Everyone", "Iteration", "Timings", "create"]

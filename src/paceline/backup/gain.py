@@ -15,7 +15,7 @@ class GainState(NamedTuple):
 
     variance: Array  # V+, eq. (10)
     norm2: Array  # N+, eq. (11)
-    smoothness: Array  # L+, eq. (12), not below 0
+    smoothness: Array  # L+, eq. (12)
     loss: float  # F of the last iteration; NaN before the first
     spread: float  # V+ / k of the last iteration, 0 where unknown
 
@@ -42,9 +42,7 @@ def start(depth: int) -> GainState:
 def update(state: GainState, happened: Iteration) -> GainState:
     """Take in one iteration.
 
-    L+ compares the loss with that of the iteration before, so it comes one iteration later. About half of the
-    raw values are negative, because the loss is measured on samples; negative curvature would make the gain
-    fall with k, so they count as 0.
+    L+ compares the loss with that of the iteration before, so it comes one iteration later.
     """
     k = happened.quorum
     spread = happened.variance / k if np.isfinite(happened.variance) else 0.0
@@ -54,7 +52,7 @@ def update(state: GainState, happened: Iteration) -> GainState:
     bottom = happened.rate**2 * (before + state.spread)
     if np.isfinite(state.loss) and np.isfinite(before) and bottom > 0:
         decrease = state.loss - happened.loss
-        smoothness = max(0.0, 2.0 * (happened.rate * before - decrease) / bottom)
+        smoothness = 2.0 * (happened.rate * before - decrease) / bottom
     return GainState(
         _pushed(state.variance, happened.variance),
         _pushed(state.norm2, norm2),
@@ -65,8 +63,12 @@ def update(state: GainState, happened: Iteration) -> GainState:
 
 
 def estimate(state: GainState) -> Gain:
-    """What the next iteration may expect."""
-    return Gain(_mean(state.variance), _mean(state.norm2), _mean(state.smoothness))
+    """What the next iteration may expect.
+
+    The loss is measured on samples, so about half of the single L+ are negative. Their average is cut off at 0
+    (with a negative one the gain would fall with k); cutting each of them off would bias it upwards.
+    """
+    return Gain(_mean(state.variance), _mean(state.norm2), np.maximum(_mean(state.smoothness), 0.0))
 
 
 def _pushed(values: Array, newest: float) -> Array:

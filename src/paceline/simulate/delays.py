@@ -163,6 +163,31 @@ class Pareto:
             yield self.least * (1.0 - rng.random(shape)) ** np.divide(-1.0, self.shape)
 
 
+@dataclass(frozen=True)
+class Lognormal:
+    """Lognormally distributed, anew in each round, and now and then much longer.
+
+    median: the middle one. sd: standard deviation of the logarithm.
+    tail: probability of a straggling round, which takes ``factor`` times as long.
+    """
+
+    median: Numbers
+    sd: Numbers = 0.4
+    tail: Numbers = 0.0
+    factor: Numbers = 3.0
+
+    def __post_init__(self) -> None:
+        _require(self, "median", _some(self.median) > 0, "more than 0")
+        _require(self, "sd", _some(self.sd) >= 0, "0 or more")
+        _require(self, "tail", (_some(self.tail) >= 0) & (_some(self.tail) <= 1), "a probability")
+        _require(self, "factor", _some(self.factor) > 0, "more than 0")
+
+    def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
+        while True:
+            usual = self.median * np.exp(self.sd * rng.standard_normal(shape))
+            yield usual * np.where(rng.random(shape) < self.tail, self.factor, 1.0)
+
+
 @dataclass(frozen=True, eq=False)
 class Replay:
     """Recorded seconds, played once.
@@ -184,6 +209,7 @@ MODELS: dict[str, type[Any]] = {
     "exponential": Exponential,
     "uniform": Uniform,
     "pareto": Pareto,
+    "lognormal": Lognormal,
 }
 
 

@@ -1,0 +1,390 @@
+"""The parameter server's decisions, for every engine: who computes what, when parameters move, how far.
+
+A coordinator joins a gate (when), a backup policy (how many), a balancer (how much each), a learning-rate rule
+and a pool of samples. It reads no clock and computes no gradient: the engine tells it what happened and when,
+and it calls the engine's three methods in the order in which they must happen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import backup, policies, rates, sync
+from paceline.backup import Backup, Iteration
+from paceline.backup.arrivals import Arrivals
+from paceline.balancer import Balancer
+from paceline.errors import PacelineError
+from paceline.rates import Rate
+from paceline.rounds import Array, Cluster
+from paceline.samples import Pool
+from paceline.sync import Apply, Drop, Effects, Gate, Gradient, Interrupt
+
+RECENT = 8  # round trips of a worker from which its deadline is made
+
+
+class Task(NamedTuple):
+    """One gradient to compute."""
+
+    number: int
+    worker: int
+    version: int  # of the parameters it is computed on
+    tag: int  # the version it counts for
+    taken: Any  # samples, in the pool's own terms
+    load: int
+    began: float  # seconds
+
+
+class Trip(NamedTuple):
+    """One finished task: seconds of the computation and of the whole round trip, and its samples."""
+
+    seconds: float
+    whole: float
+    load: int
+
+
+class Moved(NamedTuple):
+    """What an engine knows after an update."""
+
+    loss: float
+    norm2: float
+    variance: float
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a run is to be coordinated by, as people write it.
+
+    workers: n. global_batch: samples that a full round of all workers has.
+    sync, mode, backup, policy, rate: a gate, how parameters reach the workers, whom to wait for, how much each
+        does, and the rule for the learning rate, whose full value is lr.
+    limits: (least, most) samples of each worker.
+
+    Raises PacelineError for whatever is unknown, out of range or excludes something else.
+    """
+
+    workers: int
+    global_batch: int
+    sync: str = "bsp"
+    mode: str = "push-wait"
+    backup: str = "everyone"
+    policy: str = "equal"
+    rate: str = "fixed"
+    lr: float = 0.1
+    momentum: float = 0.0
+    limits: tuple[tuple[int | None, int | None], ...] | None = None
+
+    def __post_init__(self) -> None:
+        self.made()
+
+    def made(self) -> tuple[Gate[Any], Backup[Any] | None, Rate, Balancer]:
+        """The parts; no backup policy where the gate alone decides."""
+        gate = sync.create(self.sync, self.workers, self.mode)
+        waits: Backup[Any] | None = backup.create(self.backup, self.workers, self.mode)
+        if isinstance(waits, backup.Everyone):
+            waits = None
+        elif not gate.takes_quorum:
+            raise PacelineError(
+                f"{self.sync} has its own rule whom to wait for, {self.backup} another; leave out --backup, or use "
+                "bsp or lsp"
+            )
+        if not 0 <= self.momentum < 1:
+            raise PacelineError(f"momentum={self.momentum:g}: expected 0 or more, and less than 1")
+        if self.global_batch < self.workers:
+            raise PacelineError(
+                f"global_batch={self.global_batch} for {self.workers} workers: expected at least 1 sample each"
+            )
+        least = [1 if self.limits is None else self.limits[i][0] or 1 for i in range(self.workers)]
+        most = [None if self.limits is None else self.limits[i][1] for i in range(self.workers)]
+        cluster = Cluster(
+            self.workers,
+            self.global_batch,
+            np.array(least, float),
+            np.array([self.global_batch if m is None else m for m in most], float),
+        )
+        rate = rates.create(self.rate, self.workers, self.lr)
+        return gate, waits, rate, Balancer(policies.create(self.policy, cluster))
+
+
+class Engine(Protocol):
+    """Carries out what the coordinator decides."""
+
+    def compute(self, task: Task) -> None:
+        """Have the worker compute this gradient at the newest parameters."""
+        ...
+
+    def cancel(self, tasks: list[Task]) -> None:
+        """These gradients will not be used; stop computing them where that is possible."""
+        ...
+
+    def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
+        """Move the parameters with these gradients and weights; batch as in ``aggregate``."""
+        ...
+
+
+@dataclass
+class Update:
+    """One update, for the record. Arrays have one entry a worker."""
+
+    version: int  # after it
+    now: float
+    seconds: float  # since the one before
+    quorum: int  # gradients of the newest version, or in the group
+    wanted: int  # the quorum that the backup policy asked for
+    present: int
+    loss: float
+    rate: float
+    norm2: float
+    variance: float
+    loads: NDArray[np.int64]  # samples used
+    compute: Array  # seconds of the round trips used; NaN where none
+    staleness: list[int]  # of each gradient used
+    dropped: Counter[str]  # gradients since the update before, by what became of them
+    dropped_samples: int
+    shares: Array
+    moved: list[Task] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        """Samples whose gradients moved the parameters."""
+        return int(self.loads.sum())
+
+
+class Coordinator:
+    """Runs one training. Call ``start``, then ``arrive``, ``leave`` and ``join`` as things happen.
+
+    on_update: gets each ``Update``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        choices: Choices,
+        pool: Pool,
+        on_update: Callable[[Update], None],
+    ) -> None:
+        self.gate, self.backup, self.rate, self.balancer = choices.made()
+        self.engine, self.pool, self._on_update = engine, pool, on_update
+        n = choices.workers
+        self.workers, self.batch = n, choices.global_batch
+        self.version, self._updated_at, self._numbers = 0, 0.0, 0
+        self.tasks: dict[int, Task] = {}  # what each worker is computing
+        self._held: dict[
+            tuple[int, int], list[tuple[Task, float]]
+        ] = {}  # arrived, not yet applied or dropped
+        self.present: set[int] = set()
+        self._starved: set[int] = set()  # present, but there are no samples for them now
+        self._trips: dict[int, list[Trip]] = {}  # the most recent ones of each worker
+        self._dropped: Counter[str] = Counter()
+        self._dropped_samples = 0
+        self._arrivals = Arrivals(n)
+        self._loads = (-1, np.zeros(n, np.int64))  # whose version, samples each
+        self._norm2 = self._variance = math.nan
+        self._wanted = n
+        self._backup_state: Any = None
+        if self.backup is not None:
+            self._wanted, self._backup_state = self.backup.init()
+
+    def start(self, now: float = 0.0, workers: set[int] | None = None) -> None:
+        """Everybody begins; workers: who is there, all where not given."""
+        self.present = set(range(self.workers)) if workers is None else set(workers)
+        self._updated_at = now
+        effects, self._state = self.gate.init()
+        for worker in range(self.workers):
+            if worker not in self.present:
+                _, self._state = self.gate.leave(self._state, worker, now)
+        if self.backup is not None:
+            _, self._state = self.gate.expect(self._state, self._wanted, now)
+        self._carry_out(effects, now)
+
+    def arrive(self, worker: int, number: int, now: float, seconds: float | None = None) -> bool:
+        """The gradient of task ``number`` is here; seconds: of the computation, the round trip by default.
+
+        Returns whether it is of any use. One that is not (its worker was given up meanwhile) frees its worker.
+        """
+        task = self.tasks.get(worker)
+        if task is None or task.number != number:
+            self._dropped["given up"] += 1
+            return False
+        del self.tasks[worker]
+        whole = now - task.began
+        trip = Trip(whole if seconds is None else seconds, whole, task.load)
+        self._trips.setdefault(worker, []).append(trip)
+        del self._trips[worker][:-RECENT]
+        self._arrivals.arrived(worker, task.tag, now, whole)
+        self._held.setdefault((worker, task.tag), []).append((task, trip.seconds))
+        effects, self._state = self.gate.arrive(self._state, worker, now)
+        self._carry_out(effects, now)
+        return True
+
+    def leave(self, worker: int, now: float, why: str = "left") -> None:
+        """The worker is gone; what it was computing goes to the others."""
+        if worker not in self.present:
+            return
+        self.present.discard(worker)
+        self._starved.discard(worker)
+        self._forget(worker, why)
+        effects, self._state = self.gate.leave(self._state, worker, now)
+        self._carry_out(effects, now)
+
+    def join(self, worker: int, now: float) -> None:
+        """The worker is there (again), and gets the newest parameters."""
+        if worker >= self.workers:
+            raise PacelineError(f"worker {worker}: expected a place below {self.workers}")
+        self.present.add(worker)
+        self._trips.pop(worker, None)
+        effects, self._state = self.gate.join(self._state, worker, now)
+        self._carry_out(effects, now)
+
+    def deadlines(self, factor: float, floor: float) -> dict[int, float]:
+        """When (seconds) to give up each worker that is computing, from the round trips measured so far.
+
+        A worker may take ``factor`` times the longest of the recent round trips, its own or its peers'
+        median longest, in proportion to its load, and ``floor`` seconds more. Workers are left out as long as
+        nothing is measured.
+        """
+        longest = {
+            worker: max(trip.whole / trip.load for trip in trips)
+            for worker, trips in self._trips.items()
+            if trips
+        }
+        if not longest:
+            return {}
+        typical = float(np.median(list(longest.values())))
+        return {
+            worker: task.began + floor + factor * task.load * max(longest.get(worker, 0.0), typical)
+            for worker, task in self.tasks.items()
+        }
+
+    def _forget(self, worker: int, why: str) -> None:
+        task = self.tasks.pop(worker, None)
+        if task is not None:
+            self.engine.cancel([task])
+            self._lost(task, why)
+
+    def _lost(self, task: Task, why: str) -> None:
+        self.pool.give_back(task.taken)
+        self._dropped[why] += 1
+        self._dropped_samples += task.load
+
+    def _carry_out(self, effects: Effects, now: float) -> None:
+        """Do what the gate says, and what follows from it, in order."""
+        queue = list(effects)
+        while queue:
+            effect = queue.pop(0)
+            if isinstance(effect, Apply):
+                self._apply(effect, now)
+            elif isinstance(effect, Drop):
+                task, _ = self._held_task(effect.gradient)
+                self._lost(task, "late")
+            elif isinstance(effect, Interrupt):
+                for worker in effect.workers:
+                    self._forget(worker, "interrupted")
+            else:
+                for worker in sorted(self.present.intersection(effect.workers)):
+                    queue += self._release(worker, effect.version, effect.tag, now)
+            if not queue and self._starved:
+                queue += self._feed(now)
+
+    def _apply(self, effect: Apply, now: float) -> None:
+        used = [(g, *self._held_task(g)) for g in effect.gradients]
+        used.sort(key=lambda item: (item[0].worker, item[1].number))  # sums must not depend on who came first
+        fresh = sum(g.version == self.version for g, _, _ in used) or len(used)
+        rate = self.rate.of(min(len(used), self.workers), self._norm2, self._variance)
+        batch = None if effect.scale == "mean" else float(self.batch)
+        moved = self.engine.update([(task, g.weight) for g, task, _ in used], batch, rate)
+        staleness = [self.version - g.version for g, _, _ in used]
+        self.version += 1
+        loads, compute = np.zeros(self.workers, np.int64), np.full(self.workers, np.nan)
+        for _, task, seconds in used:
+            self.pool.used(task.taken)
+            loads[task.worker] += task.load
+            compute[task.worker] = seconds + np.nan_to_num(compute[task.worker])
+        self._arrivals.updated(self.version, now, fresh)
+        if np.isfinite(moved.variance):
+            noise = moved.variance / len(used)
+            self._norm2 = _mixed(self._norm2, max(moved.norm2 - noise, 0.0))
+            self._variance = _mixed(self._variance, moved.variance)
+        wanted = self._wanted
+        present, timings = len(self.present), self._arrivals.take()
+        if self.backup is not None:
+            happened = Iteration(fresh, present, now, moved.loss, moved.norm2, moved.variance, rate, timings)
+            self._wanted, self._backup_state = self.backup.step(self._backup_state, happened)
+            _, self._state = self.gate.expect(self._state, self._wanted, now)
+        shares = self._rebalance()
+        update = Update(
+            version=self.version,
+            now=now,
+            seconds=now - self._updated_at,
+            quorum=fresh,
+            wanted=wanted,
+            present=len(self.present),
+            loss=moved.loss,
+            rate=rate,
+            norm2=moved.norm2,
+            variance=moved.variance,
+            loads=loads,
+            compute=compute,
+            staleness=staleness,
+            dropped=self._dropped,
+            dropped_samples=self._dropped_samples,
+            shares=shares,
+            moved=[task for _, task, _ in used],
+        )
+        self._updated_at, self._dropped, self._dropped_samples = now, Counter(), 0
+        self._on_update(update)
+
+    def _rebalance(self) -> Array:
+        """Let the balancing policy see the newest round trip of everybody; the shares it plans."""
+        loads, seconds = np.zeros(self.workers, np.int64), np.full(self.workers, np.nan)
+        for worker in self.present:
+            if not self._trips.get(worker):
+                return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
+            newest = self._trips[worker][-1]
+            seconds[worker], loads[worker] = newest.seconds, newest.load
+        if not loads.any():
+            return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
+        return self.balancer.report(self.version - 1, loads, seconds)[1]
+
+    def _held_task(self, gradient: Gradient) -> tuple[Task, float]:
+        held = self._held[gradient.worker, gradient.version]
+        found = held.pop(0)
+        if not held:
+            del self._held[gradient.worker, gradient.version]
+        return found
+
+    def _release(self, worker: int, version: int, tag: int, now: float) -> Effects:
+        """Give a worker its next task; without samples for it, the gate must not wait for it."""
+        if self._loads[0] != self.version:
+            self._loads = self.version, self.balancer.loads(self.version, self.batch)
+        load = max(1, int(self._loads[1][worker]))
+        taken = self.pool.take(worker, load)
+        if taken is None:
+            self._starved.add(worker)
+            effects, self._state = self.gate.leave(self._state, worker, now)
+            return effects
+        self._starved.discard(worker)
+        task = Task(self._numbers, worker, version, tag, taken, self.pool.count(taken), now)
+        self._numbers += 1
+        self.tasks[worker] = task
+        self.engine.compute(task)
+        return ()
+
+    def _feed(self, now: float) -> Effects:
+        """Samples may have come back for who has none."""
+        if not self.pool.available():
+            return ()
+        worker = min(self._starved)
+        self._starved.discard(worker)
+        effects, self._state = self.gate.join(self._state, worker, now)
+        return effects
+
+
+def _mixed(old: float, new: float) -> float:
+    return new if math.isnan(old) else 0.8 * old + 0.2 * new

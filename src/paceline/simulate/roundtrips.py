@@ -1,0 +1,71 @@
+"""Round-trip times of single workers on the event-driven clock, drawn from a scenario's timing models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+from paceline.simulate.delays import Constant, Delay
+
+
+class Change(NamedTuple):
+    """From ``at`` seconds on these workers' round trips take ``factor`` times as long."""
+
+    at: float
+    workers: tuple[int, ...]
+    factor: float
+
+
+class RoundTrips:
+    """Seconds of each worker's j-th task: overhead plus load times pace, each from its own timing model.
+
+    What a worker's j-th task takes depends on the seed, the worker and j only: policies that order the tasks
+    differently meet the same cluster.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        overhead: Delay,
+        pace: Delay | None = None,
+        seed: int = 0,
+        changes: Sequence[Change] = (),
+    ) -> None:
+        first, second = np.random.default_rng((seed, 0x7219)).spawn(2)
+        self._overhead = _Table(overhead.stream((workers,), first))
+        self._pace = _Table((pace or Constant(0.0)).stream((workers,), second))
+        self._changes = sorted(changes)
+
+    def seconds(self, worker: int, number: int, load: int, now: float) -> float:
+        """What the worker's ``number``-th task (from 0) with ``load`` samples takes if begun at ``now``."""
+        seconds = self._overhead.row(number)[worker] + load * self._pace.row(number)[worker]
+        if np.isnan(seconds):
+            raise PacelineError(
+                f"the trace has no time for task {number + 1} of worker {worker}; give one without gaps"
+            )
+        for change in self._changes:
+            if change.at <= now and worker in change.workers:
+                seconds *= change.factor
+        return float(seconds)
+
+
+class _Table:
+    """A stream's rows, drawn as far as they are asked for."""
+
+    def __init__(self, stream: Iterator[Array]) -> None:
+        self._stream, self._rows = stream, list[Array]()
+
+    def row(self, number: int) -> Array:
+        while len(self._rows) <= number:
+            row = next(self._stream, None)
+            if row is None:
+                raise PacelineError(
+                    f"the trace has {len(self._rows)} rounds and a worker begins its task {number + 1}; give a "
+                    "longer trace, or ask for fewer updates"
+                )
+            self._rows.append(np.array(row))
+        return self._rows[number]

@@ -1,0 +1,172 @@
+"""A parameter server on a virtual clock, with real gradients.
+
+Virtual time decides which gradients are used and when parameters move; the gradients themselves are computed
+when, and only if, an update needs them. Everything is deterministic for a seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from paceline.aggregate import Parameters, Part, Vector, aggregate
+from paceline.coordinator import Choices, Coordinator, Moved, Task, Update
+from paceline.samples import Indices, Pool
+from paceline.simulate.roundtrips import RoundTrips
+
+FINISH, MEMBERS = 0, 1  # what ends at a moment counts before who comes or goes then
+
+
+class Learner(Protocol):
+    """Computes what moves a model."""
+
+    def start(self) -> Vector:
+        """The first parameters."""
+        ...
+
+    def gradient(self, values: Vector, samples: Indices) -> tuple[Vector, float]:
+        """The gradient of the mean loss over these samples, and that loss."""
+        ...
+
+
+class Member(NamedTuple):
+    """At ``at`` seconds a worker joins, leaves ("leave": says so) or stops without a word ("freeze").
+
+    A frozen worker is given up when its deadline has passed; from ``back`` on it works again.
+    """
+
+    at: float
+    worker: int
+    kind: str
+    back: float = float("inf")
+
+
+class Server:
+    """One run. ``run`` plays it to its end; ``parameters`` then holds the model.
+
+    give_up: a worker may take this many times its longest recent round trip before it is given up.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        choices: Choices,
+        trips: RoundTrips,
+        pool: Pool,
+        members: Sequence[Member] = (),
+        absent: Sequence[int] = (),
+        give_up: float = 4.0,
+        floor: float = 1.0,
+    ) -> None:
+        self.parameters = Parameters(learner.start(), choices.momentum)
+        self.updates: list[Update] = []
+        self.now = 0.0
+        self._learner, self._trips, self._pool = learner, trips, pool
+        self._give_up, self._floor = give_up, floor
+        self._coordinator = Coordinator(self, choices, pool, self.updates.append)
+        self._heap: list[tuple[float, int, int, object]] = []
+        self._sequence = 0
+        self._reading: dict[int, Vector] = {}  # by task: the parameters it is computed at
+        self._counts: dict[int, int] = {}
+        self._frozen: dict[int, Member] = {}
+        self._absent = set(absent)
+        for member in members:
+            self._push(member.at, MEMBERS, member)
+
+    def run(
+        self,
+        updates: int | None = None,
+        seconds: float | None = None,
+        stop: Callable[[Update], bool] | None = None,
+    ) -> list[Update]:
+        """Play until so many updates, or seconds of virtual time, or ``stop`` says so, or all samples are used."""
+        coordinator = self._coordinator
+        coordinator.start(0.0, set(range(coordinator.workers)) - self._absent)
+        seen = 0
+        while self._heap:
+            now, _, _, event = heapq.heappop(self._heap)
+            if seconds is not None and now > seconds:
+                break
+            self.now = now
+            if isinstance(event, Member):
+                self._member(event)
+            elif isinstance(event, Task):
+                self._finish(event)
+            elif isinstance(event, int):
+                self._check(event)
+            while seen < len(self.updates):
+                seen += 1
+                if seen == updates or (stop is not None and stop(self.updates[seen - 1])):
+                    return self.updates[:seen]
+            if self._pool.finished():
+                break
+        return self.updates
+
+    def compute(self, task: Task) -> None:
+        """Note when the task will be done, and what it reads."""
+        number = self._counts.get(task.worker, 0)
+        self._counts[task.worker] = number + 1
+        self._reading[task.number] = self.parameters.values
+        took = self._trips.seconds(task.worker, number, task.load, self.now)
+        frozen = self._frozen.get(task.worker)
+        if frozen is not None:
+            self._push(max(frozen.back, self.now) + took, FINISH, task)
+            self._watch(task)
+        else:
+            self._push(self.now + took, FINISH, task)
+
+    def cancel(self, tasks: list[Task]) -> None:
+        """Forget what they read; their end will find that nobody waits for it."""
+        for task in tasks:
+            self._reading.pop(task.number, None)
+
+    def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
+        """Compute these gradients, and move the parameters."""
+        computed = []
+        for task, weight in parts:
+            indices = self._pool.indices(task.taken)
+            gradient, loss = self._learner.gradient(self._reading.pop(task.number), indices)
+            computed.append(Part(gradient, loss, task.load, weight))
+        found = aggregate(computed, batch)
+        self.parameters.move(found.step, rate)
+        return Moved(found.loss, found.norm2, found.variance)
+
+    def _finish(self, task: Task) -> None:
+        worker = task.worker
+        frozen = self._frozen.get(worker)
+        if frozen is not None and self.now < frozen.back:  # it was at work when it froze
+            if frozen.back < float("inf"):
+                self._push(frozen.back, FINISH, task)
+            self._watch(task)
+            return
+        if frozen is not None:
+            del self._frozen[worker]
+        running = self._coordinator.tasks.get(worker)
+        if running is not None and running.number == task.number:
+            self._coordinator.arrive(worker, task.number, self.now)
+        elif worker not in self._coordinator.present and frozen is not None:
+            self._coordinator.join(worker, self.now)
+
+    def _member(self, member: Member) -> None:
+        if member.kind == "join":
+            self._coordinator.join(member.worker, self.now)
+        elif member.kind == "leave":
+            self._coordinator.leave(member.worker, self.now)
+        else:
+            self._frozen[member.worker] = member
+
+    def _watch(self, task: Task) -> None:
+        """Look again at a frozen worker's deadline."""
+        deadline = self._coordinator.deadlines(self._give_up, self._floor).get(task.worker)
+        if deadline is not None:
+            self._push(max(deadline, self.now), MEMBERS, task.worker)
+
+    def _check(self, worker: int) -> None:
+        frozen = self._frozen.get(worker)
+        if frozen is not None and self.now < frozen.back and worker in self._coordinator.tasks:
+            self._coordinator.leave(worker, self.now, "given up")
+
+    def _push(self, at: float, priority: int, event: object) -> None:
+        heapq.heappush(self._heap, (at, priority, self._sequence, event))
+        self._sequence += 1

@@ -1,0 +1,239 @@
+"""The event-driven server: exact logs, identities between gates, members that come and go; and real learning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline.aggregate import Part, aggregate
+from paceline.coordinator import Choices
+from paceline.errors import PacelineError
+from paceline.samples import Draws, Epochs
+from paceline.simulate.delays import Constant, Exponential, Lognormal, Replay, Uniform
+from paceline.simulate.roundtrips import Change, RoundTrips
+from paceline.simulate.server import Member, Server
+
+
+class Quadratic:
+    """f(w; x) = (w - x)^2 / 2 over fixed numbers x; remembers what was computed."""
+
+    def __init__(self, samples=400):
+        self.x = np.random.default_rng(0).normal(1.0, 1.0, samples)
+        self.computed = []
+
+    def start(self):
+        return np.zeros(3)
+
+    def gradient(self, values, samples):
+        self.computed.append(samples)
+        x = self.x[samples].mean()
+        return values - x, float(((values[0] - self.x[samples]) ** 2).mean() / 2)
+
+
+def server(seconds, sync="bsp", mode="push-wait", backup="everyone", policy="equal", batch=None, **kwargs):
+    n = len(seconds)
+    learner = Quadratic()
+    table = kwargs.pop("trips", None) or RoundTrips(n, Constant(np.array(seconds, float)))
+    pool = kwargs.pop("pool", None) or Draws(400, 3)
+    choices = Choices(n, batch or 10 * n, sync, mode, backup, policy, lr=0.1, momentum=0.5)
+    return Server(learner, choices, table, pool, **kwargs), learner
+
+
+def log(updates):
+    return [(u.now, np.flatnonzero(u.loads).tolist(), u.staleness) for u in updates]
+
+
+def test_waiting_for_all_takes_as_long_as_the_slowest():
+    run, _ = server([1, 2, 5])
+    assert log(run.run(updates=2)) == [(5.0, [0, 1, 2], [0] * 3), (10.0, [0, 1, 2], [0] * 3)]
+
+
+def test_push_wait_and_push_interrupt():
+    run, learner = server([1, 2, 5], backup="static:2")
+    # Worker 2 ends its first gradient at 5, drops it and begins anew.
+    assert log(run.run(updates=4)) == [(2.0, [0, 1], [0, 0]), (4.0, [0, 1], [0, 0])] + [
+        (6.0, [0, 1], [0, 0]),
+        (8.0, [0, 1], [0, 0]),
+    ]
+    assert [dict(u.dropped) for u in run.updates[:4]] == [{}, {}, {"late": 1}, {}]
+    assert len(learner.computed) == 8  # only what was used
+    run, _ = server([1, 2, 5], mode="push-interrupt", backup="static:2")
+    assert [dict(u.dropped) for u in run.run(updates=3)] == [{}, {"interrupted": 1}, {"interrupted": 1}]
+
+
+def test_late_gradients_can_be_used():
+    run, _ = server([1, 2, 5], sync="bsp:late=use", backup="static:2")
+    assert log(run.run(updates=3))[-1] == (6.0, [0, 1, 2], [0, 0, 2])
+
+
+def test_asynchronous_gradients_are_stale():
+    run, _ = server([1, 3], sync="asp")
+    assert log(run.run(updates=4)) == [(1.0, [0], [0]), (2.0, [0], [0]), (3.0, [1], [2]), (3.0, [0], [1])]
+
+
+@pytest.mark.parametrize("other", ["lsp:5:3", "ssp:0"])
+def test_identities_hold_bit_for_bit(other):
+    def parameters(sync):
+        run, _ = server([1] * 5, sync=sync, trips=RoundTrips(5, Exponential(1.0, 0.2), seed=4))
+        run.run(updates=30)
+        return run.parameters.values
+
+    assert np.array_equal(parameters("bsp"), parameters(other))
+
+
+def test_everyone_is_the_same_as_one_process():
+    """n gradients of uneven batches, weighted by samples, are the gradient of the whole batch."""
+    trips = RoundTrips(3, Constant(0.0), Constant(np.array([1.0, 1.0, 3.0])))
+    run, learner = server([0] * 3, policy="level", batch=61, trips=trips)
+    updates = run.run(updates=12)
+    w, v = np.zeros(3), np.zeros(3)
+    assert all(u.samples == 61 for u in updates)
+    assert updates[-1].loads[2] < updates[-1].loads[0]
+    for index in range(12):
+        drawn = np.concatenate(learner.computed[3 * index : 3 * index + 3])
+        v = 0.5 * v + (w - learner.x[drawn].mean())
+        w = w - 0.1 * v
+    assert np.allclose(run.parameters.values, w, atol=1e-12)
+
+
+def test_level_balances_while_a_backup_policy_chooses_how_many():
+    n = 4
+    pace = Constant(np.array([0.1, 0.1, 0.1, 0.4]))
+    trips = RoundTrips(n, Constant(0.01), pace)
+    run, _ = server([0] * n, backup="static:3", policy="level", batch=100, trips=trips)
+    last = run.run(updates=30)[-1]
+    assert last.shares == pytest.approx(np.array([4, 4, 4, 1]) / 13, rel=0.1)
+
+
+@pytest.mark.parametrize("mode", ["push-wait", "push-interrupt", "pull"])
+@pytest.mark.parametrize("backup", ["everyone", "static:3"])
+def test_every_sample_is_used_once_an_epoch_whatever_is_dropped(mode, backup):
+    pool = Epochs(400, 3, seed=1)
+    run, learner = server(
+        [0] * 5, mode=mode, backup=backup, pool=pool, trips=RoundTrips(5, Exponential(1.0), seed=2), batch=55
+    )
+    run.run()
+    assert pool.uses.tolist() == [3] * 400
+    assert np.bincount(np.concatenate(learner.computed)).tolist() == [3] * 400
+    assert sum(u.samples for u in run.updates) == 1200
+    if backup != "everyone":
+        assert sum(sum(u.dropped.values()) for u in run.updates) > 0
+
+
+def test_a_resumed_epoch_uses_only_what_is_left():
+    pool = Epochs(100, 2, seed=5)
+    first = [pool.take(0, 30) for _ in range(4)]  # 120: into the second epoch
+    for taken in first[:3]:
+        pool.used(taken)
+    again = Epochs(100, 2, seed=5)
+    again.load_state_dict(pool.state_dict())
+    while (taken := again.take(0, 17)) is not None:
+        again.used(taken)
+    assert again.uses.tolist() == [2] * 100
+    assert again.finished()
+
+
+@pytest.mark.parametrize("sync", ["bsp", "ssp:2", "lsp:2:2", "asp"])
+def test_a_frozen_worker_is_given_up_and_comes_back(sync):
+    members = [Member(10.5, 1, "freeze", back=40.0)]
+    run, _ = server([1, 1, 1], sync=sync, members=members)
+    updates = run.run(seconds=60.0)
+    times = [u.now for u in updates]
+    assert max(np.diff(times)) <= 1 + 4.0 + 1.0 + 1e-9  # its deadline: 4 round trips and 1 s
+    there = [u.now for u in updates if u.loads[1]]
+    assert not [t for t in there if 12 < t < 40]
+    assert max(there) > 50
+
+
+def test_leaving_and_joining():
+    members = [Member(10.5, 0, "leave"), Member(20.5, 2, "join")]
+    run, _ = server([1, 1, 1], members=members, absent=[2])
+    updates = run.run(seconds=30.0)
+    who = {u.now: np.flatnonzero(u.loads).tolist() for u in updates}
+    assert who[5.0] == [0, 1]
+    assert who[15.0] == [1]
+    assert who[25.5] == [1, 2]
+
+
+def test_a_slowdown_at_a_given_time():
+    trips = RoundTrips(4, Constant(1.0), changes=[Change(10.0, (0, 1), 5.0)])
+    run, _ = server([0] * 4, trips=trips)
+    times = [u.now for u in run.run(seconds=26.0)]
+    assert times == [*range(1, 11), 15.0, 20.0, 25.0]
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [Constant(1.0), Uniform(0.5, 1.5), Exponential(0.7, 0.3), Lognormal(0.9, 0.4, 0.05, 3.0)],
+)
+def test_runs_repeat_exactly(delay):
+    def played(seed):
+        run, _ = server([0] * 4, backup="dbw", trips=RoundTrips(4, delay, seed=seed))
+        return [(u.now, u.quorum, u.loss) for u in run.run(updates=25)]
+
+    assert played(1) == played(1)
+    if not isinstance(delay, Constant):
+        assert played(1) != played(2)
+
+
+def test_a_trace_shorter_than_the_run_says_so():
+    run, _ = server([0] * 2, trips=RoundTrips(2, Replay(np.ones((5, 2)))))
+    with pytest.raises(PacelineError, match="the trace has 5 rounds"):
+        run.run(updates=6)
+    gap = RoundTrips(2, Replay(np.array([[1.0, 1.0], [1.0, np.nan]])))
+    with pytest.raises(PacelineError, match="without gaps"):
+        server([0] * 2, trips=gap)[0].run(updates=2)
+
+
+@pytest.mark.parametrize("backup", ["blind", "blind:times=workers"])
+def test_the_number_waited_for_follows_a_slowdown_of_half_the_workers(backup):
+    """Fig. 9: from n to n / 2 when half of the workers become five times slower."""
+    trips = RoundTrips(8, Constant(1.0), changes=[Change(30.0, (0, 1, 2, 3), 5.0)])
+    run, _ = server([0] * 8, backup=backup, trips=trips)
+    ks = {u.now: u.quorum for u in run.run(seconds=120.0)}
+    assert all(k == 8 for now, k in ks.items() if now <= 30)
+    assert np.median([k for now, k in ks.items() if now > 80]) == 4
+
+
+def test_aggregates_by_hand():
+    parts = [Part(np.array([1.0, 0.0]), 1.0, 1), Part(np.array([4.0, 2.0]), 2.0, 3)]
+    found = aggregate(parts)
+    mean = np.array([13.0, 6.0]) / 4
+    assert np.allclose(found.step, mean)
+    assert found.loss == 1.75
+    assert found.norm2 == pytest.approx(mean @ mean)
+    spread = 1 * np.sum((parts[0].gradient - mean) ** 2) + 3 * np.sum((parts[1].gradient - mean) ** 2)
+    assert found.variance == pytest.approx(spread / 2)  # per gradient of 2 samples
+    assert np.allclose(aggregate(parts, batch=8).step, mean / 2)
+    assert np.isnan(aggregate(parts[:1]).variance)
+    halved = aggregate([parts[0], parts[1]._replace(weight=1 / 3)])
+    assert np.allclose(halved.step, [2.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        ({"backup": "static:9"}, "k=9: expected 1 to the number of workers, 4"),
+        ({"sync": "ssp:3", "backup": "dbw"}, "leave out --backup"),
+        ({"sync": "asp", "mode": "pull"}, "exclude each other"),
+        ({"lr": -1.0}, "expected a positive learning rate"),
+        ({"global_batch": 3}, "at least 1 sample each"),
+        ({"momentum": 1.0}, "momentum=1"),
+    ],
+)
+def test_bad_input_is_answered_in_one_sentence(choices, says):
+    with pytest.raises(PacelineError, match=says):
+        Choices(**{"workers": 4, "global_batch": 40} | choices)
+
+
+def test_real_gradients_learn():
+    pytest.importorskip("torch")
+    from paceline import data
+    from paceline.simulate.learning import Images
+
+    learner = Images(data.load("digits"), "mlp")
+    choices = Choices(8, 256, backup="dbw", lr=0.2)
+    run = Server(learner, choices, RoundTrips(8, Exponential(0.7, 0.3)), Draws(1500, 0))
+    updates = run.run(updates=60)
+    assert updates[-1].loss < 0.6 < 2.0 < updates[0].loss
+    assert learner.test(run.parameters.values)[1] > 0.8
