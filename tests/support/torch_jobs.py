@@ -96,6 +96,7 @@ def _exact_case(
     steps: int = 50,
     loader_workers: int = 0,
     limits: Any = ((0, None),) * 3,
+    scaled: bool = False,
     reduction: str = "mean",
     **options: Any,
 ) -> float:
@@ -104,6 +105,7 @@ def _exact_case(
     ddp = DistributedDataParallel(model, find_unused_parameters=sometimes)
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss(reduction=reduction)
     pace = Pace(ddp, batch, options.pop("policy", UNEVEN), limits=limits, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
     loader = pace.loader(Samples(count, kind), seed=5, num_workers=loader_workers)
     while pace.rounds < steps:
         for x, y, _ in loader:
@@ -111,8 +113,8 @@ def _exact_case(
             if pace.weigh == "hook":
                 loss.backward()
             else:
-                pace.backward(loss, reduction)
-            pace.step(optimizer)
+                pace.backward(loss, reduction, scaler)
+            pace.step(optimizer, scaler)
             if pace.rounds == steps:
                 break
     pace.detach()
@@ -226,15 +228,16 @@ def misuse(rank: int, ranks: int, kind: str) -> str:
     try:
         if kind == "plain module":
             Pace(model, 16)
+        if kind == "record":
+            Pace(ddp, 16, record="/dev/null/run")
         if kind == "global batch":
             Pace(ddp, 16 if rank == 0 else 18)
-        pace = Pace(ddp, 16, Wavering(rank) if kind == "other plan" else "equal")
-        loader = pace.loader(Samples(83), seed=rank if kind == "seed" else 5)
-        for x, y, _ in loader:
-            if kind == "no backward":
-                continue
-            pace.backward(loss_of(ddp(x), y))
-            pace.step(optimizer_of(ddp))
+        with Pace(ddp, 16, Wavering(rank) if kind == "other plan" else "equal") as pace:
+            for x, y, _ in pace.loader(Samples(83), seed=rank if kind == "seed" else 5):
+                if kind == "no backward":
+                    continue
+                pace.backward(loss_of(ddp(x), y))
+                pace.step(optimizer_of(ddp))
     except PacelineError as error:
         return str(error)
     return "nothing was wrong"

@@ -20,6 +20,7 @@ CASES = {
     "quantum": {"quantum": 4},
     "batch larger than the data": {"count": 11},
     "prefetching": {"loader_workers": 1},
+    "scaled": {"scaled": True, "micro_batch": 5},
     "single precision": {"dtype": "float32"},
 }
 

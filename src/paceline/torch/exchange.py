@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
 
 STORE_RANKS = 32  # above this many ranks the store's one server would see n * n requests a round
@@ -82,7 +82,13 @@ class StoreExchange:
         keys = [f"{rank}/{step % SLOTS}" for rank in range(self._ranks)]
         deadline = time.monotonic() + self._timeout
         while True:
-            rows = np.stack([np.frombuffer(raw) for raw in self._store.multi_get(keys)])
+            try:
+                rows = np.stack([np.frombuffer(raw) for raw in self._store.multi_get(keys)])
+            except dist.DistError as error:
+                raise WorkerError(
+                    f"rank {self._rank} got no answer from rank 0 after its round; rank 0 has left the run, look "
+                    "there for the reason"
+                ) from error
             late = np.flatnonzero(rows[:, 0] != step)
             if not late.size:
                 return rows[:, 1:]

@@ -150,10 +150,13 @@ class Pace:
         self._no_sync = ExitStack()
         self._on_round = [on_round] if on_round else []
         self._recorder: RoundRecorder | None = None
-        if record is not None and self.rank == 0:
-            self._recorder = record_run(
-                record, policy=self.policy, workers=self.ranks, global_batch=self.global_batch
+        if record is not None:
+            self._recorder = peers.on_rank_0(
+                lambda: record_run(
+                    record, policy=self.policy, workers=self.ranks, global_batch=self.global_batch
+                )
             )
+        if self._recorder is not None:
             self._on_round.append(self._recorder.round)
 
     # -- what the user calls -------------------------------------------------------------------------------
@@ -171,10 +174,11 @@ class Pace:
         self._balancer.lag = max(lags) + self._meter.lag
         return BalancedLoader(self, dataset, self._order, options)
 
-    def backward(self, loss: torch.Tensor, reduction: str = "mean") -> None:
+    def backward(self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None) -> None:
         """Backward through the loss of this micro-batch, weighted so that the round's gradient is exact.
 
         reduction: what the loss is over this micro-batch's samples, "mean" or "sum".
+        scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """
         piece = self._piece
         if piece is None:
@@ -186,11 +190,10 @@ class Pace:
             self._meter.add_loss(piece.step, total.double())
         else:
             self._meter.add_loss(piece.step, torch.zeros((), dtype=torch.float64))
-        if self.weigh == "hook":
-            loss.backward()
-        else:
+        if self.weigh == "loss":
             count = piece.samples if reduction == "mean" else min(piece.samples, 1)
-            (loss * (self.ranks * count / piece.batch)).backward()
+            loss = loss * (self.ranks * count / piece.batch)
+        (loss if scaler is None else scaler.scale(loss)).backward()
         self._piece_done = True
         if piece.last:  # for a graph in which no hooked parameter took part
             self._meter.stop(piece.step, self._balancer.digest)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.rounds import Machines
+
+T = TypeVar("T")
 
 
 def rank() -> int:
@@ -45,6 +48,20 @@ def agree(facts: dict[str, Any], extra: Any = None) -> list[Any]:
                     "expected the same on every rank"
                 )
     return [theirs for _, theirs in everyone]
+
+
+def on_rank_0(action: Callable[[], T]) -> T | None:
+    """What ``action`` returns on rank 0, None elsewhere; its PacelineError is raised on every rank. Collective."""
+    result, complaint = None, ""
+    if rank() == 0:
+        try:
+            result = action()
+        except PacelineError as error:
+            complaint = str(error)
+    complaint = gather(complaint)[0]
+    if complaint:
+        raise PacelineError(complaint)
+    return result
 
 
 def machines() -> Machines:

@@ -1,0 +1,74 @@
+"""Draws docs/demo.png, the picture of the README, from the runs that ``make demo`` leaves.
+
+python docs/make_picture.py runs/digits-mlp-compare/equal runs/digits-mlp-compare/level docs/demo.png
+"""
+
+from __future__ import annotations
+
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from paceline.runs import Run, read
+
+ROUNDS = 6
+COMPUTE, WAIT = "#0072b2", "#d5d8de"
+
+
+def timeline(axes: plt.Axes, run: Run, first: int, title: str) -> float:
+    """Compute and wait of each worker over a few rounds; the seconds that they took."""
+    start = 0.0
+    for t in range(first, first + ROUNDS):
+        length = run.seconds[t]
+        axes.barh(range(run.workers), [length] * run.workers, left=start, color=WAIT, height=0.7)
+        axes.barh(range(run.workers), run.compute[t], left=start, color=COMPUTE, height=0.7)
+        start += length
+        axes.axvline(start, color="white", linewidth=1.5)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_yticks(range(run.workers), [f"worker {i}" for i in range(run.workers)], fontsize=8)
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    return start
+
+
+def main(equal_dir: str, level_dir: str, out: str) -> None:
+    equal, level = read(equal_dir), read(level_dir)
+    figure = plt.figure(figsize=(10, 3.6), layout="constrained")
+    grid = figure.add_gridspec(2, 5)
+    above, below = figure.add_subplot(grid[0, :3]), figure.add_subplot(grid[1, :3])
+    curve = figure.add_subplot(grid[:, 3:])
+    middle = len(equal.round) // 2
+    span = timeline(above, equal, middle, f"{ROUNDS} rounds of plain DDP: everybody waits for worker 3")
+    timeline(below, level, middle, f"the same {ROUNDS} rounds under Paceline")
+    for axes in (above, below):
+        axes.set_xlim(0, span)
+    below.set_xlabel("seconds (blue: computing, grey: waiting)", fontsize=8)
+    for run, name, colour in ((equal, "plain DDP", "#d55e00"), (level, "Paceline", COMPUTE)):
+        curve.plot(np.cumsum(run.seconds), run.loss, color=colour)
+        last = float(np.sum(run.seconds))
+        place = (0, 40 if run is level else 12)
+        curve.annotate(
+            f"{name}: {last:.0f} s",
+            (last, run.loss[-1]),
+            place,
+            textcoords="offset points",
+            ha="right",
+            color=colour,
+            fontsize=9,
+        )
+    curve.set_title("the same model, sooner", loc="left", fontsize=10)
+    curve.set_xlabel("seconds", fontsize=8)
+    curve.set_ylabel("training loss", fontsize=8)
+    curve.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, dpi=110)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
+    main(*sys.argv[1:])
