@@ -13,17 +13,19 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import ray
 from ray.util import ActorPool
 
-from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, stretched
+from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, simulate, stretched
+from paceline.coded.codes import LT
 from paceline.coded.codes.mds import own_block
 from paceline.ray import CodedMatrix, Pool
 
 ROWS, COLUMNS = 1200, 64
-SMALL_BLOCKS = 60  # of each master, for the task queue
+SMALL_BLOCKS = (30, 60, 120)  # of each master, for the task queue
 
 
 def cluster(workers: int, pace: float, seed: int) -> Problem:
@@ -59,20 +61,16 @@ def coded(
     return times
 
 
-def task_queue(pool: Pool, matrices: list[np.ndarray], x: np.ndarray, rounds: int) -> list[float]:
+def task_queue(pool: Pool, matrices: list[np.ndarray], x: np.ndarray, rounds: int, count: int) -> list[float]:
     """ray.util.ActorPool: the next small block goes to the next free worker; every worker holds every
     block.
     """
-    for m, a in enumerate(matrices):
-        blocks = ray.put(np.stack([own_block(a, SMALL_BLOCKS, i) for i in range(SMALL_BLOCKS)]))
-        ray.get(
-            [
-                actor.place.remote(f"{'xy'[m]}/queue", range(SMALL_BLOCKS), blocks)
-                for actor in pool.actors.values()
-            ]
-        )
+    keys = [f"{name}/queue of {count}" for name in "xy"]
+    for key, a in zip(keys, matrices, strict=True):
+        blocks = ray.put(np.stack([own_block(a, count, i) for i in range(count)]))
+        ray.get([actor.place.remote(key, range(count), blocks) for actor in pool.actors.values()])
     actors = ActorPool(list(pool.actors.values()))
-    items = [("xy"[m] + "/queue", i) for i in range(SMALL_BLOCKS) for m in range(2)]
+    items = [(key, i) for i in range(count) for key in keys]
     times = []
     for turn in range(rounds):
         start = time.perf_counter()
@@ -97,7 +95,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--pace", type=float, default=0.4, help="rows per ms of the slowest worker")
+    parser.add_argument("--pace", type=float, default=0.25, help="rows per ms of the slowest worker")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     problem = cluster(given.workers, given.pace, given.seed)
@@ -124,30 +122,37 @@ def main() -> None:
         def run(made: CodedPlan, **options) -> Callable[[], list[float]]:
             return lambda: coded(made, pool, matrices, x, given.rounds, **options)
 
-        contenders: dict[str, Callable[[], list[float]]] = {
-            "uncoded, uniform": run(uncoded),
-            "uncoded, planned by mean speed": run(by_speed),
-            "replication, each block twice": run(uniform, code="replicated"),
-            "coded, uniform": run(uniform),
-            "coded, this plan (exact)": run(best),
-            "this plan, 6 messages a worker": run(best, messages=6),
-            "rateless, redundancy 2, 6 messages": run(
-                stretched(best, 2.0), code="lt", messages=6, blocks=100
+        def model(made: CodedPlan, messages: int = 1, overhead: float = 0.0) -> float:
+            return simulate(made, 20_000, np.random.default_rng(0), messages, overhead).mean().value
+
+        rateless = stretched(best, 2.0)
+        contenders: dict[str, tuple[Callable[[], list[float]], float | None]] = {
+            "uncoded, uniform": (run(uncoded), model(uncoded)),
+            "uncoded, planned by mean speed": (run(by_speed), model(by_speed)),
+            "replication, each block twice": (run(uniform, code="replicated"), None),
+            "coded, uniform": (run(uniform), model(uniform)),
+            "coded, this plan (exact)": (run(best), model(best)),
+            "this plan, 6 messages a worker": (run(best, messages=6), model(best, 6)),
+            "rateless, redundancy 2, 6 messages": (
+                run(rateless, code="lt", messages=6, blocks=100),
+                model(rateless, 6, LT(100, 200).overhead()),
             ),
-            "Ray ActorPool, 60 small blocks each": lambda: task_queue(pool, matrices, x, given.rounds),
-            "ideal work queue (computed)": lambda: ideal(problem, best, given.rounds),
         }
-        base = None
+        for blocks in SMALL_BLOCKS:
+            queue = partial(task_queue, pool, matrices, x, given.rounds, blocks)
+            contenders[f"Ray ActorPool, {blocks} small blocks each"] = (queue, None)
+        contenders["ideal work queue (computed)"] = (lambda: ideal(problem, best, given.rounds), None)
+
+        first = None
         print(f"{given.workers} workers, {given.rounds} products of two masters with {ROWS} rows each")
-        print(f"{'':<38} {'mean':>8} {'+-':>6} {'98 %':>8} {'of uncoded':>11}")
-        for name, contender in contenders.items():
-            times = np.array(contender())
-            base = base or float(times.mean())
+        print(f"{'':<38} {'mean':>8} {'+-':>6} {'98 %':>8} {'of uncoded':>11} {'model':>8}")
+        for name, (contender, expected) in contenders.items():
+            times = 1e3 * np.array(contender())
+            first = first or float(times.mean())
             error = 1.96 * times.std(ddof=1) / np.sqrt(len(times))
             print(
-                f"{name:<38} {1e3 * times.mean():>5.0f} ms {1e3 * error:>6.0f} "
-                f"{1e3 * np.quantile(times, 0.98):>5.0f} ms "
-                f"{100 * times.mean() / base:>9.0f} %",
+                f"{name:<38} {times.mean():>5.0f} ms {error:>6.0f} {np.quantile(times, 0.98):>5.0f} ms "
+                f"{100 * times.mean() / first:>9.0f} %" + (f" {expected:>5.0f} ms" if expected else ""),
                 flush=True,
             )
     ray.shutdown()

@@ -105,6 +105,19 @@ def test_a_code_that_would_be_worse_is_warned_of(workers):
     assert_refused(run(workers, "--rows", "100", "--code", "fountain"), "fountain")
 
 
+@pytest.mark.parametrize("family", ["weibull", "empirical"])
+def test_other_families_are_planned_too(tmp_path, family):
+    rng = np.random.default_rng(1)
+    file = tmp_path / "times.csv"
+    lines = [f"x,{w},50,{50 * (0.5 + rng.weibull(2))}" for w in "vw" for _ in range(200)]
+    file.write_text("master,worker,rows,milliseconds\n" + "\n".join(lines) + "\n")
+    result = run("--fit", file, "--family", family, "--rows", "100", "--json", "-")
+    (master,) = json.loads(result.stdout)["masters"]
+    assert sum(w["rows_assigned"] for w in master["workers"]) >= 100
+    # both workers alike: each brings half of the rows, and F(z) / z is best near the end of a light tail
+    assert 100 * 0.5 * 1.1 / 2 < master["t_star"] < 100 * 2.5 / 2
+
+
 def test_columns_for_communication(tmp_path):
     file = tmp_path / "workers.csv"
     file.write_text("master,worker,u,a,latency,gamma\nx,v,1,1,0,5\nx,w,2,0.5,10,5\n")

@@ -82,6 +82,21 @@ def test_times_are_read_fitted_and_normalised_by_their_rows(tmp_path):
     assert problem.rows[0] == 100
 
 
+def test_lines_in_any_order_reach_their_pair(tmp_path):
+    rng = np.random.default_rng(6)
+    lines = [(m, w, r, r * rng.uniform(1, 2)) for m in "xy" for w in "abc" for r in (1, 5, 9)]
+    file = tmp_path / "times.csv"
+    rng.shuffle(lines)
+    file.write_text(
+        "master,worker,rows,milliseconds\n" + "\n".join(",".join(map(str, x)) for x in lines) + "\n"
+    )
+    problem, found = read_times(file, 100, "empirical")
+    for m, master in enumerate(problem.masters):
+        for n, worker in enumerate(problem.workers):
+            mine = sorted(float(t) / int(r) for a, w, r, t in lines if (a, w) == (master, worker))
+            np.testing.assert_allclose(found.delay.times[m, n], mine)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -89,7 +104,7 @@ def test_times_are_read_fitted_and_normalised_by_their_rows(tmp_path):
         ("m,w,10,10\nm,w,20,20\n", "two that differ"),
         ("m,w,10,-1\nm,w,1,1\n", "line 2: milliseconds"),
         ("m,w,0,1\nm,w,1,1\n", "line 2: rows"),
-        ("m,w,1,1\nm,w,1,2\nn,v,1,1\nn,v,1,2\n", "0 times for master 'm' and worker 'v'"),
+        ("m,w,1,1\nm,w,1,2\nn,v,1,1\nn,v,1,2\n", "no times for master 'm' and worker 'v'"),
         ("", "no lines below"),
     ],
 )

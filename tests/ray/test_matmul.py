@@ -184,7 +184,7 @@ def test_a_frozen_worker_costs_nothing_and_comes_back(mortal):
 
 
 def test_too_many_frozen_workers_are_an_error_after_the_patience(mortal):
-    with CodedMatrix(matrix(), plan(problem_of()), 0, mortal, patience=1) as coded:
+    with CodedMatrix(matrix(), plan(problem_of()), 0, mortal, patience=3) as coded:
         for name in ("w0", "w1", "w2"):
             os.kill(mortal.processes[name], signal.SIGSTOP)
         with pytest.raises(PacelineError, match="too few workers"):
@@ -198,7 +198,7 @@ def test_replanning_learns_the_paces_and_moves_only_what_changes(cluster):
 
     def pace(name, master, turn, rows):
         draw = np.random.default_rng([int(name[1]), turn]).exponential()
-        return 1e-3 * rows * (1 + 0.3 * draw) / speed[name]
+        return 2e-3 * rows * (1 + 0.3 * draw) / speed[name]
 
     a, x = matrix(), np.random.default_rng(0).standard_normal(20)
     with Pool(NAMES, cpus=0, pace=pace) as paced, CodedMatrix(a, plan(problem_of()), 0, paced) as coded:

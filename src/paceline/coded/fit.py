@@ -131,20 +131,25 @@ def read_times(
     per_row = np.array(
         [positive(line, "milliseconds", path) / positive(line, "rows", path) for line in lines]
     )
+    pair = where[:, 0] * len(workers) + where[:, 1]
+    order = np.argsort(pair, kind="stable")
+    measured = np.split(
+        per_row[order], np.searchsorted(pair[order], np.arange(1, len(masters) * len(workers)))
+    )
     times = np.empty((len(masters), len(workers)), object)
     for m, master in enumerate(masters):
         for n, worker in enumerate(workers):
-            mine = per_row[(where == (m, n)).all(1)]
-            if family != "empirical" and (len(mine) < 2 or np.ptp(mine) <= 0):
+            mine = times[m, n] = measured[m * len(workers) + n]
+            if not len(mine):
+                raise PacelineError(
+                    f"{path} has no times for master {master!r} and worker {worker!r}: expected some for "
+                    f"every pair"
+                )
+            if family != "empirical" and np.ptp(mine) <= 0:
                 raise PacelineError(
                     f"{path} has {len(mine)} times for master {master!r} and worker {worker!r}: expected at "
                     f"least "
-                    "two that differ per row, for every pair"
+                    "two that differ per row"
                 )
-            if not len(mine):
-                raise PacelineError(
-                    f"{path} has no times for master {master!r} and worker {worker!r}; measure some"
-                )
-            times[m, n] = mine
     fitted = fit(times, family)
     return Problem(masters, workers, rows_for(masters, rows), fitted.delay), fitted
