@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from paceline import forecast, policies
 from paceline.errors import PacelineError
 from paceline.forecast import Reading
-from paceline.rounds import Cluster
+from paceline.rounds import Cluster, Round
 
 ROUNDS = 150  # enough for every method to have been fitted
 TRAINED = [
@@ -116,6 +119,41 @@ def test_absence_does_no_harm(made: forecast.AnyForecast) -> None:
     assert np.all(np.isfinite(out[4:]))
     assert np.all(np.isfinite(out[:, :2]))
     assert np.all(out[5:, 0] > 0)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), name=st.sampled_from(forecast.names()))
+def test_whatever_is_reported_the_seen_have_a_positive_prediction(data: st.DataObject, name: str) -> None:
+    rounds, workers = 40, 3
+    odd = st.sampled_from([np.nan, 0.0, -1.0, np.inf])
+    speed = data.draw(
+        arrays(float, (rounds, workers), elements=st.floats(1e-6, 1e9) | odd, fill=st.nothing())
+    )
+    portion = data.draw(arrays(float, (rounds, workers), elements=st.floats(0, 1) | st.just(np.nan)))
+    out = walk(
+        forecast.create(name), [Reading(v, c, c) for v, c in zip(speed, portion, strict=True)], (workers,)
+    )
+    been = np.cumsum(np.isfinite(speed) & (speed > 0), axis=0) > 0
+    assert np.all(np.isnan(out[~been]))
+    assert np.all(np.isfinite(out[been]) & (out[been] > 0))
+
+
+@pytest.mark.parametrize("name", [*forecast.names(), "narx:pooled=no"])
+def test_a_policy_goes_on_from_a_stored_state(name: str) -> None:
+    policy = policies.create("level:forecast=" + name.replace(",", ";"), Cluster(3, 64))
+    rounds = [
+        Round(np.full(3, 1 / 3), 64 / 3 / r.speed, 64, cpu=r.cpu, memory=r.memory)
+        for r in stream(9, (3,), 40)
+    ]
+    _, state = policy.init()
+    for each in rounds[:20]:
+        _, state = policy.step(state, each)
+    stored = [leaf.tolist() for leaf in policies.leaves(state)]
+    again = policies.restore(policy.init()[1], stored)
+    for each in rounds[20:]:
+        plan, state = policy.step(state, each)
+        other, again = policy.step(again, each)
+        np.testing.assert_array_equal(plan.shares, other.shares)
 
 
 def test_no_cpu_or_memory_reading_is_no_error(made: forecast.AnyForecast) -> None:

@@ -67,8 +67,8 @@ def test_fig6_without_a_gpu_takes_published_measurements(
     monkeypatch.setattr(lbbsp_timing, "_cuda", lambda: None)
     result = experiments("lbbsp")["fig6"](tmp_path, True)
     assert len(check(tmp_path, "fig6", result)) == 10
-    assert result["lines"]["v100"]["slope"] == pytest.approx(2.77e-4, rel=0.15)
-    assert result["lines"]["v100"]["r2"] > 0.95
+    assert result["lines"]["V100"]["slope"] == pytest.approx(2.77e-4, rel=0.15)
+    assert result["lines"]["V100"]["r2"] > 0.95
 
 
 def test_fig11_shows_narx_ahead_of_ema_at_every_jump(tmp_path: Path) -> None:
@@ -105,3 +105,17 @@ def test_a_decision_is_timed_each_round(name: str) -> None:
     spent = lbbsp_timing._deciding(name, 32, 20)
     assert spent.shape == (20,)
     assert np.all(spent > 0)
+
+
+def test_measuring_ends_where_the_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from paceline.torch import models
+
+    class Small(torch.nn.Linear):  # type: ignore[misc]
+        def forward(self, images: Any) -> Any:
+            if len(images) > 8:
+                raise torch.OutOfMemoryError("out of memory")
+            return super().forward(images.flatten(1))
+
+    monkeypatch.setattr(models, "create", lambda name, shape: Small(28 * 28, 10))
+    assert list(measure("lenet5", [1, 2, 4, 8, 16, 32], 1, "cpu")) == [1, 2, 4, 8]
