@@ -87,7 +87,7 @@ def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
     Interpolation and bisection of the level in turn, until no row has many samples left, or the level is
     settled to neighbouring floats: then all the rest end at the same time and go out by rank.
     """
-    few = 16
+    few = 32
     level = water_level(cost, total[..., 0], low, high).seconds[..., None]
     left = np.maximum(level * (1 - 1e-12), 0.0)
     loads = _counts(cost, left, low, high)

@@ -132,6 +132,14 @@ def _slowest(moment: Moment, seconds: Array) -> Array:
     return slowest
 
 
+class _Whole(NamedTuple):
+    """A plan in whole samples, kept because many policies change theirs but now and then."""
+
+    asked: Array
+    batch: int
+    ran: Array
+
+
 class _Player:
     """One policy in the middle of a simulation."""
 
@@ -143,6 +151,7 @@ class _Player:
         self._decide = time.perf_counter() - began
         self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else scenario.decision_delay)))
         self._fit = None if scenario.known_overhead else fitting.start(cluster.shape)
+        self._whole = _Whole(np.empty(0), 0, np.empty(0))
         self._latency = np.empty((rounds, realizations))
         self._compute, self._overhead, self._wait = (np.zeros(realizations) for _ in range(3))
         self._shares, self._first_shares, self._first_seconds = (
@@ -190,11 +199,18 @@ class _Player:
         if not everybody:
             shares = among_present(cluster, moment.present, shares)
         if not self._scenario.fractional:
-            if not everybody:
-                costs = None if plan.costs is None else Only(plan.costs, moment.present)
-                plan = Plan(shares, costs=costs)
-            least, most = np.ceil(least * full - 1e-9), np.floor(most * full + 1e-9)
-            shares = whole_samples(plan, batch, least, most) / batch
+            if everybody and plan.costs is None:
+                last = self._whole
+                if last.batch != batch or not np.array_equal(last.asked, shares):
+                    loads = whole_samples(plan, batch, cluster.least, cluster.most)
+                    self._whole = last = _Whole(shares, batch, loads / batch)
+                shares = last.ran
+            else:
+                if not everybody:
+                    costs = None if plan.costs is None else Only(plan.costs, moment.present)
+                    plan = Plan(shares, costs=costs)
+                least, most = np.ceil(least * full - 1e-9), np.floor(most * full + 1e-9)
+                shares = whole_samples(plan, batch, least, most) / batch
         if moment.stopped.any():  # their samples are lost
             shares = np.where(moment.stopped, 0.0, shares)
         return shares
