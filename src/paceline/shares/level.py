@@ -131,7 +131,8 @@ def _fill(
 
 
 def _at(rate: Array, offset: Array, low: Array, high: Array, level: Array) -> Array:
-    return np.clip(rate * np.nan_to_num(level) - offset, low, high)
+    with np.errstate(over="ignore"):  # a bracket that is open still stands for a number
+        return np.clip(rate * np.nan_to_num(level) - offset, low, high)
 
 
 def _bracket(
