@@ -10,9 +10,10 @@ import pytest
 from paceline import forecast
 from paceline.errors import PacelineError
 from paceline.forecast import Reading, learned
-from paceline.forecast.learned import BLOCK, save
 from paceline.forecast.rating import rate, rmse, walk
+from paceline.forecast.saved import load, save
 from paceline.forecast.series import Series, bursty
+from paceline.forecast.window import BLOCK, LearnedState
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +21,7 @@ def busy() -> Series:
     return bursty(np.random.default_rng(11), rounds=900, workers=6)
 
 
-def after(made: forecast.AnyForecast, series: Series, rounds: int) -> learned.LearnedState:
+def after(made: forecast.AnyForecast, series: Series, rounds: int) -> LearnedState:
     state = made.init(series.speed.shape[1:])
     for k in range(1, rounds):
         _, state = made.step(state, Reading(series.speed[k - 1], series.cpu[k], series.memory[k]))
@@ -117,7 +118,7 @@ def test_a_state_is_small_steps_of_shared_arrays(busy: Series) -> None:
 
 def test_a_saved_model_predicts_after_twenty_rounds(busy: Series, tmp_path: Path) -> None:
     made = forecast.create("narx")
-    save(made, after(made, busy, 700), tmp_path / "model.npz")
+    save(tmp_path / "model.npz", made.network, after(made, busy, 700))
     other = bursty(np.random.default_rng(12), rounds=300, workers=3)
     reused = walk(forecast.create(f"narx:model={tmp_path / 'model.npz'}"), *other[:3])
     each = walk(forecast.create(f"narx:pooled=no,model={tmp_path / 'model.npz'}"), *other[:3])
@@ -132,23 +133,29 @@ def test_of_many_models_the_most_accurate_is_saved(busy: Series, tmp_path: Path)
     made = forecast.create("narx:pooled=false")
     state = after(made, busy, 600)
     best = np.argmin(state.wrong[0] / state.wrong[1])
-    save(made, state, tmp_path / "model.npz")
-    np.testing.assert_array_equal(learned.load(made, tmp_path / "model.npz"), state.parameters[best])
+    save(tmp_path / "model.npz", made.network, state)
+    np.testing.assert_array_equal(load(tmp_path / "model.npz", made.network), state.parameters[best])
 
 
 def test_files_that_are_no_model_are_refused(tmp_path: Path, busy: Series) -> None:
     (tmp_path / "text.npz").write_text("hello")
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     made = forecast.create("narx:inputs=8")
-    save(made, after(made, busy, 130), tmp_path / "eight.npz")
+    save(tmp_path / "eight.npz", made.network, after(made, busy, 130))
+    whole = (tmp_path / "eight.npz").read_bytes()
+    (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
+    np.savez(tmp_path / "nan.npz", network=repr(made.network), parameters=np.full(11, np.nan))
     for name, message in [
         ("missing.npz", "is no saved forecast model"),
         ("text.npz", "is no saved forecast model"),
         ("other.npz", "is no saved forecast model"),
+        ("half.npz", "is no saved forecast model"),
         ("eight.npz", r"holds Perceptron\(features=8, hidden=1\), but Perceptron\(features=6, hidden=2\)"),
     ]:
         with pytest.raises(PacelineError, match=message):
             forecast.create(f"narx:model={tmp_path / name}").init((3,))
+    with pytest.raises(PacelineError, match="numbers that are not finite"):
+        forecast.create(f"narx:inputs=8,model={tmp_path / 'nan.npz'}").init((3,))
 
 
 @pytest.mark.parametrize(

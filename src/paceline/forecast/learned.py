@@ -1,60 +1,34 @@
-"""What the trained forecasts share: a window of the past, normal units, online training, the way back to EMA.
+"""What the trained forecasts share: their options, training while they predict, and the way back to EMA.
 
-Rounds are kept in blocks: ``recent`` fills up and then moves into ``window``, so that a round copies a
-block and not the whole past. Training takes one step a round on the window, stops early, and begins anew
-with each block.
+Training takes one step a round on the window of past rounds, stops early, and begins anew with each block.
 """
 
 from __future__ import annotations
 
-import io
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from paceline.errors import PacelineError
-from paceline.files import write_whole
 from paceline.forecast.ema import check_gain
 from paceline.forecast.networks import Network
-from paceline.forecast.protocol import Reading, seen, smoothed
+from paceline.forecast.protocol import Reading
+from paceline.forecast.saved import load
 from paceline.forecast.training import improve
+from paceline.forecast.window import BLOCK, SPEED, LearnedState, begin, remember, units
 from paceline.rounds import Array
 
-BLOCK = 32  # rounds
 LEAST = 96  # rounds in the window before training begins
 SETTLE = 20  # readings of a worker before its units are known
-MEMORY = 1000  # rounds over which a worker's mean and spread are taken
-RECENT = 0.02  # weight of the newest squared error when a network is judged against EMA
 POOLED_SAMPLES = 4096  # at most in a training step of a pooled model
 EACH_SAMPLES = 256  # at most for one model, where every worker has its own
 TURN = 128  # models that train in one round, where every worker has its own; the others in the next
 CALM = (
     1e-4,
     4,
-)  # early stop: the loss falls by less than this in so many consecutive steps (LB-BSP, section 4.2)
-SPEED, CPU, MEMORY_USE = range(3)  # channels
-
-
-class LearnedState(NamedTuple):
-    """Arrays (..., n) of workers, (...) or (..., n) of models; channels are speed, cpu, memory."""
-
-    rounds: Array  # rounds so far, shape ()
-    number: Array  # readings of each worker
-    ema: Array
-    mean: Array  # (3, ..., n), running mean of each channel
-    spread: Array  # (3, ..., n), running variance
-    ahead: Array  # (2, ..., n): cpu and memory for the round to come
-    tail: Array  # (look-back, 3, ..., n): the newest rounds, newest last
-    recent: Array  # (BLOCK, 4, ..., n): rounds not yet in the window; the fourth channel says who was there
-    window: Array  # (window, 4, ..., n)
-    parameters: Array  # (models..., P)
-    damping: Array  # (models...)
-    calm: Array  # (models...): consecutive training steps that gained little
-    guesses: Array  # (2, ..., n): what the network and EMA said of the round to come
-    wrong: Array  # (2, ..., n): running squared error of both
+)  # stop when the loss falls by less than this in so many consecutive steps (LB-BSP, section 4.2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +40,7 @@ class Learned:
     window: rounds that training looks back on.
     fallback: EMA predicts where it has been more accurate of late (running squared error).
     gain: of that EMA.
-    model: file of a model saved by ``save``, to start from.
+    model: file of a model that ``saved.save`` wrote, to start from.
     seed: of the first weights and of the samples drawn where there are too many to train on all.
     """
 
@@ -77,6 +51,7 @@ class Learned:
     gain: float = 0.2
     model: str | None = None
     seed: int = 0
+    needs_readings: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gain(self.name, self.gain)
@@ -86,8 +61,6 @@ class Learned:
             raise PacelineError(
                 f"forecast {self.name!r}: window={self.window}: expected at least {2 * LEAST} rounds"
             )
-
-    needs_readings: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -111,28 +84,11 @@ class Learned:
         if self.model is None:
             start = self.network.draw(np.random.default_rng(self.seed))
         else:
-            start = load(self, Path(self.model))
-        blank = np.full(shape, np.nan)
-        length = math.ceil(self.window / BLOCK) * BLOCK
-        return LearnedState(
-            rounds=np.array(0),
-            number=np.zeros(shape),
-            ema=blank,
-            mean=np.full((3, *shape), np.nan),
-            spread=np.zeros((3, *shape)),
-            ahead=np.full((2, *shape), np.nan),
-            tail=np.full((self.lookback, 3, *shape), np.nan),
-            recent=np.full((BLOCK, 4, *shape), np.nan),
-            window=np.full((length, 4, *shape), np.nan),
-            parameters=np.broadcast_to(start, (*models, len(start))).copy(),
-            damping=np.ones(models),
-            calm=np.zeros(models, dtype=np.int64),
-            guesses=np.full((2, *shape), np.nan),
-            wrong=np.full((2, *shape), np.nan),
-        )
+            start = load(Path(self.model), self.network)
+        return begin(shape, models, start, self.window, self.lookback)
 
     def step(self, state: LearnedState, reading: Reading) -> tuple[Array, LearnedState]:
-        state = _train(self, _remember(self, state, reading))
+        state = _train(self, remember(state, reading, self.gain))
         guesses = np.stack([_predict(self, state), state.ema])
         usable = (state.number >= SETTLE) & np.isfinite(guesses[0])
         if self.model is None:
@@ -142,89 +98,9 @@ class Learned:
         return np.where(usable, guesses[0], guesses[1]), state._replace(guesses=guesses)
 
 
-def save(forecast: Learned, state: LearnedState, path: Path) -> None:
-    """Write a trained model, of many the most accurate; ``model=FILE`` starts from it."""
-    ratio = state.wrong[0] / state.wrong[1]
-    ratio = np.nanmean(ratio, axis=-1) if forecast.pooled else ratio
-    flat = state.parameters.reshape(-1, forecast.network.parameters)
-    best = flat[np.argmin(np.where(np.isnan(ratio), np.inf, ratio))]
-    content = io.BytesIO()
-    np.savez(content, network=repr(forecast.network), parameters=best)
-    write_whole(path, content.getvalue())
-
-
-def load(forecast: Learned, path: Path) -> Array:
-    """The parameters in a file that ``save`` wrote, shape (P,)."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            network, parameters = str(file["network"]), np.asarray(file["parameters"], float)
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise PacelineError(
-            f"{path} is no saved forecast model ({error}); expected a file that save wrote"
-        ) from None
-    if network != repr(forecast.network) or parameters.shape != (forecast.network.parameters,):
-        raise PacelineError(
-            f"{path} holds {network}, but {forecast.network!r} is asked for; choose the same options"
-        )
-    return parameters
-
-
-def _remember(config: Learned, state: LearnedState, reading: Reading) -> LearnedState:
-    """Take in a reading: who ran how fast in the round just finished, and what is offered for the next."""
-    here = seen(reading.speed)
-    value = np.where(here, reading.speed, np.nan)
-    blank = np.full(here.shape, np.nan)
-    fresh = np.stack([blank if x is None else x for x in (reading.cpu, reading.memory)])
-    fresh = np.where(np.isfinite(fresh), fresh, state.ahead)
-    # the very first round has no reading of its own start: the one at its end stands in
-    used = np.where(np.isnan(state.ahead), fresh, state.ahead)
-
-    error = (state.guesses - value) ** 2
-    wrong = smoothed(state.wrong, error, RECENT, here & np.isfinite(error))
-    ema = smoothed(state.ema, value, config.gain, here)
-    # an absent worker's speed is filled with its mean: no surprise, and no sample to train on
-    row = np.concatenate([np.where(here, value, ema)[None], used])
-
-    number = state.number + here
-    weight = np.maximum(1 / np.maximum(number, 1), 1 / MEMORY)
-    mean = np.where(np.isnan(state.mean), row, state.mean)
-    moved = row - mean
-    there = here & np.isfinite(moved)
-    mean = np.where(there, mean + weight * moved, mean)
-    spread = np.where(there, (1 - weight) * (state.spread + weight * moved**2), state.spread)
-
-    place = int(state.rounds) % BLOCK
-    recent = state.recent.copy()
-    recent[place] = np.concatenate([row, here[None]])
-    window, calm = state.window, state.calm
-    if place == BLOCK - 1:
-        window = np.concatenate([window[BLOCK:], recent])
-        calm = np.zeros_like(calm)
-    return state._replace(
-        rounds=state.rounds + 1,
-        number=number,
-        ema=ema,
-        mean=mean,
-        spread=spread,
-        ahead=fresh,
-        tail=np.concatenate([state.tail[1:], row[None]]),
-        recent=recent,
-        window=window,
-        calm=calm,
-        wrong=wrong,
-    )
-
-
-def _units(state: LearnedState) -> tuple[Array, Array]:
-    """Mean and spread of each channel and worker, (3, ..., n), by which inputs are normalised."""
-    floor = np.full_like(state.mean, 0.02)  # a reading that hardly moves says nothing
-    floor[SPEED] = np.nan_to_num(0.01 * state.mean[SPEED], nan=1.0)
-    return state.mean, np.maximum(np.sqrt(state.spread), floor)
-
-
 def _predict(config: Learned, state: LearnedState) -> Array:
     """The network's prediction for the round to come, shape (..., n), in samples/s."""
-    mean, spread = _units(state)
+    mean, spread = units(state)
     now = np.concatenate([np.full((1, *state.ema.shape), np.nan), state.ahead])
     rows = (np.concatenate([state.tail, now[None]]) - mean) / spread
     inputs = np.stack([rows[-1 - lag, channel] for lag, channel in config.lags], axis=-1)
@@ -259,7 +135,7 @@ def _train(config: Learned, state: LearnedState) -> LearnedState:
             active = np.roll(active, -int(np.searchsorted(active, first)))[:TURN]
         worker = np.repeat(active[:, None], len(time), axis=1)
     rows = state.window.reshape(length, 4, -1)
-    mean, spread = (x.reshape(3, -1) for x in _units(state))
+    mean, spread = (x.reshape(3, -1) for x in units(state))
 
     def normal(lag: int, channel: int) -> Array:
         return (rows[time - lag, channel, worker] - mean[channel, worker]) / spread[channel, worker]

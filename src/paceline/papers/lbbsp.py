@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from paceline.papers import Experiment
 from paceline.papers.lbbsp_forecasts import fig11, table3
-from paceline.papers.lbbsp_timing import fig3, fig6, fig14
+from paceline.papers.lbbsp_overhead import fig14
+from paceline.papers.lbbsp_timing import fig3, fig6
 
 EXPERIMENTS: dict[str, Experiment] = {
     "fig3": fig3,
