@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import threading
 import time
+from functools import partial
 
 import numpy as np
 
 from paceline import forecast
+from paceline.aside import Aside
 from paceline.forecast import Reading
-from paceline.forecast.background import Background
 from paceline.forecast.rating import Rating, rate, walk
 from paceline.forecast.series import Series, bursty, google2011, recorded
 from paceline.shared import data_folder
@@ -123,7 +124,7 @@ def cost(workers: int, rounds: int) -> None:
 
 
 def beside(workers: int, rounds: int) -> None:
-    """A training step of 20 ms of matrix products, alone and with NARX in the background, in turns."""
+    """A training step of 20 ms of matrix products, alone and with NARX beside it, in turns."""
     series = bursty(np.random.default_rng(0), rounds=rounds + 200, workers=workers)
     a = np.random.default_rng(0).normal(size=(512, 512))
     repeats = 1
@@ -142,25 +143,24 @@ def beside(workers: int, rounds: int) -> None:
         return time.perf_counter() - start
 
     alone, inline, behind, handed = [], [], [], []
-    made = forecast.create("narx")
+    made, aside = forecast.create("narx"), Aside()
     state = made.init((workers,))
-    with Background(made, (workers,)) as background:
-        for k in range(1, rounds + 200):
-            reading = Reading(series.speed[k - 1], series.cpu[k], series.memory[k])
-            start = time.perf_counter()
-            background.step(reading)
-            handed.append(time.perf_counter() - start)
-            behind.append(step() + handed[-1])
-            _ = background.state  # let it finish, so that the next steps run alone
-            alone.append(step())
-            start = time.perf_counter()
-            _, state = made.step(state, reading)
-            inline.append(time.perf_counter() - start + step())
+    for k in range(1, rounds + 200):
+        reading = Reading(series.speed[k - 1], series.cpu[k], series.memory[k])
+        start = time.perf_counter()
+        decision = aside.start(partial(made.step, state, reading))
+        handed.append(time.perf_counter() - start)
+        behind.append(step() + handed[-1])
+        decision.result()  # let it finish, so that the next steps run alone
+        alone.append(step())
+        start = time.perf_counter()
+        _, state = made.step(state, reading)
+        inline.append(time.perf_counter() - start + step())
     base = np.median(alone[200:])
     print(
         f"a training step of {1e3 * base:.1f} ms with NARX of {workers} workers: medians of {rounds} rounds in turns"
     )
-    for label, spent in (("in the step", inline), ("in the background", behind)):
+    for label, spent in (("in the step", inline), ("aside", behind)):
         print(f"  {label:20}{np.median(spent[200:]) / base:8.3f} x the step alone")
     print(
         f"  handing over{1e3 * np.median(handed[200:]):12.3f} ms; threads alive: {threading.active_count()}"

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-RANKS, BATCH, BLOCK = 2, 128, 6
+RANKS, BATCH, BLOCK = 2, 2048, 4
 
 
 def plain_steps(rank: int, ddp: Any, optimizer: Any, loss_of: Any, data: Any) -> Iterator[None]:

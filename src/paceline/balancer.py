@@ -1,17 +1,21 @@
 """The decision loop that every engine runs: what the workers reported in, whole samples for each out.
 
 Every rank runs the same loop on the same reports and so makes the same plans. A plan made from round t takes
-effect in round t + 1 + lag, where lag is how far loaders draw ahead or measurements come in late.
+effect in round t + 1 + lag, where lag is how far loaders draw ahead or measurements come in late. A policy whose
+forecast trains decides aside, in a thread at low priority, while the next round runs: its plan takes effect one
+round later still, on every rank alike.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline import fitting, policies, shares
+from paceline.aside import Aside
 from paceline.costs import Linear
 from paceline.errors import PacelineError
 from paceline.policies import Policy
@@ -40,6 +44,7 @@ class Balancer:
         self.policy, self.lag = policy, 0
         self._quantum, self._floor = quantum, floor
         self.needs_readings = bool(getattr(policy, "needs_readings", False))
+        self._aside = Aside() if getattr(policy, "trains", False) else None
         self.restart(0)
 
     def restart(self, step: int) -> None:
@@ -48,6 +53,7 @@ class Balancer:
         self._fit = fitting.start(self.policy.cluster.shape)
         self._plans: dict[int, Plan] = {step: plan}  # by the round from which each holds
         self._newest = plan
+        self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
 
     @property
     def digest(self) -> int:
@@ -80,22 +86,34 @@ class Balancer:
         self._fit = fitting.update(self._fit, loads.astype(float), seconds, known)
         overhead = known + np.nan_to_num(self._fit.overhead)
         happened = Round(loads / batch, seconds, batch, overhead=overhead, cpu=cpu, memory=memory)
-        self._newest, self._state = self.policy.step(self._state, happened)
-        takes_effect = step + 1 + self.lag
-        self._plans[takes_effect] = self._newest
-        for first in [f for f in self._plans if f < takes_effect - self.lag]:
-            if max(f for f in self._plans if f <= takes_effect - self.lag) != first:
-                del self._plans[first]
+        if self._aside is None:
+            self._newest, self._state = self.policy.step(self._state, happened)
+            self._plans[step + 1 + self.lag] = self._newest
+        else:
+            if self._pending is not None:
+                takes_effect, decision = self._pending
+                self._newest, self._state = decision.result()
+                self._plans[takes_effect] = self._newest
+            state = self._state
+            decision = self._aside.start(lambda: self.policy.step(state, happened))
+            self._pending = (step + 2 + self.lag, decision)
+        running = max(first for first in self._plans if first <= step + 1)
+        self._plans = {first: plan for first, plan in self._plans.items() if first >= running}
         return overhead, self._newest.shares
 
     def state_dict(self) -> dict[str, Any]:
         """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""
+        plans, state = self._plans, self._state
+        if self._pending is not None:
+            takes_effect, decision = self._pending
+            plan, state = decision.result()
+            plans = plans | {takes_effect: plan}
         return {
             "workers": self.policy.cluster.workers,
             "lag": self.lag,
-            "policy": [leaf.tolist() for leaf in policies.leaves(self._state)],
+            "policy": [leaf.tolist() for leaf in policies.leaves(state)],
             "fit": [leaf.tolist() for leaf in policies.leaves(self._fit)],
-            "plans": {step: _plain(plan) for step, plan in self._plans.items()},
+            "plans": {step: _plain(plan) for step, plan in plans.items()},
             "newest": _plain(self._newest),
         }
 

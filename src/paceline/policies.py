@@ -25,7 +25,8 @@ S = TypeVar("S")
 class Policy(Protocol[S]):
     """Decides how much each worker does. Frozen: what changes lives in the state, a NamedTuple of arrays.
 
-    It may say more of itself: ``needs_readings``, that it uses Round.cpu and memory; ``settles = False``, that
+    It may say more of itself: ``needs_readings``, that it uses Round.cpu and memory; ``trains``, that it
+    takes its time over a model, and is to be stepped beside the training; ``settles = False``, that
     shares with which all end together are not where it stays.
     """
 

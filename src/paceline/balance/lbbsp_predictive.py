@@ -42,6 +42,11 @@ class LbbspCpu:
         """Whether the forecast reads Round.cpu and memory."""
         return self._forecast().needs_readings
 
+    @property
+    def trains(self) -> bool:
+        """Whether the forecast fits a model, which engines do aside."""
+        return self._forecast().trains
+
     def init(self) -> tuple[Plan, PredictiveState]:
         shares = even(self.cluster)
         state = self._forecast().init(self.cluster.shape)

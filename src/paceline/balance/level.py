@@ -51,6 +51,11 @@ class Level:
         """Whether the forecast reads Round.cpu and memory."""
         return forecast.create(self.forecast).needs_readings
 
+    @property
+    def trains(self) -> bool:
+        """Whether the forecast fits a model, which engines do aside."""
+        return forecast.create(self.forecast).trains
+
     def init(self) -> tuple[Plan, LevelState]:
         shape = self.cluster.shape
         tracked = self.forecast == "tracking"

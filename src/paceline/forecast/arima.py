@@ -50,6 +50,7 @@ class Arima:
     refit: int = 50
     gain: float = 0.2
     needs_readings: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_gain("arima", self.gain)

@@ -28,6 +28,7 @@ class Ema:
     gain: float = 0.2
     of: Literal["speed", "seconds"] = "speed"
     needs_readings: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gain("ema", self.gain)

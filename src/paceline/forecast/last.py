@@ -20,6 +20,7 @@ class Last:
     """v^{k-1}: quick to follow a change, and misled by every spike."""
 
     needs_readings: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
 
     def init(self, shape: tuple[int, ...]) -> LastState:
         return LastState(np.full(shape, np.nan))

@@ -52,6 +52,7 @@ class Learned:
     model: str | None = None
     seed: int = 0
     needs_readings: ClassVar[bool] = False
+    trains: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_gain(self.name, self.gain)

@@ -36,6 +36,7 @@ class Forecast(Protocol[S]):
     """Predicts every worker's speed in the next round."""
 
     needs_readings: ClassVar[bool]  # reads Reading.cpu and memory
+    trains: ClassVar[bool]  # fits a model as it goes: engines step it beside the training, not in its way
 
     def init(self, shape: tuple[int, ...]) -> S:
         """The state before the first round; shape is (..., n)."""

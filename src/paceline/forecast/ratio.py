@@ -31,6 +31,7 @@ class Ratio:
 
     gain: float = 0.2
     needs_readings: ClassVar[bool] = True
+    trains: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gain("ratio", self.gain)

@@ -18,6 +18,7 @@ class Tracking:
     """A Kalman filter of the logarithm of seconds per sample that learns its own settings."""
 
     needs_readings: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
 
     def init(self, shape: tuple[int, ...]) -> Track:
         return tracking.start(shape)

@@ -1,0 +1,90 @@
+"""The decision loop: when plans take effect, what a checkpoint holds, and decisions made aside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline import policies
+from paceline.balancer import Balancer
+from paceline.errors import PacelineError
+from paceline.rounds import Cluster
+
+SECONDS = np.array([1.0, 1.0, 2.0, 4.0]) / 1e3
+
+
+def balancer(policy: str, **options: int) -> Balancer:
+    cluster = Cluster(4, 100, np.ones(4), np.full(4, 100.0))
+    return Balancer(policies.create(policy, cluster), **options)
+
+
+def play(loop: Balancer, first: int, rounds: int) -> list[list[int]]:
+    """Rounds of workers with a little noise of their own; the loads of each."""
+    played = []
+    for step in range(first, first + rounds):
+        loads = loop.loads(step, 100)
+        noise = np.exp(0.05 * np.random.default_rng(step).normal(size=4))
+        loop.report(step, loads, SECONDS * noise * loads, np.full(4, 1e-4), np.full(4, 0.5), np.full(4, 0.5))
+        played.append(loads.tolist())
+    return played
+
+
+@pytest.mark.parametrize("lag", [0, 1, 4])
+def test_a_plan_takes_effect_one_round_and_the_lag_later(lag: int) -> None:
+    loop = balancer("level")
+    loop.lag = lag
+    played = play(loop, 0, lag + 3)
+    assert played[: lag + 1] == [[25, 25, 25, 25]] * (lag + 1)
+    assert played[lag + 1][3] < 15
+
+
+def test_a_policy_that_trains_takes_a_round_more() -> None:
+    played = play(balancer("level:forecast=narx"), 0, 3)
+    assert played[:2] == [[25, 25, 25, 25]] * 2
+    assert played[2][3] < 15
+
+
+@pytest.mark.parametrize(
+    "policy", ["level", "dolbie", "wlbs", "lbbsp-cpu:forecast=arima", "level:forecast=narx"]
+)
+@pytest.mark.parametrize("lag", [0, 2])
+def test_going_on_from_a_checkpoint_is_going_on(policy: str, lag: int) -> None:
+    whole, before, after = balancer(policy), balancer(policy), balancer(policy)
+    for loop in (whole, before, after):
+        loop.lag = lag
+    unbroken = play(whole, 0, 24)
+    assert play(before, 0, 11) == unbroken[:11]
+    after.load_state_dict(before.state_dict(), 11)
+    assert play(after, 11, 13) == unbroken[11:]
+    assert play(before, 11, 13) == unbroken[11:], "making a checkpoint changed the run"
+    assert before.digest == whole.digest
+
+
+def test_an_error_made_aside_is_raised() -> None:
+    class Failing:
+        cluster = Cluster(2, 10)
+        needs_upcoming = False
+        trains = True
+
+        def init(self):  # type: ignore[no-untyped-def]
+            return policies.create("equal", self.cluster).init()
+
+        def step(self, state, round):  # type: ignore[no-untyped-def]
+            raise ZeroDivisionError
+
+    loop = Balancer(Failing())  # type: ignore[arg-type]
+    loop.report(0, np.array([5, 5]), np.array([1.0, 1.0]))
+    with pytest.raises(ZeroDivisionError):
+        loop.report(1, np.array([5, 5]), np.array([1.0, 1.0]))
+
+
+def test_quanta_and_floors() -> None:
+    loop = balancer("level", quantum=20, floor=2)
+    play(loop, 0, 2)
+    assert (loop.loads(2, 100) % 20 == 0).all()
+    assert loop.loads(2, 47).sum() == 47
+    assert balancer("equal", floor=2).loads(0, 3).tolist() == [3, 0, 0, 0]
+    with pytest.raises(PacelineError, match="positive divisor of the global batch"):
+        balancer("equal", quantum=30)
+    with pytest.raises(PacelineError, match="looks into the future"):
+        balancer("optimum")
