@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -63,6 +65,8 @@ def test_bad_requests_are_refused():
     made = plan(random_problem(1, 3, 100, np.random.default_rng(0)))
     with pytest.raises(PacelineError, match="expected one of mds"):
         layout(made, 0, "fountain")
+    with pytest.raises(PacelineError, match="cannot cover"):
+        layout(dataclasses.replace(made, loads=made.loads * 0.5), 0)
     with pytest.raises(PacelineError, match="at least one block"):
         layout(made, 0, blocks=0)
     with pytest.raises(PacelineError, match="not in the plan"):

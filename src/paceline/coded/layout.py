@@ -53,6 +53,12 @@ def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | 
         raise PacelineError(f"code={code!r}: expected one of {', '.join(CODES)}")
     m = plan.master(master)
     rows, loads = int(plan.problem.rows[m]), plan.loads[m]
+    if loads.sum() < rows * (1 - 1e-9):
+        raise PacelineError(
+            f"the plan's loads for master {plan.problem.masters[m]!r} come to {loads.sum():.6g} of {rows} "
+            f"rows: they "
+            "cannot cover them; plan anew"
+        )
     if code == "replicated":
         loads = loads * (2 * rows / loads.sum())
     redundancy = max(float(loads.sum()) / rows, 1.0)

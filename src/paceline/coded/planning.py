@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -104,11 +105,16 @@ class CodedPlan:
         return json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
 
 
-def plan(problem: Problem, assign: str = "iterated", coded: bool = True) -> CodedPlan:
+def plan(
+    problem: Problem, assign: str = "iterated", coded: bool = True, code: str | None = None
+) -> CodedPlan:
     """Assign the workers and divide the rows so that the slowest master's t* is least.
 
     assign: one of ``NAMES``. coded: False divides L without redundancy, so that a master waits for all its
     workers; equally for "uniform", as the paper's benchmark does, else by mean speed.
+
+    code: how the plan is to be carried out ("mds", "chunked", "lt", "uncoded"); warns where another code
+    would be faster by simulation (``advice``). None says nothing.
 
     Raises PacelineError for an unknown name, an uncoded probabilistic plan, and where a master cannot be
     covered.
@@ -121,10 +127,16 @@ def plan(problem: Problem, assign: str = "iterated", coded: bool = True) -> Code
             "choose uniform, simple, iterated or exact"
         )
     if assign == "sca":
-        return _by_sca(problem)
-    phi, rate = problem.delay.peak()
-    k = assignment(problem, assign, rate)
-    return finish(problem, assign, k, coded, phi, rate)
+        made = _by_sca(problem)
+    else:
+        phi, rate = problem.delay.peak()
+        made = finish(problem, assign, assignment(problem, assign, rate), coded, phi, rate)
+    if code is not None:
+        from paceline.coded.compare import advice
+
+        for sentence in advice(made, code):
+            warnings.warn(sentence, stacklevel=2)
+    return made
 
 
 def finish(problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rate: Array) -> CodedPlan:
