@@ -85,6 +85,13 @@ def test_uncoded_uniform_time_is_the_mean_of_the_slowest():
     assert made.t_star[0] == pytest.approx(100 * (0.5 + 11 / 6), rel=1e-6)
 
 
+@pytest.mark.parametrize("k", [0.4, 1.0, 4.0])
+def test_uncoded_time_of_one_worker_is_its_mean_however_heavy_the_tail(k):
+    delay = Weibull(np.array([[2.0]]), np.array([[0.5]]), np.array([[k]]))
+    made = plan(Problem(("m",), ("w",), np.array([100.0]), delay), "uniform", coded=False)
+    assert made.t_star[0] == pytest.approx(100 * delay.mean()[0, 0], rel=1e-4)
+
+
 def test_a_worker_with_more_latency_than_the_plan_takes_is_left_out():
     latency = np.array([[0.0, 0.0, 1e9]])
     made = plan(problem_of([[2.0, 1.0, 50.0]], [[0.3, 0.5, 0.01]], latency=latency), "simple")

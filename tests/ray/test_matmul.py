@@ -5,6 +5,8 @@ import dataclasses
 import itertools
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -54,6 +56,12 @@ def mortal(cluster):
         for process in made.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGCONT)
+
+
+def test_ray_is_imported_only_when_asked_for():
+    asked = "import sys, paceline.ray; print('ray' in sys.modules); paceline.ray.Pool; print('ray' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize(

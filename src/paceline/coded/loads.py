@@ -82,10 +82,10 @@ def expected_completion(problem: Problem, loads: Array) -> Array:
             z = np.maximum(t[:, None] - wait, 0.0) / load
             return 1 - np.prod(delay.cdf(z), axis=1)  # type: ignore[attr-defined]
 
-        end = float((wait + load * delay.mean()).max())
+        middle = end = float((wait + load * delay.mean()).max())
         while late(np.array([end]))[0] > 1e-12:
             end *= 1.5
-        edges = np.linspace(0.0, end, 2001)
+        edges = np.concatenate([np.linspace(0.0, middle, 1001), np.geomspace(middle, end, 1001)[1:]])
         nodes, weights = np.polynomial.legendre.leggauss(4)
         half = 0.5 * np.diff(edges)
         t = (edges[:-1, None] + half[:, None] * (nodes + 1)).ravel()
