@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPERS = {
+    "dolbie": "paceline.papers.dolbie",
     "coded": "paceline.papers.coded",
     "lbbsp": "paceline.papers.lbbsp",
 }

@@ -32,11 +32,16 @@ class Moment(NamedTuple):
     everybody: bool
 
 
+def classes_of(scenario: Scenario) -> NDArray[np.int64]:
+    """Each worker's class, an index into the scenario's workers: shape (n,), or (R, n) where they are drawn."""
+    return scenario.classes(np.random.default_rng(scenario.seed).spawn(1)[0])
+
+
 def moments(scenario: Scenario) -> Iterator[Moment]:
     """Every round of every realization, all realizations of a round at once."""
-    drawing, pacing, noising, waiting = np.random.default_rng(scenario.seed).spawn(4)
+    _, pacing, noising, waiting = np.random.default_rng(scenario.seed).spawn(4)
     shape = (scenario.realizations, scenario.size)
-    of, classes = scenario.classes(drawing), scenario.workers
+    of, classes = classes_of(scenario), scenario.workers
     slopes = assemble([each.seconds_per_sample for each in classes], of).stream(shape, pacing)
     overheads = assemble([each.overhead for each in classes], of).stream(shape, waiting)
     noise = np.array([each.noise for each in classes])[of]

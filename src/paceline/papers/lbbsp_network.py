@@ -1,0 +1,218 @@
+"""LB-BSP's Fig. 13 for real: training in three network namespaces, the link of one of them made slow and fast again.
+
+Each worker is a process of its own in a namespace of its own, on a virtual cable to one bridge; ``tc tbf`` sets the
+rate of the last one's cable while they train. Needs Linux, root, and the commands ip and tc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline import runs
+from paceline.errors import PacelineError
+from paceline.papers import Result, figure, write
+
+BRIDGE, PORT, WORKERS = "plbridge", 29517, 3
+PACE_MS = "1,1.5,4"  # sleep for each sample: the first two are quick
+ABUNDANT, DEFICIENT = "480mbit", "16mbit"
+SECONDS = 300.0  # for one run, at most
+RUN = "import sys; from paceline.cli import run; sys.exit(run(sys.argv[1:]))"
+
+
+def missing() -> str:
+    """Why the experiment cannot be made here; empty where it can."""
+    if sys.platform != "linux":
+        return "network namespaces are Linux's"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"the command {tool} is not installed (Debian: iproute2)"
+    if os.geteuid() != 0:
+        return "it takes root to make network namespaces"
+    tried = subprocess.run(["ip", "netns", "add", "pltest"], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", "pltest"], capture_output=True)
+    return (
+        "" if tried.returncode == 0 else f"network namespaces are not allowed here ({tried.stderr.strip()})"
+    )
+
+
+def fig13real(out: Path, quick: bool) -> Result:
+    """Three workers in network namespaces, one link alternating between 480 and 16 Mbit/s."""
+    command = "paceline reproduce lbbsp fig13real" + (" --quick" if quick else "")
+    claim = (
+        "a drop of one worker's bandwidth costs LB-BSP less than 3 %; over 41 % less time than BSP in total"
+    )
+    setting = f"three network namespaces on a bridge, LeNet-5, DDP over gloo, sleeping {PACE_MS} ms a sample"
+    reason = missing()
+    picture = figure(1, width=7)
+    if reason:
+        told = {
+            "claim": claim,
+            "ours": f"not run: {reason}",
+            "why": reason,
+            "setting": setting,
+            "command": command,
+        }
+        return write(out, "fig13real", picture, [{"policy": "", "round": "", "seconds": ""}], told)
+    period = 7 if quick else 25
+    names = ("equal", "level") if quick else ("equal", "lbbsp-gpu", "level")
+    rows: list[dict[str, Any]] = []
+    mean: dict[str, dict[str, float]] = {}
+    for name in names:
+        run = train(name, 3 * period, period)
+        seconds = run.seconds
+        picture.axes[0].plot(np.arange(1, len(seconds) + 1), seconds, label=name, linewidth=0.9)
+        phase = np.arange(len(seconds)) // period
+        settled = np.arange(len(seconds)) % period >= max(2, period // 3)
+        fast = np.median(seconds[(phase != 1) & settled])
+        slow = np.median(seconds[(phase == 1) & settled])
+        mean[name] = {"abundant": float(fast), "deficient": float(slow)}
+        rows += [
+            {
+                "policy": name,
+                "round": t + 1,
+                "seconds": f"{s:.5g}",
+                "loads": "/".join(f"{x:.0f}" for x in load),
+            }
+            for t, (s, load) in enumerate(zip(seconds.tolist(), run.loads, strict=True))
+        ]
+    picture.axes[0].set(xlabel="round", ylabel="seconds", ylim=(0, None))
+    picture.axes[0].legend()
+    result = {
+        "claim": claim,
+        "ours": "; ".join(
+            f"{name}: {1e3 * each['abundant']:.0f} ms, with the slow link {1e3 * each['deficient']:.0f} ms "
+            f"(+{1e3 * (each['deficient'] - each['abundant']):.0f} ms)"
+            for name, each in mean.items()
+        ),
+        "why": "DDP averages by all-reduce, in which a slow link holds up everybody alike: no division of the batch "
+        "makes up for it, where a parameter server's workers each wait for their own. What balancing saves in "
+        "computation it saves with either link",
+        "setting": f"{setting}; the last one's link {ABUNDANT} and {DEFICIENT}, {period} rounds each",
+        "command": command,
+        "seconds": mean,
+    }
+    return write(out, "fig13real", picture, rows, result)
+
+
+def train(policy: str, steps: int, period: int) -> runs.Run:
+    """Train under one policy; the last worker's link is slow in the second of every two periods."""
+    with tempfile.TemporaryDirectory() as folder, _cables() as spaces:
+        record = Path(folder) / "run"
+        words = [
+            "train",
+            "--model",
+            "lenet5",
+            "--global-batch",
+            "96",
+            "--pace-ms",
+            PACE_MS,
+            "--steps",
+            str(steps),
+        ]
+        words += ["--policy", policy, "--out", str(record), "--lr", "0.01"]
+        workers = []
+        for rank, space in enumerate(spaces):
+            env = {
+                "RANK": str(rank),
+                "LOCAL_RANK": "0",
+                "WORLD_SIZE": str(WORKERS),
+                "MASTER_ADDR": _address(0),
+                "MASTER_PORT": str(PORT),
+                "GLOO_SOCKET_IFNAME": "eth0",
+                "OMP_NUM_THREADS": "1",
+            }
+            line = ["ip", "netns", "exec", space, sys.executable, "-c", RUN, *words]
+            workers.append(
+                subprocess.Popen(
+                    line, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+                )
+            )
+        try:
+            _turn(workers, record / "rounds.jsonl", spaces[-1], period)
+        finally:
+            for worker in workers:
+                if worker.poll() is None:
+                    worker.kill()
+                worker.wait()
+        for worker in workers:
+            if worker.returncode:
+                assert worker.stderr is not None
+                told = worker.stderr.read().decode().strip().splitlines()
+                raise PacelineError(
+                    f"a worker in its network namespace failed: {told[-1] if told else 'no word'}"
+                )
+        return runs.read(record)
+
+
+def _turn(workers: list[subprocess.Popen[bytes]], record: Path, space: str, period: int) -> None:
+    """Change the link's rate as the record grows, until the workers are done."""
+    now = ABUNDANT
+    end = time.monotonic() + SECONDS
+    while any(worker.poll() is None for worker in workers):
+        if time.monotonic() > end:
+            raise PacelineError(f"the workers were not done after {SECONDS:g} s; look for what holds them up")
+        if any(worker.poll() for worker in workers):
+            return
+        done = record.read_bytes().count(b"\n") if record.exists() else 0
+        rate = DEFICIENT if (done // period) % 2 else ABUNDANT
+        if rate != now:
+            _limit(space, rate)
+            now = rate
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _cables() -> Iterator[list[str]]:
+    """Namespaces pl0, pl1, ... with eth0 each, on one bridge; taken down at the end."""
+    spaces = [f"pl{rank}" for rank in range(WORKERS)]
+    _down(spaces)
+    try:
+        _call(f"ip link add {BRIDGE} type bridge")
+        _call(f"ip link set {BRIDGE} up")
+        for rank, space in enumerate(spaces):
+            _call(f"ip netns add {space}")
+            _call(f"ip link add plveth{rank} type veth peer name eth0 netns {space}")
+            _call(f"ip link set plveth{rank} master {BRIDGE} up")
+            _call(f"ip -n {space} addr add {_address(rank)}/24 dev eth0")
+            _call(f"ip -n {space} link set eth0 up")
+            _call(f"ip -n {space} link set lo up")
+        _limit(spaces[-1], ABUNDANT)
+        yield spaces
+    finally:
+        _down(spaces)
+
+
+def _down(spaces: list[str]) -> None:
+    for space in spaces:
+        subprocess.run(["ip", "netns", "del", space], capture_output=True)
+    for rank in range(len(spaces)):
+        subprocess.run(["ip", "link", "del", f"plveth{rank}"], capture_output=True)
+    subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
+
+
+def _limit(space: str, rate: str) -> None:
+    """Both directions of a namespace's cable."""
+    how = f"root tbf rate {rate} burst 64kb latency 400ms"
+    _call(f"ip netns exec {space} tc qdisc replace dev eth0 {how}")
+    _call(f"tc qdisc replace dev plveth{space[2:]} {how}")
+
+
+def _address(rank: int) -> str:
+    return f"10.77.0.{rank + 1}"
+
+
+def _call(line: str) -> None:
+    done = subprocess.run(line.split(), capture_output=True, text=True)
+    if done.returncode:
+        raise PacelineError(f"{line!r} failed: {done.stderr.strip()}")

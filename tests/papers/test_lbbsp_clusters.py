@@ -1,0 +1,79 @@
+"""LB-BSP on virtual clusters, and on real network namespaces where they are allowed."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.papers import REQUIRED, experiments, lbbsp_network
+from paceline.papers.lbbsp_clusters import ABUNDANT, DEFICIENT, MEGABYTES, cluster_a, cluster_c
+from paceline.simulate import run
+
+
+def check(out: Path, name: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    result = experiments("lbbsp")[name](out, True)
+    assert set(REQUIRED) <= set(result)
+    assert json.loads((out / f"{name}.json").read_text()) == json.loads(json.dumps(result))
+    assert (out / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    with (out / f"{name}.csv").open(newline="") as file:
+        return result, list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", ["fig8", "fig9"])
+def test_the_more_uneven_the_more_is_saved(tmp_path: Path, name: str) -> None:
+    result, _ = check(tmp_path, name)
+    saved = [1 - level["LB-BSP"] / level["BSP"] for level in result["levels"].values()]
+    assert saved == sorted(saved)
+    assert saved[2] > 0.3
+    for level in result["levels"].values():
+        assert level["oracle"] <= level["level"] * 1.001
+        assert level["ASP"] <= level["BSP"]
+
+
+def test_cluster_a_is_as_uneven_as_it_says() -> None:
+    played = run(cluster_a(3.0, 128, 0.015, 300, 1), ["equal"]).policies["equal"]
+    pace = played.first_seconds / played.first_seconds.min()
+    assert pace.max() == pytest.approx(3.0, rel=0.15)
+
+
+def test_cluster_b(tmp_path: Path) -> None:
+    result, _ = check(tmp_path, "fig10")
+    faster = result["times_as_fast"]
+    assert faster["equal"] == 1
+    assert 1.2 < faster["lbbsp-cpu"] < faster["optimum"]
+
+
+def test_cluster_c_has_the_papers_batches(tmp_path: Path) -> None:
+    check(tmp_path, "fig12")
+    result, rows = check(tmp_path, "fig13")
+    seconds = result["seconds"]
+    assert seconds["LB-BSP"]["batch abundant"] == pytest.approx(235, abs=3)
+    assert seconds["LB-BSP"]["batch deficient"] < 200
+    slower = 8 * MEGABYTES * (1 / DEFICIENT - 1 / ABUNDANT)
+    assert seconds["BSP"]["deficient"] - seconds["BSP"]["abundant"] == pytest.approx(slower, rel=0.1)
+    batches = {float(r["testee_batch"]) for r in rows if r["policy"] == "LB-BSP"}
+    assert min(batches) >= 58
+    assert max(batches) <= 384
+    assert np.isfinite(cluster_c(4, 2).workers[0].link.seconds(3))  # type: ignore[union-attr]
+
+
+def test_namespaces_are_left_alone_where_they_are_not_allowed(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(lbbsp_network.os, "geteuid", lambda: 1000)
+    result, _ = check(tmp_path, "fig13real")
+    assert result["ours"].startswith("not run: ")
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("processes")
+def test_three_workers_on_real_links(tmp_path: Path) -> None:
+    if reason := lbbsp_network.missing():
+        pytest.skip(reason)
+    result, _ = check(tmp_path, "fig13real")
+    for policy in ("equal", "level"):
+        assert result["seconds"][policy]["deficient"] > result["seconds"][policy]["abundant"] + 0.02
+    assert result["seconds"]["level"]["abundant"] < result["seconds"]["equal"]["abundant"]
