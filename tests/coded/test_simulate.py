@@ -1,4 +1,6 @@
+import dataclasses
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -83,6 +85,32 @@ def test_the_reference_figures_of_the_large_setting():
     for name, value in expected.items():
         spread = np.std(means[name], ddof=1) / np.sqrt(20)
         assert abs(np.mean(means[name]) - value) < 4 * spread * np.sqrt(2)  # both are means of 20 draws
+
+
+def test_latency_comes_once_a_message():
+    delay = ShiftedExponential(np.array([[2.0, 2.0]]), np.array([[0.5, 0.5]]))
+    problem = Problem(("m",), ("v", "w"), np.array([100.0]), delay, np.array([[30.0, 30.0]]))
+    bare = dataclasses.replace(problem, latency=None)
+    phi, rate = delay.peak()
+    for coded, messages in ((False, 1), (True, 1), (True, 4)):
+        with_, without = (
+            simulate(
+                dataclasses.replace(finish(bare, "uniform", np.ones((1, 2)), coded, phi, rate), problem=each),
+                500,
+                np.random.default_rng(0),
+                messages,
+            )
+            for each in (problem, bare)
+        )
+        np.testing.assert_allclose(with_.times, without.times + 30)
+
+
+def test_drawing_in_parts_changes_nothing_but_the_draws(monkeypatch):
+    made = plan(random_problem(2, 10, 1000, np.random.default_rng(0)))
+    whole = simulate(made, 20_000, np.random.default_rng(1)).mean()
+    monkeypatch.setattr(sys.modules["paceline.coded.simulate"], "CHUNK", 1000)
+    parts = simulate(made, 20_000, np.random.default_rng(1)).mean()
+    assert abs(parts.value - whole.value) < 2 * (whole.high - whole.low)
 
 
 def test_quantile_intervals_hold_as_often_as_they_say():

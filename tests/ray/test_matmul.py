@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("ray")
 
 from paceline import PacelineError
-from paceline.coded import Problem, ShiftedExponential, plan, random_problem, stretched
+from paceline.coded import Problem, ShiftedExponential, plan, random_problem, rearrange, stretched
 from paceline.ray import CodedMatrix, Pool
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
@@ -233,6 +233,24 @@ def test_replanning_keeps_the_redundancy_that_was_asked_for(pool):
         # Theorem 1's own redundancy depends on what was fitted; twice as much is kept in proportion
         assert coded.layout.code.n >= 1.3 * coded.layout.code.k
         assert close_to(coded @ np.ones(20), matrix().sum(1))
+
+
+def test_a_second_master_arrives_and_few_workers_move(pool):
+    both = dataclasses.replace(
+        random_problem(2, 5, 300, np.random.default_rng(4)), workers=NAMES, masters=("x", "y")
+    )
+    alone = Problem(("x",), NAMES, both.rows[:1], both.delay.take(slice(0, 1)))
+    a, b, x = matrix(seed=1), matrix(seed=2), np.ones(20)
+    made = plan(alone, "exact")
+    with CodedMatrix(a, made, "x", pool) as first:
+        assert close_to(first @ x, a @ x)
+        changed = rearrange(made, both, within=0.1)
+        first.follow(changed.plan)
+        for name in changed.moved:
+            assert not first.layout.owned[NAMES.index(name)]
+        with CodedMatrix(b, changed.plan, "y", pool) as second:
+            assert close_to(first @ x, a @ x)
+            assert close_to(second @ x, b @ x)
 
 
 def test_following_a_plan_with_other_loads(pool):

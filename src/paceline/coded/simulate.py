@@ -11,7 +11,7 @@ from paceline.coded.delay import Array
 from paceline.coded.planning import CodedPlan
 from paceline.errors import PacelineError
 
-CHUNK = 20_000  # runs at a time: some 10 MB for 50 workers
+CHUNK = 2_000_000  # arrivals of a master drawn at a time: 16 MB for each of a few arrays
 
 
 class Interval(NamedTuple):
@@ -104,8 +104,9 @@ def simulate(
     edges = np.cumsum(
         plan.probability[:, divided], axis=0
     )  # (M, divided): master m where the draw is in its span
-    for start in range(0, runs, CHUNK):
-        part = slice(start, min(start + CHUNK, runs))
+    chunk = max(CHUNK // (messages * int((loads > 0).sum(1).max())), 1)
+    for start in range(0, runs, chunk):
+        part = slice(start, min(start + chunk, runs))
         count = part.stop - part.start
         draw = rng.random((count, len(divided)))
         for m in range(masters):
