@@ -50,9 +50,31 @@ def test_every_worker_serves_one_master_and_no_level_exceeds_the_linear_programm
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("masters", "workers"), [(2, 10), (3, 8)])
-def test_exact_is_what_brute_force_finds(masters, workers, seed):
-    values = draw(masters, workers, seed)
+@pytest.mark.parametrize("speeds", [None, (1.0, 2.0, 3.0, 4.0, 5.0), (1.0, 5.0)])
+def test_exact_is_what_brute_force_finds(masters, workers, speeds, seed):
+    values = draw(masters, workers, seed, speeds)
     assert level(values, exact(values)) >= brute_force(values) * (1 - 1e-4)
+
+
+def test_the_integer_programme_alone_finds_the_optimum(monkeypatch):
+    """Without the greedy start that mostly finds it first, in plain and in whole units."""
+    monkeypatch.setattr("paceline.coded.iterated.iterated", lambda values: uniform(values))
+    monkeypatch.setattr("paceline.coded.exact._rounded", lambda values, relaxed: uniform(values))
+    for speeds in (None, (1.0, 2.0, 3.0, 4.0, 5.0)):
+        for seed in range(4):
+            values = draw(3, 8, seed, speeds)
+            assert level(values, exact(values)) >= brute_force(values) * (1 - 1e-4)
+
+
+@pytest.mark.parametrize("seed", range(2, 4))
+def test_whole_speeds_are_solved_at_once(seed):
+    """Levels in whole units: the relaxation's bound lies between two, which alone would take HiGHS
+    minutes.
+    """
+    values = draw(4, 50, seed, (1.0, 2.0, 3.0, 4.0, 5.0))
+    unit = values.min()
+    found, bound = (level(values, f(values)) / unit for f in (lambda v: exact(v, seconds=10), probabilistic))
+    assert round(found) == np.floor(bound + 1e-6)
 
 
 def test_linear_programme_equals_an_independent_solver_s():

@@ -39,13 +39,25 @@ def exact(values: Array, gap: float = 1e-4, seconds: float = 60.0) -> Array:
 
     relaxed, reduced = _relaxation(values)
     best = max(iterated(values), _rounded(values, relaxed), key=level)
-    bound = level(relaxed)
+    bound, unit = level(relaxed), _unit(values)
+    if unit:  # sums are whole multiples of it, so no level lies between two
+        bound = unit * np.floor(bound / unit + 1e-6)
     if level(best) < bound * (1 - gap):
         usable = reduced <= bound - level(best)
-        found = _integer(values, usable, gap, seconds, level(best))
+        found = _integer(values, usable, gap, seconds, level(best), unit)
         if found is not None and level(found) > level(best):
             best = found
     return best
+
+
+def _unit(values: Array) -> float:
+    """The number of which all values are whole multiples, as with speeds 1, 2, 3; 0 where there is none."""
+    for parts in range(1, 13):
+        unit = float(values.min()) / parts
+        multiples = values / unit
+        if multiples.max() < 1e4 and np.abs(multiples - np.round(multiples)).max() < 1e-9:
+            return unit
+    return 0.0
 
 
 def _scale(values: Array) -> float:
@@ -118,7 +130,7 @@ def _promising(values: Array) -> NDArray[np.bool_]:
 
 
 def _integer(
-    values: Array, usable: NDArray[np.bool_], gap: float, seconds: float, floor: float
+    values: Array, usable: NDArray[np.bool_], gap: float, seconds: float, floor: float, unit: float
 ) -> Array | None:
     """Whole k with a level of at least ``floor``, using only usable pairs; None where none was found in
     time.
@@ -127,14 +139,16 @@ def _integer(
 
     m, n = np.divmod(np.arange(values.size), values.shape[1])
     matrix, most = _constraints(values, m, n)
+    if unit:
+        matrix[:, [-1]] *= unit / _scale(values)  # V counts units, and is whole
     goal = np.zeros(values.size + 1)
     goal[-1] = -1.0
     lower = np.zeros(values.size + 1)
-    lower[-1] = floor / _scale(values) * (1 - 1e-9)
+    lower[-1] = floor / (unit or _scale(values)) * (1 - 1e-9)
     result = milp(
         goal,
         constraints=LinearConstraint(matrix, ub=most),
-        integrality=np.append(np.ones(values.size), 0),
+        integrality=np.append(np.ones(values.size), 1 if unit else 0),
         bounds=(lower, np.append(usable.ravel().astype(float), np.inf)),
         options={"mip_rel_gap": gap, "time_limit": seconds},
     )
