@@ -137,7 +137,8 @@ def fig3(out: Path, quick: bool) -> Result:
         reached[setting.label] = _reached(times)
         axes.set_xticks(range(5), ["master 1", "2", "3", "4", "system"])
         axes.set(title=setting.label, ylabel="mean completion time (s)")
-        axes.legend()
+        axes.margins(y=0.2)
+        axes.legend(loc="upper left", ncols=3)
 
     def less(setting: Setting, than: str) -> float:
         means = system[setting.label]
