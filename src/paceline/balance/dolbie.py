@@ -29,7 +29,7 @@ class DolbieState(NamedTuple):
 class Dolbie:
     """DOLBIE: all move towards what the straggler's time allows them, by steps that stay feasible.
 
-    alpha: the first step alpha_1. By default eq. (7) of the initial shares; a larger one is cut to that,
+    alpha: the first step alpha_1; ``dolbie:step=0.001`` says the same. By default eq. (7) of the initial shares; a larger one is cut to that,
         since the paper's proof of feasibility starts there. For two workers eq. (7) is 1, with which the
         shares swing to and fro for ever; give a smaller one.
     monotone: steps never grow, as printed. False computes each anew, min(alpha_1, eq. (7)) of the round's
@@ -45,6 +45,9 @@ class Dolbie:
     tight: bool = False
     floor: float = 1e-3
     needs_upcoming: ClassVar[bool] = False
+    aliases: ClassVar[dict[str, str]] = {
+        "step": "alpha"
+    }  # "step" is the word for it, and a method's name here
 
     def __post_init__(self) -> None:
         if self.alpha is not None and not 0 < self.alpha <= 1:
