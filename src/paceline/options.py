@@ -1,7 +1,8 @@
 """``name:key=value,key=value``: how people ask for a policy or a forecast and set its options.
 
 The names come from a registry of frozen dataclasses; the options are their fields, converted by the fields'
-types; a class may have more words for them in ``aliases``. A nested name writes ";" between its own options: ``lbbsp:forecast=narx:inputs=6;window=256``.
+types; a class may have more words for them in ``aliases``. A nested name writes ";" between its own options:
+``lbbsp:forecast=narx:inputs=6;window=256``.
 """
 
 from __future__ import annotations
