@@ -137,9 +137,14 @@ def knee(rates: Array, losses: Array) -> float:
         mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
         smooth[step] = mean / (1 - SMOOTHING ** (step + 1))
     best = np.minimum.accumulate(smooth)
-    blown = np.flatnonzero(smooth > BLOW_UP * best)
+    blown = np.flatnonzero((smooth > BLOW_UP * best) | (smooth > 1.05 * smooth[0]))
     end = int(blown[0]) if len(blown) else len(smooth)
-    slope = np.diff(smooth[:end]) / np.diff(np.log(rates[:end])) if end > 1 else np.zeros(0)
-    if not len(slope) or slope.min() >= 0:
+    span = max(1, len(smooth) // 12)  # slopes over a span: single steps are noise
+    if end <= 2 * span:
         return float(rates[min(end, len(rates) - 1)]) / 10.0
-    return float(rates[int(np.argmin(slope))])
+    low, high = np.arange(span, end - span), np.arange(2 * span, end)
+    slope = (smooth[high] - smooth[low]) / np.log(rates[high] / rates[low])
+    if slope.min() >= 0:
+        return float(rates[min(end, len(rates) - 1)]) / 10.0
+    steepest = int(np.argmin(slope))
+    return float(np.sqrt(rates[low[steepest]] * rates[high[steepest]]))

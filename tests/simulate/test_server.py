@@ -110,7 +110,7 @@ def test_every_sample_is_used_once_an_epoch_whatever_is_dropped(mode, backup):
         [0] * 5, mode=mode, backup=backup, pool=pool, trips=RoundTrips(5, Exponential(1.0), seed=2), batch=55
     )
     run.run()
-    assert pool.uses.tolist() == [3] * 400
+    assert set(pool.uses) == {3}
     assert np.bincount(np.concatenate(learner.computed)).tolist() == [3] * 400
     assert sum(u.samples for u in run.updates) == 1200
     if backup != "everyone":
@@ -226,7 +226,7 @@ def test_bad_input_is_answered_in_one_sentence(choices, says):
 def test_real_gradients_learn():
     pytest.importorskip("torch")
     from paceline import data
-    from paceline.simulate.learning import Images
+    from paceline.torch.images import Images
 
     learner = Images(data.load("digits"), "mlp")
     choices = Choices(8, 256, backup="dbw", lr=0.2)

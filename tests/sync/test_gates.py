@@ -186,3 +186,30 @@ def test_ssp_never_lets_anybody_run_further_ahead(order, s):
 def test_bad_input_is_answered_in_one_sentence(text, mode, says):
     with pytest.raises(PacelineError, match=says):
         sync.create(text, 4, mode)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(
+        [("bsp", m) for m in sync.MODES]
+        + [(t, "push-wait") for t in ("ssp:1", "lsp:2:1", "asp", "bsp:late=use")]
+    ),
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=60),
+    st.integers(1, 5),
+)
+def test_somebody_always_computes_whoever_comes_and_goes(which, events, quorum):
+    gate = sync.create(*(which[0], 5, which[1]))
+    _, state = gate.init()
+    if gate.takes_quorum:
+        _, state = gate.expect(state, quorum, 0.0)
+    for kind, pick in events:
+        busy = [w for w, doing in enumerate(state.doing) if doing >= 0]
+        gone = [w for w, doing in enumerate(state.doing) if doing == -2]
+        here = [w for w in range(5) if w not in gone]
+        if kind == 0 and len(here) > 1:
+            _, state = gate.leave(state, here[pick % len(here)], 0.0)
+        elif kind == 1 and gone:
+            _, state = gate.join(state, gone[pick % len(gone)], 0.0)
+        else:
+            _, state = gate.arrive(state, busy[pick % len(busy)], 0.0)
+        assert any(doing >= 0 for doing in state.doing)

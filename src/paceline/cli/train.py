@@ -52,6 +52,18 @@ def command(
     ] = None,
     port: Annotated[int, typer.Option(help="Where local workers meet; 0 takes any free port.")] = 0,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard scalars.")] = False,
+    engine: Annotated[str, typer.Option(help="torch (DDP), or ray (a parameter server).")] = "torch",
+    sync: Annotated[
+        str, typer.Option(help="With ray, when parameters move: bsp, asp, ssp:10, lsp:3:5.")
+    ] = "bsp",
+    backup: Annotated[
+        str, typer.Option(help="With ray, how many gradients to wait for: everyone, static:3, dbw, ...")
+    ] = "everyone",
+    mode: Annotated[str, typer.Option(help="With ray: push-wait, push-interrupt or pull.")] = "push-wait",
+    rate: Annotated[
+        str, typer.Option(help="With ray, the learning rate for k gradients: fixed, proportional, adascale.")
+    ] = "fixed",
+    address: Annotated[str | None, typer.Option(help="With ray: HOST:PORT of a standing cluster.")] = None,
 ) -> None:
     """Train a model on uneven workers, at the pace of them all.
 
@@ -92,6 +104,12 @@ def command(
         loader_workers=loader_workers,
         checkpoint_every=checkpoint_every,
         tensorboard=tensorboard,
+        engine=engine,
+        sync=sync,
+        backup=backup,
+        mode=mode,
+        rate=rate,
+        address=address,
     )
     chosen = fields(compare) if compare is not None else [policy]
     results: list[dict[str, Any]] = session.train(config, chosen, out, port)

@@ -84,8 +84,7 @@ class Session:
             config = dataclasses.replace(config, workers=int(os.environ["WORLD_SIZE"]))
         data = datasets.load(config.data)
         config.check(data)
-        if (run_dir / CHECKPOINT).exists():
-            done = int(checkpoint.load(run_dir / CHECKPOINT)["pace"]["rounds"])
+        if (done := _done(config, run_dir)) is not None:
             if done >= config.rounds(len(data.x_train)):
                 raise PacelineError(f"{run_dir} is finished after {done} steps; there is nothing to resume")
             self._console.print(f"{run_dir}: going on from step {done}")
@@ -109,6 +108,10 @@ class Session:
     def _run(self, config: TrainConfig, run_dir: Path, label: str, resume: bool, port: int) -> dict[str, Any]:
         with Progress(self._console, label) as progress:
             try:
+                if config.engine == "ray":
+                    from paceline.ray import training
+
+                    return training.run(config, run_dir, progress, resume)
                 if self._joined:
                     if not peers.joined():
                         join()
@@ -145,3 +148,13 @@ class Session:
         if len(runs) > 1:
             report.write_comparison(runs, page)
         self._console.print(f"Report: {page}")
+
+
+def _done(config: TrainConfig, run_dir: Path) -> int | None:
+    """Steps in the run's checkpoint, None where there is none."""
+    if config.engine == "ray":
+        from paceline.ray import training
+
+        return training.done(run_dir)
+    path = run_dir / CHECKPOINT
+    return int(checkpoint.load(path)["pace"]["rounds"]) if path.exists() else None

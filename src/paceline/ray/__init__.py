@@ -1,16 +1,24 @@
-"""Paceline on Ray: the coded matrix product. Needs ``paceline[ray]``."""
+"""Paceline on Ray: the parameter server and the coded matrix product. Needs ``paceline[ray]``."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.ray.api import torch_program, train
     from paceline.ray.matmul import CodedMatrix
     from paceline.ray.pool import Pool
+    from paceline.ray.server import Server
 
-__all__ = ["CodedMatrix", "Pool"]
+__all__ = ["CodedMatrix", "Pool", "Server", "torch_program", "train"]
 
-_HOMES = {"CodedMatrix": "paceline.ray.matmul", "Pool": "paceline.ray.pool"}
+_HOMES = {
+    "CodedMatrix": "paceline.ray.matmul",
+    "Pool": "paceline.ray.pool",
+    "Server": "paceline.ray.server",
+    "torch_program": "paceline.ray.api",
+    "train": "paceline.ray.api",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -66,10 +66,21 @@ class Bsp:
         if version != state.version or self.mode == "pull":
             released, state = self._release(state, (worker,))
             effects += released
+        if self.mode == "pull":  # the tokens may be used up
+            fired, state = self._fire(state)
+            effects += fired
         return effects, state
 
     def leave(self, state: BspState, worker: int, now: float) -> tuple[Effects, BspState]:
-        return self._fire(state._replace(doing=replaced(state.doing, worker, GONE)))
+        tag = state.doing[worker]
+        state = state._replace(doing=replaced(state.doing, worker, GONE))
+        released: Effects = ()
+        if self.mode == "pull" and tag == state.version:  # its token is free again
+            state = state._replace(tokens=((tag, 1), *state.tokens))
+            idle = tuple(other for other, doing in enumerate(state.doing) if doing == IDLE)
+            released, state = self._release(state, idle)
+        fired, state = self._fire(state)
+        return released + fired, state
 
     def join(self, state: BspState, worker: int, now: float) -> tuple[Effects, BspState]:
         return self._release(state._replace(doing=replaced(state.doing, worker, IDLE)), (worker,))

@@ -23,6 +23,7 @@ class TrainConfig:
     pace: how many times slower than the quickest each worker is made, by sleeping.
     pace_ms: milliseconds slept for each sample. pace_trace: a CSV of recorded speeds to play by sleeping.
     limits: (least, most) samples of a round. steps: rounds at most, instead of whole epochs.
+    engine: "torch" (DDP), or "ray" (a parameter server), which alone knows sync, backup, mode, rate and address.
     """
 
     data: str = "digits"
@@ -45,6 +46,12 @@ class TrainConfig:
     loader_workers: int = 0
     checkpoint_every: int = 100
     tensorboard: bool = False
+    engine: str = "torch"
+    sync: str = "bsp"
+    backup: str = "everyone"
+    mode: str = "push-wait"
+    rate: str = "fixed"
+    address: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""
@@ -77,11 +84,24 @@ class TrainConfig:
         if self.loader_workers < 0:
             raise PacelineError(f"loader-workers={self.loader_workers}: expected 0 or more")
         self._check_pace(data)
+        self._check_engine()
         cluster = Cluster(self.workers, self.global_batch, *self._limit_arrays())
         policy = policies.create(self.policy, cluster)
         if policy.needs_upcoming:
             raise PacelineError(f"policy {self.policy!r} looks into the future; it only runs in simulations")
         models.create(self.model, data.shape, data.classes)
+
+    def _check_engine(self) -> None:
+        if self.engine == "ray":
+            from paceline.ray.training import choices
+
+            choices(self)
+        elif self.engine != "torch":
+            raise PacelineError(f"engine {self.engine!r} is unknown; expected torch or ray")
+        else:
+            for name in ("sync", "backup", "mode", "rate", "address"):
+                if getattr(self, name) != getattr(TrainConfig, name):
+                    raise PacelineError(f"--{name} is for --engine ray; add it, or leave out --{name}")
 
     def _check_pace(self, data: Data) -> None:
         given = [name for name in ("pace", "pace_ms", "pace_trace") if getattr(self, name) is not None]

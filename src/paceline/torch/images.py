@@ -1,4 +1,4 @@
-"""Real models on real data for the virtual clock: what ``paceline train`` trains, one gradient at a time."""
+"""Real models on real data, one gradient at a time: what ``paceline train`` trains."""
 
 from __future__ import annotations
 
@@ -40,10 +40,18 @@ class Images:
         self._flat.set(values)
         return self._flat.gradient(self._inputs(self.data.x_train[samples]), self._targets[samples])
 
+    def buffers(self) -> NDArray[np.float32]:
+        """What the model keeps beside its parameters."""
+        return self._flat.buffers()
+
     @torch.no_grad()
-    def test(self, values: NDArray[np.float32]) -> tuple[float, float]:
+    def test(
+        self, values: NDArray[np.float32], buffers: NDArray[np.float32] | None = None
+    ) -> tuple[float, float]:
         """Mean loss and accuracy on the test set."""
         self._flat.set(values)
+        if buffers is not None:
+            self._flat.set_buffers(buffers)
         self._flat.model.eval()
         loss = right = 0.0
         for start in range(0, len(self.data.x_test), CHUNK):

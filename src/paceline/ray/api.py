@@ -1,0 +1,92 @@
+"""Training a model of one's own on Ray: a program for the workers, and one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.aggregate import Vector
+from paceline.coordinator import Choices, Update
+from paceline.errors import PacelineError
+from paceline.ray.server import Server
+from paceline.ray.worker import Gradient, Pace, Program
+from paceline.samples import Epochs, Indices
+
+
+def train(
+    program: Program,
+    samples: int,
+    *,
+    workers: int = 4,
+    global_batch: int = 256,
+    epochs: int = 1,
+    sync: str = "bsp",
+    mode: str = "push-wait",
+    backup: str = "everyone",
+    policy: str = "level",
+    rate: str = "fixed",
+    lr: float = 0.1,
+    momentum: float = 0.0,
+    seed: int = 0,
+    address: str | None = None,
+    pace: Pace | None = None,
+    replace: bool = False,
+    on_update: Callable[[Update], None] | None = None,
+) -> Vector:
+    """Train on Ray; returns the parameters, one flat vector.
+
+    program: called once in each worker with its rank; returns the first parameters, flat, and a function
+        (parameters, sample numbers) -> (gradient of the mean loss, mean loss). ``torch_program`` makes one.
+    samples: of the training set; every one is used exactly once an epoch under bsp, whatever is dropped.
+    workers, global_batch, sync, mode, backup, policy, rate, lr, momentum: see ``Choices``.
+    address: of a standing Ray cluster; without one Ray is started on this machine, and ended again.
+    pace: (worker, update, samples) -> seconds to sleep, to try out uneven workers.
+    replace: start a new worker for each one that dies.
+    """
+    if samples < 1 or epochs < 1:
+        raise PacelineError(f"samples={samples}, epochs={epochs}: expected at least 1 of each")
+    choices = Choices(workers, global_batch, sync, mode, backup, policy, rate, lr, momentum)
+    pool = Epochs(samples, epochs, seed)
+    with Server(program, choices, pool, on_update, address=address, pace=pace, replace=replace) as server:
+        return server.run()
+
+
+def torch_program(
+    model: Callable[[], Any], inputs: Any, targets: Any, loss: Callable[[Any, Any], Any] | None = None
+) -> Program:
+    """A program for a torch model and data that fit into each worker's memory.
+
+    model: makes the module. inputs, targets: tensors or arrays with a sample in each row. loss: of (outputs,
+        targets), a mean over samples; cross-entropy by default.
+    """
+
+    def program(worker: int) -> tuple[Vector, Gradient]:
+        import torch
+
+        from paceline.torch.flat import FlatModel
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        flat = FlatModel(model(), loss)
+        x, y = torch.as_tensor(np.array(inputs)), torch.as_tensor(np.array(targets))
+
+        def gradient(values: Vector, samples: Indices) -> tuple[Vector, float]:
+            flat.set(values)  # type: ignore[arg-type]
+            chosen = torch.from_numpy(np.array(samples))
+            return flat.gradient(x[chosen], y[chosen])
+
+        return flat.values(), gradient
+
+    return program
+
+
+def mean_pace(seconds_per_sample: Sequence[float]) -> Pace:
+    """The same seconds of sleep a sample in every round, one entry a worker."""
+    paces = tuple(seconds_per_sample)
+
+    def pace(worker: int, update: int, samples: int) -> float:
+        return paces[worker % len(paces)] * samples
+
+    return pace

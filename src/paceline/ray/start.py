@@ -1,0 +1,54 @@
+"""Starts a Ray on this machine, or joins one that stands, and says in a sentence when that fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Any
+
+from paceline.errors import PacelineError
+
+try:
+    import ray
+except ImportError as error:
+    raise PacelineError("the Ray engine needs ray: pip install 'paceline[ray]'") from error
+
+ANSWER_SECONDS = 10.0
+
+
+def connect(address: str | None, cpus: int) -> bool:
+    """Join the Ray at ``address``, or the one this process is in, or start one with so many CPUs.
+
+    Returns whether Ray was started or joined here, and so is the caller's to shut down.
+    """
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if ray.is_initialized():
+        return False
+    if address is None:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        ray.init(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet)
+        return True
+    if address != "auto":
+        _ask(address)
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise PacelineError(
+            f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); start one with ray start --head, "
+            "or leave out --address"
+        ) from error
+    return True
+
+
+def _ask(address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or not host or "://" in address:
+        raise PacelineError(f"--address {address}: expected HOST:PORT of a Ray cluster's head, or auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise PacelineError(
+            f"no Ray cluster answers at {address} within {ANSWER_SECONDS:g} s; start one there with ray start "
+            "--head, or leave out --address to use this machine"
+        ) from error

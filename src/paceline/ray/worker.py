@@ -1,0 +1,126 @@
+"""A worker of the parameter server: a Ray actor that computes gradients, and stops when it is told to."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.aggregate import Vector
+from paceline.samples import Indices
+
+Gradient = Callable[[Vector, Indices], tuple[Vector, float]]
+Program = Callable[[int], tuple[Vector, Gradient]]
+Pace = Callable[[int, int, int], float]
+
+
+class Report(NamedTuple):
+    """What comes back beside a gradient. seconds: of the computation, sleeps included."""
+
+    number: int
+    loss: float
+    seconds: float
+    cancelled: bool
+    buffers: Vector | None
+
+
+class Worker:
+    """Computes what it is asked for, one gradient after the other.
+
+    program: makes the first parameters and the gradient function, once, here: see ``paceline.ray.train``.
+    pieces: a gradient is computed in this many, between which it can be interrupted.
+    pace: (worker, version, samples) -> seconds to sleep, to try out uneven speeds.
+    """
+
+    def __init__(self, rank: int, program: Program, pieces: int, pace: Pace | None) -> None:
+        self._rank, self._pace, self._pieces = rank, pace, pieces
+        self._first, self._gradient = program(rank)
+        self._cancelled = -1
+        self._changed = threading.Condition()
+
+    def first(self) -> Vector:
+        """The parameters that the program begins with."""
+        return self._first
+
+    def process(self) -> tuple[int, int]:
+        """Number of parameters, and the process, once the worker is up."""
+        return len(self._first), os.getpid()
+
+    def compute(self, number: int, version: int, samples: Indices, *values: Vector) -> tuple[Any, ...]:
+        """The mean gradient over the samples, a part for each shard, and a Report.
+
+        A cancelled gradient is None.
+        """
+        began = time.perf_counter()
+        whole: Any = values[0] if len(values) == 1 else np.concatenate(values)
+        total: Any = None
+        loss, done = 0.0, False
+        if self._pace is not None:
+            self._sleep(self._pace(self._rank, version, len(samples)), number)
+        for piece in np.array_split(samples, min(self._pieces, len(samples))):
+            if self._cancelled >= number:
+                break
+            gradient, mean = self._gradient(whole, piece)
+            if len(piece) == len(samples):
+                total, loss, done = gradient, mean, True
+                break
+            part = gradient * gradient.dtype.type(len(piece) / len(samples))
+            total = part if total is None else total + part
+            loss += mean * len(piece) / len(samples)
+        else:
+            done = True
+        buffers = getattr(self._gradient, "buffers", None)
+        report = Report(
+            number, loss, time.perf_counter() - began, not done, buffers() if buffers and done else None
+        )
+        if not done or total is None:
+            return (*(None,) * len(values), report)
+        return (*np.array_split(total, len(values)), report)
+
+    def cancel(self, number: int) -> None:
+        """Leave undone what is asked for up to this task."""
+        with self._changed:
+            self._cancelled = max(self._cancelled, number)
+            self._changed.notify_all()
+
+    def _sleep(self, seconds: float, number: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._cancelled >= number, max(seconds, 0.0))
+
+
+class Shard:
+    """A server actor: keeps a part of the parameters, and moves it."""
+
+    def __init__(self, momentum: float) -> None:
+        from paceline.aggregate import Parameters
+
+        self._parameters = Parameters(np.zeros(0), momentum)
+
+    def process(self) -> int:
+        """The process, once the shard is up."""
+        return os.getpid()
+
+    def set(self, values: Vector, velocity: Vector | None = None, version: int = 0) -> Vector:
+        """Begin with these parameters; returns them."""
+        kept = None if velocity is None else np.array(velocity)
+        self._parameters.load_state_dict({"values": np.array(values), "velocity": kept, "version": version})
+        return self._parameters.values
+
+    def update(
+        self, samples: list[int], weights: list[float], batch: float | None, rate: float, *gradients: Vector
+    ) -> tuple[Vector, tuple[float, float]]:
+        """The new parameters; and this part's share of norm2 and variance, as in ``aggregate``."""
+        from paceline.aggregate import Part, aggregate
+
+        parts = [Part(g, 0.0, b, w) for g, b, w in zip(gradients, samples, weights, strict=True)]
+        found = aggregate(parts, batch)
+        self._parameters.move(found.step, rate)
+        return self._parameters.values, (found.norm2, found.variance)
+
+    def velocity(self) -> Vector | None:
+        """The momentum's state, for a checkpoint."""
+        return self._parameters.velocity

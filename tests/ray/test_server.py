@@ -1,0 +1,239 @@
+"""The parameter server on real Ray actors: exactness, modes, and whatever can happen to workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+sys.path.insert(0, str(Path(__file__).parent))  # Ray's workers import the programs by this name, too
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+from programs import Paced, X, quadratic
+
+from paceline.coordinator import Choices
+from paceline.errors import PacelineError, WorkerError
+from paceline.ray import Server, train
+from paceline.samples import Epochs
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
+
+
+def served(choices, epochs=2, during=None, pace=None, updates=None, **kwargs):
+    """Run; ``during(server, update)`` after each update. Returns (parameters, updates, pool)."""
+    log, pool = [], Epochs(len(X), epochs, seed=1)
+
+    def on_update(update):
+        log.append(update)
+        if during is not None:
+            during(server, update)
+
+    with Server(quadratic, choices, pool, on_update, pace=pace, **kwargs) as server:
+        values = server.run(updates=updates)
+    return values, log, pool
+
+
+def choices(workers=3, batch=60, **kwargs):
+    return Choices(workers, batch, **{"lr": 0.2} | kwargs)
+
+
+def test_uneven_batches_equal_one_process():
+    values, log, pool = served(
+        choices(policy="level", momentum=0.5), epochs=2, pace=Paced([0.001, 0.001, 0.02]), shards=2
+    )
+    assert set(pool.uses) == {2}
+    w, v = np.zeros(3), np.zeros(3)
+    for update in log:
+        drawn = np.concatenate([task.taken for task in update.moved])
+        v = 0.5 * v + (w - X[drawn].mean(0))
+        w = w - 0.2 * v
+    assert np.abs(values - w).max() < 1e-5
+    assert len({tuple(u.loads) for u in log}) > 1
+
+
+@pytest.mark.parametrize("mode", ["push-interrupt", "pull"])
+def test_no_sample_is_lost_when_late_gradients_are_dropped(mode):
+    pace = Paced([0.01, 0.01, 0.05])
+    _, log, pool = served(choices(mode=mode, backup="static:2"), pace=pace)
+    assert set(pool.uses) == {2}
+    assert sum(u.samples for u in log) == 2 * len(X)
+    assert sum(sum(u.dropped.values()) for u in log) > 0
+
+
+@pytest.mark.parametrize("sync", ["ssp:1", "lsp:2:2"])
+def test_asynchronous_gates_use_every_sample_and_learn(sync):
+    values, log, pool = served(choices(sync=sync), epochs=4, pace=Paced([0.005, 0.005, 0.02]))
+    assert set(pool.uses) == {4}
+    assert max(s for u in log for s in u.staleness) >= 1
+    assert np.abs(values - X.mean(0)).max() < 0.25
+
+
+def hit(signal_number, worker=1, at=4):
+    """Sends the signal to a worker's process after an update; notes when."""
+    notes = {}
+
+    def during(server, update):
+        if update.version == at and not notes:
+            notes["at"] = time.perf_counter()
+            notes["process"] = server.processes[worker]
+            os.kill(server.processes[worker], signal_number)
+
+    return during, notes
+
+
+@pytest.mark.parametrize(
+    ("sync", "mode", "backup"),
+    [
+        ("bsp", "push-wait", "everyone"),
+        ("bsp", "push-interrupt", "static:2"),
+        ("lsp:2:2", "push-wait", "everyone"),
+    ],
+)
+def test_a_killed_worker_is_left_behind_within_two_seconds(sync, mode, backup):
+    during, notes = hit(signal.SIGKILL)
+    after = []
+
+    def watched(server, update):
+        during(server, update)
+        if notes:
+            after.append(time.perf_counter() - notes["at"])
+
+    _, log, pool = served(
+        choices(sync=sync, mode=mode, backup=backup), during=watched, pace=Paced([0.02] * 3), epochs=1
+    )
+    assert set(pool.uses) == {1}
+    assert np.diff(after).max() < 2.0
+    assert sum(u.dropped["died"] for u in log) <= 1
+    assert log[-1].present == 2
+
+
+@pytest.mark.parametrize(("sync", "mode"), [("bsp", "push-wait"), ("ssp:1", "push-wait")])
+def test_a_frozen_worker_is_given_up_by_a_measured_deadline_and_returns(sync, mode):
+    during, notes = hit(signal.SIGSTOP)
+    timer = []
+    after = []
+
+    def watched(server, update):
+        during(server, update)
+        if notes:
+            after.append(time.perf_counter() - notes["at"])
+        if notes and not timer:
+            timer.append(threading.Timer(2.0, os.kill, (notes["process"], signal.SIGCONT)))
+            timer[0].start()
+
+    try:
+        _, log, pool = served(
+            choices(sync=sync, mode=mode), during=watched, pace=Paced([0.03] * 3), epochs=8, floor=0.3
+        )
+    finally:
+        timer[0].join()
+    assert set(pool.uses) == {8}
+    assert np.diff(after).max() < 1.5  # before it was back: 4 round trips and 0.3 s
+    assert {2, 3} <= {u.present for u in log}
+    there = [u.now for u in log if u.loads[1]]
+    assert np.diff(there).max() > 1.0  # away while it was frozen,
+    assert log[-1].now - there[-1] < 1.0  # and back
+
+
+def test_workers_leave_and_new_ones_join_with_the_current_model():
+    def during(server, update):
+        if update.version == 3:
+            server.leave(0)
+        if update.version == 6:
+            server.add()
+
+    _, log, pool = served(choices(), during=during, pace=Paced([0.03] * 3), epochs=12)
+    assert pool.uses.tolist() == [12] * len(X)
+    assert [u for u in log if u.present == 2]
+    assert log[-1].present == 3
+    assert log[-1].loads[0] > 0
+
+
+def test_random_killing_for_200_rounds_loses_nothing():
+    rng = np.random.default_rng(5)
+    killed = []
+
+    def during(server, update):
+        if update.version % 50 == 25 and len(killed) < 3:
+            worker = int(rng.choice(sorted(set(server.processes) & server.present())))
+            killed.append(worker)
+            threading.Timer(rng.random() * 0.03, os.kill, (server.processes[worker], signal.SIGKILL)).start()
+
+    values, log, pool = served(
+        choices(4, 12, lr=0.05, backup="static:3"),
+        during=during,
+        pace=Paced([0.004] * 4),
+        epochs=4,
+        replace=True,
+    )
+    assert len(log) >= 200
+    assert len(killed) == 3
+    assert set(pool.uses) == {4}
+    assert np.abs(values - X.mean(0)).max() < 0.25
+
+
+def test_training_goes_on_from_a_state():
+    whole, _, _ = served(choices(momentum=0.5))
+    with Server(quadratic, choices(momentum=0.5), first := Epochs(len(X), 2, seed=1)) as server:
+        server.run(updates=7)
+        state, used = server.state(), first.state_dict()
+    again = Epochs(len(X), 2, seed=1)
+    again.load_state_dict(used)
+    with Server(quadratic, choices(momentum=0.5), again, state=state) as server:
+        values = server.run()
+        assert server.updates == 20
+    assert set(again.uses) == {2}
+    assert np.abs(values - whole).max() < 1e-9
+
+
+def test_a_dead_server_is_named():
+    def during(server, update):
+        if update.version == 2:
+            import ray
+
+            os.kill(ray.get(server._shards[0].process.remote()), signal.SIGKILL)
+            time.sleep(0.2)
+
+    with pytest.raises(WorkerError, match=r"parameter server died after update \d+; go on .* --resume"):
+        served(choices(), during=during)
+
+
+def test_all_workers_dead_is_said():
+    def during(server, update):
+        if update.version == 2:
+            for process in server.processes.values():
+                os.kill(process, signal.SIGKILL)
+
+    with pytest.raises(WorkerError, match="no worker is left after update"):
+        served(choices(), during=during)
+
+
+def test_one_call():
+    values = train(quadratic, len(X), workers=2, global_batch=50, epochs=3, lr=0.2, backup="dbw")
+    assert np.abs(values - X.mean(0)).max() < 0.3
+
+
+def test_a_program_that_fails_is_quoted():
+    def broken(worker):
+        raise ValueError("no such file: data.npz")
+
+    with pytest.raises(WorkerError, match=r"a worker could not start: .*no such file: data\.npz"):
+        train(broken, 10, workers=2, global_batch=10)
+
+
+def test_an_address_that_does_not_answer():
+    from paceline.ray.start import _ask
+
+    began = time.perf_counter()
+    with pytest.raises(PacelineError, match=r"no Ray cluster answers at 127\.0\.0\.1:9"):
+        _ask("127.0.0.1:9")
+    with pytest.raises(PacelineError, match="expected HOST:PORT"):
+        _ask("somewhere")
+    assert time.perf_counter() - began < 11
