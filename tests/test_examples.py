@@ -31,3 +31,15 @@ def test_train_ddp() -> None:
     loads = [int(load) for load in lines[-1].split("[")[1].rstrip("]").split(", ")]
     assert sum(loads) == 256
     assert loads[2] < min(loads[:2]) / 2, "the slow rank has least to do"
+
+
+def test_offloading() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "offloading.py"), "--rounds", "25"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [line.rsplit(None, 9) for line in done.stdout.splitlines()[2:]]
+    ratios = {fields[0].split("  ")[0].strip(): float(fields[2]) for fields in rows}
+    assert ratios["knowing all beforehand"] == 1.0
+    assert 1.0 < ratios["level"] < ratios["dolbie"] < ratios["equal"]
