@@ -19,7 +19,7 @@ from paceline.aside import Aside
 from paceline.costs import Linear
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Array, Plan, Round
+from paceline.rounds import Array, Plan, Pull, Round
 
 
 class Balancer:
@@ -62,11 +62,13 @@ class Balancer:
 
     def loads(self, step: int, batch: int) -> NDArray[np.int64]:
         """Whole samples of each worker in round ``step`` of ``batch`` samples, shape (n,); sums to ``batch``."""
-        held = [first for first in self._plans if first <= step]
-        plan = self._plans[max(held)]
-        cluster = self.policy.cluster
+        plan, cluster = self._in_force(step), self.policy.cluster
         loads = shares.whole_samples(plan, batch, cluster.least, cluster.most, unit=self._quantum)
         return _at_least(loads, self._floor)
+
+    def pull(self, step: int) -> Pull | None:
+        """How round ``step`` is run in pieces; None where it is run as planned."""
+        return self._in_force(step).pull
 
     def report(
         self,
@@ -76,6 +78,7 @@ class Balancer:
         known_overhead: Array | None = None,
         cpu: Array | None = None,
         memory: Array | None = None,
+        piece_seconds: Array | None = None,
     ) -> tuple[Array, Array]:
         """Take in round ``step`` and plan from it; each array of shape (n,), seconds NaN where absent.
 
@@ -83,9 +86,20 @@ class Balancer:
         """
         batch = int(loads.sum())
         known = np.zeros_like(seconds) if known_overhead is None else known_overhead
-        self._fit = fitting.update(self._fit, loads.astype(float), seconds, known)
+        if self.pull(step) is None:
+            self._fit = fitting.update(self._fit, loads.astype(float), seconds, known)
+        # Where the load follows the speed within the round, all end together: seconds that stay the same as the
+        # load varies would pass for overhead. There only what the engine measured to be overhead is.
         overhead = known + np.nan_to_num(self._fit.overhead)
-        happened = Round(loads / batch, seconds, batch, overhead=overhead, cpu=cpu, memory=memory)
+        happened = Round(
+            loads / batch,
+            seconds,
+            batch,
+            overhead=overhead,
+            cpu=cpu,
+            memory=memory,
+            piece_seconds=piece_seconds,
+        )
         if self._aside is None:
             self._newest, self._state = self.policy.step(self._state, happened)
             self._plans[step + 1 + self.lag] = self._newest
@@ -100,6 +114,9 @@ class Balancer:
         running = max(first for first in self._plans if first <= step + 1)
         self._plans = {first: plan for first, plan in self._plans.items() if first >= running}
         return overhead, self._newest.shares
+
+    def _in_force(self, step: int) -> Plan:
+        return self._plans[max(first for first in self._plans if first <= step)]
 
     def state_dict(self) -> dict[str, Any]:
         """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""
@@ -141,10 +158,12 @@ def _at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
 def _plain(plan: Plan) -> dict[str, Any]:
     costs = plan.costs
     line = [costs.seconds_per_sample.tolist(), costs.overhead.tolist()] if isinstance(costs, Linear) else None
-    return {"shares": plan.shares.tolist(), "line": line}
+    pull = None if plan.pull is None else [np.asarray(part).tolist() for part in plan.pull]
+    return {"shares": plan.shares.tolist(), "line": line, "pull": pull}
 
 
 def _revived(plain: dict[str, Any]) -> Plan:
     line = plain["line"]
     costs = None if line is None else Linear(np.asarray(line[0], float), np.asarray(line[1], float))
-    return Plan(np.asarray(plain["shares"], float), costs=costs)
+    pull = None if plain.get("pull") is None else Pull(*(np.asarray(part, float) for part in plain["pull"]))
+    return Plan(np.asarray(plain["shares"], float), costs=costs, pull=pull)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,6 +127,7 @@ class Round:
     upcoming: Cost | None = None
     cpu: Array | None = None
     memory: Array | None = None
+    piece_seconds: Array | None = None
 
     def __post_init__(self) -> None:
         if self.overhead is None:
@@ -140,6 +141,22 @@ class Round:
         return self.shares * self.batch
 
 
+class Pull(NamedTuple):
+    """How a round is run in pieces: a portion of each share first, the rest claimed while the round runs.
+
+    first: portion of every share that is run at once, shape (...,); 1 leaves nothing to claim.
+    part: portion of what is left that the next stage of claims hands out; 1 for guided self-scheduling, 0 for
+        pieces of the least size.
+    least: samples of the smallest piece, and of the one that each worker keeps for its end, shape (..., n).
+    speeds: samples per second to expect, shape (..., n); zeros while nothing is known.
+    """
+
+    first: Array
+    part: Array
+    least: Array
+    speeds: Array
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What comes next.
@@ -147,8 +164,10 @@ class Plan:
     shares: portion of the next batch for each worker, shape (..., n), non-negative, sum 1, within the limits.
     quorum: how many gradients to wait for; None waits for all.
     costs: what the policy expects each load to cost; whole samples are rounded by it where given.
+    pull: how to run the round in pieces, for engines that can; None runs the shares as they are.
     """
 
     shares: Array
     quorum: int | None = None
     costs: Cost | None = None
+    pull: Pull | None = None

@@ -19,6 +19,7 @@ from paceline.shares import water_level, whole_samples
 VARIANTS = [
     "abs:reading=share",
     "dolbie:step=0.001",
+    "factoring:scheme=guided",
     "dolbie:monotone=no",
     "dolbie:tight=yes",
     "lbbsp:reading=strict,rounds=2",

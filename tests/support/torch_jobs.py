@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import time
 from typing import Any
 
@@ -27,13 +28,13 @@ class Net(nn.Module):
         super().__init__()
         self.first, self.second = nn.Linear(FEATURES, 8), nn.Linear(8, CLASSES)
         self.extra = nn.Linear(8, 8) if sometimes else None
-        self.calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.tanh(self.first(x))
-        self.calls += 1
-        if self.extra is not None and self.calls % 3 == 0:
-            hidden = torch.tanh(self.extra(hidden))
+        if self.extra is not None:
+            chosen = x[:, 0] > 1.5
+            if chosen.any():
+                hidden = hidden.masked_scatter(chosen[:, None], torch.tanh(self.extra(hidden[chosen])))
         return self.second(hidden)
 
 
@@ -98,6 +99,7 @@ def _exact_case(
     limits: Any = ((0, None),) * 3,
     scaled: bool = False,
     reduction: str = "mean",
+    jitter: float = 0.0,
     **options: Any,
 ) -> float:
     kind = getattr(torch, dtype)
@@ -107,8 +109,10 @@ def _exact_case(
     pace = Pace(ddp, batch, options.pop("policy", UNEVEN), limits=limits, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
     loader = pace.loader(Samples(count, kind), seed=5, num_workers=loader_workers)
+    stalls = random.Random(rank)  # so that the ranks claim in another order every round
     while pace.rounds < steps:
         for x, y, _ in loader:
+            time.sleep(jitter * stalls.expovariate(1.0))
             loss = loss_of(ddp(x), y)
             if pace.weigh == "hook":
                 loss.backward()
@@ -127,7 +131,7 @@ def _exact_case(
 
 def indices_used(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[list[list[int]]]:
     """For each case, for each of 2 epochs, the sample indices that this rank was given, and its steps."""
-    return [_indices_case(**case) for case in cases]
+    return [_indices_case(rank=rank, **case) for case in cases]
 
 
 def _indices_case(
@@ -136,6 +140,8 @@ def _indices_case(
     loader_workers: int = 0,
     shuffle: bool = True,
     norm: bool = False,
+    jitter: float = 0.0,
+    rank: int = 0,
     **options: Any,
 ) -> list[list[int]]:
     model: nn.Module = fresh(torch.float64)
@@ -147,9 +153,11 @@ def _indices_case(
     pace = Pace(ddp, batch, options.pop("policy", UNEVEN), **options)
     loader = pace.loader(Samples(count), seed=5, shuffle=shuffle, num_workers=loader_workers)
     epochs = []
+    stalls = random.Random(rank)
     for _ in range(2):
         used = []
         for x, y, index in loader:
+            time.sleep(jitter * stalls.expovariate(1.0))
             if pace.counts:
                 used += index.tolist()
             pace.backward(loss_of(ddp(x), y))

@@ -7,6 +7,7 @@ from typing import Any
 from paceline.balance.abs import Abs
 from paceline.balance.dolbie import Dolbie
 from paceline.balance.equal import Equal
+from paceline.balance.factoring import Auto, Factoring
 from paceline.balance.lbbsp import Lbbsp
 from paceline.balance.lbbsp_predictive import LbbspCpu, LbbspGpu
 from paceline.balance.level import Level
@@ -16,8 +17,10 @@ from paceline.balance.wlbs import Wlbs
 
 POLICIES: dict[str, type[Any]] = {
     "abs": Abs,
+    "auto": Auto,
     "dolbie": Dolbie,
     "equal": Equal,
+    "factoring": Factoring,
     "lbbsp": Lbbsp,
     "lbbsp-cpu": LbbspCpu,
     "lbbsp-gpu": LbbspGpu,

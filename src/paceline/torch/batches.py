@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from paceline.torch.claims import Division
 
 Indices = NDArray[np.int64]
 
@@ -26,6 +29,7 @@ class Piece(NamedTuple):
     batch: int  # samples of the round over all ranks
     first: bool
     last: bool
+    division: Division | None = None  # the round has a pool, and this piece comes after what is claimed of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +59,31 @@ def batches(samples: int, done: int, batch: int, floor: int = 1) -> Iterator[tup
 
 
 def pieces(
-    mine: Indices, step: int, loads: Indices, most: int | None, filler: Indices | None = None
+    mine: Indices,
+    step: int,
+    loads: Indices,
+    most: int | None,
+    filler: Indices | None = None,
+    division: Division | None = None,
+    kept: int = 0,
 ) -> Iterator[tuple[Indices, Piece]]:
     """Cut this rank's samples of a round into micro-batches of at most ``most`` samples.
 
     A rank with nothing to do still gets one turn, so that it joins the all-reduce: an empty one, or
     ``filler`` samples that count for nothing where the model cannot take an empty batch.
+
+    division: where a part of the round is claimed while it runs; then the last piece is what is ``kept`` for it.
     """
     batch = int(loads.sum())
-    if not len(mine):
-        yield (mine if filler is None else filler), Piece(step, 0, loads, batch, True, True)
-        return
-    cuts = cut(len(mine), most)
+    at_once = len(mine) - kept
+    cuts = cut(at_once, most) if at_once else []
+    if kept or not cuts:
+        cuts.append(kept)
     start = 0
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
-        yield mine[start : start + size], Piece(step, size, loads, batch, number == 0, last)
+        chosen = mine[start : start + size] if size or filler is None else filler
+        yield chosen, Piece(step, size, loads, batch, number == 0, last, division if last else None)
         start += size
 
 

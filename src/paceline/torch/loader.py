@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
 from paceline.errors import PacelineError
-from paceline.torch.batches import Order, Piece, pieces
+from paceline.torch.batches import Indices, Order, Piece, pieces
 
 if TYPE_CHECKING:
     from paceline.torch.pace import Pace
@@ -40,10 +41,9 @@ class BalancedLoader:
                 raise PacelineError(f"{owned}= belongs to the balancing; leave it out of pace.loader(...)")
         self._pace, self._order = pace, order
         self._sampler = _Sampler(pace, order)
-        collate = options.pop("collate_fn", None) or default_collate
-        self._loader = DataLoader(
-            dataset, batch_sampler=self._sampler, collate_fn=_EmptyToo(dataset, collate), **options
-        )
+        self._dataset, self._pins = dataset, bool(options.get("pin_memory"))
+        self._collate = _EmptyToo(dataset, options.pop("collate_fn", None) or default_collate)
+        self._loader = DataLoader(dataset, batch_sampler=self._sampler, collate_fn=self._collate, **options)
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch in the next iteration, from its beginning."""
@@ -62,10 +62,24 @@ class BalancedLoader:
         while pace.samples_done < self._order.samples:
             pace.before_piece()
             batch = next(source)
-            pace.begin_piece(self._sampler.queue.popleft())
+            piece = self._sampler.queue.popleft()
+            while (claimed := pace.claim(piece)) is not None:
+                start, size = claimed
+                more = self._fetch(self._sampler.indices[start : start + size].tolist())
+                pace.begin_piece(piece._replace(samples=size, last=False, division=None))
+                yield more
+                pace.end_piece()
+            pace.begin_piece(piece)
             yield batch
             pace.end_piece()
         pace.close_epoch()
+
+    def _fetch(self, indices: list[int]) -> Any:
+        """A claimed piece, as the DataLoader would make it; nobody knew of it in time to prefetch it."""
+        dataset = self._dataset
+        whole = getattr(dataset, "__getitems__", None)
+        batch = self._collate(whole(indices) if whole else [dataset[index] for index in indices])
+        return _pinned(batch) if self._pins and torch.cuda.is_available() else batch
 
 
 class _Sampler:
@@ -74,20 +88,30 @@ class _Sampler:
     def __init__(self, pace: Pace, order: Order) -> None:
         self._pace, self._order = pace, order
         self.queue: deque[Piece] = deque()
+        self.indices: Indices = np.empty(0, np.int64)  # this epoch's order
 
     def __iter__(self) -> Iterator[list[int]]:
         pace = self._pace
-        indices = self._order.epoch(pace.epoch)
+        self.indices = indices = self._order.epoch(pace.epoch)
         step = pace.rounds
         for first, size in pace.remaining():
             loads = pace.loads(step, size)
-            start = first + int(loads[: pace.rank].sum())
-            mine = indices[start : start + int(loads[pace.rank])]
+            division = pace.divide(step, loads, first)
+            own = loads if division is None else division.first + division.kept
+            start = first + int(own[: pace.rank].sum())
+            mine = indices[start : start + int(own[pace.rank])]
             filler = indices[: pace.floor] if pace.floor > 1 else None
-            for cut, piece in pieces(mine, step, loads, pace.micro_batch, filler):
+            kept = 0 if division is None else int(division.kept[pace.rank])
+            for cut, piece in pieces(mine, step, loads, pace.micro_batch, filler, division, kept):
                 self.queue.append(piece)
                 yield cut.tolist()
             step += 1
+
+
+def _pinned(batch: Any) -> Any:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return pin_memory(batch)
 
 
 class _EmptyToo:

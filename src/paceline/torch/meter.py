@@ -6,6 +6,7 @@ micro-batch, ``stop`` when its last gradient is ready (sends), ``collect`` after
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,20 +27,24 @@ class Measured(NamedTuple):
     loss_sums: Array  # summed over each rank's samples; NaN where it did not hand in its loss
     cpu: Array  # portion of the machine's processors that others left, NaN where not asked for
     memory: Array  # portion that is free
+    further: Array  # what else was handed to ``stop``, shape (n, k)
 
 
 class Meter:
     """This rank's stopwatch, and the exchange with the others.
 
     readings: also report CPU and memory of the machine, for forecasts that use them.
+    further: how many more numbers each round's ``stop`` hands in.
     """
 
-    def __init__(self, device: torch.device, readings: bool = False) -> None:
+    def __init__(self, device: torch.device, readings: bool = False, further: int = 0) -> None:
         self._watch = measure.stopwatch(device)
         self._exchange = exchange.connect()
         self._readings = Readings() if readings else None
         self._carry: dict[int, float] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
+        self._further: dict[int, Array] = {}
+        self._nothing = np.full(further, np.nan)
         self._sent = -1  # newest round announced
         self._running = -1
         self._sequence = -1  # of announcements: one a round, and one where a flush asks for it
@@ -63,11 +68,13 @@ class Meter:
         """True when the round's last gradient has been seen."""
         return self._sent >= step
 
-    def stop(self, step: int, digest: int) -> None:
+    def stop(self, step: int, digest: int, further: Callable[[], Array] | None = None) -> None:
         """The last gradient of round ``step`` is ready: announce what is known. Later calls do nothing."""
         if self.stopped(step) or step != self._running:
             return
         self._watch.stop(step)
+        if further is not None:
+            self._further[step] = further()
         self._sent = step
         self._announce(step - self._watch.lag, digest)
 
@@ -91,7 +98,8 @@ class Meter:
             )
         if np.isnan(rows[0, 0]):
             return None
-        return Measured(int(rows[0, 0]), rows[:, 2], rows[:, 3], rows[:, 4], rows[:, 5], rows[:, 6])
+        seconds, known, losses, cpu, memory = rows[:, 2:7].T
+        return Measured(int(rows[0, 0]), seconds, known, losses, cpu, memory, rows[:, 7:])
 
     def close(self) -> None:
         self._exchange.close()
@@ -102,9 +110,11 @@ class Meter:
 
     def _report(self, step: int, digest: int) -> Array:
         if step not in self._carry:  # the device's first reading comes a round later
-            return np.array([np.nan, digest, *[np.nan] * 5])
+            return np.array([np.nan, digest, *[np.nan] * 5, *self._nothing])
         carry = self._carry.pop(step)
         losses = self._losses.pop(step, None)
         loss = float(torch.stack(losses).sum()) if losses is not None else np.nan
         cpu, memory = self._readings.take() if self._readings else (np.nan, np.nan)
-        return np.array([step, digest, self._watch.seconds(step) + carry, carry, loss, cpu, memory])
+        further = self._further.pop(step, self._nothing)
+        seconds = self._watch.seconds(step) + carry
+        return np.array([step, digest, seconds, carry, loss, cpu, memory, *further])

@@ -26,12 +26,14 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import policies
+from paceline.balance import factoring
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Array, Cluster
-from paceline.torch import peers
+from paceline.torch import claims, peers
 from paceline.torch.batches import Order, Piece, batches
+from paceline.torch.claims import Claims, Division
 from paceline.torch.loader import BalancedLoader, draws_ahead
 from paceline.torch.meter import Measured, Meter
 from paceline.torch.record import RoundRecorder, record_run
@@ -53,6 +55,8 @@ class RoundResult(NamedTuple):
     seconds: float  # wall seconds of the round on this rank
     loss: float  # mean over the round's samples; NaN where backward() was not used
     shares: Array  # the plan made from it
+    pieces: list[list[int]] | None = None  # samples of each rank's pieces, where work moves within the round
+    piece_seconds: list[list[float]] | None = None  # and how long each took
 
 
 class _Open(NamedTuple):
@@ -119,18 +123,23 @@ class Pace:
         chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
         self.policy = policy if isinstance(policy, str) else type(chosen).__name__
         self._balancer = Balancer(chosen, quantum=quantum, floor=floor)
-        peers.agree(
+        self._largest = peers.agree(
             {
                 "global_batch": self.global_batch,
                 "policy": self.policy,
                 "limits": (least, most),
                 "quantum": quantum,
                 "weigh": weigh,
-            }
+            },
+            self.global_batch if micro_batch is None else micro_batch,
         )
 
         device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        self._meter = Meter(device, readings=self._balancer.needs_readings)
+        self._most = np.array(most)
+        self._unit = quantum if quantum >= floor else floor  # pieces are multiples of so many samples
+        pulls = self._balancer.pull(0) is not None
+        self._claims = Claims(device, self._unit, micro_batch, most[self.rank]) if pulls else None
+        self._meter = Meter(device, self._balancer.needs_readings, claims.width() if pulls else 0)
         self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
         self.weigh = weigh
         if weigh == "hook" and self._ddp is not None:
@@ -143,6 +152,7 @@ class Pace:
         self._order: Order | None = None
         self._piece: Piece | None = None
         self._piece_done = False
+        self._weighed = 0  # samples of which the gathered gradients are a mean, under the hook
         self._settled = -1  # newest round whose reports have been taken in
         self._began = 0.0
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
@@ -196,7 +206,7 @@ class Pace:
         (loss if scaler is None else scaler.scale(loss)).backward()
         self._piece_done = True
         if piece.last:  # for a graph in which no hooked parameter took part
-            self._meter.stop(piece.step, self._balancer.digest)
+            self._stop(piece)
 
     @property
     def first(self) -> bool:
@@ -283,6 +293,8 @@ class Pace:
             self._recorder = None
         self._hook.remove()
         self._meter.close()
+        if self._claims is not None:
+            self._claims.close()
 
     def close(self) -> None:
         """End cleanly: ``detach``, then let go of DDP and of the process group. Safe to call twice."""
@@ -295,11 +307,32 @@ class Pace:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- what the loader calls, in this order: open_epoch, (before_piece, begin_piece, end_piece)*, close_epoch --
+    # -- what the loader calls, in this order:
+    # open_epoch, (before_piece, (claim, begin_piece, end_piece)*, begin_piece, end_piece)*, close_epoch
 
     def loads(self, step: int, batch: int) -> NDArray[np.int64]:
         """Samples of each rank in round ``step`` of ``batch`` samples, shape (n,)."""
         return self._balancer.loads(step, batch)
+
+    def divide(self, step: int, loads: NDArray[np.int64], start: int) -> Division | None:
+        """What of round ``step``, whose samples begin at ``start``, is run at once, kept and claimed; None where
+        all of it is run as planned."""
+        pull = self._balancer.pull(step)
+        if pull is None:
+            return None
+        first, kept = factoring.divide(pull, loads, self._unit, np.array(self._largest))
+        own = first + kept
+        room = np.maximum(np.minimum(self._most, loads.sum()) - own, 0) // self._unit * self._unit
+        pool = int((loads - own).sum())
+        if not pool or room.sum() < pool:  # limits so tight that some of it might find nobody
+            return None
+        return Division(step, first, kept, start + int(own.sum()), pool, pull)
+
+    def claim(self, piece: Piece) -> tuple[int, int] | None:
+        """(start, size) of this rank's next claim before ``piece``, None when there is none (left)."""
+        if piece.division is None or self._claims is None:
+            return None
+        return self._claims.take(piece.division)
 
     def remaining(self) -> Iterator[tuple[int, int]]:
         """(first sample, size) of each round left in this epoch."""
@@ -324,6 +357,8 @@ class Pace:
             self._began = time.perf_counter()
             self.settle()
             self._meter.start(self.rounds, self._carry)
+            if self._claims is not None:
+                self._claims.open(self._began)
             self._carry = 0.0
 
     def begin_piece(self, piece: Piece) -> None:
@@ -331,8 +366,10 @@ class Pace:
         self._no_sync.close()
         if self._ddp is not None and not piece.last:
             self._no_sync.enter_context(self._ddp.no_sync())
-        if self.weigh == "hook" and self._piece is not None:
-            rescale(self._parameters, self._piece.samples, piece.samples)
+        if self.weigh == "hook" and self._piece is not None and piece.samples:
+            rescale(self._parameters, self._weighed, piece.samples)
+        piece = piece._replace(first=self._piece is None)
+        self._weighed = piece.samples or (0 if piece.first else self._weighed)
         if piece.first:
             self._unsettled[piece.step] = _Open(self.epoch, piece.batch, piece.loads, 0.0)
         self._piece, self._piece_done = piece, False
@@ -347,6 +384,8 @@ class Pace:
                 f"round {piece.step}: the loop went on without pace.backward(loss); call it once for each "
                 "micro-batch that the loader yields"
             )
+        if self._claims is not None and not piece.last:
+            self._claims.done(piece.samples)
         if piece.last:
             if not self._meter.stopped(piece.step):
                 raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
@@ -361,11 +400,19 @@ class Pace:
 
     def _gradients_ready(self, _: object) -> None:
         if self._piece is not None and self._piece.last:
-            self._meter.stop(self._piece.step, self._balancer.digest)
+            self._stop(self._piece)
+
+    def _stop(self, piece: Piece) -> None:
+        """This rank's last gradient of the round is ready."""
+        if self._claims is None:
+            self._meter.stop(piece.step, self._balancer.digest)
+        elif not self._meter.stopped(piece.step):
+            self._claims.done(piece.samples, last=True)
+            self._meter.stop(piece.step, self._balancer.digest, self._claims.report)
 
     def _hook_weight(self) -> float:
         assert self._piece is not None
-        return self._piece.samples / self._piece.batch
+        return self._weighed / self._piece.batch
 
     def _finish_round(self) -> None:
         assert self._piece is not None
@@ -379,24 +426,36 @@ class Pace:
         if measured is None:
             return
         opened = self._unsettled.pop(measured.step)
+        known, loads, book = measured.known_overhead, opened.loads, None
+        if self._claims is not None:
+            book = claims.Book.of(measured.further)
+            known, loads = known + (book.counts - 1).clip(0) * book.cost, book.loads
+            if loads.sum() != opened.batch:
+                raise PacelineError(
+                    f"round {measured.step}: the ranks ran {loads.sum()} of its {opened.batch} samples; expected "
+                    "all: check that every rank works through all that its loader yields"
+                )
         overhead, shares = self._balancer.report(
             measured.step,
-            opened.loads,
+            loads,
             measured.seconds,
-            measured.known_overhead,
+            known,
             measured.cpu,
             measured.memory,
+            None if book is None else book.cost,
         )
         result = RoundResult(
             measured.step,
             opened.epoch,
             opened.batch,
-            opened.loads,
+            loads,
             measured.seconds,
             overhead,
             opened.seconds,
             float(measured.loss_sums.sum() / opened.batch),
             shares,
+            None if book is None else book.pieces,
+            None if book is None else book.seconds,
         )
         for listener in self._on_round:
             listener(result)

@@ -35,6 +35,7 @@ class RoundRecorder:
             overhead=result.overhead,
             shares=result.shares,
             loss=result.loss,
+            **_pieces(result),
         )
 
     def close(self, **extras: Any) -> dict[str, Any]:
@@ -42,6 +43,12 @@ class RoundRecorder:
         summary = self.recorder.finish(**extras)
         self.recorder.close()
         return summary
+
+
+def _pieces(result: RoundResult) -> dict[str, Any]:
+    if result.pieces is None:
+        return {}
+    return {"pieces": result.pieces, "piece_seconds": result.piece_seconds}
 
 
 def record_run(run_dir: str | Path, *, policy: str, workers: int, global_batch: int) -> RoundRecorder:

@@ -1,0 +1,103 @@
+"""A round in pieces on the virtual clock: who is free first claims next, all realizations at once.
+
+The claims follow each other in time, so the loop is over claims: about n times the pieces of a worker, whatever
+the number of realizations.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.balance.factoring import Counts, divide, size
+from paceline.rounds import Array, Pull
+
+PIECE_SECONDS = 1e-3  # of a piece beyond its samples, where a policy does not say otherwise
+CLAIM_SECONDS = 2e-4  # two round trips to a store, as measured between processes of one machine
+
+
+class Pulled(NamedTuple):
+    """What came of a round in pieces; all of shape (R, n).
+
+    loads: samples run. seconds: until each was done, its overhead included. pieces: how many each ran.
+    """
+
+    loads: Counts
+    seconds: Array
+    pieces: Counts
+
+
+def play(
+    pull: Pull,
+    loads: Counts,
+    slope: Array,
+    overhead: Array,
+    piece_seconds: Array | float,
+    knee: Array | float = 0.0,
+    present: NDArray[np.bool_] | None = None,
+    most: int | None = None,
+    unit: int = 1,
+    ahead: float = 0.0,
+    rng: np.random.Generator | None = None,
+    unsteady: float = 0.0,
+) -> Pulled:
+    """Run planned ``loads``, shape (R, n), in pieces.
+
+    slope: seconds per sample in this round. overhead: seconds of the round that do not grow with its load.
+    piece_seconds: what each piece costs beyond its samples. knee: samples below which a piece takes no less.
+    present: who claims; the others have no load. most: samples of a piece at most. ahead: portion of a piece
+    that is left to run when the next one is claimed. unsteady: sd of the logarithm of each piece's own pace.
+    """
+    shape = loads.shape
+    first, kept = divide(pull, loads, unit, most)
+    pool = (loads - first - kept).sum(-1).astype(float)
+    rows = np.arange(shape[0])
+    cost, knees = np.broadcast_to(piece_seconds, shape), np.broadcast_to(knee, shape)
+
+    def seconds(samples: Counts, of: Array, per_piece: Array, least: Array) -> Array:
+        pace = of if not unsteady or rng is None else of * np.exp(unsteady * rng.standard_normal(of.shape))
+        took: Array = np.where(samples > 0, per_piece + pace * np.maximum(samples, least), 0.0)
+        return took
+
+    running = seconds(first, slope, cost, knees)
+    free = overhead + running
+    done, pieces = first.astype(float), (first > 0).astype(np.int64)
+    if most is not None:  # a load beyond the memory is run in several
+        pieces = -(-first // most)
+        running = running + np.maximum(pieces - 1, 0) * cost
+        free = overhead + running
+    expected = pull.speeds.copy()
+    if present is not None:
+        free, expected = np.where(present, free, np.inf), np.where(present, expected, 0.0)
+    left = pool.copy()
+    part = np.broadcast_to(pull.part, left.shape)
+    known = (expected.sum(-1) > 0)[rows]
+    while left.any():
+        who = np.argmin(free - ahead * running, axis=-1)
+        at = rows, who
+        busy = free[at] - overhead[at] - pieces[at] * cost[at]
+        measured = (done[at] > 0) & (busy > 0) & known
+        expected[at] = np.where(measured, done[at] / np.where(measured, busy, 1.0), expected[at])
+        together = expected.sum(-1)
+        weight = np.where(known, expected[at] / np.where(known, together, 1.0), 1.0 / shape[-1])
+        # What the smallest piece holds follows the speed of the moment, as its seconds are what counts.
+        least = np.maximum(1.0, _least(pull, expected, at))
+        samples = size(part, pool, left, weight, least, unit)
+        samples = samples if most is None else np.minimum(samples, most)
+        took = np.where(samples > 0, CLAIM_SECONDS + seconds(samples, slope[at], cost[at], knees[at]), 0.0)
+        running[at] = np.where(samples > 0, took, running[at])
+        free[at] += took
+        done[at] += samples
+        pieces[at] += samples > 0
+        left -= samples
+    free = free + seconds(kept, slope, cost, knees)
+    return Pulled((done + kept).astype(np.int64), free, pieces + (kept > 0))
+
+
+def _least(pull: Pull, expected: Array, at: tuple[Counts, Counts]) -> Array:
+    planned = pull.speeds[at]
+    faster = np.where(planned > 0, expected[at] / np.where(planned > 0, planned, 1.0), 1.0)
+    least: Array = np.broadcast_to(pull.least, expected.shape)[at] * np.minimum(faster, 1.0)
+    return least

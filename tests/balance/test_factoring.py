@@ -1,0 +1,123 @@
+"""The rule for work that moves within the round: what is run at once, and how large the next piece is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline import Cluster, Round, policies
+from paceline.balance.factoring import divide, size
+from paceline.errors import PacelineError
+from paceline.rounds import Pull
+
+
+def sizes(part: float, pool: int, weights: list[float], least: float = 1.0, unit: int = 1) -> list[int]:
+    """The pieces that workers claim in turn until nothing is left."""
+    taken, left, turn = [], pool, 0
+    while left:
+        args = (part, pool, left, weights[turn % len(weights)], least)
+        taken.append(int(size(*(np.asarray(a) for a in args), unit)))
+        left -= taken[-1]
+        turn += 1
+    return taken
+
+
+def test_the_classical_schemes_are_parameters() -> None:
+    quarter = [0.25] * 4
+    # Factoring (Hummel et al. 1992): in stages of n claims, each of which hands out half of what is left.
+    assert sizes(0.5, 64, quarter) == [8] * 4 + [4] * 4 + [2] * 4 + [1] * 8
+    # Guided self-scheduling (Polychronopoulos and Kuck 1987): always an n-th of what is left.
+    assert sizes(1.0, 64, quarter)[:5] == [16, 12, 9, 7, 5]
+    assert sizes(0.0, 64, quarter, least=16) == [16] * 4  # self-scheduling
+    assert sizes(0.5, 64, [0.75, 0.25])[:4] == [24, 8, 12, 4]  # weighted
+
+
+@given(
+    st.sampled_from([0.0, 0.3, 0.5, 0.8, 1.0]),
+    st.integers(1, 500),
+    st.lists(st.floats(0.01, 1), min_size=1, max_size=6),
+    st.floats(1, 20),
+    st.sampled_from([1, 2, 8]),
+)
+def test_everything_is_claimed_in_whole_units(
+    part: float, units: int, weights: list[float], least: float, unit: int
+) -> None:
+    shares = [w / sum(weights) for w in weights]
+    taken = sizes(part, units * unit, shares, least, unit)
+    assert sum(taken) == units * unit
+    assert all(piece > 0 and piece % unit == 0 for piece in taken)
+    assert all(piece >= least for piece in taken[:-1])
+
+
+@given(
+    st.floats(0, 1),
+    st.lists(st.integers(0, 60), min_size=1, max_size=5),
+    st.floats(1, 9),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([None, 8, 30]),
+)
+def test_a_division_keeps_within_each_load(
+    portion: float, loads: list[int], least: float, unit: int, most: int | None
+) -> None:
+    planned = np.array(loads)
+    pull = Pull(np.array(portion), np.array(0.5), np.full(len(loads), least), np.ones(len(loads)))
+    first, kept = divide(pull, planned, unit, most)
+    left = planned - first - kept
+    assert np.all(first >= 0)
+    assert np.all(kept >= 0)
+    assert np.all(left >= 0)
+    if portion < 1:
+        assert np.all(left % unit == 0)
+        assert np.all(first % unit == 0)
+        assert np.all(kept[planned > 0] > 0)  # where gradients are reduced
+    else:
+        assert not left.any()
+        assert not kept.any()
+
+
+def portions(text: str, slopes: Any, rounds: int = 120, piece: float = 1e-3) -> list[float]:
+    """What is run at once, round after round, where every load is run as planned."""
+    cluster = Cluster(slopes.shape[-1], 768)
+    policy = policies.create(text, cluster)
+    plan, state = policy.init()
+    chosen = []
+    for t in range(rounds):
+        chosen.append(float(plan.pull.first))
+        seconds = plan.shares * 768 * slopes[t]
+        plan, state = policy.step(
+            state, Round(plan.shares, seconds, 768, piece_seconds=np.full(cluster.workers, piece))
+        )
+    return chosen
+
+
+def test_steady_speeds_are_run_as_planned_and_unsteady_ones_in_smaller_first_pieces() -> None:
+    rng = np.random.default_rng(5)
+    base = np.array([1e-3, 1e-3, 4e-3])
+    late = {}
+    for sd in (0.0, 0.02, 0.3, 0.7):
+        late[sd] = np.mean(portions("auto", base * np.exp(sd * rng.standard_normal((120, 3))))[60:])
+    assert late[0.0] == 1
+    assert late[0.02] > 0.9
+    assert 0.3 < late[0.3] < 0.6
+    assert late[0.7] < 0.2
+    steady = np.tile(base, (120, 1))
+    assert np.mean(portions("factoring", steady)[60:]) == pytest.approx(0.95)  # never all at once
+    assert np.mean(portions("auto", steady * 1.0, piece=0.1)[60:]) == 1
+
+
+def test_pieces_that_cost_too_much_are_not_cut() -> None:
+    rng = np.random.default_rng(5)
+    slopes = np.array([1e-3, 1e-3, 4e-3]) * np.exp(0.1 * rng.standard_normal((120, 3)))
+    dear, cheap = (np.mean(portions("auto", slopes, piece=p)[60:]) for p in (0.05, 5e-4))
+    assert cheap < 0.85
+    assert dear == 1
+
+
+def test_what_cannot_be_is_said_in_a_sentence() -> None:
+    for text in ("portion=0", "portion=1.5", "part=0", "piece=0", "overhead=0"):
+        with pytest.raises(PacelineError, match=text.split("=")[0]):
+            policies.create(f"factoring:{text}", Cluster(3, 48))

@@ -1,0 +1,98 @@
+"""Rounds in pieces on the virtual clock."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paceline import Cluster, Round, policies
+from paceline.rounds import Array, Pull
+from paceline.shares import whole_samples
+from paceline.simulate.within import CLAIM_SECONDS, play
+
+BATCH = 768
+
+
+def share_of_the_bound(text: str, slopes: Array, piece: float = 1e-3, warm_up: int = 20) -> float:
+    """Seconds at the sum of all speeds over those taken; slopes: seconds per sample, (T, R, n)."""
+    _, realizations, workers = slopes.shape
+    cluster = Cluster(workers, BATCH, realizations=(realizations,))
+    policy = policies.create(text, cluster)
+    plan, state = policy.init()
+    ideal = taken = 0.0
+    for t, slope in enumerate(slopes):
+        loads = whole_samples(plan, BATCH, cluster.least, cluster.most)
+        seconds, pieces = piece + loads * slope, np.ones_like(loads)
+        if plan.pull is not None:
+            loads, seconds, pieces = play(plan.pull, loads, slope, np.zeros(slope.shape), piece)
+        assert np.all(loads.sum(-1) == BATCH)
+        if t >= warm_up:
+            ideal += float((BATCH / (1 / slope).sum(-1)).sum())
+            taken += float(seconds.max(-1).sum())
+        costs = np.full(slope.shape, piece)
+        plan, state = policy.step(
+            state, Round(loads / BATCH, seconds, BATCH, pieces * costs, piece_seconds=costs)
+        )
+    return ideal / taken
+
+
+def noisy(sd: float, rounds: int = 100) -> Array:
+    rng = np.random.default_rng(11)
+    return np.array([1e-3, 1e-3, 4e-3]) * np.exp(sd * rng.standard_normal((rounds, 6, 3)))
+
+
+def moving(rounds: int = 180) -> Array:
+    slopes = np.full((rounds, 1, 3), 1e-3)
+    for t in range(rounds):
+        slopes[t, 0, 2 - (t // 40) % 3] = 4e-3
+    return slopes
+
+
+@pytest.mark.parametrize("name", ["factoring", "auto"])
+def test_reaches_what_no_plan_can(name: str) -> None:
+    for slopes, least, level_at_most in (
+        (noisy(0.3), 0.95, 0.8),
+        (noisy(0.7), 0.93, 0.55),
+        (moving(), 0.95, 0.94),
+    ):
+        assert share_of_the_bound("level", slopes) < level_at_most
+        assert share_of_the_bound(name, slopes) > least
+
+
+def test_steady_speeds_lose_nothing_to_it() -> None:
+    steady = noisy(0.0)
+    planned = share_of_the_bound("level", steady)
+    assert share_of_the_bound("auto", steady) == pytest.approx(planned, abs=1e-3)
+    assert share_of_the_bound("factoring", steady) > 0.97
+
+
+def test_a_round_follows_its_claims_in_time() -> None:
+    pull = Pull(np.array([0.5]), np.array([0.0]), np.full((1, 2), 2.0), np.ones((1, 2)))
+    loads, slope = np.array([[8, 8]]), np.array([[1.0, 4.0]])
+    ran = play(pull, loads, slope, np.zeros((1, 2)), 0.0)
+    # Worker 0: 4 at once until 4, 2 more at 4 and 2 more at 6, until 8; worker 1 is at 16 before it could claim.
+    assert ran.loads.tolist() == [[10, 6]]
+    assert ran.pieces.tolist() == [[4, 2]]
+    np.testing.assert_allclose(ran.seconds, [[10 + 2 * CLAIM_SECONDS, 24]])
+
+
+def test_realizations_together_are_realizations_one_by_one() -> None:
+    rng = np.random.default_rng(3)
+    slope = rng.uniform(1e-3, 4e-3, (5, 4))
+    speeds, loads = 1 / slope, np.full((5, 4), 60)
+    pull = Pull(rng.uniform(0.1, 1, 5), np.full(5, 0.5), np.full((5, 4), 3.0), speeds)
+    late = slope * np.exp(0.5 * rng.standard_normal((5, 4)))
+    together = play(pull, loads, late, np.zeros((5, 4)), 1e-3)
+    for r in range(5):
+        alone = play(
+            Pull(*(part[r : r + 1] for part in pull)), loads[:1], late[r : r + 1], np.zeros((1, 4)), 1e-3
+        )
+        np.testing.assert_array_equal(alone.loads[0], together.loads[r])
+        np.testing.assert_allclose(alone.seconds[0], together.seconds[r])
+
+
+def test_memory_limits_every_piece() -> None:
+    pull = Pull(np.array([0.5]), np.array([0.5]), np.full((1, 2), 2.0), np.full((1, 2), 100.0))
+    ran = play(pull, np.array([[40, 40]]), np.full((1, 2), 0.01), np.zeros((1, 2)), 0.001, most=8)
+    assert ran.loads.sum() == 80
+    assert np.all(ran.pieces >= ran.loads / 8)
