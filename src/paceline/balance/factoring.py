@@ -72,6 +72,11 @@ class Factoring:
             raise PacelineError(f"overhead={self.overhead:g}: expected more than 0 seconds")
         self._planner()
 
+    @property
+    def trains(self) -> bool:
+        """Whether a decision may train a model."""
+        return self._planner().trains
+
     def init(self) -> tuple[Plan, FactoringState]:
         plan, inner = self._planner().init()
         lead = self.cluster.shape[:-1]
