@@ -73,8 +73,13 @@ class Factoring:
         self._planner()
 
     @property
+    def needs_readings(self) -> bool:
+        """Whether the plan's forecast reads Round.cpu and memory."""
+        return self._planner().needs_readings
+
+    @property
     def trains(self) -> bool:
-        """Whether a decision may train a model."""
+        """Whether the plan's forecast fits a model, which engines do aside."""
         return self._planner().trains
 
     def init(self) -> tuple[Plan, FactoringState]:
