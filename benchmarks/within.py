@@ -22,7 +22,14 @@ import threading
 import numpy as np
 import throughput
 
-WAYS = ("plain DDP, equal", "plain DDP, by hand", "level", "factoring:scheme=self,piece=16", "factoring", "auto")
+WAYS = (
+    "plain DDP, equal",
+    "plain DDP, by hand",
+    "level",
+    "factoring:scheme=self,piece=16",
+    "factoring",
+    "auto",
+)
 STEPS = {"constant": 50, "moving": 140, "noise": 70, "recorded": 70, "even": 70}
 
 
@@ -53,7 +60,7 @@ def scenarios(workers: int, steps: int | None, seed: int) -> dict[str, np.ndarra
 
 def batch_for(speeds: np.ndarray, seconds: float) -> int:
     """Samples that the workers together run in about so many seconds."""
-    return int(round(seconds * (1e3 / speeds.mean(axis=0)).sum() / 48)) * 48
+    return round(seconds * (1e3 / speeds.mean(axis=0)).sum() / 48) * 48
 
 
 def table(name: str, speeds: np.ndarray, batch: int, ways: list[str]) -> str:

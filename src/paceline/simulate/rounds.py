@@ -19,8 +19,9 @@ from paceline.balance.members import among_present, bounds
 from paceline.costs import Only
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Array, Cluster, Plan, Round
+from paceline.rounds import Array, Cluster, Plan, Pull, Round
 from paceline.shares import water_level, whole_samples
+from paceline.simulate import within
 from paceline.simulate.scenario import Scenario
 from paceline.simulate.world import Moment, moments
 
@@ -166,12 +167,16 @@ class _Player:
             plan = self._policy.plan(moment.costs, moment.present & ~moment.stopped)  # type: ignore[attr-defined]
         batch = self._scenario.batch(t)
         shares = self._ran(plan, moment, batch)
-        seconds = _seconds(moment, shares * batch)
+        pieces: Array | None = None  # seconds of each worker's, where the round is run in pieces
+        if plan.pull is None:
+            seconds = _seconds(moment, shares * batch)
+        else:
+            shares, seconds, pieces = self._within(plan.pull, moment, shares, batch)
         self._record(t, moment, shares, seconds)
         if self._steps is not None:
             self._steps[t] = self._state.alpha[..., 0]
         if coming is not None:
-            happened = self._happened(moment, shares, seconds, batch, coming)
+            happened = self._happened(moment, shares, seconds, batch, coming, pieces)
             began = time.perf_counter()
             plan, self._state = self._policy.step(self._state, happened)
             self._decide += time.perf_counter() - began
@@ -198,7 +203,7 @@ class _Player:
         everybody = bool(moment.present.all())
         if not everybody:
             shares = among_present(cluster, moment.present, shares)
-        if not self._scenario.fractional:
+        if not self._scenario.fractional or plan.pull is not None:
             if everybody and plan.costs is None:
                 last = self._whole
                 if last.batch != batch or not np.array_equal(last.asked, shares):
@@ -214,6 +219,18 @@ class _Player:
         if moment.stopped.any():  # their samples are lost
             shares = np.where(moment.stopped, 0.0, shares)
         return shares
+
+    def _within(self, pull: Pull, moment: Moment, shares: Array, batch: int) -> tuple[Array, Array, Array]:
+        """(shares run, seconds, those of them that the pieces cost) of a round whose work moves within it."""
+        here = moment.present & ~moment.stopped
+        loads = np.rint(shares * batch).astype(np.int64)
+        piece = float(getattr(self._policy, "overhead", within.PIECE_SECONDS))
+        knee = getattr(moment.costs, "knee", 0.0)
+        ran = within.play(pull, loads, moment.slope, moment.overhead, piece, knee, here)
+        # What a single piece costs is in the round's overhead, for this policy as for the others.
+        further = np.maximum(ran.pieces - 1, 0) * piece
+        seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)
+        return ran.loads / batch, seconds if moment.everybody else np.where(here, seconds, np.nan), further
 
     def _record(self, t: int, moment: Moment, shares: Array, seconds: Array) -> None:
         latency = _slowest(moment, seconds)
@@ -232,8 +249,20 @@ class _Player:
         self._first_shares[t] = np.where(here[0], shares[0], np.nan)
         self._first_seconds[t] = seconds[0]
 
-    def _happened(self, moment: Moment, shares: Array, seconds: Array, batch: int, coming: Moment) -> Round:
+    def _happened(
+        self,
+        moment: Moment,
+        shares: Array,
+        seconds: Array,
+        batch: int,
+        coming: Moment,
+        pieces: Array | None = None,
+    ) -> Round:
         overhead, costs = moment.overhead, moment.costs
+        if pieces is not None:  # loads that follow the speeds within the round tell nothing of overhead
+            known = overhead + pieces if self._fit is None else pieces
+            piece = np.full_like(seconds, float(getattr(self._policy, "overhead", within.PIECE_SECONDS)))
+            return Round(shares, seconds, batch, known, piece_seconds=piece)
         if self._fit is not None:
             self._fit = fitting.update(self._fit, shares * batch, seconds)
             overhead = np.nan_to_num(self._fit.overhead)
