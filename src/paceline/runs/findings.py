@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.runs import pieces
 from paceline.runs.analysis import (
     changes,
     last,
@@ -38,6 +39,7 @@ def findings(run: Run) -> list[str]:
         *_odd_rounds(run),
         *_absent(run),
         *_learning(run, summary),
+        *pieces.sentences(run),
     ]
     parts = [part for part in run.config.get("resumed", []) if isinstance(part, dict)]
     found += [f"The run was resumed after {plural(part.get('round', 0), 'round')}." for part in parts]

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from paceline.runs import pieces
 from paceline.runs.run import Array, Run
 
 
@@ -60,6 +61,7 @@ def summarize(run: Run) -> dict[str, Any]:
     idle_share: seconds waited over seconds paid for, summed over rounds and workers.
     final_batches: the last full round's loads.
     train_loss: mean over the last epoch. test_accuracy: as the engine left it.
+    Where work could move within the rounds, also what ``pieces.figures`` tells of it.
     """
     ideal = ideal_seconds(run)
     known = ~np.isnan(ideal)
@@ -80,7 +82,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "train_loss": last_loss(run),
         "test_accuracy": None,
     }
-    return figures | run.summary | {"run_dir": str(run.path)}
+    return figures | pieces.figures(run) | run.summary | {"run_dir": str(run.path)}
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -71,6 +71,7 @@ def _round(run: Run, t: int, start: float, end: float) -> Iterator[dict[str, Any
         done = min(start + _micro(compute), end)
         yield _span(worker, f"round {number}", start, end, {"round": number, "samples": load})
         yield _span(worker, "compute", start, done, {"samples": load})
+        yield from _pieces(run, t, worker, start, done)
         extra = np.nan_to_num(run.overhead[t, worker])
         if extra > 0:
             yield _span(worker, "overhead", start, min(start + _micro(extra), done), {})
@@ -81,6 +82,18 @@ def _round(run: Run, t: int, start: float, end: float) -> Iterator[dict[str, Any
     happened = run.extras.get("events")
     for event in (happened[t] if happened else None) or []:
         yield {"ph": "i", "name": _text(event), "pid": CLUSTER, "tid": 0, "ts": start, "s": "g"}
+
+
+def _pieces(run: Run, t: int, worker: int, start: float, done: float) -> Iterator[dict[str, Any]]:
+    """The pieces that a worker ran, on a track of their own: they and the overhead would not nest."""
+    sizes, lengths = (run.extras.get(name) for name in ("pieces", "piece_seconds"))
+    if not sizes or not lengths or sizes[t] is None or lengths[t] is None or worker >= len(sizes[t]):
+        return
+    at = start
+    for number, (samples, length) in enumerate(zip(sizes[t][worker], lengths[t][worker], strict=True)):
+        end = min(at + _micro(length), done)
+        yield _span(worker, f"piece {number}", at, end, {"samples": samples}) | {"tid": 1}
+        at = end
 
 
 def _text(event: Any) -> str:

@@ -186,6 +186,20 @@ class Claims:
         self._counter.close()
 
 
+class Within(NamedTuple):
+    """How a round was run in pieces; lists of one entry a rank.
+
+    at_once: portion of the plan that was run before anything was claimed; 1 where all of it was.
+    cost: seconds of a piece beyond its samples, mean over the ranks.
+    pieces: samples of each rank's pieces. seconds: how long each took.
+    """
+
+    at_once: float
+    cost: float
+    pieces: list[list[int]]
+    seconds: list[list[float]]
+
+
 class Book(NamedTuple):
     """All ranks' reports of a round; arrays of shape (n,), lists of one entry a rank."""
 

@@ -33,7 +33,7 @@ from paceline.policies import Policy
 from paceline.rounds import Array, Cluster
 from paceline.torch import claims, peers
 from paceline.torch.batches import Order, Piece, batches
-from paceline.torch.claims import Claims, Division
+from paceline.torch.claims import Claims, Division, Within
 from paceline.torch.loader import BalancedLoader, draws_ahead
 from paceline.torch.meter import Measured, Meter
 from paceline.torch.record import RoundRecorder, record_run
@@ -55,8 +55,7 @@ class RoundResult(NamedTuple):
     seconds: float  # wall seconds of the round on this rank
     loss: float  # mean over the round's samples; NaN where backward() was not used
     shares: Array  # the plan made from it
-    pieces: list[list[int]] | None = None  # samples of each rank's pieces, where work moves within the round
-    piece_seconds: list[list[float]] | None = None  # and how long each took
+    within: Within | None = None  # its pieces, where work may move within the round
 
 
 class _Open(NamedTuple):
@@ -66,6 +65,7 @@ class _Open(NamedTuple):
     batch: int
     loads: NDArray[np.int64]
     seconds: float
+    at_once: float
 
 
 class Pace:
@@ -152,6 +152,7 @@ class Pace:
         self._order: Order | None = None
         self._piece: Piece | None = None
         self._piece_done = False
+        self._at_once = 1.0  # portion of the plan that this round ran before anything was claimed
         self._weighed = 0  # samples of which the gathered gradients are a mean, under the hook
         self._settled = -1  # newest round whose reports have been taken in
         self._began = 0.0
@@ -332,6 +333,9 @@ class Pace:
         """(start, size) of this rank's next claim before ``piece``, None when there is none (left)."""
         if piece.division is None or self._claims is None:
             return None
+        self._at_once = float(piece.division.pull.first)
+        if piece.step in self._unsettled:
+            self._unsettled[piece.step] = self._unsettled[piece.step]._replace(at_once=self._at_once)
         return self._claims.take(piece.division)
 
     def remaining(self) -> Iterator[tuple[int, int]]:
@@ -357,6 +361,7 @@ class Pace:
             self._began = time.perf_counter()
             self.settle()
             self._meter.start(self.rounds, self._carry)
+            self._at_once = 1.0
             if self._claims is not None:
                 self._claims.open(self._began)
             self._carry = 0.0
@@ -371,7 +376,7 @@ class Pace:
         piece = piece._replace(first=self._piece is None)
         self._weighed = piece.samples or (0 if piece.first else self._weighed)
         if piece.first:
-            self._unsettled[piece.step] = _Open(self.epoch, piece.batch, piece.loads, 0.0)
+            self._unsettled[piece.step] = _Open(self.epoch, piece.batch, piece.loads, 0.0, self._at_once)
         self._piece, self._piece_done = piece, False
 
     def end_piece(self) -> None:
@@ -426,9 +431,10 @@ class Pace:
         if measured is None:
             return
         opened = self._unsettled.pop(measured.step)
-        known, loads, book = measured.known_overhead, opened.loads, None
+        known, loads, book, within = measured.known_overhead, opened.loads, None, None
         if self._claims is not None:
             book = claims.Book.of(measured.further)
+            within = Within(opened.at_once, float(book.cost.mean()), book.pieces, book.seconds)
             known, loads = known + (book.counts - 1).clip(0) * book.cost, book.loads
             if loads.sum() != opened.batch:
                 raise PacelineError(
@@ -454,8 +460,7 @@ class Pace:
             opened.seconds,
             float(measured.loss_sums.sum() / opened.batch),
             shares,
-            None if book is None else book.pieces,
-            None if book is None else book.seconds,
+            within,
         )
         for listener in self._on_round:
             listener(result)

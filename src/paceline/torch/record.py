@@ -46,9 +46,10 @@ class RoundRecorder:
 
 
 def _pieces(result: RoundResult) -> dict[str, Any]:
-    if result.pieces is None:
+    if result.within is None:
         return {}
-    return {"pieces": result.pieces, "piece_seconds": result.piece_seconds}
+    at_once, cost, pieces, seconds = result.within
+    return {"pieces": pieces, "piece_seconds": seconds, "at_once": at_once, "piece_cost": cost}
 
 
 def record_run(run_dir: str | Path, *, policy: str, workers: int, global_batch: int) -> RoundRecorder:

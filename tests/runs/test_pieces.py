@@ -1,0 +1,58 @@
+"""The record of work that moved within its rounds, in figures, in words and in the trace."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.runs import Recorder, read, trace
+from paceline.runs.findings import findings
+from paceline.runs.summary import summarize
+
+
+def record(folder, at_once):
+    with Recorder.create(folder, {"policy": "auto", "workers": 2, "global_batch": 12}) as recorder:
+        for t, portion in enumerate(at_once):
+            moved = portion < 1
+            recorder.round(
+                round=t,
+                epoch=0,
+                time=1.0 + t,
+                seconds=1.0,
+                batch=12,
+                loads=[8, 4],
+                compute=[0.9, 1.0],
+                pieces=[[4, 3, 1], [3, 1]] if moved else [[8], [4]],
+                piece_seconds=[[0.5, 0.3, 0.1], [0.7, 0.3]] if moved else [[0.9], [1.0]],
+                at_once=portion,
+                piece_cost=0.002,
+            )
+    return read(folder)
+
+
+def test_the_summary_says_how_much_moved(tmp_path):
+    figures = summarize(record(tmp_path / "run", [1.0, 0.5, 0.3, 1.0]))
+    assert figures["moved_rounds"] == 0.5
+    assert figures["at_once"] == pytest.approx(0.4)
+    assert figures["pieces"] == 2.5
+    assert figures["pace_scatter"] == 0
+
+
+def test_the_findings_say_what_was_chosen_and_why(tmp_path):
+    moved = " ".join(findings(record(tmp_path / "moved", [0.5, 0.3, 0.4])))
+    assert "Work moved within 100 % of the rounds, 40 % of the plan at once and 2.5 pieces a worker" in moved
+    assert "a piece costs 2 ms" in moved
+    planned = " ".join(findings(record(tmp_path / "planned", [1.0, 1.0])))
+    assert "Every round was run as planned" in planned
+
+
+def test_the_trace_shows_each_piece(tmp_path):
+    path = trace.write(record(tmp_path / "run", [0.5]))
+    events = json.loads(path.read_text())["traceEvents"]
+    pieces = [e for e in events if e["name"].startswith("piece") and e["pid"] == 0]
+    assert [(e["ts"], e["dur"], e["args"]["samples"]) for e in pieces] == [
+        (0, 500_000, 4),
+        (500_000, 300_000, 3),
+        (800_000, 100_000, 1),
+    ]
