@@ -2,35 +2,34 @@
 
     python benchmarks/within.py [--group 3] [--scenario noise-0.3] [--policy level] [--steps 60]
 
-Groups of 3 and 6 workers, one of them four times slower (1, 1, 4 ms a sample): constant, the slow role moving on
-every 40 steps, each worker's pace scattered anew in every round (log-normal, sd 0.3 and 0.7). A group of 4 at
-recorded speeds (ByteDance, jobs ST and SE), and of 4 even ones, whose last column is the cost of it all against
-plain DDP. In each scenario every way runs in the same processes on the same speeds, one after the other; the
-groups run side by side, since sleeping takes no processor. Share of the bound: the seconds that the sum of the
-sleeping speeds would take over those taken, after 20 warm-up steps. "at once": mean portion of the plan that was
-run before anything was claimed; "pieces": a worker's, in a round.
+Groups of 3 and 6 workers, one in three of them four times slower (1, 1, 4 ms a sample): constant, the slow role
+moving on every 40 steps, each worker's pace scattered anew in every round (log-normal, sd 0.3 and 0.7). A group
+of 4 at recorded speeds (ByteDance, jobs ST and SE), and of 4 even ones, where the last column is the cost of it
+all against plain DDP. "By hand" is plain DDP with a split set for the mean speeds. In each scenario every way runs
+in the same processes on the same speeds, one after the other; the groups run side by side, since sleeping takes no
+processor. Share of the bound: the seconds that the sum of the sleeping speeds would take over those taken, after 20
+warm-up steps.
 
-Then real computation: two ranks, each on a core, one of which it shares with a neighbour that comes and goes.
+With --compute, instead: real computation on two ranks, each on a core of its own, one of which it shares with a
+neighbour that comes and goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import tempfile
 import threading
+import time
+from typing import Any
 
 import numpy as np
 import throughput
 
-WAYS = (
-    "plain DDP, equal",
-    "plain DDP, by hand",
-    "level",
-    "factoring:scheme=self,piece=16",
-    "factoring",
-    "auto",
-)
-STEPS = {"constant": 50, "moving": 140, "noise": 70, "recorded": 70, "even": 70}
+WAYS = ("plain DDP, by hand", "level", "factoring", "auto")
+MORE = ("plain DDP, equal", "factoring:scheme=self,piece=16", "factoring:scheme=guided")
+STEPS = {"constant": 50, "moving": 140, "noise": 60, "recorded": 60, "even": 60}
 
 
 def base(workers: int) -> np.ndarray:
@@ -70,16 +69,114 @@ def table(name: str, speeds: np.ndarray, batch: int, ways: list[str]) -> str:
     ideal = (batch / (1e3 / speeds).sum(axis=1))[kept]
     lines = [
         f"\n{name}: {speeds.shape[1]} sleeping workers, batch {batch}, {len(ideal)} steps measured",
-        f"{'':34}{'of the bound':>13}{'ms a step':>11}{'slowest 5%':>12}{'of DDP, equal':>15}",
+        f"{'':34}{'of the bound':>13}{'ms a step':>11}{'slowest 5%':>12}{'of DDP, by hand':>17}",
     ]
-    plain = results.get("plain DDP, equal")
+    plain = results.get("plain DDP, by hand")
     for way in ways:
         seconds = results[way][kept]
-        against = f"{seconds.sum() / plain[kept].sum():15.3f}" if plain is not None else ""
+        against = f"{seconds.sum() / plain[kept].sum():17.3f}" if plain is not None else ""
         lines.append(
             f"{way:34}{ideal.sum() / seconds.sum():13.1%}{1e3 * seconds.mean():11.1f}"
             f"{1e3 * np.quantile(seconds, 0.95):12.1f}{against}"
         )
+    return "\n".join(lines)
+
+
+def neighbour(core: int) -> None:
+    """Keeps a core busy for a while, leaves it, and comes back."""
+    os.sched_setaffinity(0, {core})
+    rng = np.random.default_rng(4)
+    while True:
+        until = time.perf_counter() + rng.uniform(0.5, 2.0)
+        while time.perf_counter() < until:
+            pass
+        time.sleep(rng.uniform(0.5, 2.0))
+
+
+def computing_rank(rank: int, directory: str, ways: list[str], epochs: int, pipe: Any) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from paceline.torch import Pace, leave
+
+    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(directory, "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    torch.manual_seed(0)
+    batch, rounds = 512, 10
+    inputs, labels = torch.randn(batch * rounds, 512), torch.randint(10, (batch * rounds,))
+    loss_of = nn.CrossEntropyLoss()
+    models = {
+        way: DistributedDataParallel(nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 10)))
+        for way in ways
+    }
+    optimizers = {way: torch.optim.SGD(model.parameters(), lr=0.01) for way, model in models.items()}
+    paces = {way: Pace(models[way], batch, way) for way in ways if not way.startswith("plain")}
+    loaders = {
+        way: pace.loader(throughput.Batched(inputs, labels), collate_fn=lambda got: got)
+        for way, pace in paces.items()
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(epochs):  # in turn, so that the neighbour disturbs all alike
+        for way in ways:
+            model, optimizer = models[way], optimizers[way]
+            dist.barrier()
+            began = time.perf_counter()
+            if way in paces:
+                for x, y in loaders[way]:
+                    paces[way].backward(loss_of(model(x), y))
+                    paces[way].step(optimizer)
+            else:
+                for start in range(rank * batch // 2, len(inputs), batch):
+                    chosen = slice(start, start + batch // 2)
+                    loss_of(model(inputs[chosen]), labels[chosen]).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            seconds[way].append(time.perf_counter() - began)
+    if rank == 0:
+        pipe.send(seconds)
+    for way, model in models.items():
+        if way in paces:
+            paces[way].detach()
+        model.reducer = None
+    leave()
+
+
+def computing(ways: list[str], epochs: int = 16) -> str:
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        return "real computation beside a neighbour: needs two cores"
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe(duplex=False)
+    beside = context.Process(target=neighbour, args=(cores[1],), daemon=True)
+    with tempfile.TemporaryDirectory() as directory:
+        ranks = [
+            context.Process(target=computing_rank, args=(rank, directory, ways, epochs, theirs))
+            for rank in (0, 1)
+        ]
+        for process in (beside, *ranks):
+            process.start()
+        try:
+            if not ours.poll(300):
+                raise SystemExit("a rank has failed; see above")
+            seconds = ours.recv()
+            for process in ranks:
+                process.join()
+        finally:
+            for process in (beside, *ranks):
+                process.kill()
+    lines = [
+        f"\ncomputing: 2 ranks on a core each, one shared with a neighbour that comes and goes, {epochs} epochs",
+        f"{'':34}{'s an epoch':>11}{'slowest':>9}{'of ' + ways[0]:>22}",
+    ]
+    for way in ways:
+        took = np.array(seconds[way][1:])
+        whole = took.sum() / np.sum(seconds[ways[0]][1:])
+        lines.append(f"{way:34}{took.mean():11.2f}{took.max():9.2f}{whole:22.3f}")
     return "\n".join(lines)
 
 
@@ -91,17 +188,22 @@ def main() -> None:
     parser.add_argument("--scenario", action="append")
     parser.add_argument("--policy", action="append")
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--round-seconds", type=float, default=0.2)
+    parser.add_argument("--round-seconds", type=float, default=0.25)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--one-by-one", action="store_true", help="no groups side by side")
+    parser.add_argument("--compute", action="store_true", help="real computation beside a busy neighbour")
     options = parser.parse_args()
-    ways = list(options.policy or WAYS)
+    if options.compute:
+        print(computing(list(options.policy or ("plain DDP, equal", *WAYS[1:]))))
+        return
     printing = threading.Lock()
 
     def group(workers: int) -> None:
         for name, speeds in scenarios(workers, options.steps, options.seed).items():
             if speeds is None or (options.scenario and name not in options.scenario):
                 continue
+            few = name in ("constant", "even")  # the baselines, where they take no minutes
+            ways = list(options.policy or (*WAYS, *(MORE if few else ())))
             text = table(name, speeds, batch_for(speeds, options.round_seconds), ways)
             with printing:
                 print(text, flush=True)

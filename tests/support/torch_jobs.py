@@ -260,3 +260,27 @@ class Wavering:
     def __call__(self, cluster: Any) -> Any:
         bias = (1.0,) * cluster.workers
         return Script((bias, bias, (1.0, 1.0 + 0.1 * (self._rank == 1), 1.0)))(cluster)
+
+
+def bits(rank: int, ranks: int, seed: int, dtype: str, steps: int, **options: Any) -> list[torch.Tensor]:
+    """The parameters after some rounds of ranks that stall at random, in another order for another seed."""
+    kind = getattr(torch, dtype)
+    model = fresh(kind)
+    ddp = DistributedDataParallel(model)
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    pace = Pace(ddp, 48, "factoring", deterministic=True, **options)
+    loader = pace.loader(Samples(230, kind), seed=5)
+    stalls = random.Random(seed * ranks + rank)
+    while pace.rounds < steps:
+        for x, y, _ in loader:
+            time.sleep(1e-3 * stalls.expovariate(1.0) * len(x))
+            pace.backward(loss_of(ddp(x), y))
+            if pace.step(optimizer) and pace.rounds == steps:
+                break
+    pace.detach()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def bits_twice(rank: int, ranks: int, dtype: str) -> list[list[Any]]:
+    """The parameters of two runs with other claims, as plain lists."""
+    return [[p.tolist() for p in bits(rank, ranks, seed, dtype, 8)] for seed in (1, 2)]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 
+import numpy as np
 import pytest
+import torch
 
+from paceline.errors import PacelineError
+from paceline.torch import Pace
+from paceline.torch.exactsum import ExactSum
 from support.ranks import run_ranks
-from support.torch_jobs import exact, indices_used
+from support.torch_jobs import bits_twice, exact, indices_used
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
@@ -57,3 +63,51 @@ def test_each_sample_once_an_epoch() -> None:
         for epoch in range(2):
             used = list(chain.from_iterable(rank[number][epoch] for rank in ranks))
             assert sorted(used) == list(range(count)), name
+
+
+def test_deterministic_results_have_the_same_bits_whoever_claims_what() -> None:
+    runs = [run for ranks in (3, 2) for rank in run_ranks(ranks, bits_twice, "float32") for run in rank]
+    assert all(run == runs[0] for run in runs[1:])
+
+
+def test_deterministic_results_are_those_of_one_process() -> None:
+    options = {"deterministic": True, "jitter": 0.0}
+    (difference, other), *_ = run_ranks(
+        3, exact, [PULLED | {"steps": 10} | options, PULLED | {"steps": 10, "quantum": 8} | options]
+    )
+    assert difference < 1e-12
+    assert other < 1e-12
+
+
+def test_a_sum_does_not_depend_on_its_order() -> None:
+    rng = np.random.default_rng(2)
+    addends = rng.standard_normal((40, 30)) * 10.0 ** rng.integers(-9, 5, (40, 30))
+    found = []
+    for order in (np.arange(40), rng.permutation(40), rng.permutation(40)):
+        parameter = torch.nn.Parameter(torch.zeros(30, dtype=torch.float64))
+        total = ExactSum([parameter])
+        for row in addends[order]:
+            parameter.grad = torch.from_numpy(row.copy())
+            total.add()
+        total.finish()
+        found.append(parameter.grad.numpy().copy())
+    assert (found[0] == found[1]).all()
+    assert (found[0] == found[2]).all()
+    expected = [math.fsum(column) for column in addends.T]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-14, atol=1e-20)
+    parameter.grad = torch.full((30,), float("inf"), dtype=torch.float64)
+    total.add()
+    total.finish()
+    assert torch.isnan(parameter.grad).all()
+
+
+def test_what_cannot_have_the_same_bits_is_said_in_a_sentence() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    with pytest.raises(PacelineError, match="does not move work"):
+        Pace(model, 16, "level", deterministic=True)
+    with pytest.raises(PacelineError, match="batch norm"):
+        Pace(model, 16, "factoring", deterministic=True)
+    with pytest.raises(PacelineError, match="hook"):
+        Pace(model[0], 16, "factoring", deterministic=True, weigh="hook")
+    with pytest.raises(PacelineError, match="holds no cell"):
+        Pace(model[0], 64, "factoring", deterministic=True, micro_batch=1)

@@ -188,6 +188,15 @@ def divide(
     return np.where(whole, loads, first), np.where(whole, 0, kept)
 
 
+def divide_grid(pull: Pull, loads: Counts, cell: int) -> tuple[Counts, Counts]:
+    """As ``divide``, but on a grid that no plan moves: whole cells of ``cell`` samples, and what is left of the
+    loads, the round's last and perhaps short cell among it, in the pool."""
+    cells = loads // cell
+    kept = np.minimum(cells, 1)
+    first = np.clip(np.floor(pull.first[..., None] * cells).astype(np.int64), 0, cells - kept)
+    return first * cell, kept * cell
+
+
 def size(part: Array, pool: Array, left: Array, weight: Array, least: Array, unit: int = 1) -> Counts:
     """Samples of the next piece; all of one shape.
 

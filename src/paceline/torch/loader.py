@@ -64,11 +64,13 @@ class BalancedLoader:
             batch = next(source)
             piece = self._sampler.queue.popleft()
             while (claimed := pace.claim(piece)) is not None:
-                start, size = claimed
-                more = self._fetch(self._sampler.indices[start : start + size].tolist())
-                pace.begin_piece(piece._replace(samples=size, last=False, division=None))
-                yield more
-                pace.end_piece()
+                start, end = claimed[0], sum(claimed)
+                for at in range(start, end, pace.cell or claimed[1]):
+                    chosen = self._sampler.indices[at : min(at + (pace.cell or end), end)]
+                    more = self._fetch(chosen.tolist())
+                    pace.begin_piece(piece._replace(samples=len(chosen), last=False, division=None))
+                    yield more
+                    pace.end_piece()
             pace.begin_piece(piece)
             yield batch
             pace.end_piece()

@@ -34,12 +34,14 @@ from paceline.rounds import Array, Cluster
 from paceline.torch import claims, peers
 from paceline.torch.batches import Order, Piece, batches
 from paceline.torch.claims import Claims, Division, Within
+from paceline.torch.exactsum import ExactSum
 from paceline.torch.loader import BalancedLoader, draws_ahead
 from paceline.torch.meter import Measured, Meter
 from paceline.torch.record import RoundRecorder, record_run
 from paceline.torch.shutdown import leave
 from paceline.torch.weighting import rescale, weigh_in_hook
 
+CELLS = 32  # of a round, by default, where results are to have the same bits
 Limits = Sequence[tuple[int | None, int | None]]
 
 
@@ -81,6 +83,9 @@ class Pace:
     quantum: loads are multiples of this many samples, where captured graphs want few shapes.
     weigh: "loss" (default) or "hook", a DDP communication hook for loops whose loss can't be touched:
         there call ``loss.backward()`` as before.
+    deterministic: the same bits whoever runs what, for policies that move work within the round: every turn is
+        one cell of a fixed grid (of ``quantum`` samples; by default a 32nd of B), and gradients are summed without
+        rounding. Costs a micro-batch a cell, 16 bytes a parameter, and an all-reduce that overlaps with nothing.
     record: a new directory for the run's record (see ``paceline report``), written by rank 0.
     on_round: called on every rank with each finished RoundResult.
 
@@ -97,6 +102,7 @@ class Pace:
         micro_batch: int | None = None,
         quantum: int = 1,
         weigh: str = "loss",
+        deterministic: bool = False,
         record: str | Path | None = None,
         on_round: Callable[[RoundResult], None] | None = None,
     ) -> None:
@@ -130,6 +136,7 @@ class Pace:
                 "limits": (least, most),
                 "quantum": quantum,
                 "weigh": weigh,
+                "deterministic": deterministic,
             },
             self.global_batch if micro_batch is None else micro_batch,
         )
@@ -138,6 +145,25 @@ class Pace:
         self._most = np.array(most)
         self._unit = quantum if quantum >= floor else floor  # pieces are multiples of so many samples
         pulls = self._balancer.pull(0) is not None
+        self.cell = 0  # samples of every turn, where results are to have the same bits
+        self._sum: ExactSum | None = None
+        if deterministic:
+            self.cell = quantum if quantum > 1 else max(1, self.global_batch // CELLS)
+            wrong = (
+                f"policy {self.policy} does not move work within the round; use factoring or auto"
+                if not pulls
+                else "weigh='hook' leaves the sum to DDP; use weigh='loss'"
+                if weigh == "hook"
+                else "the model has batch norm, whose running statistics depend on who runs what; use another norm"
+                if norms
+                else f"micro_batch={micro_batch} holds no cell of {self.cell} samples; set a smaller quantum"
+                if micro_batch is not None and micro_batch < self.cell
+                else ""
+            )
+            if wrong:
+                raise PacelineError(f"deterministic=True: {wrong}")
+            self._unit, self.micro_batch = self.cell, self.cell
+            self._sum, micro_batch = ExactSum(self._parameters), None
         self._claims = Claims(device, self._unit, micro_batch, most[self.rank]) if pulls else None
         self._meter = Meter(device, self._balancer.needs_readings, claims.width() if pulls else 0)
         self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
@@ -203,11 +229,16 @@ class Pace:
             self._meter.add_loss(piece.step, torch.zeros((), dtype=torch.float64))
         if self.weigh == "loss":
             count = piece.samples if reduction == "mean" else min(piece.samples, 1)
-            loss = loss * (self.ranks * count / piece.batch)
+            averaged = self.ranks if self._sum is None else 1  # DDP divides by them
+            loss = loss * (averaged * count / piece.batch)
         (loss if scaler is None else scaler.scale(loss)).backward()
         self._piece_done = True
         if piece.last:  # for a graph in which no hooked parameter took part
             self._stop(piece)
+        if self._sum is not None:
+            self._sum.add()
+            if piece.last:
+                self._sum.finish()
 
     @property
     def first(self) -> bool:
@@ -321,11 +352,19 @@ class Pace:
         pull = self._balancer.pull(step)
         if pull is None:
             return None
-        first, kept = factoring.divide(pull, loads, self._unit, np.array(self._largest))
+        if self.cell:
+            first, kept = factoring.divide_grid(pull, loads, self.cell)
+        else:
+            first, kept = factoring.divide(pull, loads, self._unit, np.array(self._largest))
         own = first + kept
         room = np.maximum(np.minimum(self._most, loads.sum()) - own, 0) // self._unit * self._unit
         pool = int((loads - own).sum())
-        if not pool or room.sum() < pool:  # limits so tight that some of it might find nobody
+        if self.cell and room.sum() < pool:
+            raise PacelineError(
+                f"deterministic=True: the limits leave no room for whole cells of {self.cell} samples; widen them, "
+                "or set a smaller quantum"
+            )
+        if not self.cell and (not pool or room.sum() < pool):  # some of it might find nobody
             return None
         return Division(step, first, kept, start + int(own.sum()), pool, pull)
 
@@ -369,7 +408,7 @@ class Pace:
     def begin_piece(self, piece: Piece) -> None:
         """A micro-batch goes to the user; gradients are only reduced over the ranks in a round's last."""
         self._no_sync.close()
-        if self._ddp is not None and not piece.last:
+        if self._ddp is not None and (not piece.last or self._sum is not None):
             self._no_sync.enter_context(self._ddp.no_sync())
         if self.weigh == "hook" and self._piece is not None and piece.samples:
             rescale(self._parameters, self._weighed, piece.samples)
