@@ -30,7 +30,7 @@ def test_train_ddp() -> None:
     assert len(lines) == 8
     loads = [int(load) for load in lines[-1].split("[")[1].rstrip("]").split(", ")]
     assert sum(loads) == 256
-    assert loads[2] < min(loads[:2]) / 2, "the slow rank has least to do"
+    assert loads[2] < min(loads[:2]), "the slow rank has least to do"
 
 
 def test_offloading() -> None:
