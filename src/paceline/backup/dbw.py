@@ -37,6 +37,8 @@ class Dbw:
     times: "constrained" solves eq. (17); "naive" takes the plain means; "workers" models each worker's own
         round trips, for clusters whose workers differ.
     memory: what a time sample still counts for after each iteration, for "constrained" and "naive".
+    worth: "smoothness" is eq. (16), whose L comes from differences of noisy losses; "noise" does without the
+        losses: N / (1 + V / (k N)), what an update from k gradients gains at the best rate for it.
     """
 
     workers: int
@@ -45,6 +47,7 @@ class Dbw:
     beta: float = 1.01
     times: Literal["constrained", "naive", "workers"] = "constrained"
     memory: float = 1.0
+    worth: Literal["smoothness", "noise"] = "smoothness"
 
     def __post_init__(self) -> None:
         if self.depth < 1 or not self.beta >= 1 or not 0 < self.memory <= 1:
@@ -77,7 +80,10 @@ class Dbw:
 
     def _worth(self, gains: GainState, k: Array, rate: float) -> Array:
         """What an update from k gradients is worth; NaN (all the workers, then) as long as nothing is known."""
-        return gain.estimate(gains).of(k, rate)
+        found = gain.estimate(gains)
+        if self.worth == "noise":
+            return found.norm2**2 / (found.norm2 + found.variance / k)
+        return found.of(k, rate)
 
     def _seconds(self, state: DbwState, happened: Iteration) -> tuple[Array, TimesState, TripsState]:
         if self.times == "workers":

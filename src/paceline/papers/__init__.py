@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PAPERS = {
     "dolbie": "paceline.papers.dolbie",
     "coded": "paceline.papers.coded",
+    "dbw": "paceline.papers.dbw",
     "lbbsp": "paceline.papers.lbbsp",
 }
 

@@ -1,0 +1,22 @@
+"""Xu, Neglia and Sebastianelli (2021), "Dynamic Backup Workers for Parallel Machine Learning": its experiments."""
+
+from __future__ import annotations
+
+from paceline.papers import Experiment
+from paceline.papers.dbw_estimates import fig1, fig2, fig3
+from paceline.papers.dbw_speeds import speeds
+from paceline.papers.dbw_times import fig4, fig5, fig6, fig7, fig8, fig9, fig10
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "fig1": fig1,
+    "fig2": fig2,
+    "fig3": fig3,
+    "fig4": fig4,
+    "fig5": fig5,
+    "fig6": fig6,
+    "fig7": fig7,
+    "fig8": fig8,
+    "fig9": fig9,
+    "fig10": fig10,
+    "speeds": speeds,
+}

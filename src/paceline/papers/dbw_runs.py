@@ -1,0 +1,128 @@
+"""The setting of DBW's experiments, and one run of it on the virtual clock.
+
+MNIST and CIFAR-10 with small networks of our own, since everything runs on a few processor cores: the perceptron in
+place of the paper's convolutional network, LeNet-5 in place of ResNet-18. The full rate on MNIST is the paper's 0.08.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline import data as datasets
+from paceline.coordinator import Choices, Update
+from paceline.errors import PacelineError
+from paceline.samples import Draws
+from paceline.shared import data_folder
+from paceline.simulate.delays import Delay, Exponential
+from paceline.simulate.roundtrips import Change, RoundTrips
+from paceline.simulate.server import Server
+
+WORKERS = 16
+MNIST_RATE = 0.08
+SMOOTHED = 5  # updates that the loss is averaged over before it counts as reached
+CAP = 3000
+
+
+@functools.cache
+def dataset(name: str) -> datasets.Data:
+    """mnist or cifar10, from the shared folder. CIFAR-10 is there as pictures, which needs Pillow."""
+    folder = data_folder() / name
+    if name == "mnist":
+        return datasets.load(str(folder))
+    return _cifar10()
+
+
+def _cifar10() -> datasets.Data:
+    folder = data_folder() / "cifar10"
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise PacelineError("reading the shared CIFAR-10 needs pillow; install it") from error
+    if not folder.is_dir():
+        raise PacelineError(f"{folder} does not exist; set PACELINE_DATA to the folder of the shared data")
+
+    def images(split: str) -> np.ndarray:
+        sheets = [
+            np.asarray(Image.open(path).convert("RGB")) for path in sorted(folder.glob(f"{split}_*.webp"))
+        ]
+        tiles = [
+            sheet.reshape(50, 32, 50, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, 3, 32, 32)
+            for sheet in sheets
+        ]
+        return np.ascontiguousarray(np.concatenate(tiles))
+
+    labels = {split: np.load(folder / f"{split}_labels.npy").astype(np.int64) for split in ("train", "test")}
+    return datasets.Data(images("train"), labels["train"], images("test"), labels["test"], 10, "cifar10")
+
+
+def shifted(alpha: float) -> Delay:
+    """Round trips of 1 - alpha + alpha Exp(1) seconds."""
+    return Exponential(max(alpha, 1e-9), 1.0 - alpha)
+
+
+def learner(name: str = "mnist", model: str = "mlp", seed: int = 0) -> Any:
+    """The network, on one thread: the gradients are small, and more threads only wait for each other."""
+    import torch
+
+    from paceline.torch.images import Images
+
+    torch.set_num_threads(1)
+    return Images(dataset(name), model, seed)
+
+
+def play(
+    backup: str,
+    delay: Delay,
+    *,
+    seed: int = 0,
+    batch: int = 500,
+    rate: str = "fixed",
+    lr: float = MNIST_RATE,
+    target: float | None = 0.2,
+    mode: str = "push-wait",
+    sync: str = "bsp",
+    policy: str = "equal",
+    workers: int = WORKERS,
+    name: str = "mnist",
+    model: str = "mlp",
+    shards: int = 1,
+    updates: int = CAP,
+    seconds: float | None = None,
+    changes: Sequence[Change] = (),
+    pace: Delay | None = None,
+) -> tuple[list[Update], Server]:
+    """One run until the mean loss of the last updates is below the target, or the limits are reached."""
+    learns = learner(name, model, seed)
+    choices = Choices(workers, workers * batch, sync, mode, backup, policy, rate, lr)
+    trips = RoundTrips(workers, delay, pace, seed, changes)
+    server = Server(learns, choices, trips, Draws(len(learns.data.x_train), seed, shards))
+    losses: list[float] = []
+
+    def stop(update: Update) -> bool:
+        losses.append(update.loss)
+        return target is not None and float(np.mean(losses[-SMOOTHED:])) < target
+
+    return server.run(updates, seconds, stop), server
+
+
+def smoothed(updates: Sequence[Update]) -> np.ndarray:
+    """The loss averaged over the last few updates, shape (T,)."""
+    losses = np.array([update.loss for update in updates])
+    total = np.cumsum(np.insert(losses, 0, 0.0))
+    start = np.maximum(np.arange(len(losses)) + 1 - SMOOTHED, 0)
+    return (total[1:] - total[start]) / (np.arange(len(losses)) + 1 - start)
+
+
+def reached(updates: Sequence[Update], target: float) -> float:
+    """Seconds until the smoothed loss fell below the target; infinite where it did not."""
+    below = np.flatnonzero(smoothed(updates) < target)
+    return updates[below[0]].now if len(below) else float("inf")
+
+
+def said(seconds: Sequence[float]) -> str:
+    """Mean and range."""
+    return f"{np.mean(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f})"
