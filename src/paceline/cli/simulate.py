@@ -65,6 +65,27 @@ def command(
     plot: Annotated[
         Path | None, typer.Option(help="Draw latency, regret and shares into this folder.", metavar="DIR")
     ] = None,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Train for real on the virtual clock; --rounds counts updates.")
+    ] = False,
+    sync: Annotated[
+        str, typer.Option(help="With --learn, when parameters move: bsp, asp, ssp:10, lsp:3:5.")
+    ] = "bsp",
+    backup: Annotated[
+        str, typer.Option(help="With --learn, how many gradients to wait for: everyone, static:3, dbw, ...")
+    ] = "everyone",
+    balance: Annotated[
+        str, typer.Option(help="With --learn, who does how much: equal, level, ...")
+    ] = "equal",
+    mode: Annotated[str, typer.Option(help="With --learn: push-wait, push-interrupt or pull.")] = "push-wait",
+    rate: Annotated[
+        str,
+        typer.Option(help="With --learn, the learning rate for k gradients: fixed, proportional, adascale."),
+    ] = "fixed",
+    data: Annotated[str, typer.Option(help="With --learn: digits, a .npz file, or IDX files.")] = "digits",
+    model: Annotated[str, typer.Option(help="With --learn: mlp, lenet5, resnet18 or vgg16.")] = "mlp",
+    lr: Annotated[float, typer.Option(help="With --learn, the learning rate.")] = 0.1,
+    loss: Annotated[float | None, typer.Option(help="With --learn, stop at this training loss.")] = None,
 ) -> None:
     """Play every policy on the same rounds of a described cluster, or of a recorded trace.
 
@@ -90,6 +111,13 @@ def command(
     if plot is not None and plot.exists() and not plot.is_dir():
         raise PacelineError(f"--plot {plot} is a file; expected a folder")
     console = console_for(json_)
+    if learn:
+        from paceline.cli.learning import show
+        from paceline.simulate.learning import Learning
+
+        wanted = Learning(data, model, sync, backup, balance, mode, rate, lr, loss=loss)
+        write_json(json_, show(what, wanted, console, plot))
+        return
     names = list(policy or what.policies or DEFAULT)
     with Counter("simulating") as progress:
         outcome = run(what, names, progress)

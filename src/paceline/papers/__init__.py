@@ -24,6 +24,7 @@ PAPERS = {
     "coded": "paceline.papers.coded",
     "dbw": "paceline.papers.dbw",
     "lbbsp": "paceline.papers.lbbsp",
+    "wlbs": "paceline.papers.wlbs",
 }
 
 Result = dict[str, Any]

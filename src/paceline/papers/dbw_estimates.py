@@ -104,7 +104,8 @@ def _estimates(
             f"{off('variance', 'variance_exact'):.0%}; the gain is below the decrease in {below:.0%} of the "
             f"iterations, "
             f"correlation {correlation:.2f}",
-            "why": "a perceptron of 64 hidden units in place of the paper's networks; the norm falls quickly at "
+            "why": "a perceptron of 64 hidden units in place of the paper's networks; the norm falls "
+            "quickly at "
             "first, and "
             "an average over the last 5 iterations lags behind it",
             "setting": f"{data}, n = 16, B = {batch}, rate {rate:g}, D = 5, {iterations} iterations, k drawn "
@@ -145,7 +146,8 @@ def fig3(out: Path, quick: bool) -> Result:
         picture,
         rows,
         {
-            "claim": "the constrained estimates are more precise than the naive ones, most of all for k = 3 and "
+            "claim": "the constrained estimates are more precise than the naive ones, most of all for k = 3 "
+            "and "
             "4, which "
             "are seldom tried",
             "ours": f"for k = 3 and 4: constrained {rare['constrained']:.1%}, naive {rare['naive']:.1%} off "

@@ -37,7 +37,8 @@ DYNAMIC = ("dbw", "dbw:worth=noise", "blind")
 def _compare(
     configs: Sequence[tuple[str, str]], delay: Delay, seeds: int, **setting: Any
 ) -> tuple[dict[str, list[float]], dict[str, list[Update]]]:
-    """Seconds to the target of each (backup, rate rule) on the same clusters; and the runs of the first seed."""
+    """Seconds to the target of each (backup, rate rule) on the same clusters; and the runs of the first "
+    "seed."""
     times: dict[str, list[float]] = {}
     first: dict[str, list[Update]] = {}
     for backup, rate in configs:
@@ -234,7 +235,8 @@ def fig7(out: Path, quick: bool) -> Result:
         rows,
         {
             "claim": "round trips measured on a production Spark cluster with 16 servers",
-            "ours": "lognormal, median .9 s, sd of the logarithm .4, 3 % of the trips three times as long: 90 % "
+            "ours": "lognormal, median .9 s, sd of the logarithm .4, 3 % of the trips three times as long: "
+            "90 % "
             "below "
             f"{np.percentile(drawn, 90):.2f} s, 99 % below {np.percentile(drawn, 99):.2f} s",
             "why": "the trace is not public",
@@ -245,7 +247,8 @@ def fig7(out: Path, quick: bool) -> Result:
 
 
 def knee_rates(batch: int, ks: Sequence[int], runs: int = 4) -> dict[int, float]:
-    """The knee rule's rate for each k: the range test's on the mean of some runs, from the same first weights."""
+    """The knee rule's rate for each k: the range test's on the mean of some runs, from the same first "
+    "weights."""
     sweep = rates.sweep(1e-3, 10.0, 100)
     learns = learner()
     found = {}
@@ -355,7 +358,8 @@ def fig9(out: Path, quick: bool) -> Result:
             "ours": "median k before and after, and the loss at the end: "
             + ", ".join(f"{name} {b:.0f} -> {a:.0f}, {loss:.3f}" for name, (b, a, loss) in ends.items()),
             "why": "before the slowdown all arrive at once, so that every k takes the same time",
-            "setting": f"MNIST, n = 16, B = 500, round trips of 1 s; from {at:g} s on half of the workers take 5 s",
+            "setting": f"MNIST, n = 16, B = 500, round trips of 1 s; from {at:g} s on half of the workers "
+            f"take 5 s",
             "command": "paceline reproduce dbw fig9" + (" --quick" if quick else ""),
         },
     )
@@ -391,7 +395,8 @@ def fig10(out: Path, quick: bool) -> Result:
                 + ", ".join(f"{name} {values[i]:.0f} s" for name, values in means.items())
                 for i, alpha in enumerate(alphas)
             ),
-            "why": f"to loss {target} in place of .07, which the perceptron needs thousands of updates for; K_0 "
+            "why": f"to loss {target} in place of .07, which the perceptron needs thousands of updates for; "
+            f"K_0 "
             f"= 1",
             "setting": f"MNIST, n = 16, B = 500, rate {MNIST_RATE}, push-and-interrupt, {seeds} runs",
             "command": "paceline reproduce dbw fig10" + (" --quick" if quick else ""),

@@ -73,7 +73,7 @@ def torch_program(
         x, y = torch.as_tensor(np.array(inputs)), torch.as_tensor(np.array(targets))
 
         def gradient(values: Vector, samples: Indices) -> tuple[Vector, float]:
-            flat.set(values)  # type: ignore[arg-type]
+            flat.set(values)
             chosen = torch.from_numpy(np.array(samples))
             return flat.gradient(x[chosen], y[chosen])
 

@@ -81,7 +81,7 @@ def run(
             values = server.run(updates=config.steps)
             log.save()
             on_event({"type": "test"})
-            _, accuracy = learner.test(values, server.buffers)  # type: ignore[arg-type]
+            _, accuracy = learner.test(values, server.buffers)
             return recorder.finish(test_accuracy=accuracy, run_dir=str(run_dir), **log.totals())
         finally:
             recorder.close()
@@ -108,7 +108,7 @@ class _Compute:
         self.buffers = learner.buffers
 
     def __call__(self, values: Vector, samples: Indices) -> tuple[Vector, float]:
-        return self._learner.gradient(values, samples)  # type: ignore[arg-type]
+        return self._learner.gradient(values, samples)
 
 
 class _Log:

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from paceline.aggregate import Vector
+
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -37,7 +39,7 @@ class FlatModel:
         """A copy of the parameters, shape (size,)."""
         return self._values.numpy().copy()
 
-    def set(self, values: NDArray[np.float32]) -> None:
+    def set(self, values: Vector) -> None:
         """Take these parameters, shape (size,)."""
         self._values.numpy()[:] = values
 
@@ -47,7 +49,7 @@ class FlatModel:
             return np.zeros(0, np.float32)
         return torch.cat([b.reshape(-1).float() for b in self._floats]).numpy()
 
-    def set_buffers(self, values: NDArray[np.float32]) -> None:
+    def set_buffers(self, values: Vector) -> None:
         """Take these buffers."""
         place = 0
         for b in self._floats:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from paceline import data as datasets
+from paceline.aggregate import Vector
 from paceline.data import Data
 from paceline.samples import Indices
 from paceline.torch import models
@@ -35,7 +36,7 @@ class Images:
         """The weights that torch's generator drew for the seed."""
         return self._flat.values()
 
-    def gradient(self, values: NDArray[np.float32], samples: Indices) -> tuple[NDArray[np.float32], float]:
+    def gradient(self, values: Vector, samples: Indices) -> tuple[Vector, float]:
         """Gradient of the mean cross-entropy over these training samples, and its value."""
         self._flat.set(values)
         return self._flat.gradient(self._inputs(self.data.x_train[samples]), self._targets[samples])
@@ -45,9 +46,7 @@ class Images:
         return self._flat.buffers()
 
     @torch.no_grad()
-    def test(
-        self, values: NDArray[np.float32], buffers: NDArray[np.float32] | None = None
-    ) -> tuple[float, float]:
+    def test(self, values: Vector, buffers: Vector | None = None) -> tuple[float, float]:
         """Mean loss and accuracy on the test set."""
         self._flat.set(values)
         if buffers is not None:

@@ -1,0 +1,115 @@
+"""``paceline simulate --learn``: a scenario's cluster with a parameter server that really learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline import data as datasets
+from paceline.coordinator import Choices, Update
+from paceline.errors import PacelineError
+from paceline.samples import Draws
+from paceline.simulate.delays import assemble
+from paceline.simulate.roundtrips import RoundTrips
+from paceline.simulate.scenario import JOIN, Scenario
+from paceline.simulate.server import Server
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What is learnt, and how. data, model: as for ``paceline train``. updates: at most so many.
+
+    loss: stop when the mean of the last 5 updates' losses is below it.
+    """
+
+    data: str = "digits"
+    model: str = "mlp"
+    sync: str = "bsp"
+    backup: str = "everyone"
+    balance: str = "equal"
+    mode: str = "push-wait"
+    rate: str = "fixed"
+    lr: float = 0.1
+    momentum: float = 0.0
+    loss: float | None = None
+
+    def choices(self, scenario: Scenario) -> Choices:
+        """Checked: raises PacelineError for what is unknown or excludes something else."""
+        return Choices(
+            scenario.size,
+            scenario.global_batch,
+            self.sync,
+            self.mode,
+            self.backup,
+            self.balance,
+            self.rate,
+            self.lr,
+            self.momentum,
+        )
+
+
+@dataclass
+class Learnt:
+    """One run: its updates, and the model's loss and accuracy on the test set at its end."""
+
+    updates: list[Update]
+    test_loss: float
+    test_accuracy: float
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures."""
+        columns = ("now", "loss", "quorum", "rate", "samples")
+        dropped: dict[str, int] = {}
+        for update in self.updates:
+            for what, count in update.dropped.items():
+                dropped[what] = dropped.get(what, 0) + count
+        return self.settings | {
+            "seconds": self.updates[-1].now,
+            "updates": len(self.updates),
+            "gradients_used": sum(len(u.moved) for u in self.updates),
+            "gradients_dropped": dropped,
+            "test_loss": self.test_loss,
+            "test_accuracy": self.test_accuracy,
+            "mean_staleness": float(np.mean([s for u in self.updates for s in u.staleness])),
+            "curves": {name: [getattr(u, name) for u in self.updates] for name in columns},
+        }
+
+
+def learn(scenario: Scenario, learning: Learning) -> Learnt:
+    """Train on the scenario's first realization, ``scenario.rounds`` updates at most.
+
+    A worker's j-th task takes as long as its round j in the scenario: overhead plus pace times load.
+    """
+    try:
+        from paceline.torch.images import Images
+    except ModuleNotFoundError as error:
+        raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
+    if any(event.kind != JOIN or event.round > 1 for event in scenario.events):
+        raise PacelineError(
+            f"{scenario.name} has events, which belong to rounds; --learn plays steady members, so leave them out"
+        )
+    choices = learning.choices(scenario)
+    data = datasets.load(learning.data)
+    learner = Images(data, learning.model, scenario.seed)
+    of = scenario.classes(np.random.default_rng(scenario.seed))
+    of = of if of.ndim == 1 else of[0]
+    trips = RoundTrips(
+        scenario.size,
+        assemble([each.overhead for each in scenario.workers], of),
+        assemble([each.seconds_per_sample for each in scenario.workers], of),
+        scenario.seed,
+    )
+    server = Server(learner, choices, trips, Draws(len(data.x_train), scenario.seed))
+    losses: list[float] = []
+
+    def stop(update: Update) -> bool:
+        losses.append(update.loss)
+        return learning.loss is not None and float(np.mean(losses[-5:])) < learning.loss
+
+    updates = server.run(scenario.rounds, None, stop)
+    loss, accuracy = learner.test(server.parameters.values)
+    shown = {name: getattr(learning, name) for name in ("sync", "backup", "balance", "mode", "data", "model")}
+    return Learnt(updates, loss, accuracy, shown | {"scenario": scenario.name, "seed": scenario.seed})

@@ -1,0 +1,107 @@
+"""``paceline simulate --learn``, and the papers' experiments that stand on it."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("typer")
+pytest.importorskip("matplotlib")
+
+from paceline.cli import run
+from paceline.papers import experiments
+from paceline.papers.dbw_runs import reached, smoothed
+from paceline.shared import data_folder
+
+SCENARIO = """
+global_batch = 80
+rounds = 25
+[[workers]]
+count = 4
+seconds_per_sample = 0.0
+overhead = {model = "exponential", mean = 0.7, shift = 0.3}
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "four.toml"
+    path.write_text(SCENARIO.replace("0.0", "0.001"))
+    return str(path)
+
+
+def test_learning_tells_what_was_used_and_dropped(scenario, tmp_path, capsys):
+    arguments = ["simulate", scenario, "--learn", "--backup", "static:3", "--balance", "level"]
+    figures = tmp_path / "figures.json"
+    assert run([*arguments, "--json", str(figures), "--plot", str(tmp_path / "pictures")]) == 0
+    told = capsys.readouterr().out
+    assert "25 updates" in told
+    assert "75 gradients used" in told
+    found = json.loads(figures.read_text())
+    assert found["curves"]["quorum"] == [3] * 25
+    assert found["curves"]["loss"][-1] < found["curves"]["loss"][0]
+    assert (tmp_path / "pictures" / "learning.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--sync", "ssp:-1"], "staleness=-1"),
+        (["--sync", "lsp:9:2"], "group=9: expected 1 to the number of workers, 4"),
+        (["--backup", "static:5"], "k=5"),
+        (["--sync", "ssp:2", "--mode", "pull"], "exclude each other"),
+        (["--sync", "ssp:2", "--backup", "dbw"], "leave out --backup"),
+        (["--model", "transformer"], "transformer"),
+    ],
+)
+def test_mistakes_are_answered_in_one_sentence(scenario, options, says, capsys):
+    assert run(["simulate", scenario, "--learn", *options]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
+
+
+def test_a_trace_shorter_than_the_run(tmp_path, capsys):
+    (tmp_path / "trace.csv").write_text(
+        "round,worker,seconds_per_sample,overhead_seconds\n"
+        + "".join(f"{t},{w},0.01,0.1\n" for t in range(3) for w in range(2))
+    )
+    assert run(["simulate", "--trace", str(tmp_path / "trace.csv"), "--rounds", "9", "--learn"]) == 2
+    assert "the trace has 3" in capsys.readouterr().err
+
+
+def test_times_to_a_loss():
+    class Update:
+        def __init__(self, now, loss):
+            self.now, self.loss = now, loss
+
+    updates = [Update(float(t), loss) for t, loss in enumerate([5, 4, 3, 2, 1, 0])]
+    assert smoothed(updates).tolist() == [5, 4.5, 4, 3.5, 3, 2]
+    assert reached(updates, 3.2) == 4.0
+    assert reached(updates, 0.1) == float("inf")
+
+
+def test_the_time_estimator_beats_plain_means(tmp_path):
+    """Fig. 3."""
+    experiments("dbw")["fig3"](tmp_path, True)
+    assert (tmp_path / "fig3.png").exists()
+    with (tmp_path / "fig3.csv").open() as file:
+        errors = {(row["estimator"], row["k"]): float(row["rms_error"]) for row in csv.DictReader(file)}
+    assert all(errors["constrained", k] < errors["naive", k] for k in "34")  # those seldom tried
+
+
+def test_wlbs_with_a_lagging_and_a_dead_node(tmp_path):
+    result = experiments("wlbs")["faults"](tmp_path, True)
+    rows = (tmp_path / "faults.csv").read_text().splitlines()
+    assert all(row.endswith("True") for row in rows[1:])
+    assert "BSP, equal" in result["ours"]
+
+
+@pytest.mark.skipif(not (data_folder() / "mnist").is_dir(), reason="the shared data is not here")
+@pytest.mark.parametrize("name", ["fig7"])
+def test_experiments_run(tmp_path, name):
+    experiments("dbw")[name](tmp_path, True)
+    assert (tmp_path / f"{name}.json").exists()
