@@ -162,6 +162,7 @@ def _workers(out: Path, quick: bool, name: str) -> Result:
     rows: list[dict[str, Any]] = []
     t = np.arange(1, what.rounds + 1)
     spread: dict[str, float] = {}
+    highest = 0.0
     for axes, (shown, policy) in zip(picture.axes, POLICIES.items(), strict=True):
         played = outcome.policies[policy]
         table = played.first_seconds if name == "fig9" else played.first_shares * what.global_batch
@@ -180,7 +181,10 @@ def _workers(out: Path, quick: bool, name: str) -> Result:
             ]
         last = played.first_seconds[-10:]
         spread[shown] = float(((last.max(1) - last.min(1)) / last.max(1)).mean())
-        axes.set(title=shown, xlabel="round", ylim=(0, None))
+        axes.set(title=shown, xlabel="round")
+        highest = max(highest, float(np.nanmax(table)))
+    for axes in picture.axes:
+        axes.set_ylim(0, 1.05 * highest)
     picture.axes[0].set_ylabel("seconds" if name == "fig9" else "samples")
     handles = [
         picture.axes[0].plot([], [], color=c, label=p)[0] for c, p in zip(COLOURS, PROCESSORS, strict=True)
