@@ -73,7 +73,14 @@ def test_namespaces_are_left_alone_where_they_are_not_allowed(tmp_path: Path, mo
 def test_three_workers_on_real_links(tmp_path: Path) -> None:
     if reason := lbbsp_network.missing():
         pytest.skip(reason)
-    result, _ = check(tmp_path, "fig13real")
+    result, rows = check(tmp_path, "fig13real")
+    assert set(result["seconds"]) == {"equal", "level"}
     for policy in ("equal", "level"):
-        assert result["seconds"][policy]["deficient"] > result["seconds"][policy]["abundant"] + 0.02
-    assert result["seconds"]["level"]["abundant"] < result["seconds"]["equal"]["abundant"]
+        ran = [row for row in rows if row["policy"] == policy]
+        period = len(ran) // 3
+        # A ring of three sends 4/3 of LeNet-5's 247 kB over each link: 0.16 s at 16 Mbit/s, less the bucket's burst.
+        slow = [float(row["seconds"]) for row in ran[period + 2 : 2 * period]]
+        assert min(slow) > 0.1
+        loads = [int(load) for load in ran[-1]["loads"].split("/")]
+        assert sum(loads) == 96
+        assert loads[2] < (20 if policy == "level" else 33)
