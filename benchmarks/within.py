@@ -28,8 +28,8 @@ import numpy as np
 import throughput
 
 WAYS = ("plain DDP, by hand", "level", "factoring", "auto")
-MORE = ("plain DDP, equal", "factoring:scheme=self,piece=16", "factoring:scheme=guided")
-STEPS = {"constant": 50, "moving": 140, "noise": 60, "recorded": 60, "even": 60}
+MORE = ("factoring:scheme=self,piece=16", "factoring:scheme=guided")
+STEPS = {"constant": 40, "moving": 110, "noise": 50, "recorded": 60, "even": 60}
 
 
 def base(workers: int) -> np.ndarray:
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--scenario", action="append")
     parser.add_argument("--policy", action="append")
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--round-seconds", type=float, default=0.25)
+    parser.add_argument("--round-seconds", type=float, default=0.3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--one-by-one", action="store_true", help="no groups side by side")
     parser.add_argument("--compute", action="store_true", help="real computation beside a busy neighbour")

@@ -13,7 +13,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.exactsum import ExactSum
 from support.ranks import run_ranks
-from support.torch_jobs import bits_twice, exact, indices_used
+from support.torch_jobs import bits_twice, exact, indices_used, part_of_an_epoch
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
@@ -111,3 +111,11 @@ def test_what_cannot_have_the_same_bits_is_said_in_a_sentence() -> None:
         Pace(model[0], 16, "factoring", deterministic=True, weigh="hook")
     with pytest.raises(PacelineError, match="holds no cell"):
         Pace(model[0], 64, "factoring", deterministic=True, micro_batch=1)
+
+
+def test_stopped_and_resumed_in_mid_epoch() -> None:
+    before = run_ranks(3, part_of_an_epoch, 2, None, 0, "factoring")
+    after = run_ranks(2, part_of_an_epoch, 99, before[0]["saved"], 0, "factoring")
+    used = list(chain.from_iterable(part["used"] for part in before + after))
+    assert sorted(used) == list(range(83))
+    assert {part["rounds"] for part in after} == {6}
