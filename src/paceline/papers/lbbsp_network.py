@@ -23,7 +23,8 @@ from paceline import runs
 from paceline.errors import PacelineError
 from paceline.papers import Result, figure, write
 
-BRIDGE, PORT, WORKERS = "plbridge", 29517, 3
+MARK = f"pl{os.getpid() % 100_000}"  # in all names, so that two runs at once do not meet
+BRIDGE, PORT, WORKERS = f"{MARK}b", 29517, 3
 PACE_MS = "1,1.5,4"  # sleep for each sample: the first two are quick
 ABUNDANT, DEFICIENT = "480mbit", "16mbit"
 SECONDS = 300.0  # for one run, at most
@@ -39,8 +40,8 @@ def missing() -> str:
             return f"the command {tool} is not installed (Debian: iproute2)"
     if os.geteuid() != 0:
         return "it takes root to make network namespaces"
-    tried = subprocess.run(["ip", "netns", "add", "pltest"], capture_output=True, text=True)
-    subprocess.run(["ip", "netns", "del", "pltest"], capture_output=True)
+    tried = subprocess.run(["ip", "netns", "add", f"{MARK}t"], capture_output=True, text=True)
+    subprocess.run(["ip", "netns", "del", f"{MARK}t"], capture_output=True)
     return (
         "" if tried.returncode == 0 else f"network namespaces are not allowed here ({tried.stderr.strip()})"
     )
@@ -174,16 +175,16 @@ def _turn(workers: list[subprocess.Popen[bytes]], record: Path, space: str, peri
 
 @contextlib.contextmanager
 def _cables() -> Iterator[list[str]]:
-    """Namespaces pl0, pl1, ... with eth0 each, on one bridge; taken down at the end."""
-    spaces = [f"pl{rank}" for rank in range(WORKERS)]
+    """Namespaces with eth0 each, on one bridge; taken down at the end."""
+    spaces = [f"{MARK}n{rank}" for rank in range(WORKERS)]
     _down(spaces)
     try:
         _call(f"ip link add {BRIDGE} type bridge")
         _call(f"ip link set {BRIDGE} up")
         for rank, space in enumerate(spaces):
             _call(f"ip netns add {space}")
-            _call(f"ip link add plveth{rank} type veth peer name eth0 netns {space}")
-            _call(f"ip link set plveth{rank} master {BRIDGE} up")
+            _call(f"ip link add {MARK}v{rank} type veth peer name eth0 netns {space}")
+            _call(f"ip link set {MARK}v{rank} master {BRIDGE} up")
             _call(f"ip -n {space} addr add {_address(rank)}/24 dev eth0")
             _call(f"ip -n {space} link set eth0 up")
             _call(f"ip -n {space} link set lo up")
@@ -197,7 +198,7 @@ def _down(spaces: list[str]) -> None:
     for space in spaces:
         subprocess.run(["ip", "netns", "del", space], capture_output=True)
     for rank in range(len(spaces)):
-        subprocess.run(["ip", "link", "del", f"plveth{rank}"], capture_output=True)
+        subprocess.run(["ip", "link", "del", f"{MARK}v{rank}"], capture_output=True)
     subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
 
 
@@ -205,7 +206,7 @@ def _limit(space: str, rate: str) -> None:
     """Both directions of a namespace's cable."""
     how = f"root tbf rate {rate} burst 64kb latency 400ms"
     _call(f"ip netns exec {space} tc qdisc replace dev eth0 {how}")
-    _call(f"tc qdisc replace dev plveth{space[2:]} {how}")
+    _call(f"tc qdisc replace dev {space.replace('n', 'v')} {how}")
 
 
 def _address(rank: int) -> str:
