@@ -4,8 +4,8 @@
 
 Four workers that sleep for their samples, so that they fit on few cores; three of them within a factor of 1.6, the
 last four times slower than the first, all with 5 % noise and a competing load that comes and goes. Recorded under
-equal shares; `off` is the predicted time relative to the real one, `rounds` the same of the median round, which a busy
-machine's hiccups move less.
+equal shares; `off` is the predicted time relative to the real one, `rounds` the same of the median round, which a
+busy machine's hiccups move less.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 3 examples/train_ddp.py
 
-The ranks sleep for each sample, rank 2 four times as long, as a slower machine would take longer. Every rank ends with the same model as one
-process that takes the whole batch, and the three of them take equally long.
+The ranks sleep for each sample, rank 2 four times as long, as a slower machine would take longer. Every rank ends
+with the same model as one process that takes the whole batch, and the three of them take equally long.
 """
 
 import time
