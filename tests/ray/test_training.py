@@ -1,0 +1,90 @@
+"""``paceline train --engine ray``: the same record and report, resumed, on a standing cluster; and mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("ray")
+pytest.importorskip("torch")
+pytest.importorskip("typer")
+
+from paceline import runs
+from paceline.cli import run
+from paceline.errors import PacelineError
+
+BASE = ["train", "--engine", "ray", "--workers", "3", "--lr", "0.1"]
+
+
+@pytest.mark.ray
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("cluster")
+class TestWithRay:
+    def test_record_report_and_resume(self, tmp_path, capsys):
+        out, figures = tmp_path / "run", tmp_path / "figures.json"
+        options = ["--pace-ms", "1,1,3", "--backup", "static:2", "--out", str(out), "--checkpoint-every", "4"]
+        assert run([*BASE, *options, "--steps", "6", "--json", str(figures)]) == 0
+        record = runs.read(out)
+        assert len(record.round) == 6
+        assert record.config["engine"] == "ray"
+        assert record.extras["quorum"] == [2] * 6
+        assert sum(sum(d.values()) for d in record.extras["dropped"]) > 0
+        found = json.loads(figures.read_text())
+        assert found["steps"] == 6
+        assert 0 < found["test_accuracy"] < 1
+        assert found["dropped"]["late"] > 0
+        assert (out / "report.html").exists()
+        assert run(["train", "--resume", str(out), "--steps", "10"]) == 0
+        assert runs.read(out).round.tolist() == list(range(10))
+        assert run(["train", "--resume", str(out), "--steps", "10"]) == 2
+        assert "is finished after 10 steps" in capsys.readouterr().err
+
+    def test_the_accounts_of_an_epoch_balance(self, tmp_path):
+        out = tmp_path / "run"
+        assert (
+            run([*BASE, "--epochs", "1", "--backup", "static:2", "--policy", "level", "--out", str(out)]) == 0
+        )
+        assert runs.read(out).batch.sum() == 1500
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--backup", "static:4"], "k=4: expected 1 to the number of workers, 3"),
+        (["--sync", "ssp:-2"], "staleness=-2"),
+        (["--sync", "lsp:5:1"], "group=5"),
+        (["--sync", "ssp:2", "--mode", "push-interrupt"], "exclude each other"),
+        (["--mode", "shove"], "mode 'shove' is unknown"),
+        (["--address", "nowhere"], "expected HOST:PORT"),
+        (["--address", "127.0.0.1:9"], "no Ray cluster answers at 127.0.0.1:9"),
+        (["--engine", "mpi"], "expected torch or ray"),
+        (["--engine", "torch", "--backup", "dbw"], "--backup is for --engine ray"),
+    ],
+)
+def test_mistakes_are_answered_in_one_sentence(options, says, tmp_path, capsys, monkeypatch):
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    assert run([*BASE, "--out", str(tmp_path / "run"), *options]) == 2
+    told = capsys.readouterr().err
+    assert says in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_ray_the_extra_is_named():
+    code = (
+        "import sys; sys.modules['ray'] = None\n"
+        "from paceline.errors import PacelineError\n"
+        "try:\n    from paceline.ray import train\n"
+        "except PacelineError as error:\n    print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True
+    )
+    assert "pip install 'paceline[ray]'" in done.stdout
+    assert issubclass(PacelineError, ValueError)
