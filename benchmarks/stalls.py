@@ -1,0 +1,147 @@
+"""Moving work within the round, or not waiting for all? Seconds to the same loss, on a virtual clock.
+
+    python benchmarks/stalls.py [--workers 16] [--runs 5]
+
+Softmax regression on the embedded digits, real gradients, equal workers that stall: a shifted exponential stretches
+either each sample of a task ("paces") or its beginning ("starts"); a mean task takes 64 ms. Backup workers and DBW
+wait for the first k of n gradients and drop what is unfinished (push-interrupt); level, factoring and auto use every
+sample of every batch. All at the same learning rate. Median over the runs of the seconds until the loss over the
+training set falls to the target, of the updates that took, and of the samples computed for nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline import Cluster, Round, data, policies
+from paceline.coordinator import Choices
+from paceline.samples import Draws
+from paceline.shares import whole_samples
+from paceline.simulate.delays import Constant, Exponential
+from paceline.simulate.roundtrips import RoundTrips
+from paceline.simulate.server import Server
+from paceline.simulate.within import play
+
+EACH, MEAN = 32, 2e-3  # samples a worker, seconds a sample on average
+MOST_UPDATES = 4000
+
+
+class Softmax:
+    """Softmax regression: the mean cross-entropy and its gradient."""
+
+    def __init__(self) -> None:
+        digits = data.load("digits")
+        x = data.floats(digits.x_train).reshape(len(digits.x_train), -1)
+        self.x, self.y = np.c_[x, np.ones(len(x))], digits.y_train
+        self.classes = int(self.y.max()) + 1
+
+    def start(self) -> np.ndarray:
+        return np.zeros(self.x.shape[1] * self.classes)
+
+    def gradient(self, values: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, float]:
+        x, y = self.x[samples], self.y[samples]
+        logits = x @ values.reshape(-1, self.classes)
+        logits -= logits.max(axis=1, keepdims=True)
+        p = np.exp(logits)
+        p /= p.sum(axis=1, keepdims=True)
+        rows = np.arange(len(y))
+        loss = float(-np.log(p[rows, y]).mean())
+        p[rows, y] -= 1
+        return (x.T @ p / len(y)).ravel(), loss
+
+    def loss(self, values: np.ndarray) -> float:
+        return self.gradient(values, np.arange(len(self.y)))[1]
+
+
+class Reached(NamedTuple):
+    seconds: float
+    updates: int
+    wasted: float  # samples, of those used
+
+
+def models(kind: str, stalling: float) -> tuple[Constant | Exponential, Constant | Exponential]:
+    """(overhead, pace): the portion ``stalling`` of a mean task is exponential, the rest is certain."""
+    if kind == "paces":
+        return Constant(1e-9), Exponential(stalling * MEAN, (1 - stalling) * MEAN)
+    return Exponential(stalling * MEAN * EACH), Constant((1 - stalling) * MEAN)
+
+
+def served(
+    kind: str, stalling: float, workers: int, backup: str, lr: float, target: float, seed: int
+) -> Reached:
+    learner = Softmax()
+    choices = Choices(workers, EACH * workers, "bsp", "push-interrupt", backup, lr=lr)
+    overhead, pace = models(kind, stalling)
+    server = Server(learner, choices, RoundTrips(workers, overhead, pace, seed), Draws(len(learner.y), seed))
+    updates = server.run(
+        updates=MOST_UPDATES, stop=lambda update: learner.loss(server.parameters.values) <= target
+    )
+    dropped = sum(sum(count for _, count in dict(u.dropped).items()) for u in updates) * EACH
+    return Reached(updates[-1].now, len(updates), dropped / sum(float(np.sum(u.loads)) for u in updates))
+
+
+def planned(
+    kind: str, stalling: float, workers: int, name: str, lr: float, target: float, seed: int
+) -> Reached:
+    learner, batch = Softmax(), EACH * workers
+    values, rng = learner.start(), np.random.default_rng(seed)
+    overheads, paces = (
+        model.stream((1, workers), stream)
+        for model, stream in zip(models(kind, stalling), rng.spawn(2), strict=True)
+    )
+    policy = policies.create(name, Cluster(workers, batch, realizations=(1,)))
+    plan, state = policy.init()
+    now = 0.0
+    update = 0
+    while update < MOST_UPDATES:
+        update += 1
+        overhead, pace = next(overheads), next(paces)
+        loads = whole_samples(plan, batch)
+        seconds, extra = overhead + loads * pace, np.zeros(pace.shape)
+        if plan.pull is not None:
+            ran = play(plan.pull, loads, pace, overhead, 1e-3)
+            loads, seconds, extra = ran.loads, ran.seconds, ran.pieces * 1e-3
+        now += float(seconds.max())
+        values = values - lr * learner.gradient(values, rng.integers(len(learner.y), size=batch))[0]
+        if learner.loss(values) <= target:
+            break
+        cost = np.full(pace.shape, 1e-3)
+        plan, state = policy.step(state, Round(loads / batch, seconds, batch, extra, piece_seconds=cost))
+    return Reached(now, update, 0.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--target", type=float, default=0.35)
+    parser.add_argument("--lr", type=float, default=0.5)
+    options = parser.parse_args()
+    n = options.workers
+    backups = [f"static:{k}" for k in (n // 2, 3 * n // 4, n - 1)] + ["dbw", "everyone"]
+    for kind in ("paces", "starts"):
+        for stalling in (0.3, 0.7):
+            print(
+                f"\n{kind}: {n} workers, {stalling:.0%} of a mean task exponential, to a loss of {options.target}"
+            )
+            print(f"{'':14}{'seconds':>9}{'updates':>9}{'ms an update':>14}{'wasted':>9}")
+            for name in [*backups, "level", "factoring", "auto"]:
+                play_one = served if name in backups else planned
+                runs = [
+                    play_one(kind, stalling, n, name, options.lr, options.target, seed)
+                    for seed in range(options.runs)
+                ]
+                seconds, updates, wasted = np.median(np.array(runs, float), axis=0)
+                print(
+                    f"{name:14}{seconds:9.2f}{updates:9.0f}{1e3 * seconds / updates:14.1f}{wasted:9.0%}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
