@@ -284,3 +284,21 @@ def bits(rank: int, ranks: int, seed: int, dtype: str, steps: int, **options: An
 def bits_twice(rank: int, ranks: int, dtype: str) -> list[list[Any]]:
     """The parameters of two runs with other claims, as plain lists."""
     return [[p.tolist() for p in bits(rank, ranks, seed, dtype, 8)] for seed in (1, 2)]
+
+
+def missed(rank: int, ranks: int) -> list[tuple[int, list[int]]]:
+    """Whom this rank misses while rank 1 hangs in its sixth round."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    seen: list[tuple[int, list[int]]] = []
+
+    def note(step: int, who: list[int], seconds: float) -> None:
+        seen.append((step, who))
+
+    with Pace(ddp, 60, "factoring", on_missed=note, patience=1.5) as pace:
+        for x, y, _ in pace.loader(Samples(60 * 8), seed=5):
+            if rank == 1 and pace.rounds == 5 and pace.first:
+                time.sleep(4.0)
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer)
+    return seen

@@ -13,7 +13,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.exactsum import ExactSum
 from support.ranks import run_ranks
-from support.torch_jobs import bits_twice, exact, indices_used, part_of_an_epoch
+from support.torch_jobs import bits_twice, exact, indices_used, missed, part_of_an_epoch
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
@@ -119,3 +119,10 @@ def test_stopped_and_resumed_in_mid_epoch() -> None:
     used = list(chain.from_iterable(part["used"] for part in before + after))
     assert sorted(used) == list(range(83))
     assert {part["rounds"] for part in after} == {6}
+
+
+def test_a_rank_that_hangs_is_named_long_before_any_timeout() -> None:
+    first, hung, third = run_ranks(3, missed)
+    assert first == [(5, [1])]
+    assert third == [(5, [1])]
+    assert hung == []

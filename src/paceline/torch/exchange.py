@@ -99,6 +99,21 @@ class StoreExchange:
                 )
             time.sleep(0.0005)  # a rank whose hook did not fire sends right after its backward
 
+    def missing(self, step: int) -> list[int]:
+        """Ranks that have not sent for round ``step``; rank 0, which hosts the store, where that does not answer."""
+        if self._store is None:
+            return []
+        slot = step % SLOTS
+        try:
+            return [
+                rank
+                for rank in range(self._ranks)
+                if not self._store.check([f"{rank}/{slot}"])
+                or np.frombuffer(self._store.get(f"{rank}/{slot}"))[0] < step
+            ]
+        except (RuntimeError, dist.DistError):
+            return [0]
+
     def close(self) -> None:
         if self._store is None:
             return

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.config import TrainConfig
+from paceline.torch.patience import sentence
 
 GRACE_SECONDS = 3.0  # between asking a worker to end and making it
 TIMEOUT_SECONDS = 600.0
@@ -154,11 +155,16 @@ def _work(config: TrainConfig, run_dir: Path, resume: bool, rank: int, port: int
     def emit(event: dict[str, Any]) -> None:
         pipe.send(event)
 
+    def missed(step: int, ranks: list[int], seconds: float) -> None:
+        """Nothing but an end frees a thread that waits in a reduction; the record and the checkpoint are whole."""
+        emit({"type": "fault", "message": sentence(step, ranks, seconds)})
+        os._exit(1)
+
     try:
         span = timedelta(seconds=TIMEOUT_SECONDS)
         store = dist.TCPStore(LOOPBACK, port, None, False, span, wait_for_workers=False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=config.workers, timeout=span)
-        summary = train(config, run_dir, emit, resume)
+        summary = train(config, run_dir, emit, resume, missed)
         if rank == 0:
             emit({"type": "done", "summary": summary})
         pipe.close()

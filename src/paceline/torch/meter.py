@@ -101,6 +101,11 @@ class Meter:
         seconds, known, losses, cpu, memory = rows[:, 2:7].T
         return Measured(int(rows[0, 0]), seconds, known, losses, cpu, memory, rows[:, 7:])
 
+    def missing(self) -> list[int]:
+        """Ranks that have not announced the newest round yet, as far as can be told."""
+        asked = getattr(self._exchange, "missing", None)
+        return asked(self._sequence) if asked else []
+
     def close(self) -> None:
         self._exchange.close()
 

@@ -31,12 +31,13 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Array, Cluster
-from paceline.torch import claims, peers
+from paceline.torch import claims, patience, peers
 from paceline.torch.batches import Order, Piece, batches
 from paceline.torch.claims import Claims, Division, Within
 from paceline.torch.exactsum import ExactSum
 from paceline.torch.loader import BalancedLoader, draws_ahead
 from paceline.torch.meter import Measured, Meter
+from paceline.torch.patience import Missed, Patience
 from paceline.torch.record import RoundRecorder, record_run
 from paceline.torch.shutdown import leave
 from paceline.torch.weighting import rescale, weigh_in_hook
@@ -88,6 +89,9 @@ class Pace:
         rounding. Costs a micro-batch a cell, 16 bytes a parameter, and an all-reduce that overlaps with nothing.
     record: a new directory for the run's record (see ``paceline report``), written by rank 0.
     on_round: called on every rank with each finished RoundResult.
+    on_missed: where work moves within the round: called from a thread with (round, ranks, seconds) when this rank
+        has waited for these ranks ten times as long as rounds take, and at least ``patience`` seconds; by default
+        a warning names them.
 
     Construct and use it alike on all ranks; a rank that differs is named in a PacelineError.
     """
@@ -105,6 +109,8 @@ class Pace:
         deterministic: bool = False,
         record: str | Path | None = None,
         on_round: Callable[[RoundResult], None] | None = None,
+        on_missed: Missed = patience.warn,
+        patience: float = patience.LEAST_SECONDS,
     ) -> None:
         self.rank, self.ranks = peers.rank(), peers.ranks()
         self._ddp = model if isinstance(model, DistributedDataParallel) else None
@@ -166,6 +172,7 @@ class Pace:
             self._sum, micro_batch = ExactSum(self._parameters), None
         self._claims = Claims(device, self._unit, micro_batch, most[self.rank]) if pulls else None
         self._meter = Meter(device, self._balancer.needs_readings, claims.width() if pulls else 0)
+        self._patience = Patience(self._meter.missing, on_missed, patience) if pulls else None
         self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
         self.weigh = weigh
         if weigh == "hook" and self._ddp is not None:
@@ -325,6 +332,8 @@ class Pace:
             self._recorder = None
         self._hook.remove()
         self._meter.close()
+        if self._patience is not None:
+            self._patience.close()
         if self._claims is not None:
             self._claims.close()
 
@@ -452,6 +461,8 @@ class Pace:
             self._meter.stop(piece.step, self._balancer.digest)
         elif not self._meter.stopped(piece.step):
             self._claims.done(piece.samples, last=True)
+            if self._patience is not None:
+                self._patience.begin(piece.step)
             self._meter.stop(piece.step, self._balancer.digest, self._claims.report)
 
     def _hook_weight(self) -> float:
@@ -462,6 +473,8 @@ class Pace:
         assert self._piece is not None
         step = self._piece.step
         self._unsettled[step] = self._unsettled[step]._replace(seconds=time.perf_counter() - self._began)
+        if self._patience is not None:
+            self._patience.end(self._unsettled[step].seconds)
         self.samples_done += self._piece.batch
         self.rounds += 1
         self._piece = None

@@ -20,6 +20,7 @@ from paceline.runs import Recorder
 from paceline.torch import checkpoint, models, pacing, peers
 from paceline.torch.config import TrainConfig
 from paceline.torch.pace import Pace, RoundResult
+from paceline.torch.patience import Missed, warn
 from paceline.torch.record import RoundRecorder
 
 Emit = Callable[[dict[str, Any]], None]
@@ -50,10 +51,13 @@ def as_it_stands(batch: Any) -> Any:
     return batch
 
 
-def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool = False) -> dict[str, Any] | None:
+def train(
+    config: TrainConfig, run_dir: Path, emit: Emit, resume: bool = False, missed: Missed = warn
+) -> dict[str, Any] | None:
     """Train as one rank of the current process group; rank 0 returns the summary.
 
     emit: takes rank 0's progress as dicts with a "type" ("start", "round", "test").
+    missed: told of ranks that keep the others waiting, see Pace's ``on_missed``.
     resume: go on from the run directory's checkpoint (from the beginning where there is none yet).
     """
     rank, ranks = peers.rank(), peers.ranks()
@@ -74,6 +78,7 @@ def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool = False) 
         quantum=config.quantum,
         weigh=config.weigh,
         on_round=guard,
+        on_missed=missed,
     )
     try:
         loader = pace.loader(
