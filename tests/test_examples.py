@@ -43,3 +43,15 @@ def test_offloading() -> None:
     ratios = {fields[0].split("  ")[0].strip(): float(fields[2]) for fields in rows}
     assert ratios["knowing all beforehand"] == 1.0
     assert 1.0 < ratios["level"] < ratios["dolbie"] < ratios["equal"]
+
+
+@pytest.mark.ray
+@pytest.mark.xdist_group("ray")
+def test_ray_server() -> None:
+    pytest.importorskip("ray")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "ray_server.py")], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    first, last = (float(part) for part in done.stdout.split("loss ")[1].split(" -> "))
+    assert last < first / 3

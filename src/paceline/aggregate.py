@@ -34,24 +34,33 @@ class Aggregate(NamedTuple):
     variance: float
 
 
-def aggregate(parts: Sequence[Part], batch: float | None = None) -> Aggregate:
+def aggregate(parts: Sequence[Part], batch: float | None = None, statistics: bool = True) -> Aggregate:
     """The parts' mean, each sample weighing its part's weight: LB-BSP's weighted aggregation.
 
     batch: divide the weighted sum by this many samples instead of by the weighted samples that it has.
+    statistics: without them the variance is NaN, and half of the reading of a large model is saved.
     Parts are added in the order given, so give them in one that does not depend on their arrival.
     """
     weights = np.array([part.samples * part.weight for part in parts])
-    total = np.zeros_like(parts[0].gradient)
-    for part, weight in zip(parts, weights, strict=True):
-        total += part.gradient * total.dtype.type(weight)
-    mean = total / total.dtype.type(weights.sum())
+    kind = parts[0].gradient.dtype.type
+    if np.all(weights == weights[0]):  # no multiplication for each
+        total = parts[0].gradient.copy()
+        for part in parts[1:]:
+            total += part.gradient
+        total *= kind(weights[0])
+    else:
+        total = parts[0].gradient * kind(weights[0])
+        for part, weight in zip(parts[1:], weights[1:], strict=True):
+            total += part.gradient * kind(weight)
+    scale = kind(weights.sum())
+    mean = total / scale if batch is not None else np.divide(total, scale, out=total)
     samples = np.array([part.samples for part in parts])
     variance = np.nan
-    if len(parts) > 1:
+    if statistics and len(parts) > 1:
         spread = sum(part.samples * _norm2(part.gradient - mean) for part in parts)
         variance = spread / (len(parts) - 1) * len(parts) / samples.sum()
     loss = float(np.average([part.loss for part in parts], weights=samples))
-    step = mean if batch is None else total / total.dtype.type(batch)
+    step = mean if batch is None else total / kind(batch)
     return Aggregate(step, loss, int(samples.sum()), _norm2(mean), float(variance))
 
 
@@ -68,7 +77,8 @@ class Parameters:
             kind = step.dtype.type(self.momentum)
             self.velocity = step.copy() if self.velocity is None else kind * self.velocity + step
             step = self.velocity
-        self.values = self.values - self.values.dtype.type(rate) * step
+        moved = step * self.values.dtype.type(rate)
+        self.values = np.subtract(self.values, moved, out=moved)
         self.version += 1
 
     def state_dict(self) -> dict[str, Any]:

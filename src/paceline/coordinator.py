@@ -186,6 +186,8 @@ class Coordinator:
         self._arrivals = Arrivals(n)
         self._loads = (-1, np.zeros(n, np.int64))  # whose version, samples each
         self._norm2 = self._variance = math.nan
+        # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
+        self.statistics = any(getattr(part, "needs_variance", False) for part in (self.backup, self.rate))
         self._wanted = n
         self._backup_state: Any = None
         if self.backup is not None:

@@ -8,7 +8,7 @@ Johnson et al. 2020). DBW itself uses the full rate for every k.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -63,6 +63,7 @@ class AdaScale:
 
     workers: int
     full: float
+    needs_variance: ClassVar[bool] = True
 
     def of(self, k: int, norm2: float, variance: float) -> float:
         if not (np.isfinite(norm2) and np.isfinite(variance)) or norm2 + variance <= 0:

@@ -7,7 +7,7 @@ the loss has risen, eq. (19); all where no k promises a gain.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -48,6 +48,7 @@ class Dbw:
     times: Literal["constrained", "naive", "workers"] = "constrained"
     memory: float = 1.0
     worth: Literal["smoothness", "noise"] = "smoothness"
+    needs_variance: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.depth < 1 or not self.beta >= 1 or not 0 < self.memory <= 1:
@@ -99,6 +100,8 @@ class Dbw:
 @dataclass(frozen=True)
 class Blind(Dbw):
     """As many gradients as come in per second, blind to what they are worth (B-DBW: G_k = k)."""
+
+    needs_variance: ClassVar[bool] = False
 
     def _worth(self, gains: GainState, k: Array, rate: float) -> Array:
         return k

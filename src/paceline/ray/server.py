@@ -174,7 +174,12 @@ class Server:
         gradients = [self._gradients.pop(task.number) for task, _ in parts]
         moved = [
             shard.update.options(num_returns=2).remote(
-                samples, weights, batch, rate, *(refs[index] for refs in gradients)
+                samples,
+                weights,
+                batch,
+                rate,
+                self._coordinator.statistics,
+                *(refs[index] for refs in gradients),
             )
             for index, shard in enumerate(self._shards)
         ]

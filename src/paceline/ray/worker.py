@@ -111,13 +111,19 @@ class Shard:
         return self._parameters.values
 
     def update(
-        self, samples: list[int], weights: list[float], batch: float | None, rate: float, *gradients: Vector
+        self,
+        samples: list[int],
+        weights: list[float],
+        batch: float | None,
+        rate: float,
+        statistics: bool,
+        *gradients: Vector,
     ) -> tuple[Vector, tuple[float, float]]:
         """The new parameters; and this part's share of norm2 and variance, as in ``aggregate``."""
         from paceline.aggregate import Part, aggregate
 
         parts = [Part(g, 0.0, b, w) for g, b, w in zip(gradients, samples, weights, strict=True)]
-        found = aggregate(parts, batch)
+        found = aggregate(parts, batch, statistics)
         self._parameters.move(found.step, rate)
         return self._parameters.values, (found.norm2, found.variance)
 
