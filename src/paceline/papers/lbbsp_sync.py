@@ -85,8 +85,10 @@ def fig8sync(out: Path, quick: bool) -> Result:
             "more than 30 % "
             "faster than the others; SSP is like BSP",
             "ours": "; ".join(parts),
-            "why": "at this rate staleness costs hardly any updates, so that ASP keeps its lead, unlike in the paper; "
-            "and convergence takes some 30 rounds here, in the first of which LB-BSP still divides evenly while the "
+            "why": "at this rate staleness costs hardly any updates, so that ASP keeps its lead, unlike in "
+            "the paper; "
+            "and convergence takes some 30 rounds here, in the first of which LB-BSP still divides evenly "
+            "while the "
             "paper's run has thousands. No parameter server is a bottleneck on the virtual clock",
             "setting": f"n = {n}, {batch} samples a worker, rate .1, speeds from 1 to 1 / slowest, evenly "
             f"spread; {seeds} run",
