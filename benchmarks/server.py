@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-WORKERS, STEPS, LOSS = 8, 45, 1.2
+WORKERS, STEPS, LOSS = 8, 45, 1.5
 RUNS = {
     "DDP": {"engine": "torch"},
     "bsp": {},
