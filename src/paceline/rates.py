@@ -138,9 +138,9 @@ def knee(rates: Array, losses: Array) -> float:
         mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
         smooth[step] = mean / (1 - SMOOTHING ** (step + 1))
     best = np.minimum.accumulate(smooth)
-    blown = np.flatnonzero((smooth > BLOW_UP * best) | (smooth > 1.05 * smooth[0]))
-    end = int(blown[0]) if len(blown) else len(smooth)
     span = max(1, len(smooth) // 12)  # slopes over a span: single steps are noise
+    blown = np.flatnonzero((smooth > BLOW_UP * best) | (smooth > 1.1 * smooth[:span].max()))
+    end = int(blown[0]) if len(blown) else len(smooth)
     if end <= 2 * span:
         return float(rates[min(end, len(rates) - 1)]) / 10.0
     low, high = np.arange(span, end - span), np.arange(2 * span, end)

@@ -246,10 +246,10 @@ def fig7(out: Path, quick: bool) -> Result:
     )
 
 
-def knee_rates(batch: int, ks: Sequence[int], runs: int = 4) -> dict[int, float]:
+def knee_rates(batch: int, ks: Sequence[int], runs: int, steps: int = 100) -> dict[int, float]:
     """The knee rule's rate for each k: the range test's on the mean of some runs, from the same first "
     "weights."""
-    sweep = rates.sweep(1e-3, 10.0, 100)
+    sweep = rates.sweep(1e-3, 10.0, steps)
     learns = learner()
     found = {}
     for k in ks:
@@ -270,23 +270,28 @@ def knee_rates(batch: int, ks: Sequence[int], runs: int = 4) -> dict[int, float]
 def fig8(out: Path, quick: bool) -> Result:
     """Batch sizes 16, 128 and 500 under the knee rule, Spark-like round trips."""
     ks = (1, 8, 16) if quick else (1, 4, 6, 8, 12, 16)
-    target, seeds = (1.0, 1) if quick else (0.2, 1)
+    target, seeds, most = (1.0, 1, 60) if quick else (0.2, 1, CAP)
     picture = figure(3)
     rows: list[dict[str, Any]] = []
     parts = []
     for axes, batch in zip(picture.axes, (16, 128, 500), strict=True):
-        knees = knee_rates(batch, ks, 1 if quick else 3)
+        knees = knee_rates(batch, ks, 1, 36) if quick else knee_rates(batch, ks, 3)
         full = knees[WORKERS]
         times: dict[str, list[float]] = {}
         for name in DYNAMIC:
             times[name] = [
-                reached(play(name, SPARK, seed=s, batch=batch, lr=full, target=target)[0], target)
+                reached(
+                    play(name, SPARK, seed=s, batch=batch, lr=full, target=target, updates=most)[0], target
+                )
                 for s in range(seeds)
             ]
         for k in ks:
             times[f"static:{k}"] = [
                 reached(
-                    play(f"static:{k}", SPARK, seed=s, batch=batch, lr=knees[k], target=target)[0], target
+                    play(f"static:{k}", SPARK, seed=s, batch=batch, lr=knees[k], target=target, updates=most)[
+                        0
+                    ],
+                    target,
                 )
                 for s in range(seeds)
             ]
