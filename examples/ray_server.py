@@ -7,6 +7,7 @@ import torch
 
 from paceline.ray import torch_program, train
 
+torch.manual_seed(0)
 x = torch.randn(2000, 20)
 y = (x @ torch.randn(20) > 0).long()
 
@@ -18,5 +19,5 @@ def model() -> torch.nn.Module:
 if __name__ == "__main__":
     program = torch_program(model, x, y)
     losses: list[float] = []
-    train(program, 2000, workers=3, epochs=5, backup="dbw", lr=0.5, on_update=lambda u: losses.append(u.loss))
+    train(program, 2000, workers=3, epochs=15, backup="dbw", lr=0.5, on_update=lambda u: losses.append(u.loss))
     print(f"{len(losses)} updates, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
