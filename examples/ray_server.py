@@ -19,5 +19,7 @@ def model() -> torch.nn.Module:
 if __name__ == "__main__":
     program = torch_program(model, x, y)
     losses: list[float] = []
-    train(program, 2000, workers=3, epochs=15, backup="dbw", lr=0.5, on_update=lambda u: losses.append(u.loss))
+    train(
+        program, 2000, workers=3, epochs=15, backup="dbw", lr=0.5, on_update=lambda u: losses.append(u.loss)
+    )
     print(f"{len(losses)} updates, loss {losses[0]:.3f} -> {losses[-1]:.3f}")
