@@ -49,18 +49,9 @@ def main(equal_dir: str, level_dir: str, out: str) -> None:
         axes.set_xlim(0, span)
     below.set_xlabel("seconds (blue: computing, grey: waiting)", fontsize=8)
     for run, name, colour in ((equal, "plain DDP", "#d55e00"), (level, "Paceline", COMPUTE)):
-        curve.plot(np.cumsum(run.seconds), run.loss, color=colour)
-        last = float(np.sum(run.seconds))
-        place = (0, 40 if run is level else 12)
-        curve.annotate(
-            f"{name}: {last:.0f} s",
-            (last, run.loss[-1]),
-            place,
-            textcoords="offset points",
-            ha="right",
-            color=colour,
-            fontsize=9,
-        )
+        ended = np.cumsum(run.seconds)
+        curve.plot(ended, run.loss, color=colour, label=f"{name}: {ended[-1]:.0f} s")
+    curve.legend(frameon=False, fontsize=9)
     curve.set_title("the same model, sooner", loc="left", fontsize=10)
     curve.set_xlabel("seconds", fontsize=8)
     curve.set_ylabel("training loss", fontsize=8)
