@@ -1,35 +1,16 @@
-import contextlib
-import io
+import functools
 import json
-import re
-import types
 
 import numpy as np
 import pytest
 
-from paceline import cli
 from paceline.coded import Problem, ShiftedExponential, plan
+from support.commands import assert_refused, paceline
 
 GOOD = "master,worker,u,a\nx,v,1,1\nx,w,2,0.5\nx,z,4,0.25\ny,v,1,1\ny,w,3,0.4\ny,z,2,0.5\n"
 
 
-COMMAND = "plan"
-
-
-def run(*arguments):
-    """The command line: (status, what it printed, its complaint)."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = cli.run([COMMAND, *map(str, arguments)])
-    return types.SimpleNamespace(status=status, stdout=out.getvalue(), stderr=err.getvalue())
-
-
-def assert_refused(result, says):
-    """Status 2 and one sentence."""
-    assert result.status == 2
-    assert result.stderr.startswith("paceline: ")
-    assert result.stderr.count("\n") == 1
-    assert re.search(says, result.stderr)
+run = functools.partial(paceline, "plan")
 
 
 @pytest.fixture

@@ -1,31 +1,13 @@
-import contextlib
-import io
+import functools
 import json
-import re
-import types
 
 import pytest
 
-from paceline import PacelineError, cli
+from paceline import PacelineError
 from paceline.papers import PAPERS, REQUIRED, experiments, figure, write
+from support.commands import assert_refused, paceline
 
-COMMAND = "reproduce"
-
-
-def run(*arguments):
-    """The command line: (status, what it printed, its complaint)."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = cli.run([COMMAND, *map(str, arguments)])
-    return types.SimpleNamespace(status=status, stdout=out.getvalue(), stderr=err.getvalue())
-
-
-def assert_refused(result, says):
-    """Status 2 and one sentence."""
-    assert result.status == 2
-    assert result.stderr.startswith("paceline: ")
-    assert result.stderr.count("\n") == 1
-    assert re.search(says, result.stderr)
+run = functools.partial(paceline, "reproduce")
 
 
 def test_list_names_every_paper_and_experiment():
