@@ -7,7 +7,8 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
     raise PacelineError("PyTorch is not installed; install paceline[torch]") from error
 
-from paceline.torch.pace import Pace, RoundResult
+from paceline.torch.ledger import RoundResult
+from paceline.torch.pace import Pace
 from paceline.torch.recorder import Recorder
 from paceline.torch.shutdown import join, leave
 

@@ -15,10 +15,10 @@ samples with a mean loss is weighted by n m / B (LB-BSP, weighted aggregation: g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,45 +30,21 @@ from paceline.balance import factoring
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Array, Cluster
+from paceline.rounds import Cluster
 from paceline.torch import claims, patience, peers
 from paceline.torch.batches import Order, Piece, batches
-from paceline.torch.claims import Claims, Division, Within
+from paceline.torch.claims import Claims, Division
 from paceline.torch.exactsum import ExactSum
+from paceline.torch.ledger import Ledger, RoundResult
+from paceline.torch.limits import Limits, has_batch_norm, least_and_most
 from paceline.torch.loader import BalancedLoader, draws_ahead
-from paceline.torch.meter import Measured, Meter
+from paceline.torch.meter import Meter
 from paceline.torch.patience import Missed, Patience
 from paceline.torch.record import RoundRecorder, record_run
 from paceline.torch.shutdown import leave
 from paceline.torch.weighting import rescale, weigh_in_hook
 
 CELLS = 32  # of a round, by default, where results are to have the same bits
-Limits = Sequence[tuple[int | None, int | None]]
-
-
-class RoundResult(NamedTuple):
-    """One finished round, the same on every rank. Arrays of shape (n,)."""
-
-    step: int
-    epoch: int
-    batch: int
-    loads: NDArray[np.int64]
-    compute: Array  # seconds, without the wait for others
-    overhead: Array  # the part of compute that does not grow with the load, as fitted
-    seconds: float  # wall seconds of the round on this rank
-    loss: float  # mean over the round's samples; NaN where backward() was not used
-    shares: Array  # the plan made from it
-    within: Within | None = None  # its pieces, where work may move within the round
-
-
-class _Open(NamedTuple):
-    """A round whose measurements have not come in yet."""
-
-    epoch: int
-    batch: int
-    loads: NDArray[np.int64]
-    seconds: float
-    at_once: float
 
 
 class Pace:
@@ -123,13 +99,11 @@ class Pace:
             raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'")
         self.global_batch, self.micro_batch = int(global_batch), micro_batch
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        norms = any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())
-        self.floor = floor = (
-            2 if norms else 1
-        )  # samples that a rank with anything to do needs: a variance takes 2
+        norms = has_batch_norm(model)
+        self.floor = floor = 2 if norms else 1  # samples that a rank with anything to do needs
         if micro_batch is not None and micro_batch < 2 * floor - 1:
             raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * floor - 1} samples")
-        least, most = _limits(limits, self.ranks, self.global_batch, floor)
+        least, most = least_and_most(limits, self.ranks, self.global_batch, floor)
         bounds = np.array(least, float), np.array(most, float)
         cluster = Cluster(self.ranks, self.global_batch, *bounds, peers.machines())
         chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
@@ -187,12 +161,11 @@ class Pace:
         self._piece_done = False
         self._at_once = 1.0  # portion of the plan that this round ran before anything was claimed
         self._weighed = 0  # samples of which the gathered gradients are a mean, under the hook
-        self._settled = -1  # newest round whose reports have been taken in
         self._began = 0.0
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
-        self._unsettled: dict[int, _Open] = {}
         self._no_sync = ExitStack()
-        self._on_round = [on_round] if on_round else []
+        listeners = [on_round] if on_round else []
+        self._ledger = Ledger(self._balancer, self._meter, pulls, listeners)
         self._recorder: RoundRecorder | None = None
         if record is not None:
             self._recorder = peers.on_rank_0(
@@ -201,7 +174,7 @@ class Pace:
                 )
             )
         if self._recorder is not None:
-            self._on_round.append(self._recorder.round)
+            self._ledger.listeners.append(self._recorder.round)
 
     # -- what the user calls -------------------------------------------------------------------------------
 
@@ -283,16 +256,12 @@ class Pace:
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it; the loader does so
         before the next round, a loop that is left early may do it then."""
-        if self._settled == self.rounds - 1:
-            return
-        self._settled = self.rounds - 1
-        self._take_in(self._meter.collect(self._settled))
+        self._ledger.settle(self.rounds)
 
     def flush(self) -> None:
         """``settle``, and on a GPU also wait for the last round's reading. Call it on all ranks, or on none;
         the loader does so at the end of each epoch."""
-        self.settle()
-        self._take_in(self._meter.flush(self._balancer.digest))
+        self._ledger.flush(self.rounds)
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on from here, after a finished round: plain numbers and tensors."""
@@ -317,7 +286,7 @@ class Pace:
             )
         self.epoch, self.samples_done = int(state["epoch"]), int(state["samples_done"])
         self.rounds = int(state["rounds"])
-        self._settled = self.rounds - 1
+        self._ledger.restart(self.rounds)
         self._midway = True
         if state["policy"] == self.policy:
             self._balancer.load_state_dict(state["balancer"], self.rounds)
@@ -382,8 +351,7 @@ class Pace:
         if piece.division is None or self._claims is None:
             return None
         self._at_once = float(piece.division.pull.first)
-        if piece.step in self._unsettled:
-            self._unsettled[piece.step] = self._unsettled[piece.step]._replace(at_once=self._at_once)
+        self._ledger.divided(piece.step, self._at_once)
         return self._claims.take(piece.division)
 
     def remaining(self) -> Iterator[tuple[int, int]]:
@@ -424,7 +392,7 @@ class Pace:
         piece = piece._replace(first=self._piece is None)
         self._weighed = piece.samples or (0 if piece.first else self._weighed)
         if piece.first:
-            self._unsettled[piece.step] = _Open(self.epoch, piece.batch, piece.loads, 0.0, self._at_once)
+            self._ledger.open(piece, self.epoch, self._at_once)
         self._piece, self._piece_done = piece, False
 
     def end_piece(self) -> None:
@@ -471,66 +439,10 @@ class Pace:
 
     def _finish_round(self) -> None:
         assert self._piece is not None
-        step = self._piece.step
-        self._unsettled[step] = self._unsettled[step]._replace(seconds=time.perf_counter() - self._began)
+        seconds = time.perf_counter() - self._began
+        self._ledger.finish(self._piece.step, seconds)
         if self._patience is not None:
-            self._patience.end(self._unsettled[step].seconds)
+            self._patience.end(seconds)
         self.samples_done += self._piece.batch
         self.rounds += 1
         self._piece = None
-
-    def _take_in(self, measured: Measured | None) -> None:
-        if measured is None:
-            return
-        opened = self._unsettled.pop(measured.step)
-        known, loads, book, within = measured.known_overhead, opened.loads, None, None
-        if self._claims is not None:
-            book = claims.Book.of(measured.further)
-            within = Within(opened.at_once, float(book.cost.mean()), book.pieces, book.seconds)
-            known, loads = known + (book.counts - 1).clip(0) * book.cost, book.loads
-            if loads.sum() != opened.batch:
-                raise PacelineError(
-                    f"round {measured.step}: the ranks ran {loads.sum()} of its {opened.batch} samples; expected "
-                    "all: check that every rank works through all that its loader yields"
-                )
-        overhead, shares = self._balancer.report(
-            measured.step,
-            loads,
-            measured.seconds,
-            known,
-            measured.cpu,
-            measured.memory,
-            None if book is None else book.cost,
-        )
-        result = RoundResult(
-            measured.step,
-            opened.epoch,
-            opened.batch,
-            loads,
-            measured.seconds,
-            overhead,
-            opened.seconds,
-            float(measured.loss_sums.sum() / opened.batch),
-            shares,
-            within,
-        )
-        for listener in self._on_round:
-            listener(result)
-
-
-def _limits(limits: Limits | None, ranks: int, batch: int, floor: int) -> tuple[list[int], list[int]]:
-    """Least and most samples of each rank, defaults filled in."""
-    if limits is None:
-        limits = [(None, None)] * ranks
-    if len(limits) != ranks:
-        raise PacelineError(
-            f"limits for {len(limits)} ranks, but {ranks} take part; expected one pair for each"
-        )
-    least = [floor if low is None else int(low) for low, _ in limits]
-    most = [batch if high is None else int(high) for _, high in limits]
-    for rank, low in enumerate(least):
-        if 0 < low < floor:
-            raise PacelineError(
-                f"limits of rank {rank}: least {low}; the model has batch norm, which needs 0 or at least {floor}"
-            )
-    return least, most

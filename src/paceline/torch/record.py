@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.runs import Recorder
 
 if TYPE_CHECKING:
-    from paceline.torch.pace import RoundResult
+    from paceline.torch.ledger import RoundResult
 
 
 class RoundRecorder:

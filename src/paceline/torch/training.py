@@ -19,7 +19,8 @@ from paceline.errors import PacelineError
 from paceline.runs import Recorder
 from paceline.torch import checkpoint, models, pacing, peers
 from paceline.torch.config import TrainConfig
-from paceline.torch.pace import Pace, RoundResult
+from paceline.torch.ledger import RoundResult
+from paceline.torch.pace import Pace
 from paceline.torch.patience import Missed, warn
 from paceline.torch.record import RoundRecorder
 

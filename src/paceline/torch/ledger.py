@@ -1,0 +1,128 @@
+"""The book of rounds: from a round's first micro-batch on this rank to what all ranks reported of it.
+
+A round is opened with its first micro-batch, finished after the optimizer step, and settled when the others'
+reports are taken in: then the next plan is made, and listeners hear of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.balancer import Balancer
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+from paceline.torch.batches import Piece
+from paceline.torch.claims import Book, Within
+from paceline.torch.meter import Measured, Meter
+
+
+class RoundResult(NamedTuple):
+    """One finished round, the same on every rank. Arrays of shape (n,)."""
+
+    step: int
+    epoch: int
+    batch: int
+    loads: NDArray[np.int64]
+    compute: Array  # seconds, without the wait for others
+    overhead: Array  # the part of compute that does not grow with the load, as fitted
+    seconds: float  # wall seconds of the round on this rank
+    loss: float  # mean over the round's samples; NaN where backward() was not used
+    shares: Array  # the plan made from it
+    within: Within | None = None  # its pieces, where work may move within the round
+
+
+class _Open(NamedTuple):
+    """A round whose measurements have not come in yet."""
+
+    epoch: int
+    batch: int
+    loads: NDArray[np.int64]
+    seconds: float
+    at_once: float
+
+
+class Ledger:
+    """Keeps the rounds that are not settled yet.
+
+    pulls: whether work may move within rounds, so that the ranks report what they really ran.
+    listeners: called in turn with each settled round.
+    """
+
+    def __init__(
+        self, balancer: Balancer, meter: Meter, pulls: bool, listeners: list[Callable[[RoundResult], None]]
+    ) -> None:
+        self._balancer, self._meter, self._pulls = balancer, meter, pulls
+        self.listeners = listeners
+        self._settled = -1  # newest round whose reports have been taken in
+        self._open: dict[int, _Open] = {}
+
+    def restart(self, rounds: int) -> None:
+        """Go on after this many rounds."""
+        self._settled = rounds - 1
+
+    def open(self, piece: Piece, epoch: int, at_once: float) -> None:
+        """A round's first micro-batch goes out; ``at_once`` of the plan is run before anything is claimed."""
+        self._open[piece.step] = _Open(epoch, piece.batch, piece.loads, 0.0, at_once)
+
+    def divided(self, step: int, at_once: float) -> None:
+        """The round turns out to run only this portion of its plan at once."""
+        if step in self._open:
+            self._open[step] = self._open[step]._replace(at_once=at_once)
+
+    def finish(self, step: int, seconds: float) -> None:
+        """The round's optimizer step is done, ``seconds`` after its beginning."""
+        self._open[step] = self._open[step]._replace(seconds=seconds)
+
+    def settle(self, rounds: int) -> None:
+        """Take in what the ranks reported of the newest of so many finished rounds, once."""
+        if self._settled == rounds - 1:
+            return
+        self._settled = rounds - 1
+        self._take_in(self._meter.collect(self._settled))
+
+    def flush(self, rounds: int) -> None:
+        """``settle``, and on a GPU also wait for the last round's reading. Collective."""
+        self.settle(rounds)
+        self._take_in(self._meter.flush(self._balancer.digest))
+
+    def _take_in(self, measured: Measured | None) -> None:
+        if measured is None:
+            return
+        opened = self._open.pop(measured.step)
+        known, loads, book, within = measured.known_overhead, opened.loads, None, None
+        if self._pulls:
+            book = Book.of(measured.further)
+            within = Within(opened.at_once, float(book.cost.mean()), book.pieces, book.seconds)
+            known, loads = known + (book.counts - 1).clip(0) * book.cost, book.loads
+            if loads.sum() != opened.batch:
+                raise PacelineError(
+                    f"round {measured.step}: the ranks ran {loads.sum()} of its {opened.batch} samples; expected "
+                    "all: check that every rank works through all that its loader yields"
+                )
+        overhead, shares = self._balancer.report(
+            measured.step,
+            loads,
+            measured.seconds,
+            known,
+            measured.cpu,
+            measured.memory,
+            None if book is None else book.cost,
+        )
+        result = RoundResult(
+            measured.step,
+            opened.epoch,
+            opened.batch,
+            loads,
+            measured.seconds,
+            overhead,
+            opened.seconds,
+            float(measured.loss_sums.sum() / opened.batch),
+            shares,
+            within,
+        )
+        for listener in self.listeners:
+            listener(result)
