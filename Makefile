@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 
 .PHONY: demo test check format bench clean
@@ -9,10 +11,16 @@ JOBS ?= 2
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing Paceline and what it needs into $(VENV) (once, a few minutes)..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e '.[dev]'
+	@$(INSTALL) torch -e '.[dev]'
+	@touch $@ $(DEMO_STAMP)
+
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing Paceline and what the demo needs into $(VENV) (once, a minute or two)..."
+	@$(INSTALL) torch -e '.[cli,plot,torch]'
 	@touch $@
 
-demo: $(STAMP)  ## train the digits on 4 uneven workers: plain equal split against Paceline
+demo: $(DEMO_STAMP)  ## train the digits on 4 uneven workers: plain equal split against Paceline
 	@$(BIN)/paceline train --data digits --workers 4 --pace 1,1,1,4 --epochs 20 --compare equal,level
 
 test: $(STAMP)  ## every test
