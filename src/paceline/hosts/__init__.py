@@ -1,0 +1,7 @@
+"""Balanced batches inside other training frameworks: one short file a host, all built on ``paceline.torch.Pace``.
+
+Nothing is imported here, so that the user of one host does not need the others:
+
+    from paceline.hosts.lightning import Balanced      # Lightning's Trainer
+    from paceline.hosts.fabric import Balanced         # Lightning Fabric
+"""
