@@ -7,6 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg.blas import daxpy, saxpy
+
+_AXPY = {"f": saxpy, "d": daxpy}
+CHUNK = 1 << 16  # numbers of a vector whose squares are added in single precision
 
 Vector = NDArray[np.float32] | NDArray[np.float64]
 
@@ -34,51 +38,101 @@ class Aggregate(NamedTuple):
     variance: float
 
 
+class Sum:
+    """Gradients added one by one as they come, in memory that the next update's use again.
+
+    statistics: also estimate the variance, for which each gradient's own norm is taken as it is added.
+    Floating-point sums depend on the order: who wants the same bits again adds in the same order.
+    """
+
+    def __init__(self, statistics: bool = True) -> None:
+        self._statistics = statistics
+        self._total: Vector | None = None
+        self._parts: list[tuple[int, float, float, float]] = []  # samples, weight, loss, norm2
+
+    def add(self, part: Part) -> None:
+        """Take in one more gradient, each of its samples weighing the part's weight."""
+        gradient, weight = part.gradient, part.samples * part.weight
+        if self._total is None or self._total.shape != gradient.shape:
+            self._total = np.empty_like(gradient, order="C")
+        if not self._parts:
+            np.copyto(self._total, gradient)
+        elif (
+            ratio := weight / self._unit()
+        ) == 1.0:  # in units of the first part's weight: mostly all are alike
+            self._total += gradient
+        else:
+            axpy(self._total, gradient, ratio)
+        norm2 = _norm2(gradient) if self._statistics else np.nan
+        self._parts.append((part.samples, weight, part.loss, norm2))
+
+    def take(self, batch: float | None = None) -> Aggregate:
+        """What has been added, batch as in ``aggregate``; the next gradient begins a new sum.
+
+        The step is this sum's own memory, good until then.
+        """
+        assert self._total is not None
+        samples, weights, losses, norms = np.array(self._parts, float).T
+        unit, total, count = self._unit(), self._total, len(self._parts)
+        self._parts = []
+        mean = unit / float(weights.sum())  # the total times this is the mean
+        norm2 = _norm2(total) * mean**2
+        variance = np.nan
+        if self._statistics and count > 1:
+            # The weighted spread about the weighted mean; per gradient of an average number of samples.
+            spread = max(float(weights @ norms) / float(weights.sum()) - norm2, 0.0)
+            variance = spread * count / (count - 1)
+        scale = mean if batch is None else unit / batch
+        if scale != 1.0:
+            np.multiply(total, total.dtype.type(scale), out=total)
+        loss = float(np.average(losses, weights=samples))
+        return Aggregate(total, loss, int(samples.sum()), norm2, float(variance))
+
+    def clear(self) -> None:
+        """Forget what has been added."""
+        self._parts = []
+
+    def _unit(self) -> float:
+        return self._parts[0][1]
+
+
 def aggregate(parts: Sequence[Part], batch: float | None = None, statistics: bool = True) -> Aggregate:
     """The parts' mean, each sample weighing its part's weight: LB-BSP's weighted aggregation.
 
     batch: divide the weighted sum by this many samples instead of by the weighted samples that it has.
-    statistics: without them the variance is NaN, and half of the reading of a large model is saved.
+    statistics: without them the variance is NaN.
     Parts are added in the order given, so give them in one that does not depend on their arrival.
     """
-    weights = np.array([part.samples * part.weight for part in parts])
-    kind = parts[0].gradient.dtype.type
-    if np.all(weights == weights[0]):  # no multiplication for each
-        total = parts[0].gradient.copy()
-        for part in parts[1:]:
-            total += part.gradient
-        total *= kind(weights[0])
-    else:
-        total = parts[0].gradient * kind(weights[0])
-        for part, weight in zip(parts[1:], weights[1:], strict=True):
-            total += part.gradient * kind(weight)
-    scale = kind(weights.sum())
-    mean = total / scale if batch is not None else np.divide(total, scale, out=total)
-    samples = np.array([part.samples for part in parts])
-    variance = np.nan
-    if statistics and len(parts) > 1:
-        spread = sum(part.samples * _norm2(part.gradient - mean) for part in parts)
-        variance = spread / (len(parts) - 1) * len(parts) / samples.sum()
-    loss = float(np.average([part.loss for part in parts], weights=samples))
-    step = mean if batch is None else total / kind(batch)
-    return Aggregate(step, loss, int(samples.sum()), _norm2(mean), float(variance))
+    total = Sum(statistics)
+    for part in parts:
+        total.add(part)
+    return total.take(batch)
 
 
 class Parameters:
-    """A parameter vector under SGD with momentum, as torch.optim.SGD has it."""
+    """A parameter vector under SGD with momentum, as torch.optim.SGD has it.
 
-    def __init__(self, values: Vector, momentum: float = 0.0) -> None:
+    in_place: move ``values`` where they are; otherwise each update makes a new array, so that who still reads
+        the old one is not disturbed.
+    """
+
+    def __init__(self, values: Vector, momentum: float = 0.0, in_place: bool = False) -> None:
         self.values, self.momentum, self.version = values, momentum, 0
         self.velocity: Vector | None = None
+        self._in_place = in_place
 
     def move(self, step: Vector, rate: float) -> None:
-        """One update. ``values`` becomes a new array, so that who still reads the old one is not disturbed."""
+        """One update."""
         if self.momentum:
-            kind = step.dtype.type(self.momentum)
-            self.velocity = step.copy() if self.velocity is None else kind * self.velocity + step
+            if self.velocity is None:
+                self.velocity = step.copy()
+            else:
+                self.velocity *= step.dtype.type(self.momentum)
+                self.velocity += step
             step = self.velocity
-        moved = step * self.values.dtype.type(rate)
-        self.values = np.subtract(self.values, moved, out=moved)
+        if not self._in_place:
+            self.values = self.values.copy()
+        axpy(self.values, step, -rate)
         self.version += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,5 +144,12 @@ class Parameters:
         self.values, self.velocity, self.version = state["values"], state["velocity"], state["version"]
 
 
+def axpy(total: Vector, more: Vector, factor: float) -> None:
+    """total += factor * more, in place and in one pass over memory."""
+    if total.size:
+        _AXPY[total.dtype.char](np.ascontiguousarray(more, total.dtype), total, a=factor)
+
+
 def _norm2(vector: Vector) -> float:
-    return float(np.dot(vector, vector))
+    """In parts, each summed in the vector's own precision, and these in double."""
+    return sum(float(np.dot(part, part)) for part in np.split(vector, range(CHUNK, len(vector), CHUNK)))

@@ -120,7 +120,7 @@ class Engine(Protocol):
         ...
 
     def cancel(self, tasks: list[Task]) -> None:
-        """These gradients will not be used; stop computing them where that is possible."""
+        """These gradients, finished or not, will not be used; stop computing them where that is possible."""
         ...
 
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
@@ -284,6 +284,7 @@ class Coordinator:
                 self._apply(effect, now)
             elif isinstance(effect, Drop):
                 task, _ = self._held_task(effect.gradient)
+                self.engine.cancel([task])
                 self._lost(task, "late")
             elif isinstance(effect, Interrupt):
                 for worker in effect.workers:

@@ -44,7 +44,9 @@ def choices(workers=3, batch=60, **kwargs):
     return Choices(workers, batch, **{"lr": 0.2} | kwargs)
 
 
-def test_uneven_batches_equal_one_process():
+@pytest.mark.parametrize("ahead", [False, True])
+def test_uneven_batches_equal_one_process(ahead, monkeypatch):
+    monkeypatch.setattr("paceline.ray.shards.AHEAD_PARAMETERS", 0 if ahead else 2**20)
     values, log, pool = served(
         choices(policy="level", momentum=0.5), epochs=2, pace=Paced([0.001, 0.001, 0.02]), shards=2
     )
@@ -198,7 +200,7 @@ def test_a_dead_server_is_named():
         if update.version == 2:
             import ray
 
-            os.kill(ray.get(server._shards[0].process.remote()), signal.SIGKILL)
+            os.kill(ray.get(server.shards.actors[0].process.remote()), signal.SIGKILL)
             time.sleep(0.2)
 
     with pytest.raises(WorkerError, match=r"parameter server died after update \d+; go on .* --resume"):

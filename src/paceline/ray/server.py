@@ -1,7 +1,6 @@
 """Training on Ray: worker actors compute gradients, server actors keep the parameters, this loop decides.
 
-The loop sees only small messages. A gradient goes from its worker's process through the object store to the
-server actors (one, or several with a part of a large model each), new parameters the same way back.
+The loop sees only small messages: gradients and parameters go by the object store (``shards``).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import contextlib
 import math
 import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ import numpy as np
 from paceline.aggregate import Vector
 from paceline.coordinator import Choices, Coordinator, Moved, Task, Update
 from paceline.errors import PacelineError, WorkerError
+from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import connect
-from paceline.ray.worker import Pace, Program, Report, Shard, Worker
+from paceline.ray.worker import Pace, Program, Report, Worker
 from paceline.samples import Pool
 
 try:
@@ -28,7 +28,6 @@ try:
 except ImportError as error:
     raise PacelineError("the Ray engine needs ray: pip install 'paceline[ray]'") from error
 
-SHARD_PARAMETERS = 32 * 2**20  # parameters of a model from which a second server actor helps
 LOOK_SECONDS = 0.25  # at most between two looks at deadlines, joiners and commands
 
 
@@ -69,21 +68,20 @@ class Server:
         self._starting: dict[Any, int] = {}  # refs of joiners' first words
         self._lost: set[int] = set()
         self.buffers: Vector | None = None
+        self._coordinator = Coordinator(self, choices, pool, self._updated)
+        self.updates = self._before = 0 if state is None else int(state["version"])
         self._ours = connect(address, choices.workers + 1)
         self.processes: dict[int, int] = {}
         self._actors: dict[int, Any] = {}
-        self._shards: list[Any] = []
+        self.shards: Shards
         try:
             self._program = ray.put(program)
             self._pace, self._cpus = pace, cpus
             self._pieces = 4 if choices.mode == "push-interrupt" else 1
-            self._shard_count = shards
-            self._launch(start_seconds, state)
+            self._launch(start_seconds, state, shards)
         except BaseException:
             self.close()
             raise
-        self._coordinator = Coordinator(self, choices, pool, self._updated)
-        self.updates = self._before = 0 if state is None else int(state["version"])
         self._began = time.perf_counter()
 
     def run(self, updates: int | None = None, seconds: float | None = None) -> Vector:
@@ -108,15 +106,13 @@ class Server:
 
     def values(self) -> Vector:
         """The newest parameters."""
-        return np.concatenate(self._get(self._values))
+        return self.shards.values()
 
     def state(self) -> dict[str, Any]:
         """Parameters, momentum and version: with the pool's own state all that is needed to go on."""
-        velocity = self._get([shard.velocity.remote() for shard in self._shards])
-        known = velocity[0] is not None
         return {
             "values": self.values(),
-            "velocity": np.concatenate(velocity) if known else None,
+            "velocity": self.shards.velocity(),
             "version": self.updates,
             "buffers": self.buffers,
         }
@@ -135,10 +131,12 @@ class Server:
 
     def close(self) -> None:
         """End all actors, and the Ray that was started for them."""
-        for actor in [*self._actors.values(), *self._shards]:
+        for actor in self._actors.values():
             with contextlib.suppress(RayError):
                 ray.kill(actor)
-        self._actors, self._shards = {}, []
+        self._actors = {}
+        if hasattr(self, "shards"):
+            self.shards.close()
         if self._ours:
             ray.shutdown()
 
@@ -155,45 +153,37 @@ class Server:
         samples = self.pool.indices(task.taken)
         refs = (
             self._actors[task.worker]
-            .compute.options(num_returns=len(self._shards) + 1)
-            .remote(task.number, self._before + task.version, samples, *self._values)
+            .compute.options(num_returns=len(self.shards) + 1)
+            .remote(task.number, self._before + task.version, samples, *self.shards.refs)
         )
         self._pending[refs[-1]] = task
         self._gradients[task.number] = refs[:-1]
 
     def cancel(self, tasks: list[Task]) -> None:
-        """Tell the workers, and forget the gradients."""
+        """Tell the workers that are still at it, and forget the gradients."""
         for task in tasks:
             self._gradients.pop(task.number, None)
-            if task.worker in self._actors:
+            finished = self._losses.pop(task.number, None) is not None
+            if not finished and task.worker in self._actors:
                 self._actors[task.worker].cancel.remote(task.number)
 
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
         """Have the server actors move the parameters."""
-        samples, weights = [task.load for task, _ in parts], [weight for _, weight in parts]
-        gradients = [self._gradients.pop(task.number) for task, _ in parts]
-        moved = [
-            shard.update.options(num_returns=2).remote(
-                samples,
-                weights,
-                batch,
-                rate,
-                self._coordinator.statistics,
-                *(refs[index] for refs in gradients),
-            )
-            for index, shard in enumerate(self._shards)
+        arrived = [
+            Arrived(task.number, task.load, weight, self._gradients.pop(task.number))
+            for task, weight in parts
         ]
-        self._values = [values for values, _ in moved]
-        norm2, variance = np.sum(self._get([stats for _, stats in moved]), axis=0)
+        norm2, variance = self.shards.update(arrived, batch, rate)
         losses = [self._losses.pop(task.number) for task, _ in parts]
-        return Moved(float(np.average(losses, weights=samples)), float(norm2), float(variance))
+        loss = np.average(losses, weights=[task.load for task, _ in parts])
+        return Moved(float(loss), norm2, variance)
 
     def _updated(self, update: Update) -> None:
         update.version += self._before
         self.updates = update.version
         self.on_update(update)
 
-    def _launch(self, start_seconds: float, state: dict[str, Any] | None) -> None:
+    def _launch(self, start_seconds: float, state: dict[str, Any] | None, shards: int) -> None:
         first = {self._actor(rank): rank for rank in range(self.choices.workers)}
         there = self._join(first, start_seconds)
         if len(there) < self.choices.workers:
@@ -202,27 +192,20 @@ class Server:
                 f"{start_seconds:g} s; look at the Ray cluster's free CPUs and memory"
             )
         size = there[0]
-        values = state["values"] if state is not None else self._get([self._actors[0].first.remote()])[0]
+        values = state["values"] if state is not None else ray.get(self._actors[0].first.remote())
         if len(values) != size:
             raise PacelineError(
                 f"the checkpoint has {len(values)} parameters, the model {size}; it is another model's"
             )
-        count = self._shard_count or max(1, math.ceil(size / SHARD_PARAMETERS))
-        velocity = (
-            None if state is None or state["velocity"] is None else np.array_split(state["velocity"], count)
+        self.shards = Shards(
+            values,
+            self.choices.momentum,
+            self._coordinator.statistics,
+            velocity=None if state is None else state["velocity"],
+            version=self.updates,
+            count=shards,
+            cpus=self._cpus,
         )
-        remote = ray.remote(Shard)
-        self._shards = [
-            remote.options(num_cpus=self._cpus and 1, max_restarts=0).remote(self.choices.momentum)
-            for _ in range(count)
-        ]
-        self._values = [
-            shard.set.remote(part, None if velocity is None else velocity[index])
-            for index, (shard, part) in enumerate(
-                zip(self._shards, np.array_split(values, count), strict=True)
-            )
-        ]
-        self._get(self._values)
         self.buffers = None if state is None else state.get("buffers")
 
     def _actor(self, rank: int) -> Any:
@@ -292,6 +275,8 @@ class Server:
         running = coordinator.tasks.get(worker)
         if running is not None and running.number == task.number:
             coordinator.arrive(worker, task.number, self._now(), report.seconds)
+            if task.number in self._gradients and task.tag == coordinator.version:
+                self.shards.hold(Arrived(task.number, task.load, 1.0, self._gradients[task.number]))
             return
         self._gradients.pop(task.number, None)
         self._losses.pop(task.number, None)
@@ -335,16 +320,6 @@ class Server:
             self._join({ref: rank}, 0.0)
             self._lost.discard(rank)
             self._coordinator.join(rank, self._now())
-
-    def _get(self, refs: Sequence[Any]) -> list[Any]:
-        """From a server actor."""
-        try:
-            found: list[Any] = ray.get(list(refs))
-        except RayActorError as error:
-            raise WorkerError(
-                f"the parameter server died after update {self.updates}; go on from the last checkpoint with --resume"
-            ) from error
-        return found
 
     def _now(self) -> float:
         return time.perf_counter() - self._began

@@ -39,6 +39,7 @@ class Worker:
     def __init__(self, rank: int, program: Program, pieces: int, pace: Pace | None) -> None:
         self._rank, self._pace, self._pieces = rank, pace, pieces
         self._first, self._gradient = program(rank)
+        self._whole: Any = None  # the parts' parameters together, in memory that is used again
         self._cancelled = -1
         self._changed = threading.Condition()
 
@@ -56,7 +57,7 @@ class Worker:
         A cancelled gradient is None.
         """
         began = time.perf_counter()
-        whole: Any = values[0] if len(values) == 1 else np.concatenate(values)
+        whole: Any = values[0] if len(values) == 1 else self._joined(values)
         total: Any = None
         loss, done = 0.0, False
         if self._pace is not None:
@@ -87,46 +88,10 @@ class Worker:
             self._cancelled = max(self._cancelled, number)
             self._changed.notify_all()
 
+    def _joined(self, parts: tuple[Vector, ...]) -> Any:
+        self._whole = np.concatenate(parts, out=self._whole)
+        return self._whole
+
     def _sleep(self, seconds: float, number: int) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._cancelled >= number, max(seconds, 0.0))
-
-
-class Shard:
-    """A server actor: keeps a part of the parameters, and moves it."""
-
-    def __init__(self, momentum: float) -> None:
-        from paceline.aggregate import Parameters
-
-        self._parameters = Parameters(np.zeros(0), momentum)
-
-    def process(self) -> int:
-        """The process, once the shard is up."""
-        return os.getpid()
-
-    def set(self, values: Vector, velocity: Vector | None = None, version: int = 0) -> Vector:
-        """Begin with these parameters; returns them."""
-        kept = None if velocity is None else np.array(velocity)
-        self._parameters.load_state_dict({"values": np.array(values), "velocity": kept, "version": version})
-        return self._parameters.values
-
-    def update(
-        self,
-        samples: list[int],
-        weights: list[float],
-        batch: float | None,
-        rate: float,
-        statistics: bool,
-        *gradients: Vector,
-    ) -> tuple[Vector, tuple[float, float]]:
-        """The new parameters; and this part's share of norm2 and variance, as in ``aggregate``."""
-        from paceline.aggregate import Part, aggregate
-
-        parts = [Part(g, 0.0, b, w) for g, b, w in zip(gradients, samples, weights, strict=True)]
-        found = aggregate(parts, batch, statistics)
-        self._parameters.move(found.step, rate)
-        return self._parameters.values, (found.norm2, found.variance)
-
-    def velocity(self) -> Vector | None:
-        """The momentum's state, for a checkpoint."""
-        return self._parameters.velocity

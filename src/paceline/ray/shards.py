@@ -1,0 +1,193 @@
+"""Where the parameters live: server actors, one or several with a part of a large model each.
+
+Gradients go from their worker's process through the object store to these actors, new parameters the same way
+back; the loop that decides sees neither. A large model's gradients are added as they come, while others are
+still computed, so that an update waits for the last one's addition only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from paceline.aggregate import Parameters, Part, Sum, Vector
+from paceline.errors import WorkerError
+
+SHARD_PARAMETERS = 32 * 2**20  # parameters of a model from which a second server actor helps
+AHEAD_PARAMETERS = 2**20  # from which adding a gradient takes longer than one more message
+
+
+class Arrived(NamedTuple):
+    """A gradient in the object store: its task's number and samples, its weight, and a ref for each shard."""
+
+    number: int
+    samples: int
+    weight: float
+    refs: Sequence[Any]
+
+
+class Shard:
+    """A server actor: keeps a part of the parameters, and moves it."""
+
+    def __init__(self, momentum: float, statistics: bool) -> None:
+        self._parameters = Parameters(np.zeros(0), momentum, in_place=True)
+        self._sum = Sum(statistics)
+        self._held: list[int] = []  # tasks whose gradients are in the sum already
+
+    def process(self) -> int:
+        """The process, once the shard is up."""
+        return os.getpid()
+
+    def set(self, values: Vector, velocity: Vector | None = None, version: int = 0) -> Vector:
+        """Begin with these parameters; returns them."""
+        kept = None if velocity is None else np.array(velocity)
+        self._parameters.load_state_dict({"values": np.array(values), "velocity": kept, "version": version})
+        return self._parameters.values
+
+    def hold(self, number: int, samples: int, gradient: Vector) -> None:
+        """Add this gradient ahead of the update that it is most likely for."""
+        self._sum.add(Part(gradient, 0.0, samples))
+        self._held.append(number)
+
+    def update(
+        self,
+        held: list[int],
+        samples: list[int],
+        weights: list[float],
+        batch: float | None,
+        rate: float,
+        *gradients: Vector,
+    ) -> tuple[Vector | None, tuple[float, float] | None]:
+        """Move by the gradients held and these; the new parameters, and this part's share of norm2 and variance.
+
+        held: the tasks whose gradients should be in the sum; none begins a new sum. Where others are in it,
+        nothing is done: (None, None).
+        """
+        if self._held != held:
+            if held:
+                return None, None
+            self._sum.clear()
+        self._held = []
+        for gradient, count, weight in zip(gradients, samples, weights, strict=True):
+            self._sum.add(Part(gradient, 0.0, count, weight))
+        found = self._sum.take(batch)
+        self._parameters.move(found.step, rate)
+        return self._parameters.values, (found.norm2, found.variance)
+
+    def velocity(self) -> Vector | None:
+        """The momentum's state, for a checkpoint."""
+        return self._parameters.velocity
+
+
+class Shards:
+    """All server actors of a run.
+
+    values, velocity: to begin with, whole. version: of these values. statistics: as in ``aggregate.Sum``.
+    count: how many actors; by the model's size where 0. cpus: that Ray sets aside for each.
+    """
+
+    def __init__(
+        self,
+        values: Vector,
+        momentum: float,
+        statistics: bool,
+        *,
+        velocity: Vector | None = None,
+        version: int = 0,
+        count: int = 0,
+        cpus: float = 0.0,
+    ) -> None:
+        self.version = version
+        count = count or max(1, math.ceil(len(values) / SHARD_PARAMETERS))
+        self._ahead = len(values) >= AHEAD_PARAMETERS
+        self._held: list[int] = []
+        remote: Any = ray.remote(Shard)
+        self.actors: list[Any] = [
+            remote.options(num_cpus=cpus and 1, max_restarts=0).remote(momentum, statistics)
+            for _ in range(count)
+        ]
+        parts = np.array_split(values, count)
+        velocities = [None] * count if velocity is None else np.array_split(velocity, count)
+        self.refs = [
+            actor.set.remote(part, moving)
+            for actor, part, moving in zip(self.actors, parts, velocities, strict=True)
+        ]  # of the newest parameters, a part each
+        ray.wait(self.refs, num_returns=count, fetch_local=False)
+
+    def __len__(self) -> int:
+        return len(self.actors)
+
+    def values(self) -> Vector:
+        """The newest parameters, whole."""
+        return np.concatenate(self._get(self.refs))
+
+    def velocity(self) -> Vector | None:
+        """The momentum's state, whole; None where there is none (yet)."""
+        parts = self._get([actor.velocity.remote() for actor in self.actors])
+        return None if parts[0] is None else np.concatenate(parts)
+
+    def hold(self, arrived: Arrived) -> None:
+        """This gradient has come, and others are awaited: add it meanwhile, where that saves time."""
+        if self._ahead and arrived.weight == 1:
+            self._held.append(arrived.number)
+            for actor, ref in zip(self.actors, arrived.refs, strict=True):
+                actor.hold.remote(arrived.number, arrived.samples, ref)
+
+    def update(self, parts: Sequence[Arrived], batch: float | None, rate: float) -> tuple[float, float]:
+        """Move the parameters; norm2 and variance as in ``aggregate``, whose ``batch`` this is.
+
+        Raises WorkerError when a server actor has died.
+        """
+        plain = {part.number for part in parts if part.weight == 1}
+        held = self._held if plain.issuperset(self._held) else []
+        self._held = []
+        asked = [self._ask(index, held, parts, batch, rate) for index in range(len(self))]
+        found = self._get([statistics for _, statistics in asked])
+        again = [index for index, statistics in enumerate(found) if statistics is None]
+        for index in again:  # a gradient that was to be held had been lost on its way
+            asked[index] = self._ask(index, [], parts, batch, rate)
+        for index, statistics in zip(again, self._get([asked[index][1] for index in again]), strict=True):
+            found[index] = statistics
+        self.refs = [values for values, _ in asked]
+        self.version += 1
+        norm2, variance = np.sum(found, axis=0)
+        return float(norm2), float(variance)
+
+    def close(self) -> None:
+        """End the actors."""
+        for actor in self.actors:
+            with contextlib.suppress(RayError):
+                ray.kill(actor)
+
+    def _ask(
+        self, index: int, held: list[int], parts: Sequence[Arrived], batch: float | None, rate: float
+    ) -> Any:
+        rest = [part for part in parts if part.number not in held]
+        return (
+            self.actors[index]
+            .update.options(num_returns=2)
+            .remote(
+                held,
+                [part.samples for part in rest],
+                [part.weight for part in rest],
+                batch,
+                rate,
+                *(part.refs[index] for part in rest),
+            )
+        )
+
+    def _get(self, refs: Sequence[Any]) -> list[Any]:
+        try:
+            found: list[Any] = ray.get(list(refs))
+        except RayActorError as error:
+            raise WorkerError(
+                f"the parameter server died after update {self.version}; go on from the last checkpoint with --resume"
+            ) from error
+        return found
