@@ -66,6 +66,8 @@ def pieces(
     filler: Indices | None = None,
     division: Division | None = None,
     kept: int = 0,
+    turns: int | None = None,
+    floor: int = 1,
 ) -> Iterator[tuple[Indices, Piece]]:
     """Cut this rank's samples of a round into micro-batches of at most ``most`` samples.
 
@@ -73,10 +75,11 @@ def pieces(
     ``filler`` samples that count for nothing where the model cannot take an empty batch.
 
     division: where a part of the round is claimed while it runs; then the last piece is what is ``kept`` for it.
+    turns: exactly so many pieces, each with at least ``floor`` samples or none.
     """
     batch = int(loads.sum())
     at_once = len(mine) - kept
-    cuts = cut(at_once, most) if at_once else []
+    cuts = spread(at_once, turns, floor) if turns else cut(at_once, most) if at_once else []
     if kept or not cuts:
         cuts.append(kept)
     start = 0
@@ -92,6 +95,15 @@ def cut(load: int, most: int | None) -> list[int]:
     a tiny last one would cost a whole overhead, and fail under batch norm."""
     if most is None or load <= most:
         return [load]
-    count = -(-load // most)
+    return _even(load, -(-load // most))
+
+
+def spread(load: int, turns: int, floor: int = 1) -> list[int]:
+    """Sizes of ``turns`` micro-batches, as even as they can be with at least ``floor`` samples or none in each."""
+    count = min(turns, load // floor)
+    return (_even(load, count) if count else []) + [0] * (turns - count)
+
+
+def _even(load: int, count: int) -> list[int]:
     size, larger = divmod(load, count)
     return [size + 1] * larger + [size] * (count - larger)

@@ -102,9 +102,11 @@ class _Sampler:
             own = loads if division is None else division.first + division.kept
             start = first + int(own[: pace.rank].sum())
             mine = indices[start : start + int(own[pace.rank])]
-            filler = indices[: pace.floor] if pace.floor > 1 else None
+            filler = indices[: pace.floor] if pace.fills else None
             kept = 0 if division is None else int(division.kept[pace.rank])
-            for cut, piece in pieces(mine, step, loads, pace.micro_batch, filler, division, kept):
+            for cut, piece in pieces(
+                mine, step, loads, pace.micro_batch, filler, division, kept, pace.turns(loads), pace.floor
+            ):
                 self.queue.append(piece)
                 yield cut.tolist()
             step += 1

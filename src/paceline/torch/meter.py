@@ -35,13 +35,22 @@ class Meter:
 
     readings: also report CPU and memory of the machine, for forecasts that use them.
     further: how many more numbers each round's ``stop`` hands in.
+    waited: seconds that this rank has spent waiting for others within rounds, so far in all; not its own.
     """
 
-    def __init__(self, device: torch.device, readings: bool = False, further: int = 0) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        readings: bool = False,
+        further: int = 0,
+        waited: Callable[[], float] | None = None,
+    ) -> None:
         self._watch = measure.stopwatch(device)
+        self._waited = waited or (lambda: 0.0)
         self._exchange = exchange.connect()
         self._readings = Readings() if readings else None
         self._carry: dict[int, float] = {}
+        self._waits: dict[int, float] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
         self._further: dict[int, Array] = {}
         self._nothing = np.full(further, np.nan)
@@ -58,6 +67,7 @@ class Meter:
         """Round ``step`` begins; ``carry`` seconds of it were spent before, on the optimizer."""
         self._running = step
         self._carry[step] = carry
+        self._waits[step] = self._waited()
         self._watch.start(step)
 
     def add_loss(self, step: int, loss_sum: torch.Tensor) -> None:
@@ -73,6 +83,7 @@ class Meter:
         if self.stopped(step) or step != self._running:
             return
         self._watch.stop(step)
+        self._waits[step] = self._waited() - self._waits[step]
         if further is not None:
             self._further[step] = further()
         self._sent = step
@@ -121,5 +132,5 @@ class Meter:
         loss = float(torch.stack(losses).sum()) if losses is not None else np.nan
         cpu, memory = self._readings.take() if self._readings else (np.nan, np.nan)
         further = self._further.pop(step, self._nothing)
-        seconds = self._watch.seconds(step) + carry
+        seconds = self._watch.seconds(step) - self._waits.pop(step) + carry
         return np.array([step, digest, seconds, carry, loss, cpu, memory, *further])

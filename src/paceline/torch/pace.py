@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.parallel import DistributedDataParallel
 
 from paceline import policies
 from paceline.balance import factoring
@@ -39,6 +38,7 @@ from paceline.torch.ledger import Ledger, RoundResult
 from paceline.torch.limits import Limits, has_batch_norm, least_and_most
 from paceline.torch.loader import BalancedLoader, draws_ahead
 from paceline.torch.meter import Meter
+from paceline.torch.parallel import parallel
 from paceline.torch.patience import Missed, Patience
 from paceline.torch.record import RoundRecorder, record_run
 from paceline.torch.shutdown import leave
@@ -48,15 +48,18 @@ CELLS = 32  # of a round, by default, where results are to have the same bits
 
 
 class Pace:
-    """Balances one DistributedDataParallel model over its ranks.
+    """Balances one data-parallel model over its ranks.
 
-    model: the DistributedDataParallel module (or a plain module in a single process).
+    model: the DistributedDataParallel module, or one that was given to ``fully_shard``, or a module that wraps either
+        (or a plain module in a single process).
     global_batch: B, samples per optimizer step over all ranks; constant, whatever the split.
     policy: a name from ``paceline.policies.names()``, with options as ``name:key=value,...``, or a function
         that makes a policy of your own for a cluster.
     limits: (least, most) samples of a round for each rank, None for the default: at least 1 (2 with batch
         norm, which needs a variance), at most B.
     micro_batch: samples that fit into this rank's memory at once; a larger load is accumulated.
+    turns: every round takes exactly so many turns on every rank, for hosts that step on every so manyth batch.
+    fill: a turn with nothing to do gets a sample that counts for nothing, instead of an empty batch.
     quantum: loads are multiples of this many samples, where captured graphs want few shapes.
     weigh: "loss" (default) or "hook", a DDP communication hook for loops whose loss can't be touched:
         there call ``loss.backward()`` as before.
@@ -80,6 +83,8 @@ class Pace:
         *,
         limits: Limits | None = None,
         micro_batch: int | None = None,
+        turns: int | None = None,
+        fill: bool = False,
         quantum: int = 1,
         weigh: str = "loss",
         deterministic: bool = False,
@@ -89,12 +94,7 @@ class Pace:
         patience: float = patience.LEAST_SECONDS,
     ) -> None:
         self.rank, self.ranks = peers.rank(), peers.ranks()
-        self._ddp = model if isinstance(model, DistributedDataParallel) else None
-        if self._ddp is None and self.ranks > 1:
-            raise PacelineError(
-                f"{type(model).__name__} in a group of {self.ranks} ranks: expected a DistributedDataParallel "
-                "module; wrap the model and pass the wrapped one"
-            )
+        self._parallel = parallel(model, self.ranks)
         if weigh not in ("loss", "hook"):
             raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'")
         self.global_batch, self.micro_batch = int(global_batch), micro_batch
@@ -103,7 +103,16 @@ class Pace:
         self.floor = floor = 2 if norms else 1  # samples that a rank with anything to do needs
         if micro_batch is not None and micro_batch < 2 * floor - 1:
             raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * floor - 1} samples")
+        self.fills = fill or norms  # a turn with nothing to do
         least, most = least_and_most(limits, self.ranks, self.global_batch, floor)
+        if turns is not None:
+            if turns < 1 or weigh == "hook":
+                raise PacelineError(
+                    f"turns={turns}, weigh={weigh!r}: expected at least one turn, and weigh='loss'"
+                )
+            most = [
+                min(m, turns * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)
+            ]
         bounds = np.array(least, float), np.array(most, float)
         cluster = Cluster(self.ranks, self.global_batch, *bounds, peers.machines())
         chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
@@ -115,6 +124,7 @@ class Pace:
                 "policy": self.policy,
                 "limits": (least, most),
                 "quantum": quantum,
+                "turns": turns,
                 "weigh": weigh,
                 "deterministic": deterministic,
             },
@@ -125,6 +135,13 @@ class Pace:
         self._most = np.array(most)
         self._unit = quantum if quantum >= floor else floor  # pieces are multiples of so many samples
         pulls = self._balancer.pull(0) is not None
+        if pulls and (turns is not None or self._parallel.in_step):
+            raise PacelineError(
+                f"policy {self.policy} moves work within the round, so ranks take unlike numbers of turns, and "
+                f"{'turns=' + str(turns) if turns is not None else 'FSDP'} needs as many on each; "
+                "use a policy that plans whole rounds, such as level"
+            )
+        self._turns = turns
         self.cell = 0  # samples of every turn, where results are to have the same bits
         self._sum: ExactSum | None = None
         if deterministic:
@@ -145,12 +162,13 @@ class Pace:
             self._unit, self.micro_batch = self.cell, self.cell
             self._sum, micro_batch = ExactSum(self._parameters), None
         self._claims = Claims(device, self._unit, micro_batch, most[self.rank]) if pulls else None
-        self._meter = Meter(device, self._balancer.needs_readings, claims.width() if pulls else 0)
+        further = claims.width() if pulls else 0
+        self._meter = Meter(device, self._balancer.needs_readings, further, self._parallel.waited)
         self._patience = Patience(self._meter.missing, on_missed, patience) if pulls else None
         self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
         self.weigh = weigh
-        if weigh == "hook" and self._ddp is not None:
-            self._ddp.register_comm_hook(self._hook_weight, weigh_in_hook)
+        if weigh == "hook":
+            self._parallel.register_comm_hook(self._hook_weight, weigh_in_hook)
 
         self.epoch = 0  # of the next or running iteration of the loader
         self.samples_done = 0  # of this epoch, over all ranks
@@ -197,6 +215,13 @@ class Pace:
         reduction: what the loss is over this micro-batch's samples, "mean" or "sum".
         scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """
+        loss = loss * self.weight(loss, reduction)
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        self.backward_done()
+
+    def weight(self, loss: torch.Tensor, reduction: str = "mean") -> float:
+        """What this micro-batch's gradient counts; takes the loss down for the record. For hosts that run the
+        backward pass themselves: multiply the loss by it, and call ``backward_done`` afterwards."""
         piece = self._piece
         if piece is None:
             raise PacelineError("pace.backward() was called outside of `for ... in pace.loader(...)`")
@@ -207,11 +232,16 @@ class Pace:
             self._meter.add_loss(piece.step, total.double())
         else:
             self._meter.add_loss(piece.step, torch.zeros((), dtype=torch.float64))
-        if self.weigh == "loss":
-            count = piece.samples if reduction == "mean" else min(piece.samples, 1)
-            averaged = self.ranks if self._sum is None else 1  # DDP divides by them
-            loss = loss * (averaged * count / piece.batch)
-        (loss if scaler is None else scaler.scale(loss)).backward()
+        if self.weigh != "loss":
+            return 1.0
+        count = piece.samples if reduction == "mean" else min(piece.samples, 1)
+        averaged = self.ranks if self._sum is None else 1  # DDP divides by them
+        return averaged * count / piece.batch
+
+    def backward_done(self) -> None:
+        """The backward pass of this micro-batch is through."""
+        piece = self._piece
+        assert piece is not None
         self._piece_done = True
         if piece.last:  # for a graph in which no hooked parameter took part
             self._stop(piece)
@@ -249,9 +279,13 @@ class Pace:
             scaler.step(optimizer)
             scaler.update()
         optimizer.zero_grad()
-        self._carry = time.perf_counter() - began
-        self._finish_round()
+        self.stepped(time.perf_counter() - began)
         return True
+
+    def stepped(self, seconds: float = 0.0) -> None:
+        """The round's optimizer step is done and took so long; for hosts that step by themselves."""
+        self._carry = seconds
+        self._finish_round()
 
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it; the loader does so
@@ -309,7 +343,8 @@ class Pace:
     def close(self) -> None:
         """End cleanly: ``detach``, then let go of DDP and of the process group. Safe to call twice."""
         self.detach()
-        leave(self._ddp)
+        self._parallel.release()
+        leave()
 
     def __enter__(self) -> Pace:
         return self
@@ -354,6 +389,12 @@ class Pace:
         self._ledger.divided(piece.step, self._at_once)
         return self._claims.take(piece.division)
 
+    def turns(self, loads: NDArray[np.int64]) -> int | None:
+        """In how many turns every rank runs a round of these loads; None where that is a rank's own affair."""
+        if self._turns is None and self._parallel.in_step:
+            return int(np.max(-(-loads // np.array(self._largest))))
+        return self._turns
+
     def remaining(self) -> Iterator[tuple[int, int]]:
         """(first sample, size) of each round left in this epoch."""
         assert self._order is not None
@@ -385,8 +426,8 @@ class Pace:
     def begin_piece(self, piece: Piece) -> None:
         """A micro-batch goes to the user; gradients are only reduced over the ranks in a round's last."""
         self._no_sync.close()
-        if self._ddp is not None and (not piece.last or self._sum is not None):
-            self._no_sync.enter_context(self._ddp.no_sync())
+        if not piece.last or self._sum is not None:
+            self._no_sync.enter_context(self._parallel.no_sync())
         if self.weigh == "hook" and self._piece is not None and piece.samples:
             rescale(self._parameters, self._weighed, piece.samples)
         piece = piece._replace(first=self._piece is None)

@@ -1,0 +1,78 @@
+"""What the tests of host frameworks share: a task whose samples are counted, one process's answer, and the ranks.
+
+A host's job runs in every rank of ``run_ranks`` and trains ``net`` on ``Samples`` with ``optimizer_of``; it notes
+the samples that its loader gives it in a list, checks them with ``every_sample_once``, and compares its parameters
+with ``whole_batch``'s.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from itertools import chain, pairwise
+
+import torch
+from torch import nn
+
+from paceline.torch.batches import Order, batches
+from support.scripted import Script
+from support.torch_jobs import Samples, fresh, optimizer_of
+
+COUNT, BATCH, EPOCHS, SEED = 83, 16, 2, 5
+# every round divided otherwise, ranks with nothing to do among them
+UNEVEN = Script(((5, 2, 1), (1, 6, 2), (3, 3, 3), (1, 1, 9), (7, 0, 4), (0, 1, 0), (0, 5, 5)))
+FREE = ((0, None),) * 3  # limits that let a rank have nothing to do
+
+__all__ = ["BATCH", "COUNT", "EPOCHS", "FREE", "SEED", "UNEVEN", "Samples", "fresh", "optimizer_of"]
+
+
+def as_torchrun(rank: int, ranks: int, port: int = 29999) -> None:
+    """Say who this process is as torchrun does; the process group is there already, so nobody listens at the port."""
+    os.environ.update(
+        RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0", ROLE_RANK=str(rank),
+        WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID="test",
+    )  # fmt: skip
+
+
+def whole_batch(
+    dtype: torch.dtype = torch.float64,
+    *,
+    count: int = COUNT,
+    batch: int = BATCH,
+    epochs: int = EPOCHS,
+    clip: float | None = None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = optimizer_of,
+    order: Callable[[int], Iterable[int]] | None = None,
+) -> list[torch.Tensor]:
+    """The parameters of one process that takes each whole batch itself.
+
+    clip: largest norm of the gradient. order: epoch -> sample indices; by default that of ``Pace.loader(seed=SEED)``.
+    """
+    model, data, loss_of = fresh(dtype), Samples(count, dtype), nn.CrossEntropyLoss()
+    stepper, drawn = optimizer(model), order or Order(count, SEED).epoch
+    for epoch in range(epochs):
+        indices = torch.as_tensor(list(drawn(epoch)))
+        for first, size in batches(count, 0, batch):
+            chosen = indices[first : first + size]
+            loss_of(model(data.x[chosen]), data.y[chosen]).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            stepper.step()
+            stepper.zero_grad()
+    return [p.detach() for p in model.parameters()]
+
+
+def difference(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+    """The largest difference of parameters, relative to the largest of each tensor."""
+    return max(
+        float((p.detach() - q).abs().max() / q.abs().max()) for p, q in zip(found, expected, strict=True)
+    )
+
+
+def every_sample_once(ranks: list[list[list[int]]], count: int = COUNT) -> None:
+    """``ranks[rank][epoch]`` lists the samples used: each once an epoch, over all ranks, in changing order."""
+    for number, parts in enumerate(zip(*ranks, strict=True)):
+        assert sorted(chain.from_iterable(parts)) == list(range(count)), f"epoch {number}"
+    for rank, epochs in enumerate(ranks):
+        assert all(a != b for a, b in pairwise(epochs)), f"rank {rank}: the order repeats"
