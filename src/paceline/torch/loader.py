@@ -69,10 +69,10 @@ class BalancedLoader:
                     chosen = self._sampler.indices[at : min(at + (pace.cell or end), end)]
                     more = self._fetch(chosen.tolist())
                     pace.begin_piece(piece._replace(samples=len(chosen), last=False, division=None))
-                    yield more
+                    yield pace.place(more)
                     pace.end_piece()
             pace.begin_piece(piece)
-            yield batch
+            yield pace.place(batch)
             pace.end_piece()
         pace.close_epoch()
 

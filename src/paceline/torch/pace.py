@@ -250,10 +250,19 @@ class Pace:
             if piece.last:
                 self._sum.finish()
 
+    def place(self, batch: Any) -> Any:
+        """A batch on its way to the user; hosts that move it to their device override this."""
+        return batch
+
     @property
     def first(self) -> bool:
         """True in a round's first micro-batch."""
         return self._piece is not None and self._piece.first
+
+    @property
+    def last(self) -> bool:
+        """True in a round's last micro-batch, whose backward pass reduces the gradients."""
+        return self._piece is not None and self._piece.last
 
     @property
     def counts(self) -> bool:

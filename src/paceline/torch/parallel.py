@@ -47,7 +47,8 @@ class Replicated(Alone):
         self._ddp.register_comm_hook(state, hook)
 
     def release(self) -> None:
-        self._ddp.reducer = None  # type: ignore[assignment]  # else gloo's thread may free its last work while Python ends, and abort
+        # otherwise gloo's thread may free its last work while Python ends, and abort
+        self._ddp.reducer = None  # type: ignore[assignment]
 
 
 class Sharded(Alone):
