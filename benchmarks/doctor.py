@@ -1,0 +1,94 @@
+"""What does watching cost a plain DDP run? Two even gloo ranks with real CPU work (LeNet-5).
+
+    python benchmarks/doctor.py [--pairs 60] [--batch 64]
+
+Blocks of steps with and without a watcher alternate in the same processes on the same model. Printed: the step time
+of each, and the median over pairs of their ratio with its quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RANKS, BLOCK = 2, 10
+
+
+def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from paceline.doctor.probe import Probe
+    from paceline.torch import leave, models
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(directory, "store"), RANKS)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(models.create("lenet5", (1, 28, 28)))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    loss_of = nn.CrossEntropyLoss()
+    x, y = torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,))
+
+    def block(watched: bool, number: int) -> float:
+        # Its first steps, reports and its end are all in what is timed, but for making the record's folder.
+        probe = Probe(ddp, BLOCK, Path(directory) / str(number)) if watched else None
+        dist.barrier()
+        began = time.perf_counter()
+        for _ in range(BLOCK):
+            loss_of(ddp(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        dist.barrier()
+        spent = time.perf_counter() - began
+        if probe is not None:
+            probe.detach()
+        return spent / BLOCK
+
+    block(False, 0)
+    times = []
+    for pair in range(pairs):
+        order = (False, True) if pair % 2 else (True, False)
+        times.append({watched: block(watched, 1 + pair) for watched in order})
+    if rank == 0:
+        pipe.send([(each[False], each[True]) for each in times])
+    leave(ddp)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--pairs", type=int, default=60)
+    options.add_argument("--batch", type=int, default=64)
+    chosen = options.parse_args()
+    context = multiprocessing.get_context("spawn")
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with tempfile.TemporaryDirectory() as directory:
+        ours, theirs = context.Pipe(duplex=False)
+        workers = [
+            context.Process(target=rank_of, args=(rank, directory, chosen.pairs, chosen.batch, theirs))
+            for rank in range(RANKS)
+        ]
+        for worker in workers:
+            worker.start()
+        times = np.array(ours.recv())
+        for worker in workers:
+            worker.join()
+    low, middle, high = np.percentile(times[:, 1] / times[:, 0], [25, 50, 75])
+    plain, watched = np.median(times, axis=0) * 1e3
+    print(f"plain DDP {plain:.2f} ms a step, watched {watched:.2f} ms")
+    print(
+        f"watched over plain: {middle:.4f} (quartiles {low:.4f} to {high:.4f}), {chosen.pairs} pairs of {BLOCK} steps"
+    )
+
+
+if __name__ == "__main__":
+    main()

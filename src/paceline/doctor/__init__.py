@@ -1,0 +1,37 @@
+"""What slows a DistributedDataParallel run down: found without changing how it trains.
+
+From a shell: ``paceline doctor -- torchrun --nproc-per-node 4 train.py``. In a script of one's own, after the model
+has been wrapped:
+
+    import paceline.doctor
+
+    paceline.doctor.watch(ddp)
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.doctor.probe import Probe
+
+STEPS = 200
+
+__all__ = ["STEPS", "watch"]
+
+
+def watch(model: Any, steps: int = STEPS, run_dir: str | os.PathLike[str] | None = None) -> Probe:
+    """Watch this DistributedDataParallel module for some optimizer steps; rank 0 then prints what it found.
+
+    Training goes on unchanged, and after ``steps`` steps nothing of the watching is left. Call it on every rank.
+
+    model: the wrapped module. steps: optimizer steps to watch, the first few left out.
+    run_dir: a new directory for the record (by default none is kept); ``paceline whatif`` reads it.
+
+    Raises PacelineError where there is nothing to watch: another kind of model, or one process only.
+    """
+    from paceline.doctor.findings import print_diagnosis
+    from paceline.doctor.probe import Probe
+
+    return Probe(model, steps, run_dir, print_diagnosis)

@@ -1,0 +1,76 @@
+"""Python runs this file at its start where ``paceline doctor`` has put its folder on the path.
+
+It does nothing until the script makes its first DistributedDataParallel module, which it then watches. What it
+needs to know comes in two variables that ``paceline doctor`` sets for the command it starts.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+TARGET = "torch.nn.parallel.distributed"
+
+
+class _Finder(MetaPathFinder):
+    """Lets TARGET be imported as ever, then hands it over."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != TARGET:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is None:
+            return None
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            _hand_over(module.DistributedDataParallel)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def _hand_over(kind: Any) -> None:
+    """One module is watched: the first that is made."""
+    make = kind.__init__
+
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+        kind.__init__ = make
+        make(self, *arguments, **named)
+        try:
+            from paceline.doctor.attached import watch
+        except ImportError:
+            print(
+                f"paceline: it is not installed for {sys.executable}, which runs the script", file=sys.stderr
+            )
+        else:
+            watch(self)
+
+    kind.__init__ = __init__
+
+
+def _next_sitecustomize() -> None:
+    """This file stands before another of its name; that one runs too."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if "PACELINE_DOCTOR_DIR" in os.environ:
+    sys.meta_path.insert(0, _Finder())
+_next_sitecustomize()

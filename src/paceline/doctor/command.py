@@ -1,0 +1,139 @@
+"""Starts a training command under watch, lets it run for some steps, and ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from paceline import runs
+from paceline.doctor import attached
+from paceline.errors import PacelineError, WorkerError
+from paceline.runs.run import ROUNDS, SUMMARY
+
+POLL_SECONDS = 0.1
+DRAIN_SECONDS = 2.0  # for what an ended command had still to say
+GRACE_SECONDS = 10.0  # between asking the command to end and making it
+
+
+def observe(
+    command: Sequence[str],
+    steps: int,
+    keep_going: bool,
+    progress: Callable[[int, int], None],
+    keep: Path | None = None,
+) -> runs.Run:
+    """Run ``command`` until ``steps`` optimizer steps are on record, and return the record.
+
+    keep_going: let the command run to its end. keep: a new directory that the record goes to.
+    What the command prints goes to standard error. Raises PacelineError where the command cannot be started or
+    shows nothing to watch, WorkerError where it failed by itself.
+    """
+    if shutil.which(command[0]) is None:
+        raise PacelineError(f"{command[0]}: no such command; give what you start the training with, after --")
+    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise PacelineError(f"{keep} exists; choose another place for the record")
+    with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as place:
+        status = _play(command, steps, keep_going, progress, Path(place))
+        found = Path(place) / "run"
+        if keep is not None and found.is_dir():
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(found, keep, dirs_exist_ok=True)
+        return _read(Path(place), status)
+
+
+def _play(
+    command: Sequence[str], steps: int, keep_going: bool, progress: Callable[[int, int], None], place: Path
+) -> int | None:
+    """Its exit status; None where it was ended from here."""
+    here = str(Path(__file__).parent / "attach")
+    path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
+    told = {attached.DIRECTORY: str(place), attached.STEPS: str(steps), "PYTHONPATH": path}
+    process = subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"} | told,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    relay = _Relay(process.stdout)
+    try:
+        while process.poll() is None:
+            progress(min(_rounds(place), steps), steps)
+            if (place / "run" / SUMMARY).exists() and not keep_going:
+                relay.mute()  # what it says on being ended is not about the training
+                return None
+            time.sleep(POLL_SECONDS)
+        relay.join(DRAIN_SECONDS)
+        return process.returncode
+    finally:
+        relay.mute()
+        _end(process)
+        relay.join(DRAIN_SECONDS)
+
+
+class _Relay(threading.Thread):
+    """Passes on what the command prints, until it is muted."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        super().__init__(daemon=True)
+        self._source, self._muted = source, False
+        self.start()
+
+    def mute(self) -> None:
+        self._muted = True
+
+    def run(self) -> None:
+        for line in self._source:
+            if not self._muted:
+                sys.stderr.write(line.decode(errors="replace"))
+                sys.stderr.flush()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, sign)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+            if sign is signal.SIGTERM:
+                continue  # ranks may outlive their launcher
+        if process.poll() is not None:
+            return
+
+
+def _rounds(place: Path) -> int:
+    try:
+        return (place / "run" / ROUNDS).read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def _read(place: Path, status: int | None) -> runs.Run:
+    """The record, or a sentence about why there is none."""
+    if (place / attached.WRONG).exists():
+        raise PacelineError((place / attached.WRONG).read_text(encoding="utf-8"))
+    run = runs.read(place / "run") if (place / "run").is_dir() else None
+    if run is not None and len(run.round):
+        return run
+    if status:
+        raise WorkerError(f"the command ended with status {status}; what it printed above says why")
+    if run is not None:
+        raise PacelineError("the command ended before any step was on record; let it train for longer")
+    if (place / attached.SEEN).exists():
+        raise PacelineError("rank 0 runs on another machine; its doctor has the record")
+    raise PacelineError(
+        "the command made no DistributedDataParallel module; watch() in the script itself finds what is hidden "
+        "from outside, see paceline.doctor"
+    )

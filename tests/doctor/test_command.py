@@ -1,0 +1,68 @@
+"""``paceline doctor``: a script under torchrun is watched from outside, and mistakes get a sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import runs
+from support.commands import Said, assert_refused, paceline
+
+SCRIPT = Path(__file__).with_name("plain.py")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("processes")
+def test_a_script_under_torchrun_is_watched_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    kept = tmp_path / "kept"
+    said = paceline(
+        *("doctor", "--steps", 30, "--out", kept, "--json", tmp_path / "d.json", "--policy", "level"),
+        *("--", *TORCHRUN, 2, SCRIPT, 100_000),
+    )
+    assert said.status == 0, said.stderr
+    assert "Rank 1 takes" in said.stdout
+    assert "pace = paceline.torch.Pace(ddp, global_batch=32)" in said.stdout
+    assert "trained step 0\n" in said.stderr, "what the training prints is passed on"
+    assert "Traceback" not in said.stderr, "that it was ended from here is not shown as a fault"
+    found = json.loads((tmp_path / "d.json").read_text())
+    assert found["take"] == "level"
+    assert found["steps"] == 28
+    assert len(runs.read(kept).round) == 28
+    assert paceline("whatif", kept, "--policy", "level").status == 0
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("processes")
+def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert_refused_at_last(paceline("doctor", "--", *TORCHRUN, 1, SCRIPT, 20), "1 rank: expected at least 2")
+
+
+def test_commands_that_show_nothing(tmp_path: Path) -> None:
+    assert_refused(paceline("doctor", "--", "no-such-command"), "no-such-command: no such command")
+    assert_refused(
+        paceline("doctor", "--steps", 2, "--", sys.executable, "-V"), "--steps 2: expected at least 10"
+    )
+    assert_refused(paceline("doctor", "--out", tmp_path.parent, "--", sys.executable, "-V"), "exists")
+    nothing = paceline("doctor", "--", sys.executable, "-c", "print('hello')")
+    assert "hello\n" in nothing.stderr
+    assert_refused_at_last(nothing, "made no DistributedDataParallel module")
+    failed = paceline("doctor", "--", sys.executable, "-c", "raise SystemExit(7)")
+    assert failed.status == 1
+    assert "ended with status 7" in failed.stderr
+
+
+def assert_refused_at_last(said: Said, words: str) -> None:
+    """Status 2 and one sentence after what the command itself printed."""
+    assert said.status == 2
+    last = said.stderr.splitlines()[-1]
+    assert last.startswith("paceline: ")
+    assert words in last
