@@ -12,6 +12,7 @@ from paceline.runs.summary import carried
 
 WINDOW = 8  # rounds on either side that a lasting change must outweigh
 LASTING = 1.25  # the least ratio that counts as a change
+LATE = 1.1  # a straggler is marked when it takes so many times the median
 
 
 class Change(NamedTuple):

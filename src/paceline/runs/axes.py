@@ -26,42 +26,59 @@ class Thin(NamedTuple):
     high: Array
 
 
-def thin(values: Array, limit: int = 300) -> Thin:
-    """At most ``limit`` buckets of values of shape (T,) or (T, n)."""
-    count = len(values)
-    edges = np.unique(np.linspace(0, count, min(count, limit) + 1).astype(np.int64))
-    starts, known = edges[:-1], ~np.isnan(values)
+def edges(start: int, end: int, limit: int = 300) -> NDArray[np.int64]:
+    """Cut ``start`` to ``end`` into about ``limit`` buckets at most; their first places, and ``end``.
+
+    Buckets hold 1, 2, 3, 4, 6, 8, 12, ... values and begin at multiples of that, so that a series that grows
+    keeps its buckets, and what was drawn of it stays.
+    """
+    size = 1
+    while size * limit < end - start:
+        size = 3 * size // 2 if size & (size - 1) == 0 and size > 1 else max(4 * size // 3, size + 1)
+    inner = np.arange((start // size + 1) * size, end, size)
+    return np.concatenate(([start], inner, [end])).astype(np.int64)
+
+
+def thin(values: Array, limit: int | NDArray[np.int64] = 300) -> Thin:
+    """At most about ``limit`` buckets of values of shape (T,) or (T, n), or the buckets between given edges."""
+    at = edges(0, len(values), limit) if isinstance(limit, int) else limit
+    starts, known = at[:-1], ~np.isnan(values)
     total = np.add.reduceat(np.where(known, values, 0.0), starts, axis=0)
     number = np.add.reduceat(known.astype(float), starts, axis=0)
     some = number > 0
     return Thin(
-        edges,
+        at,
         np.divide(total, number, out=np.full(total.shape, np.nan), where=some),
         np.where(some, np.minimum.reduceat(np.where(known, values, np.inf), starts, axis=0), np.nan),
         np.where(some, np.maximum.reduceat(np.where(known, values, -np.inf), starts, axis=0), np.nan),
     )
 
 
-def ticks(high: float, count: int = 4, whole: bool = False) -> list[float]:
-    """About ``count`` round numbers from 0 to ``high``."""
-    if not high > 0:
-        return [0.0]
-    rough = high / count
+def ticks(high: float, count: int = 4, whole: bool = False, low: float = 0.0) -> list[float]:
+    """About ``count`` round numbers from ``low`` to ``high``."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     if whole:
         step = max(1.0, float(math.ceil(step)))
-    return [i * step for i in range(int(high / step + 1e-9) + 1)]
+    return _multiples(low, high, step)
 
 
-def time_ticks(high: float, count: int = 5) -> list[float]:
-    """About ``count`` round times from 0 to ``high`` seconds; whole minutes and hours where they suit."""
-    if high < 120:
-        return ticks(high, count)
+def time_ticks(high: float, count: int = 5, low: float = 0.0) -> list[float]:
+    """About ``count`` round times from ``low`` to ``high`` seconds; whole minutes and hours where they suit."""
+    length = high - low
+    if length < 120:
+        return ticks(high, count, low=low)
     step = next(
-        (step for step in TIME_STEPS if step >= high / count), 86400 * math.ceil(high / count / 86400)
+        (step for step in TIME_STEPS if step >= length / count), 86400 * math.ceil(length / count / 86400)
     )
-    return [float(i * step) for i in range(int(high / step) + 1)]
+    return _multiples(low, high, float(step))
+
+
+def _multiples(low: float, high: float, step: float) -> list[float]:
+    return [i * step for i in range(math.ceil(low / step - 1e-9), int(high / step + 1e-9) + 1)]
 
 
 def top(*series: Array) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.runs import charts, draw, timeline
-from paceline.runs.axes import thin, ticks, top
+from paceline.runs.axes import ticks, top
+from paceline.runs.columns import BANDS, Columns, Window
 from paceline.runs.findings import compare, findings
 from paceline.runs.page import header, page, points
 from paceline.runs.run import Run
@@ -19,12 +20,16 @@ def render(runs: Sequence[Run]) -> str:
     for run in runs:
         check(run)
     named = list(zip(labels(runs), runs, strict=True))
+    columns = [(name, Columns.of(run)) for name, run in named]
+    windows = [(name, each.window()) for name, each in columns]
     said = compare(runs)
-    body = points(said[1:]) + '<div class="charts">' + _rates(named) + charts.losses(named) + _rounds(named)
-    body += _side_by_side(named) + "</div><h2>Figures</h2>" + _figures(named)
-    for name, run in named:
+    body = (
+        points(said[1:]) + '<div class="charts">' + _rates(named) + charts.losses(windows) + _rounds(windows)
+    )
+    body += _side_by_side(columns) + "</div><h2>Figures</h2>" + _figures(named)
+    for (name, run), (_, each) in zip(named, columns, strict=True):
         body += f"<details><summary>{draw.escape(name)}: findings and pictures</summary>"
-        body += points(findings(run)) + pictures(run) + details(run, summarize(run)) + "</details>"
+        body += points(findings(run)) + pictures(each) + details(run, summarize(run)) + "</details>"
     return page("Comparison · Paceline", header(said[0], about(runs[0])), body)
 
 
@@ -45,7 +50,7 @@ def _rates(named: list[tuple[str, Run]]) -> str:
     )
     for i, ((name, _), summary) in enumerate(zip(named, summaries, strict=True)):
         rate, bound = summary["samples_per_second"] or 0.0, summary["bound_samples_per_second"] or 0.0
-        parts = [(f"c{i % charts.BANDS}", rate / most), ("idle", max(bound - rate, 0.0) / most)]
+        parts = [(f"c{i % BANDS}", rate / most), ("idle", max(bound - rate, 0.0) / most)]
         rows.append((name, parts, f"{number(rate)} · {percent(summary['share_of_bound'])}"))
     return draw.figure(
         "Samples per second",
@@ -54,16 +59,16 @@ def _rates(named: list[tuple[str, Run]]) -> str:
     )
 
 
-def _rounds(named: list[tuple[str, Run]]) -> str:
-    series = []
-    for i, (name, run) in enumerate(named):
-        means = thin(run.seconds)
-        middles = run.round[0] + (means.edges[:-1] + means.edges[1:]) / 2
-        series.append(draw.Line(name, f"c{i % charts.BANDS}", middles, means.mean))
-    first, end = (pick(float(run.round[at]) for _, run in named) for pick, at in ((min, 0), (max, -1)))
+def _rounds(named: list[tuple[str, Window]]) -> str:
+    series = [
+        draw.Line(name, f"c{i % BANDS}", (run.edges[:-1] + run.edges[1:]) / 2, run.seconds.mean)
+        for i, (name, run) in enumerate(named)
+    ]
+    first = min(run.span[0] for _, run in named)
+    end = max(run.span[1] for _, run in named)
     high = top(*(line.y for line in series))
     content = draw.lines(
-        series, (first, end + 1), high, ticks(end + 1, 5, whole=True), lambda x: f"{x:,.0f}", seconds,
+        series, (first, end), high, ticks(end, 5, whole=True, low=first), lambda x: f"{x:,.0f}", seconds,
         lambda x: f"Round {int(x):,}",
     )  # fmt: skip
     return draw.figure(
@@ -74,14 +79,14 @@ def _rounds(named: list[tuple[str, Run]]) -> str:
     )
 
 
-def _side_by_side(named: list[tuple[str, Run]]) -> str:
+def _side_by_side(named: list[tuple[str, Columns]]) -> str:
     """The last rounds of every run on one scale of time."""
-    shown = min(timeline.SHOWN, *(len(run.round) for _, run in named))
-    span = max(float(run.seconds[-shown:].sum()) for _, run in named)
+    shown = min(timeline.SHOWN, *(len(columns) for _, columns in named))
+    lengths = [float(columns["seconds"][-shown:].sum()) for _, columns in named]
     strips = [
-        f"<div><h4>{draw.escape(name)}: {seconds(float(run.seconds[-shown:].sum()))}</h4>"
-        f"{timeline.strip(run, len(run.round) - shown, shown, span)}</div>"
-        for name, run in named
+        f"<div><h4>{draw.escape(name)}: {seconds(length)}</h4>"
+        f"{timeline.strip(columns, len(columns) - shown, len(columns), max(lengths))}</div>"
+        for (name, columns), length in zip(named, lengths, strict=True)
     ]
     return draw.figure(
         f"The last {plural(shown, 'round')} of each",
@@ -108,7 +113,7 @@ def _figures(named: list[tuple[str, Run]]) -> str:
                 f"{s['steps']:,}",
                 number(s["train_loss"]),
                 percent(s.get("test_accuracy"), 1),
-                listing(final) if len(final) <= charts.BANDS else f"{min(final)} to {max(final)}",
+                listing(final) if len(final) <= BANDS else f"{min(final)} to {max(final)}",
             ]
         )
     return f'<div class="card">{draw.table(head, rows)}</div>'

@@ -39,11 +39,12 @@ def escape(text: object) -> str:
     return html.escape(str(text), quote=True)
 
 
-def figure(title: str, says: str, content: str, legend: str = "", wide: bool = False) -> str:
-    """A chart with its title, one line on how to read it, and its legend."""
+def figure(title: str, says: str, content: str, legend: str = "", wide: bool = False, table: str = "") -> str:
+    """A chart with its title, one line on how to read it, its legend, and its figures as a table."""
+    rows = f"<details><summary>As a table</summary>{table}</details>" if table else ""
     return (
         f'<figure class="card{" wide" if wide else ""}"><figcaption><h3>{escape(title)}</h3>'
-        f"<p>{escape(says)}</p>{legend}</figcaption>{content}</figure>"
+        f"<p>{escape(says)}</p>{legend}</figcaption>{content}{rows}</figure>"
     )
 
 
@@ -61,8 +62,12 @@ def lines(
     x_text: Text,
     y_text: Text,
     tip: Text,
+    rounds: bool = True,
 ) -> str:
-    """Curves over one axis. ``tip`` words the x of a tooltip; values above ``y_end`` leave the field."""
+    """Curves over one axis. ``tip`` words the x of a tooltip; values above ``y_end`` leave the field.
+
+    rounds: the axis is round numbers.
+    """
     x0, x1 = x_end
     marks = []
     for line in series:
@@ -86,7 +91,22 @@ def lines(
             for line in series
         ],
     }
-    return _plot("".join(marks), x_end, y_end, x_ticks, x_text, y_text, data)
+    return _plot("".join(marks), x_end, y_end, x_ticks, x_text, y_text, data, rounds=rounds)
+
+
+def strip(
+    line: Line, x_end: tuple[float, float], y_end: float, x_ticks: Sequence[float], x_text: Text
+) -> str:
+    """One curve over the whole width, low and without a scale."""
+    x0, x1 = x_end
+    x = np.concatenate(([x0], line.x, [x1]))
+    x, y = (x - x0) / (x1 - x0) * 1000, svg.down(np.pad(line.y, 1, mode="edge"), y_end)
+    marks = f'<path class="area {line.colour} pale" d="{svg.band(x, np.full(len(x), 1000.0), y)}"/>'
+    if line.high is not None:
+        high = svg.down(np.pad(line.high, 1, mode="edge"), y_end)
+        marks += f'<path class="band {line.colour}" d="{svg.band(x, y, high)}"/>'
+    marks += f'<path class="line {line.colour}" d="{svg.path(x, y)}"/>'
+    return _plot(marks, x_end, y_end, x_ticks, x_text, None, None, 64)
 
 
 def areas(
@@ -115,7 +135,7 @@ def areas(
         "names": list(names),
         "text": [[y_text(float(value)) for value in row] for row in parts],
     }
-    return _plot("".join(marks), x_end, y_end, x_ticks, x_text, y_text, data)
+    return _plot("".join(marks), x_end, y_end, x_ticks, x_text, y_text, data, rounds=True)
 
 
 def heat(
@@ -152,7 +172,7 @@ def heat(
     height = int(min(max(8 * len(rows), 230), 300))
     step = max(1, len(rows) // 8)
     places = [((i + 0.5) / len(rows), str(rows[i])) for i in range(0, len(rows), step)]
-    plot = _plot(marks, x_end, 1.0, x_ticks, x_text, None, data, height, places)
+    plot = _plot(marks, x_end, 1.0, x_ticks, x_text, None, data, height, places, rounds=True)
     return scale_bar + plot
 
 
@@ -233,11 +253,15 @@ def _plot(
     x_ticks: Sequence[float],
     x_text: Text,
     y_text: Text | None,
-    data: dict[str, Any],
+    data: dict[str, Any] | None,
     height: int = 230,
     places: Sequence[tuple[float, str]] = (),
+    rounds: bool = False,
 ) -> str:
-    """Axes around marks. Either numbers up the left side (``y_text``) or names down it (``places``)."""
+    """Axes around marks. Either numbers up the left side (``y_text``), names down it (``places``), or nothing.
+
+    data: for the tooltips. rounds: the axis is round numbers.
+    """
     x0, x1 = x_end
     grid = ""
     if y_text is not None:
@@ -253,9 +277,12 @@ def _plot(
     widest = max((len(text) for _, text in places), default=0)
     # No "<" may stand in a script element's text, or a name could end it.
     payload = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    script = f'<script type="application/json">{payload}</script>' if data else ""
+    margin = f"{min(widest, 12) * 0.52 + 0.7:.1f}em" if places else "0px"
+    axis = ' data-axis="rounds"' if rounds else ""
     return (
-        f'<div class="plot" style="--left:{min(widest, 12) * 0.52 + 0.7:.1f}em;--height:{height}px">'
+        f'<div class="plot"{axis} style="--left:{margin};--height:{height}px">'
         f'<div class="left">{left}</div><div class="field"><svg viewBox="0 0 1000 1000" '
         f'preserveAspectRatio="none" aria-hidden="true">{grid}{marks}</svg><b class="rule"></b></div>'
-        f'<div class="under">{under}</div><script type="application/json">{payload}</script></div>'
+        f'<div class="under">{under}</div>{script}</div>'
     )

@@ -1,5 +1,12 @@
-// Tooltips: each .plot carries its data; without this script the page still shows everything but them.
+// Tooltips and the choice of light or dark; without this script the page still shows everything.
 (() => {
+  const root = document.documentElement;
+  const keep = (theme) => { try { localStorage.setItem("paceline-theme", theme); } catch { /* a file may keep nothing */ } };
+  try { root.dataset.theme = localStorage.getItem("paceline-theme") ?? ""; } catch { /* as the system has it */ }
+  document.querySelector(".theme").addEventListener("click", () => {
+    const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    keep(root.dataset.theme = dark ? "light" : "dark");
+  });
   const tip = document.body.appendChild(document.createElement("div"));
   tip.className = "tip";
   const row = (colour, text) => {
@@ -38,28 +45,33 @@
       return { at: null, title: data.at[i], rows: [row("", `${data.names[k]}: ${data.text[i][k]}`)] };
     },
   };
-  for (const plot of document.querySelectorAll(".plot")) {
-    const field = plot.querySelector(".field"), rule = plot.querySelector(".rule");
-    let data = null;
-    const hide = () => { tip.style.display = rule.style.display = "none"; };
-    const show = (event) => {
-      data ??= JSON.parse(plot.querySelector("script").textContent);
-      const box = field.getBoundingClientRect();
-      const x = (event.clientX - box.left) / box.width * 1000, y = (event.clientY - box.top) / box.height * 1000;
-      const found = words[data.kind](data, x, y);
-      if (!found) return hide();
-      const title = document.createElement("b");
-      title.append(found.title);
-      tip.replaceChildren(title, ...found.rows);
-      tip.style.display = "block";
-      const left = event.clientX + 14 + tip.offsetWidth > innerWidth ? event.clientX - 14 - tip.offsetWidth : event.clientX + 14;
-      tip.style.left = `${Math.max(4, left)}px`;
-      tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 4))}px`;
-      rule.style.display = found.at === null ? "none" : "block";
-      if (found.at !== null) rule.style.left = `${found.at / 10}%`;
-    };
-    field.addEventListener("pointermove", show);
-    field.addEventListener("pointerdown", show);
-    field.addEventListener("pointerleave", hide);
-  }
+  // Listens for all plots at once: they may come and go.
+  const read = new WeakMap();
+  let rule = null;
+  const hide = () => { tip.style.display = "none"; if (rule) rule.style.display = "none"; rule = null; };
+  const show = (event) => {
+    const field = event.target.closest?.(".field"), source = field?.parentElement.querySelector("script");
+    if (!source) return hide();
+    if (!read.has(source)) read.set(source, JSON.parse(source.textContent));
+    const data = read.get(source), box = field.getBoundingClientRect();
+    const x = (event.clientX - box.left) / box.width * 1000, y = (event.clientY - box.top) / box.height * 1000;
+    const found = words[data.kind](data, x, y);
+    hide();
+    if (!found) return;
+    const title = document.createElement("b");
+    title.append(found.title);
+    tip.replaceChildren(title, ...found.rows);
+    tip.style.display = "block";
+    const left = event.clientX + 14 + tip.offsetWidth > innerWidth ? event.clientX - 14 - tip.offsetWidth : event.clientX + 14;
+    tip.style.left = `${Math.max(4, left)}px`;
+    tip.style.top = `${Math.max(4, Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 4))}px`;
+    if (found.at === null) return;
+    rule = field.querySelector(".rule");
+    rule.style.display = "block";
+    rule.style.left = `${found.at / 10}%`;
+  };
+  document.addEventListener("pointermove", show);
+  document.addEventListener("pointerdown", show);
+  document.addEventListener("pointerleave", hide);
+  document.addEventListener("scroll", hide, { passive: true });
 })();

@@ -9,23 +9,31 @@ import paceline
 from paceline.runs.draw import escape
 
 
-def page(title: str, head: str, body: str) -> str:
-    """A whole document: style and script are in it, light or dark as the reader's system has it."""
+def page(title: str, head: str, body: str, script: str = "") -> str:
+    """A whole document: style and scripts are in it, light or dark as the reader's system or choice has it.
+
+    script: another one, after the page's own.
+    """
     here = resources.files("paceline.runs")
-    style, script = (here.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, own = (here.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    scripts = "\n".join(f"<script>\n{text}</script>" for text in (own, script) if text)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
         f"<header>{head}</header>\n{body}\n"
-        f"<footer>Paceline {escape(paceline.__version__)}</footer>\n</main>\n<script>\n{script}</script>\n"
+        f"<footer>Paceline {escape(paceline.__version__)}</footer>\n</main>\n{scripts}\n"
         "</body>\n</html>\n"
     )
 
 
-def header(title: str, under: str) -> str:
-    """The page's opening: what it is, in a line, and what of."""
-    return f'<p class="brand">paceline</p><h1>{escape(title)}</h1><p>{escape(under)}</p>'
+def header(title: str, under: str, state: str = "") -> str:
+    """The page's opening: what it is, in a line, and what of. state: HTML, how the run is doing."""
+    theme = '<button type="button" class="theme" aria-label="Light or dark" title="Light or dark">◐</button>'
+    return (
+        f'<div class="top"><p class="brand">paceline</p>{state}{theme}</div>'
+        f'<h1>{escape(title)}</h1><p class="about">{escape(under)}</p>'
+    )
 
 
 def cards(entries: Sequence[tuple[str, str, str, float | None]]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.files import write_whole
 from paceline.runs import comparison
+from paceline.runs.columns import Columns
 from paceline.runs.findings import findings
 from paceline.runs.page import cards, header, page, points
 from paceline.runs.run import Run
@@ -39,7 +40,7 @@ def render(run: Run) -> str:
     title = f"{run.policy} on {plural(run.workers, 'worker')}"
     share = summary["share_of_bound"]
     reach = f": {percent(share)} of what they can do together" if share is not None else ""
-    body = cards(_cards(summary)) + points(findings(run)) + pictures(run) + details(run, summary)
+    body = cards(_cards(summary)) + points(findings(run)) + pictures(Columns.of(run)) + details(run, summary)
     return page(f"{title} · Paceline", header(title + reach, about(run)), body)
 
 

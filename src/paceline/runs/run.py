@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +73,28 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     run, or where the record is damaged elsewhere.
     """
     run_dir = Path(run_dir)
-    config = _object(run_dir / CONFIG)
+    config = read_object(run_dir / CONFIG)
     if config is None:
         raise PacelineError(
             f"{run_dir} is no run directory (it has no {CONFIG}); expected what a run left behind"
         )
     notes: list[str] = []
-    lines = _lines(run_dir / ROUNDS, notes)
+    run = of_lines(run_dir, config, _lines(run_dir / ROUNDS, notes))
+    gaps = np.flatnonzero(np.diff(run.round, prepend=-1) != 1)
+    if len(gaps):
+        notes.append(f"Rounds are missing from the record, first before round {run.round[gaps[0]]:,}.")
+    return replace(run, summary=read_object(run_dir / SUMMARY) or {}, notes=notes)
+
+
+def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
+    """The rounds that sound lines of a record tell of; ``fault`` says which are sound."""
     columns: dict[str, Any] = {name: np.array([line[name] for line in lines], float) for name in SCALARS}
     columns |= {name: columns[name].astype(np.int64) for name in ("round", "epoch")}
     width = max((len(line["loads"]) for line in lines), default=_workers(config))
     columns |= {name: _matrix([line[name] for line in lines], width) for name in PER_WORKER}
-    gaps = np.flatnonzero(np.diff(columns["round"], prepend=-1) != 1)
-    if len(gaps):
-        at = columns["round"][gaps[0]]
-        notes.append(f"Rounds are missing from the record, first before round {at:,}.")
     others = dict.fromkeys(name for line in lines for name in line if name not in columns)
     extras = {name: [line.get(name) for line in lines] for name in others}
-    return Run(
-        run_dir, config, **columns, extras=extras, summary=_object(run_dir / SUMMARY) or {}, notes=notes
-    )
+    return Run(run_dir, config, **columns, extras=extras, summary={}, notes=[])
 
 
 def _workers(config: dict[str, Any]) -> int:
@@ -100,7 +102,7 @@ def _workers(config: dict[str, Any]) -> int:
     return workers if isinstance(workers, int) else 0
 
 
-def _object(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object from a file, None where there is no file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -128,7 +130,7 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     for number, text in enumerate(raw, 1):
         try:
             line = json.loads(text)
-            wrong = _fault(line, lines[-1] if lines else None)
+            wrong = fault(line, lines[-1] if lines else None)
         except ValueError:
             wrong = "is no JSON"
         if wrong:
@@ -137,8 +139,8 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     return lines
 
 
-def _fault(line: Any, before: dict[str, Any] | None) -> str:
-    """What is wrong with a line, empty when nothing is."""
+def fault(line: Any, before: dict[str, Any] | None) -> str:
+    """What is wrong with a line of the record, empty when nothing is."""
     if not isinstance(line, dict):
         return "holds no JSON object"
     for name in SCALARS:

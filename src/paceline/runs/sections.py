@@ -7,22 +7,30 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.runs import charts, draw, timeline
+from paceline.runs.columns import Columns
 from paceline.runs.run import Run
 from paceline.runs.words import plural
 
 
-def pictures(run: Run) -> str:
-    """Every chart of one run."""
-    figures = [
-        charts.round_seconds(run),
-        charts.loads(run),
-        charts.losses([("loss", run)]),
-        timeline.timeline(run),
-        charts.stragglers(run),
-        charts.time_spent(run),
-        charts.pace(run),
+def pictures(columns: Columns) -> str:
+    """Every chart of one run, on a page."""
+    return f'<div class="charts">{"".join(figures(columns))}</div>'
+
+
+def figures(columns: Columns, start: int = 0, end: int | None = None, recent: int | None = None) -> list[str]:
+    """Every chart of one run, or of a stretch of it. recent: judge who is slow by the last so many rounds."""
+    window = columns.window(start, end, recent)
+    found = [
+        charts.round_seconds(window),
+        charts.loads(window),
+        *charts.gates(window),
+        charts.losses([("loss", window)]),
+        timeline.timeline(columns, window.start, window.end),
+        charts.stragglers(window),
+        charts.time_spent(window),
+        charts.pace(window),
     ]
-    return f'<div class="charts">{"".join(figures)}</div>'
+    return [figure for figure in found if figure]
 
 
 def details(run: Run, summary: dict[str, Any]) -> str:
@@ -43,11 +51,15 @@ def check(run: Run) -> None:
 
 def about(run: Run) -> str:
     """What was run, in a line."""
-    config = run.config
+    return about_config(run.config, plural(len(run.round), "round"))
+
+
+def about_config(config: dict[str, Any], rounds: str = "") -> str:
+    """The same from run.json."""
     parts = [
         f"{config['model']} on {config['data']}" if "model" in config and "data" in config else "",
         f"global batch {config['global_batch']}" if "global_batch" in config else "",
-        plural(len(run.round), "round"),
+        rounds,
         str(config.get("engine", "")),
         str(config.get("started", "")).replace("T", " ").replace("+00:00", " UTC"),
     ]

@@ -10,15 +10,22 @@ from paceline.runs import pieces
 from paceline.runs.run import Array, Run
 
 
-def speeds(run: Run) -> Array:
+def speeds(run: Run, before: Array | None = None) -> Array:
     """Samples per second of each worker in each round, shape (T, n).
 
     Load over compute seconds; where the load was 0, the last known speed; NaN where none is known yet and
-    where the worker was absent.
+    where the worker was absent. before: speeds known from earlier rounds, shape (n,).
     """
+    return np.where(np.isnan(run.compute), np.nan, known_speeds(run, before))
+
+
+def known_speeds(run: Run, before: Array | None = None) -> Array:
+    """The same, absent workers included: what was last known of each."""
     with np.errstate(divide="ignore", invalid="ignore"):
         measured = np.where((run.loads > 0) & (run.compute > 0), run.loads / run.compute, np.nan)
-    return np.where(np.isnan(run.compute), np.nan, carried(measured))
+    if before is None:
+        return carried(measured)
+    return carried(np.vstack((before, measured)))[1:]
 
 
 def carried(values: Array) -> Array:
@@ -28,9 +35,9 @@ def carried(values: Array) -> Array:
     return np.where(last >= 0, np.take_along_axis(values, np.maximum(last, 0), axis=0), np.nan)
 
 
-def ideal_seconds(run: Run) -> Array:
+def ideal_seconds(run: Run, before: Array | None = None) -> Array:
     """Seconds of each round if its samples were spread by speed, shape (T,); NaN where no speed is known."""
-    total = np.nansum(speeds(run), axis=1)
+    total = np.nansum(speeds(run, before), axis=1)
     return np.divide(run.batch, total, out=np.full(total.shape, np.nan), where=total > 0)
 
 

@@ -1,0 +1,93 @@
+"""``paceline watch RUN_DIR``: the live page of a run."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.errors import PacelineError
+from paceline.runs.run import CONFIG
+
+if TYPE_CHECKING:
+    import uvicorn
+
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def command(
+    run_dir: Annotated[Path, typer.Argument(help="A running or finished run.", metavar="RUN_DIR")],
+    port: Annotated[int, typer.Option(help="Where the page is served; 0: any free port.")] = 0,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than this machine's reach it.")
+    ] = "127.0.0.1",
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+) -> None:
+    """Show a run in the browser while it goes on: who is slow, what it costs, what balancing saves.
+
+    For example: paceline watch runs/digits-mlp-level
+    """
+    check(run_dir)
+    with listen(host, port) as listener:
+        where = f"[{host}]" if ":" in host else host
+        url = f"http://{where}:{listener.getsockname()[1]}/"
+        server = make_server(run_dir, host)
+        print(f"Watching {run_dir} at {url} (Ctrl-C ends)", flush=True)
+        if open_:
+            webbrowser.open(url)
+        server.run(sockets=[listener])
+
+
+def check(run_dir: Path) -> None:
+    """Raise PacelineError where there is no run, not even one that has just been started."""
+    if (run_dir / CONFIG).is_file():
+        return
+    if not run_dir.is_dir():
+        raise PacelineError(f"{run_dir} does not exist; expected the directory of a run, as --out named it")
+    inside = sorted(path.parent.name for path in run_dir.glob(f"*/{CONFIG}"))
+    others = f"; there are runs in it, watch one of them: {', '.join(inside)}" if inside else ""
+    raise PacelineError(
+        f"{run_dir} is no run directory (it has no {CONFIG}){others or '; expected what --out of a run named'}"
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises PacelineError where the port is taken or the address is not ours."""
+    if not 0 <= port <= 65535:
+        raise PacelineError(f"--port {port}: expected 0 to 65535")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PacelineError(f"port {port} is in use; choose another with --port, or 0 for any") from error
+        raise PacelineError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def make_server(run_dir: Path, host: str) -> uvicorn.Server:
+    """A server of the page that ends its event streams when it is told to end."""
+    try:
+        import uvicorn
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+        from paceline.live import app
+    except ModuleNotFoundError as error:
+        raise PacelineError("paceline watch needs fastapi and uvicorn; install paceline[serve]") from error
+
+    class Server(uvicorn.Server):
+        ending = False
+
+        async def shutdown(self, *arguments: Any, **options: Any) -> None:
+            self.ending = True
+            await super().shutdown(*arguments, **options)
+
+    page: Any = app(run_dir, closed=lambda: server.ending)
+    if host in LOCAL:  # a page elsewhere must not reach this one under a name of its own (DNS rebinding)
+        page = TrustedHostMiddleware(page, allowed_hosts=[*LOCAL, "[::1]"])
+    config = uvicorn.Config(page, log_level="error", access_log=False, timeout_graceful_shutdown=3)
+    server = Server(config)
+    return server

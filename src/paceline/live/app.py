@@ -1,0 +1,140 @@
+"""The live page as an ASGI application, by itself or mounted in another one."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from paceline.errors import PacelineError
+
+try:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+    from starlette.routing import Route
+except ModuleNotFoundError as error:
+    raise PacelineError("the live page needs fastapi and uvicorn; install paceline[serve]") from error
+
+from paceline.live import events
+from paceline.live.follower import Follower
+from paceline.runs.page import header, page
+
+FOLLOWED = 4  # runs whose records are kept in memory
+Find = Callable[[Request], Path | str | None]
+
+
+def app(run_dir: str | os.PathLike[str] | Find, *, closed: Callable[[], bool] = lambda: False) -> Starlette:
+    """The page at ``/``, its events at ``/events``, its charts at ``/figures``.
+
+    run_dir: the run's directory; or a function of the request that says which (None: 404), for an application
+        that is mounted where the path names the run. Whatever follows ``?`` in the page's address goes along
+        with what the page asks for.
+    closed: tells when the server is about to stop, so that open event streams end.
+    """
+    return Starlette(routes=Live(run_dir, closed).routes())
+
+
+class Live:
+    """The endpoints, and the runs that are being followed."""
+
+    def __init__(self, run_dir: str | os.PathLike[str] | Find, closed: Callable[[], bool]) -> None:
+        self._find: Find = run_dir if callable(run_dir) else lambda request: Path(run_dir)
+        self._closed = closed
+        self._followed: OrderedDict[Path, Follower] = OrderedDict()
+        self._page, self._policy = _page()
+
+    def routes(self) -> list[Route]:
+        """The routes, relative to where the page is."""
+        return [
+            Route("/", self.page, name="live"),
+            Route("/events", self.events),
+            Route("/figures", self.figures),
+        ]
+
+    async def page(self, request: Request) -> Response:
+        """The page itself; what it shows comes by ``events`` and ``figures``."""
+        if self._follower(request) is None:
+            return _unknown()
+        return HTMLResponse(self._page, headers=_HEADERS | {"Content-Security-Policy": self._policy})
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events: ``panel`` whenever something has changed, ``beat`` else."""
+        follower = self._follower(request)
+        if follower is None:
+            return _unknown()
+        seen = request.headers.get("last-event-id", "")
+        content = events.stream(follower.shot, seen, self._closed)
+        return StreamingResponse(content, media_type="text/event-stream", headers=_HEADERS)
+
+    async def figures(self, request: Request) -> Response:
+        """The charts of ``?from=100&to=200`` (round numbers), of ``?newest=100`` rounds, or of all."""
+        follower = self._follower(request)
+        if follower is None:
+            return _unknown()
+        try:
+            first, last, newest = (_number(request, name) for name in ("from", "to", "newest"))
+        except ValueError as error:
+            return JSONResponse({"error": str(error)}, 400)
+        content = await follower.figures(first, last, None if newest is None else max(int(newest), 1))
+        data, headers = content.encode(), dict(_HEADERS)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            data, headers["Content-Encoding"] = gzip.compress(data, 1), "gzip"
+        return Response(data, media_type="application/json", headers=headers)
+
+    def _follower(self, request: Request) -> Follower | None:
+        path = self._find(request)
+        if path is None:
+            return None
+        path = Path(path)
+        if path not in self._followed:
+            self._followed[path] = Follower(path)
+            while len(self._followed) > FOLLOWED:
+                self._followed.popitem(last=False)
+        self._followed.move_to_end(path)
+        return self._followed[path]
+
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Accel-Buffering": "no",
+}
+
+
+def _unknown() -> Response:
+    return JSONResponse({"error": "there is no run of that name; look at the list of runs"}, 404)
+
+
+def _number(request: Request, name: str) -> float | None:
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    value = float(text) if text.replace(".", "", 1).isdigit() and len(text) < 16 else None
+    if value is None:
+        raise ValueError(f"{name}={text[:40]!r}: expected a round's number, 0 or more")
+    return value
+
+
+def _page() -> tuple[str, str]:
+    """The page's HTML, and the policy that keeps it to its own script and its own server."""
+    here = resources.files("paceline.live").joinpath("static")
+    body = here.joinpath("live.html").read_text(encoding="utf-8")
+    script = here.joinpath("live.js").read_text(encoding="utf-8")
+    pill = '<p class="pill" id="state" role="status"><i></i><span></span></p>'
+    html = page("Paceline", header("Paceline", "", pill), body, script)
+    allowed = " ".join(
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+        for text in re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    )
+    return html, (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'"
+    )

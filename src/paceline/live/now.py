@@ -1,0 +1,89 @@
+"""What is happening in a run now: who is the straggler, since when, and what balancing saves."""
+
+from __future__ import annotations
+
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.errors import PacelineError
+from paceline.runs.columns import Columns
+from paceline.simulate.whatif import of_run
+
+LATELY = 8  # rounds over which the workers' bars are averaged
+JUDGED = 64  # rounds by which rates and savings are judged
+MAJORITY = 0.5  # of the last LATELY rounds, for a worker to be the straggler
+
+
+class Straggler(NamedTuple):
+    """``worker`` has been late in most rounds since the one at place ``since``; ``cost``: seconds that the
+    others together waited for it in these."""
+
+    worker: int
+    since: int
+    cost: float
+
+
+class Saving(NamedTuple):
+    """Mean seconds of a recent round as it was, and as it would have been under ``other``."""
+
+    other: str
+    real: float
+    would: float
+
+
+def straggler(columns: Columns) -> Straggler | None:
+    """Who the others wait for now; None where it is nobody, or another one every time."""
+    late = columns["late"]
+    if not len(late):
+        return None
+    recent = late[-LATELY:]
+    who = np.bincount(recent[recent >= 0].astype(int), minlength=1)
+    worker = int(who.argmax())
+    if who[worker] <= MAJORITY * len(recent):
+        return None
+    hits = np.concatenate(([0.0], np.cumsum(late == worker)))
+    width = min(LATELY, len(late))
+    share = (hits[width:] - hits[:-width]) / width  # [t]: of the rounds t to t + width - 1
+    seldom = np.flatnonzero(share <= MAJORITY)
+    start = int(seldom[-1]) + 1 if len(seldom) else 0
+    since = start + int(np.argmax(late[start:] == worker))
+    waited = columns.sums(since, len(columns))[3]
+    return Straggler(worker, since, float(waited.sum() - waited[worker]))
+
+
+def saving(columns: Columns) -> Saving | None:
+    """What balancing saves now, or would save where the split is equal; None where the record cannot tell.
+
+    The recent rounds' own paces are played under the other policy (``paceline.simulate.whatif``). A parameter
+    server that does not wait for everybody has rounds that do not compare.
+    """
+    if columns.workers < 2 or not len(columns) or not waits_for_all(columns):
+        return None
+    recent = columns.part(max(len(columns) - JUDGED, 0), len(columns))
+    other = "level" if recent.policy.split(":")[0] == "equal" or _even(recent.loads) else "equal"
+    try:
+        with warnings.catch_warnings():  # rounds in which nobody was there
+            warnings.simplefilter("ignore", RuntimeWarning)
+            answer = of_run(recent, [other])
+    except (PacelineError, ValueError):
+        return None
+    half = slice(len(recent.seconds) // 2, None)
+    return Saving(
+        other, float(recent.seconds[half].mean()), float(answer.policies[other].rounds[half].mean())
+    )
+
+
+def waits_for_all(columns: Columns) -> bool:
+    """Whether the recent rounds ended with the last worker's gradient."""
+    recent = columns.window(max(len(columns) - JUDGED, 0)).server
+    if not recent:
+        return True
+    short = np.nanmean(recent["quorum"]) < np.nanmean(recent["present"])
+    return not (short or np.nansum(recent["stalest"]) > 0)
+
+
+def _even(loads: np.ndarray) -> bool:
+    known = np.where(np.isnan(loads).any(axis=1, keepdims=True), 0.0, loads)
+    return bool((np.ptp(known, axis=1) <= 1).all())

@@ -1,0 +1,214 @@
+"""What the page shows of a run besides its charts, as data: state, figures at a glance, one entry a worker."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from paceline.live import now
+from paceline.live.tail import Tail
+from paceline.runs.columns import Columns
+from paceline.runs.page import cards
+from paceline.runs.sections import about_config
+from paceline.runs.words import listing, number, percent, plural, seconds, times
+
+ROWS = 64  # up to so many workers have a row each
+QUIET = 5.0  # seconds without a round that are never strange
+EXPECTED = 8.0  # times the longest of the recent rounds: longer without a new one is
+
+
+def state(tail: Tail, clock: float | None = None) -> tuple[str, str]:
+    """What the run is doing, in a word for the page and in a sentence for people.
+
+    One of waiting (for the first round), reading (a long record, for the first time), running, finished,
+    stale (no round for longer than expected), damaged (a line that is no round), gone (the directory).
+    """
+    columns, silent = tail.columns, (time.time() if clock is None else clock) - tail.touched
+    if tail.gone:
+        return "gone", tail.gone
+    if tail.damaged:
+        return "damaged", f"{tail.damaged} What was read before it is shown."
+    if tail.more:
+        return "reading", "Reading the record."
+    if tail.summary:
+        return "finished", f"Finished after {plural(len(columns), 'round')}."
+    since = time.strftime("%H:%M:%S on %d %B %Y", time.localtime(tail.touched))
+    if not len(columns):
+        return "waiting", f"Waiting for the first round; the run was started at {since}."
+    recent = columns["seconds"][-32:]
+    if silent > max(QUIET, EXPECTED * float(recent.max())):
+        usual = seconds(float(np.median(recent)))
+        return (
+            "stale",
+            f"No new round since {since}; before, one took {usual}. The run may have been stopped.",
+        )
+    return "running", "Running."
+
+
+def panel(tail: Tail, saving: now.Saving | None) -> dict[str, Any]:
+    """Everything but the charts; texts are words for people, widths are portions from 0 to 1.
+
+    workers: of each row its number, whether it is the straggler, its load and times in words, and the widths of
+    its load, overhead, computing and waiting.
+    """
+    columns = tail.columns
+    word, sentence = state(tail)
+    policy, count = tail.config.get("policy", "a run"), max(columns.workers, _workers(tail.config))
+    last = now.straggler(columns)
+    content: dict[str, Any] = {
+        "state": word,
+        "says": sentence,
+        "title": f"{policy} on {plural(count, 'worker')}",
+        "about": about_config(tail.config),
+        "rounds": len(columns),
+        "span": [],
+        "cards": "",
+        "sentences": [],
+        "workers": [],
+    }
+    if not len(columns):
+        return content
+    rounds = columns["round"]
+    content["span"] = [int(rounds[0]), int(rounds[-1]) + 1]
+    content["cards"] = cards(_cards(columns, tail.config, last, saving))
+    content["sentences"] = _sentences(columns, tail.config, last, saving)
+    content["workers"] = _workers_now(columns, last)
+    return content
+
+
+def _cards(
+    columns: Columns, config: dict[str, Any], last: now.Straggler | None, saving: now.Saving | None
+) -> list[tuple[str, str, str, float | None]]:
+    recent = slice(-now.JUDGED, None)
+    length, ideal = columns["seconds"][recent], columns["ideal"][recent]
+    known = ~np.isnan(ideal)
+    whole = float(length.sum())
+    reach = float(ideal[known].sum() / length[known].sum()) if length[known].sum() > 0 else None
+    _, _, _, waited, there = columns.sums(max(len(columns) - now.JUDGED, 0), len(columns))
+    paid = whole / len(length) * float(there.sum())
+    steps = config.get("steps")
+    elapsed = seconds(float(columns["time"][-1]))
+    entries: list[tuple[str, str, str, float | None]] = [
+        (
+            f"{len(columns):,}",
+            f"of {steps:,}" if isinstance(steps, int) else "rounds",
+            f"in {elapsed}",
+            min(len(columns) / steps, 1.0) if isinstance(steps, int) and steps else None,
+        ),
+        (
+            number(float(columns["batch"][recent].sum()) / whole if whole > 0 else None),
+            "samples/s",
+            f"lately, {seconds(float(length.mean()))} a round",
+            None,
+        ),
+        (percent(reach), "of the bound", "lately, of the speeds together", reach),
+        (percent(float(waited.sum()) / paid if paid > 0 else None), "waiting", "lately, of all workers' time",
+         float(waited.sum()) / paid if paid > 0 else None),
+    ]  # fmt: skip
+    if last is not None:
+        since = float(columns["time"][-1] - columns["time"][last.since])
+        entries.append((f"worker {last.worker}", "", f"is the straggler, for {seconds(since)}", None))
+    else:
+        entries.append(("nobody", "", "is the straggler now", None))
+    if saving is not None:
+        ratio = saving.would / saving.real if saving.other == "equal" else saving.real / saving.would
+        what = "as fast as an equal split" if saving.other == "equal" else "as fast, if balanced"
+        entries.append((times(ratio), "", what, None))
+    loss = columns["loss"][~np.isnan(columns["loss"][:])][-1:]
+    if len(loss):
+        entries.append((number(float(loss[0])), "loss", "in the newest round", None))
+    return entries
+
+
+def _sentences(
+    columns: Columns, config: dict[str, Any], last: now.Straggler | None, saving: now.Saving | None
+) -> list[str]:
+    found = []
+    if last is not None:
+        since = columns["round"][last.since]
+        ago = seconds(float(columns["time"][-1] - columns["time"][last.since]))
+        found.append(
+            f"Worker {last.worker} has been the straggler since round {since:,.0f}, for {ago}; "
+            f"the others together waited {seconds(last.cost)} in that time."
+        )
+    elif columns.workers > 1:
+        found.append(
+            "No worker is the straggler: each is last now and then, or all end within 10 % of the median."
+        )
+    if saving is not None:
+        found.append(saving_sentence(saving))
+    if columns.workers and (server := columns.window(max(len(columns) - now.JUDGED, 0)).server):
+        found.append(_server(columns, config, server))
+    return found
+
+
+def saving_sentence(saving: now.Saving) -> str:
+    """What balancing saves, or would."""
+    real, would = seconds(saving.real), seconds(saving.would)
+    if saving.other == "equal":
+        if saving.would > 1.02 * saving.real:
+            rest = seconds(saving.would - saving.real)
+            return f"Balancing saves {rest} a round now: an equal split would take {would} instead of {real}."
+        return (
+            f"Balancing saves next to nothing now: an equal split would take {would}, this one takes {real}."
+        )
+    if saving.real > 1.02 * saving.would:
+        rest = seconds(saving.real - saving.would)
+        return (
+            f"Balancing would save {rest} of each round: {saving.other} would take {would} instead of {real}."
+        )
+    return f"Balancing would save next to nothing: {saving.other} would take {would}, an equal split takes {real}."
+
+
+def _server(columns: Columns, config: dict[str, Any], server: dict[str, np.ndarray]) -> str:
+    quorum, present = (float(np.nanmean(server[name])) for name in ("quorum", "present"))
+    gate = " and ".join(
+        f"{what} {config[key]}"
+        for key, what in (("sync", "gate"), ("backup", "backup policy"))
+        if config.get(key)
+    )
+    stale = server["stalest"][~np.isnan(server["stalest"])]
+    age = f"; used gradients were up to {plural(int(stale.max()), 'update')} old" if stale.any() else ""
+    lost = listing([f"{count:,} {what}" for what, count in sorted(columns.dropped.items())])
+    unused = f"; not used in the whole run: {lost}" if columns.dropped else ""
+    return (
+        f"An update waits for {number(quorum, 2)} of {number(present, 2)} workers lately"
+        f"{f' ({gate})' if gate else ''}{age}{unused}."
+    )
+
+
+def _workers_now(columns: Columns, last: now.Straggler | None) -> list[dict[str, Any]]:
+    start, end = max(len(columns) - now.LATELY, 0), len(columns)
+    totals = columns.sums(start, end)
+    there = np.where(totals[4] > 0, totals[4], np.nan)
+    loads, compute, overhead, wait = totals[:4] / there
+    most = float(np.nanmax(loads)) if not np.isnan(loads).all() else 0.0
+    whole = float(np.nanmax(compute + wait)) if not np.isnan(compute).all() else 0.0
+    rows = []
+    for i in columns.rows(ROWS):
+        row: dict[str, Any] = {"id": i, "last": last is not None and last.worker == i}
+        if np.isnan(there[i]):
+            row |= {"load": "absent", "time": "", "widths": [0, 0, 0, 0]}
+        else:
+            row |= {
+                "load": f"{number(loads[i])} samples",
+                "time": f"computes {seconds(compute[i])}, waits {seconds(wait[i])}",
+                "widths": [
+                    round(float(part / of) if of > 0 else 0.0, 4)
+                    for part, of in (
+                        (loads[i], most),
+                        (overhead[i], whole),
+                        (compute[i] - overhead[i], whole),
+                        (wait[i], whole),
+                    )
+                ],
+            }
+        rows.append(row)
+    return rows
+
+
+def _workers(config: dict[str, Any]) -> int:
+    workers = config.get("workers", 0)
+    return workers if isinstance(workers, int) else 0

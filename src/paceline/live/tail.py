@@ -1,0 +1,144 @@
+"""Follows the record of a run on disk, whatever becomes of it: each ``poll`` costs what is new."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from paceline.errors import PacelineError
+from paceline.runs.columns import Columns
+from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, fault, of_lines, read_object
+
+CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
+MARK = 256  # bytes before the place read up to, by which a file that was cut and written anew is known
+
+Signature = tuple[int, int, int] | None
+
+
+class Tail:
+    """One run directory.
+
+    columns: the rounds so far. config, summary: run.json and summary.json ({} where there is none).
+    gone: the sentence for a directory that has vanished, else "". damaged: the same for a bad line.
+    touched: when the last round came, seconds since 1970. more: there is more to read already.
+    """
+
+    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
+        self.run_dir = Path(run_dir)
+        self.config: dict[str, Any] = {}
+        self.summary: dict[str, Any] = {}
+        self.gone = self.damaged = ""
+        self.touched = 0.0
+        self.more = False
+        self._signatures: dict[str, Signature] = {}
+        self._start_again()
+
+    def poll(self) -> bool:
+        """Read what is new; whether anything is."""
+        before = self._state()
+        try:
+            config = self._changed(CONFIG)
+            if self._signatures[CONFIG] is None:
+                raise FileNotFoundError
+            if config or self.gone:
+                self.config = read_object(self.run_dir / CONFIG) or {}
+                self.columns.config = self.config
+            if self._changed(SUMMARY):
+                self.summary = read_object(self.run_dir / SUMMARY) or {}
+            self._read_rounds()
+            self.gone = ""
+        except (FileNotFoundError, NotADirectoryError):
+            self._lost(f"The run directory {self.run_dir} is gone; this page shows what was read before.")
+        except OSError as error:
+            self._lost(f"The run directory {self.run_dir} cannot be read: {error.strerror or error}.")
+        except PacelineError as error:
+            self.damaged = f"{error}."
+        return self._state() != before
+
+    @property
+    def mark(self) -> str:
+        """Names what was read so far; the same for the same record, whoever reads it."""
+        return f"{self._offset}-{int(self.touched * 1e3)}-{len(self.summary)}"
+
+    def _state(self) -> tuple[Any, ...]:
+        return self._offset, self.touched, self.gone, self.damaged, tuple(self._signatures.items()), self.more
+
+    def _lost(self, sentence: str) -> None:
+        self.gone, self.more = sentence, False
+        self._signatures.clear()
+
+    def _changed(self, name: str) -> bool:
+        """Whether a file is another than it was."""
+        try:
+            status = os.stat(self.run_dir / name)
+            new: Signature = (status.st_ino, status.st_size, status.st_mtime_ns)
+        except FileNotFoundError:
+            new = None
+        same = name in self._signatures and self._signatures[name] == new
+        self._signatures[name] = new
+        return not same
+
+    def _start_again(self) -> None:
+        self.columns = Columns(self.run_dir, self.config)
+        self._inode = self._offset = 0
+        self._mark = b""
+        self._stuck = -1  # the file's size when a bad line was met: until it changes there is nothing to do
+        self.damaged = ""
+
+    def _read_rounds(self) -> None:
+        try:
+            file = (self.run_dir / ROUNDS).open("rb")
+        except FileNotFoundError:
+            if self._offset:
+                self._start_again()
+            self.touched = os.stat(self.run_dir / CONFIG).st_mtime
+            return
+        with file:
+            status = os.fstat(file.fileno())
+            if (self._inode, self._offset) != (0, 0) and (
+                status.st_ino != self._inode or status.st_size < self._offset or not self._same(file)
+            ):
+                self._start_again()
+            self._inode = status.st_ino
+            self.touched = status.st_mtime
+            if status.st_size == self._stuck:
+                return
+            file.seek(self._offset)
+            data = file.read(CHUNK)
+            while data and b"\n" not in data and (rest := file.read(CHUNK)):
+                data += rest
+            whole = data[: data.rfind(b"\n") + 1]  # what stands after it is a line that is being written
+            self._take(whole, status.st_size)
+            self.more = bool(whole) and self._offset < status.st_size and not self.damaged
+
+    def _same(self, file: BinaryIO) -> bool:
+        file.seek(self._offset - len(self._mark))
+        return file.read(len(self._mark)) == self._mark
+
+    def _take(self, data: bytes, size: int) -> None:
+        lines: list[dict[str, Any]] = []
+        known = self.columns["round"]
+        before = {"round": int(known[-1])} if len(known) else None
+        read = 0
+        for text in data.splitlines(keepends=True):
+            try:
+                line = json.loads(text)
+                wrong = fault(line, before)
+            except ValueError:
+                wrong = "is no JSON"
+            if wrong:
+                number = len(known) + len(lines) + 1
+                self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."
+                self._stuck = size
+                break
+            lines.append(line)
+            before = line
+            read += len(text)
+        else:
+            self.damaged, self._stuck = "", -1
+        if lines:
+            self.columns.extend(of_lines(self.run_dir, self.config, lines))
+        self._offset += read
+        self._mark = (self._mark + data[:read])[-MARK:]

@@ -1,0 +1,265 @@
+"""The rounds of a run in columns that grow, and what a chart asks of any stretch of them.
+
+Sums up to every round are kept beside the values. Whoever follows a run pays for its new rounds only, and a
+stretch of T rounds and n workers is answered from a bounded number of buckets, not from T times n values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.runs.analysis import LATE, chosen, last, slowness
+from paceline.runs.axes import Thin, edges, thin
+from paceline.runs.run import Array, Run
+from paceline.runs.summary import ideal_seconds, known_speeds
+
+PLAIN = ("round", "epoch", "time", "seconds", "batch", "loss")
+EACH = ("loads", "compute", "overhead", "wait")
+SERVER = ("quorum", "present", "staleness", "stalest", "dropped")  # what a parameter server's rounds add
+BANDS = 8  # up to so many workers are drawn in full
+LIMIT, CELLS = 300, 200  # buckets of a curve; of a map with a row for each worker
+RECENT = 1024  # rounds by whose median workers are called slow
+
+
+class Growing:
+    """An array that is appended to along its first axis, at amortised cost of what is new."""
+
+    def __init__(self, *width: int, start: float | None = None) -> None:
+        self._data = np.zeros((16, *width))
+        self._count = 0
+        if start is not None:
+            self.extend(np.full((1, *width), start))
+
+    @property
+    def values(self) -> Array:
+        """All so far: a view, good until the next ``extend``."""
+        return self._data[: self._count]
+
+    def extend(self, values: Array | NDArray[np.int64]) -> None:
+        """Append rows."""
+        end = self._count + len(values)
+        if end > len(self._data):
+            larger = np.zeros((max(end, 2 * len(self._data)), *self._data.shape[1:]))
+            larger[: self._count] = self.values
+            self._data = larger
+        self._data[self._count : end] = values
+        self._count = end
+
+    def widen(self, width: int, fill: float) -> None:
+        """More entries on the last axis, ``fill`` in what is there already."""
+        pad = [(0, 0)] * (self._data.ndim - 1) + [(0, width - self._data.shape[-1])]
+        self._data = np.pad(self._data, pad, constant_values=fill)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rounds ``start`` to ``end`` (as places in the record) in at most about ``LIMIT`` buckets.
+
+    span: the first round's number, and the last one's and 1.
+    edges, cells: round numbers between which the buckets lie, of the curves and of what each worker did,
+        shape (buckets + 1,).
+    seconds, loss: thinned. ideal, time (at a bucket's end), and ``server``'s: shape (buckets,).
+    loads, pace: samples a round and seconds per sample of each worker, shape (cells, n).
+    computed, overhead, waited: seconds of each worker over the window, shape (n,); elapsed: of the window.
+    last: portion of the rounds that each worker was the straggler in; slowness: its seconds per sample as a
+        multiple of the others' median, shape (n,).
+    lengths: seconds of every round, not thinned, shape (end - start,).
+    rows: the workers to draw where there are too many for all.
+    """
+
+    start: int
+    end: int
+    workers: int
+    span: tuple[float, float]
+    edges: Array
+    cells: Array
+    time: Array
+    seconds: Thin
+    ideal: Array
+    loss: Thin
+    loads: Array
+    pace: Array
+    computed: Array
+    overhead: Array
+    waited: Array
+    elapsed: float
+    lengths: Array
+    last: Array
+    slowness: Array
+    rows: Callable[[int], list[int]]
+    server: dict[str, Array]
+
+
+class Columns:
+    """The rounds of one run; ``extend`` with the newest, ask for a ``window`` or a ``part``."""
+
+    def __init__(self, path: Path | None = None, config: dict[str, Any] | None = None) -> None:
+        self.path, self.config = path or Path(), config or {}
+        self.workers = 0
+        self._plain = {name: Growing() for name in (*PLAIN, "ideal", "last", "late")}
+        self._server: dict[str, Growing] = {}
+        self._dropped: dict[str, int] = {}
+        self._each = {name: Growing(0) for name in EACH}
+        self._sums = Growing(len(EACH) + 1, 0, start=0.0)  # EACH, and how often each worker was there
+        self._speeds = np.zeros(0)
+        self._rows: tuple[int, dict[int, list[int]]] = (0, {})
+
+    @classmethod
+    def of(cls, run: Run) -> Columns:
+        """All rounds of a run."""
+        columns = cls(run.path, run.config)
+        columns.extend(run)
+        return columns
+
+    def __len__(self) -> int:
+        return len(self._plain["round"].values)
+
+    def __getitem__(self, name: str) -> Array:
+        """A column, one number a round: the record's, and the ``ideal`` seconds, who was ``last`` (-1: nobody), and
+        who was so ``late`` that it counts (-1: nobody)."""
+        return self._plain[name].values
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Gradients that a parameter server did not use, by what became of them."""
+        return self._dropped
+
+    def extend(self, run: Run) -> None:
+        """Take in rounds that follow those here."""
+        if not len(run.round):
+            return
+        self._widen(run.workers)
+        new: dict[str, Any] = {name: _padded(getattr(run, name), self.workers) for name in EACH}
+        run = replace(run, **new)
+        for name in PLAIN:
+            self._plain[name].extend(getattr(run, name))
+        self._plain["ideal"].extend(ideal_seconds(run, self._speeds))
+        self._speeds = known_speeds(run, self._speeds)[-1]
+        who = last(run)
+        self._plain["last"].extend(who)
+        self._plain["late"].extend(np.where(_behind(run), who, -1))
+        for name in EACH:
+            self._each[name].extend(new[name])
+        there = ~np.isnan(new["loads"])
+        steps = np.stack([*(np.nan_to_num(new[name]) for name in EACH), there.astype(float)], axis=1)
+        self._sums.extend(self._sums.values[-1] + np.cumsum(steps, axis=0))
+        self._extend_server(run)
+
+    def sums(self, start: int, end: int) -> Array:
+        """Loads, seconds computed, of overhead and waited, and rounds present, of each worker: shape (5, n)."""
+        sums: Array = self._sums.values[end] - self._sums.values[start]
+        return sums
+
+    def part(self, start: int, end: int) -> Run:
+        """Some of the rounds as a record, without copying: good until the next ``extend``."""
+        plain = {name: self._plain[name].values[start:end] for name in PLAIN}
+        plain |= {name: plain[name].astype(np.int64) for name in ("round", "epoch")}
+        each = {name: self._each[name].values[start:end] for name in EACH}
+        blank = np.broadcast_to(np.nan, each["loads"].shape)
+        return Run(self.path, self.config, **plain, **each, shares=blank, extras={}, summary={}, notes=[])  # type: ignore[arg-type]
+
+    def places(self, first: float | None, last: float | None) -> tuple[int, int]:
+        """Where the rounds from number ``first`` up to and without ``last`` lie; one round at least."""
+        rounds, count = self["round"], len(self)
+        start = 0 if first is None else min(int(np.searchsorted(rounds, first)), count - 1)
+        end = count if last is None else int(np.searchsorted(rounds, last))
+        return start, min(max(end, start + 1), count)
+
+    def window(self, start: int = 0, end: int | None = None, recent: int | None = None) -> Window:
+        """A stretch of at least one round, ready to draw. recent: judge slowness by the last so many rounds."""
+        end = len(self) if end is None else end
+        at = edges(start, end, LIMIT)
+        cells = at if self.workers <= BANDS else edges(start, end, CELLS)
+        rounds = np.append(self["round"][start:end], self["round"][end - 1] + 1)
+        seconds = self["seconds"][start:end]
+        loads, compute, overhead, _, there = np.moveaxis(np.diff(self._sums.values[cells], axis=0), 1, 0)
+        total = self.sums(start, end)
+        who = self["last"][start:end]
+        judged = self.part(start if recent is None else max(start, end - recent), end)
+        return Window(
+            start=start,
+            end=end,
+            workers=self.workers,
+            span=(float(rounds[0]), float(rounds[-1])),
+            edges=rounds[at - start],
+            cells=rounds[cells - start],
+            time=self["time"][at[1:] - 1],
+            seconds=thin(seconds, at - start),
+            ideal=thin(self["ideal"][start:end], at - start).mean,
+            loss=thin(self["loss"][start:end], at - start),
+            loads=_over(loads, there),
+            pace=_over(compute - overhead, loads),
+            computed=total[1] - total[2],
+            overhead=total[2],
+            waited=total[3],
+            elapsed=float(seconds.sum()),
+            lengths=seconds,
+            last=np.bincount(who[who >= 0].astype(int), minlength=self.workers) / max(end - start, 1),
+            slowness=slowness(judged),
+            rows=self.rows,
+            server={
+                name: thin(column.values[start:end], at - start).mean for name, column in self._server.items()
+            },
+        )
+
+    def rows(self, limit: int) -> list[int]:
+        """All workers, or ``limit`` from the slowest to the fastest; chosen anew when the record has doubled."""
+        if len(self) >= 2 * self._rows[0]:
+            self._rows = (len(self), {})
+        count, known = self._rows
+        if limit not in known:
+            known[limit] = chosen(self.part(max(count - RECENT, 0), count), limit)
+        return known[limit]
+
+    def _widen(self, width: int) -> None:
+        if width <= self.workers:
+            return
+        for column in self._each.values():
+            column.widen(width, np.nan)
+        self._sums.widen(width, 0.0)
+        self._speeds = np.pad(self._speeds, (0, width - self.workers), constant_values=np.nan)
+        self.workers, self._rows = width, (0, {})
+
+    def _extend_server(self, run: Run) -> None:
+        if "quorum" not in run.extras and not self._server:
+            return
+        if not self._server:  # rounds before are unknown
+            for name in SERVER:
+                self._server[name] = Growing()
+                self._server[name].extend(np.full(len(self) - len(run.round), np.nan))
+        blank = [None] * len(run.round)
+        stale = [value or [] for value in run.extras.get("staleness", blank)]
+        dropped = [value or {} for value in run.extras.get("dropped", blank)]
+        for counts in dropped:
+            for what, count in counts.items():
+                self._dropped[what] = self._dropped.get(what, 0) + count
+        new = {
+            "quorum": run.extras.get("quorum", blank),
+            "present": run.extras.get("present", blank),
+            "staleness": [sum(ages) / len(ages) if ages else None for ages in stale],
+            "stalest": [max(ages) if ages else None for ages in stale],
+            "dropped": [sum(counts.values()) for counts in dropped],
+        }
+        for name in SERVER:
+            self._server[name].extend(np.array(new[name], float))
+
+
+def _behind(run: Run) -> NDArray[np.bool_]:
+    """Rounds whose straggler took LATE times the median or more."""
+    known = np.where((~np.isnan(run.compute)).sum(axis=1, keepdims=True) > 1, run.compute, 0.0)
+    behind: NDArray[np.bool_] = np.nanmax(known, axis=1) > LATE * np.nanmedian(known, axis=1)
+    return behind
+
+
+def _padded(values: Array, width: int) -> Array:
+    return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=np.nan)
+
+
+def _over(part: Array, whole: Array) -> Array:
+    return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)

@@ -1,0 +1,161 @@
+"""Following a record on disk: what is new is read, whatever becomes of the file."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from paceline.live.tail import Tail
+from paceline.runs import Recorder, read
+from paceline.runs.summary import ideal_seconds
+
+
+def write(recorder, first, end, workers=3):
+    for t in range(first, end):
+        compute = [0.01 * (1 + i + t % 2) for i in range(workers)]
+        recorder.round(
+            round=t, epoch=0, time=0.1 * (t + 1), seconds=max(compute), batch=12 * workers, loads=[12] * workers,
+            compute=compute, overhead=[0.001] * workers, shares=None, loss=1 / (t + 1),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    with Recorder.create(tmp_path / "run", {"policy": "equal", "workers": 3}) as recorder:
+        yield recorder
+
+
+def agrees(tail, run_dir):
+    """The columns are those of the record as it is read whole."""
+    run = read(run_dir)
+    assert len(tail.columns) == len(run.round)
+    for name in ("round", "time", "seconds", "batch", "loss"):
+        assert np.array_equal(tail.columns[name], getattr(run, name), equal_nan=True)
+    part = tail.columns.part(0, len(run.round))
+    for name in ("loads", "compute", "overhead", "wait"):
+        assert np.array_equal(getattr(part, name), getattr(run, name), equal_nan=True)
+    assert tail.columns["ideal"] == pytest.approx(ideal_seconds(run), nan_ok=True)
+
+
+def test_new_rounds_are_read_as_they_come(recorder):
+    tail = Tail(recorder.run_dir)
+    assert tail.poll()
+    assert (len(tail.columns), tail.config["policy"], tail.gone) == (0, "equal", "")
+    for end in (1, 2, 7, 40):
+        write(recorder, len(tail.columns), end)
+        assert tail.poll()
+        agrees(tail, recorder.run_dir)
+        assert not tail.poll()
+    recorder.finish()
+    assert tail.poll()
+    assert tail.summary["steps"] == 40
+
+
+def test_a_line_that_is_being_written_waits_for_its_end(recorder):
+    tail = Tail(recorder.run_dir)
+    write(recorder, 0, 3)
+    path = recorder.run_dir / "rounds.jsonl"
+    line = json.dumps(json.loads(path.read_text().splitlines()[2]) | {"round": 3}) + "\n"
+    with path.open("a") as file:
+        file.write(line[:50])
+        file.flush()
+        tail.poll()
+        assert len(tail.columns) == 3
+        file.write(line[50:])
+    tail.poll()
+    agrees(tail, recorder.run_dir)
+    assert len(tail.columns) == 4
+
+
+def test_a_resumed_run_is_read_anew(recorder):
+    tail = Tail(recorder.run_dir)
+    write(recorder, 0, 20)
+    recorder.close()
+    tail.poll()
+    with Recorder.create(recorder.run_dir, {"policy": "level"}, resume=10) as again:
+        tail.poll()
+        agrees(tail, recorder.run_dir)
+        write(again, 10, 12, workers=4)
+        tail.poll()
+        agrees(tail, recorder.run_dir)
+
+
+def test_a_record_cut_and_grown_beyond_what_was_read_is_read_anew(recorder):
+    tail = Tail(recorder.run_dir)
+    write(recorder, 0, 20)
+    recorder.close()
+    tail.poll()
+    with Recorder.create(recorder.run_dir, {"policy": "level"}, resume=5) as again:
+        write(again, 7, 60)
+    tail.poll()
+    agrees(tail, recorder.run_dir)
+
+
+def test_another_file_in_its_place_is_read_anew(recorder, tmp_path):
+    tail = Tail(recorder.run_dir)
+    write(recorder, 0, 20)
+    tail.poll()
+    with Recorder.create(tmp_path / "other", {"policy": "level", "workers": 3}) as other:
+        write(other, 0, 30)
+    os.replace(tmp_path / "other" / "rounds.jsonl", recorder.run_dir / "rounds.jsonl")
+    tail.poll()
+    agrees(tail, recorder.run_dir)
+    assert len(tail.columns) == 30
+
+
+def test_a_directory_that_vanishes_and_comes_back(recorder, tmp_path):
+    tail = Tail(recorder.run_dir)
+    write(recorder, 0, 5)
+    tail.poll()
+    shutil.move(recorder.run_dir, tmp_path / "away")
+    assert tail.poll()
+    assert "is gone" in tail.gone
+    assert len(tail.columns) == 5
+    assert not tail.poll()
+    shutil.move(tmp_path / "away", recorder.run_dir)
+    write(recorder, 5, 8)
+    assert tail.poll()
+    assert tail.gone == ""
+    agrees(tail, recorder.run_dir)
+
+
+def test_a_damaged_line_is_named_and_what_stands_before_it_stays(recorder):
+    tail = Tail(recorder.run_dir)
+    write(recorder, 0, 5)
+    path = recorder.run_dir / "rounds.jsonl"
+    sound = path.read_bytes()
+    path.write_bytes(sound + b'{"round": 5}\n')
+    tail.poll()
+    assert "line 6 is damaged: it has no number for epoch" in tail.damaged
+    assert len(tail.columns) == 5
+    assert not tail.poll()
+    path.write_bytes(sound)
+    tail.poll()
+    assert tail.damaged == ""
+    agrees(tail, recorder.run_dir)
+
+
+def test_a_long_record_is_read_in_pieces(recorder, monkeypatch):
+    monkeypatch.setattr("paceline.live.tail.CHUNK", 700)
+    write(recorder, 0, 50)
+    tail = Tail(recorder.run_dir)
+    polls = 0
+    while tail.poll():
+        polls += 1
+    assert polls > 5
+    assert not tail.more
+    agrees(tail, recorder.run_dir)
+
+
+def test_reading_costs_what_is_new(recorder, monkeypatch):
+    write(recorder, 0, 300)
+    tail = Tail(recorder.run_dir)
+    tail.poll()
+    parsed = []
+    loads = json.loads
+    monkeypatch.setattr("paceline.live.tail.json.loads", lambda text: parsed.append(1) or loads(text))
+    write(recorder, 300, 303)
+    tail.poll()
+    assert len(parsed) == 3
