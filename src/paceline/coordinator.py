@@ -27,6 +27,7 @@ from paceline.samples import Pool
 from paceline.sync import Apply, Drop, Effects, Gate, Gradient, Interrupt
 
 RECENT = 8  # round trips of a worker from which its deadline is made
+AGAIN = 1.5  # times what it took, given up, to a worker that is back
 
 
 class Task(NamedTuple):
@@ -181,6 +182,7 @@ class Coordinator:
         self.present: set[int] = set()
         self._starved: set[int] = set()  # present, but there are no samples for them now
         self._trips: dict[int, list[Trip]] = {}  # the most recent ones of each worker
+        self._late: dict[int, float] = {}  # seconds a sample of what it was given up with
         self._dropped: Counter[str] = Counter()
         self._dropped_samples = 0
         self._arrivals = Arrivals(n)
@@ -217,6 +219,7 @@ class Coordinator:
         del self.tasks[worker]
         whole = now - task.began
         trip = Trip(whole if seconds is None else seconds, whole, task.load)
+        self._late.pop(worker, None)
         self._trips.setdefault(worker, []).append(trip)
         del self._trips[worker][:-RECENT]
         self._arrivals.arrived(worker, task.tag, now, whole)
@@ -235,12 +238,19 @@ class Coordinator:
         effects, self._state = self.gate.leave(self._state, worker, now)
         self._carry_out(effects, now)
 
-    def join(self, worker: int, now: float) -> None:
-        """The worker is there (again), and gets the newest parameters."""
+    def join(self, worker: int, now: float, late: Task | None = None) -> None:
+        """The worker is there (again), and gets the newest parameters.
+
+        late: the task that it was given up with and has ended by now; how long that took bears on its deadline,
+            so that who is slow, not frozen, is waited for in the end.
+        """
         if worker >= self.workers:
             raise PacelineError(f"worker {worker}: expected a place below {self.workers}")
         self.present.add(worker)
         self._trips.pop(worker, None)
+        self._late.pop(worker, None)
+        if late is not None:
+            self._late[worker] = (now - late.began) / late.load
         effects, self._state = self.gate.join(self._state, worker, now)
         self._carry_out(effects, now)
 
@@ -248,8 +258,9 @@ class Coordinator:
         """When (seconds) to give up each worker that is computing, from the round trips measured so far.
 
         A worker may take ``factor`` times the longest of the recent round trips, its own or its peers'
-        median longest, in proportion to its load, and ``floor`` seconds more. Workers are left out as long as
-        nothing is measured.
+        median longest, in proportion to its load, and ``floor`` seconds more; one that was given up and came
+        back ``AGAIN`` times what it took then, until it delivers. Workers are left out as long as nothing is
+        measured.
         """
         longest = {
             worker: max(trip.whole / trip.load for trip in trips)
@@ -260,7 +271,10 @@ class Coordinator:
             return {}
         typical = float(np.median(list(longest.values())))
         return {
-            worker: task.began + floor + factor * task.load * max(longest.get(worker, 0.0), typical)
+            worker: task.began
+            + floor
+            + task.load
+            * max(factor * longest.get(worker, 0.0), factor * typical, AGAIN * self._late.get(worker, 0.0))
             for worker, task in self.tasks.items()
         }
 

@@ -1,6 +1,8 @@
 """Training on Ray: worker actors compute gradients, server actors keep the parameters, this loop decides.
 
-The loop sees only small messages: gradients and parameters go by the object store (``shards``).
+The loop sees only small messages: gradients and parameters go by the object store (``shards``). The server
+actors are on this process's node, and a gradient counts as arrived when it is there, too: so an update can
+neither be held up nor fail by what happens to workers and their nodes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import math
 import queue
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +31,23 @@ except ImportError as error:
     raise PacelineError("the Ray engine needs ray: pip install 'paceline[ray]'") from error
 
 LOOK_SECONDS = 0.25  # at most between two looks at deadlines, joiners and commands
+SMALL_BYTES = 2**15  # a gradient of less comes in the same message as its report
+
+
+class _Sent(NamedTuple):
+    """A task on its way: to whom, and where its gradient will be."""
+
+    task: Task
+    actor: Any
+    parts: list[Any]  # refs, one a server actor
+
+
+class _Here(NamedTuple):
+    """A gradient that has arrived. kept: what keeps it in this node's memory."""
+
+    parts: list[Any]
+    loss: float
+    kept: Any
 
 
 class Server:
@@ -62,11 +81,10 @@ class Server:
         self.on_update = on_update or (lambda update: None)
         self._give_up, self._floor, self._replace = give_up, floor, replace
         self._commands: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._pending: dict[Any, Task] = {}  # by the ref of its report
-        self._gradients: dict[int, list[Any]] = {}  # by task
-        self._losses: dict[int, float] = {}
-        self._starting: dict[Any, int] = {}  # refs of joiners' first words
-        self._lost: set[int] = set()
+        self._pending: dict[Any, _Sent] = {}  # by the ref of its report
+        self._moving: dict[Any, tuple[_Sent, Report]] = {}  # by the refs of parts on their way here
+        self._here: dict[int, _Here] = {}  # by task
+        self._starting: dict[Any, tuple[int, Any]] = {}  # places and actors by the refs of their first words
         self.buffers: Vector | None = None
         self._coordinator = Coordinator(self, choices, pool, self._updated)
         self.updates = self._before = 0 if state is None else int(state["version"])
@@ -96,7 +114,7 @@ class Server:
             now = self._now()
             if seconds is not None and now > seconds:
                 break
-            if not self._pending and not self._starting:
+            if not self._pending and not self._moving and not self._starting:
                 raise WorkerError(
                     f"no worker is left after update {self.updates}; go on from the last checkpoint"
                 )
@@ -156,26 +174,24 @@ class Server:
             .compute.options(num_returns=len(self.shards) + 1)
             .remote(task.number, self._before + task.version, samples, *self.shards.refs)
         )
-        self._pending[refs[-1]] = task
-        self._gradients[task.number] = refs[:-1]
+        self._pending[refs[-1]] = _Sent(task, self._actors[task.worker], refs[:-1])
 
     def cancel(self, tasks: list[Task]) -> None:
         """Tell the workers that are still at it, and forget the gradients."""
         for task in tasks:
-            self._gradients.pop(task.number, None)
-            finished = self._losses.pop(task.number, None) is not None
+            finished = self._here.pop(task.number, None) is not None
             if not finished and task.worker in self._actors:
                 self._actors[task.worker].cancel.remote(task.number)
 
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
         """Have the server actors move the parameters."""
+        here = [self._here.pop(task.number) for task, _ in parts]
         arrived = [
-            Arrived(task.number, task.load, weight, self._gradients.pop(task.number))
-            for task, weight in parts
+            Arrived(task.number, task.load, weight, gradient.parts)
+            for (task, weight), gradient in zip(parts, here, strict=True)
         ]
         norm2, variance = self.shards.update(arrived, batch, rate)
-        losses = [self._losses.pop(task.number) for task, _ in parts]
-        loss = np.average(losses, weights=[task.load for task, _ in parts])
+        loss = np.average([gradient.loss for gradient in here], weights=[task.load for task, _ in parts])
         return Moved(float(loss), norm2, variance)
 
     def _updated(self, update: Update) -> None:
@@ -204,8 +220,8 @@ class Server:
             velocity=None if state is None else state["velocity"],
             version=self.updates,
             count=shards,
-            cpus=self._cpus,
         )
+        self._small = values.nbytes / len(self.shards) < SMALL_BYTES
         self.buffers = None if state is None else state.get("buffers")
 
     def _actor(self, rank: int) -> Any:
@@ -233,7 +249,7 @@ class Server:
 
     def _wait(self, now: float) -> None:
         """Wait for the next thing that happens, and take in all that has."""
-        watched = list(self._pending) + list(self._starting)
+        watched = [*self._pending, *self._moving, *self._starting]
         due = min(self._coordinator.deadlines(self._give_up, self._floor).values(), default=math.inf)
         timeout = min(max(due - now, 0.0), LOOK_SECONDS)
         ready, rest = ray.wait(watched, num_returns=1, timeout=timeout)
@@ -242,6 +258,8 @@ class Server:
         for ref in ready:
             if ref in self._starting:
                 self._welcome(ref)
+            elif ref in self._moving:
+                self._arrived(ref)
             else:
                 self._take(ref)
             if self.pool.finished():
@@ -249,39 +267,79 @@ class Server:
 
     def _take(self, ref: Any) -> None:
         """A task has ended, one way or another."""
-        task = self._pending.pop(ref)
-        worker, coordinator = task.worker, self._coordinator
+        sent = self._pending.pop(ref)
         try:
             report: Report = ray.get(ref)
         except RayActorError:
-            self._gone(worker)
+            self._gone(sent)
             return
-        except RayTaskError as error:
-            raise WorkerError(
-                f"worker {worker} failed after update {self.updates}: {_said(error)}"
-            ) from error
+        except RayError as error:
+            if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
+                raise WorkerError(
+                    f"worker {sent.task.worker} failed after update {self.updates}: {_said(error)}"
+                ) from error
+            self._lost_on_the_way(sent)
+            return
         if not math.isfinite(report.loss):
             raise PacelineError(
                 f"the loss became {report.loss:g} after update {self.updates}; lower the learning rate (--lr) or "
                 "look for bad values in the data"
             )
-        if report.cancelled:
-            self._gradients.pop(task.number, None)
-        else:
-            self._losses[task.number] = report.loss
-            if report.buffers is not None and len(report.buffers):
-                mixed = report.buffers if self.buffers is None else 0.9 * self.buffers + 0.1 * report.buffers
-                self.buffers = mixed
-        running = coordinator.tasks.get(worker)
-        if running is not None and running.number == task.number:
-            coordinator.arrive(worker, task.number, self._now(), report.seconds)
-            if task.number in self._gradients and task.tag == coordinator.version:
-                self.shards.hold(Arrived(task.number, task.load, 1.0, self._gradients[task.number]))
+        if report.cancelled or self._small or not self._awaited(sent):
+            self._deliver(sent, report, None)
             return
-        self._gradients.pop(task.number, None)
-        self._losses.pop(task.number, None)
-        if worker not in coordinator.present and worker in self._actors and worker not in self._lost:
-            coordinator.join(worker, self._now())  # it was given up, and is back
+        _, away = ray.wait(sent.parts, num_returns=len(sent.parts), timeout=0)
+        if away:
+            self._moving.update(dict.fromkeys(away, (sent, report)))
+        else:
+            self._keep(sent, report)
+
+    def _arrived(self, ref: Any) -> None:
+        """A part of a gradient is on this node, or lost."""
+        sent, report = self._moving.pop(ref)
+        if not any(part in self._moving for part in sent.parts):
+            self._keep(sent, report)
+
+    def _keep(self, sent: _Sent, report: Report) -> None:
+        """Hold on to a gradient that is on this node, without copying it."""
+        try:
+            kept = ray.get(sent.parts) if self._awaited(sent) else None
+        except RayError:
+            self._lost_on_the_way(sent)
+            return
+        self._deliver(sent, report, kept)
+
+    def _deliver(self, sent: _Sent, report: Report, kept: Any) -> None:
+        """Hand a finished task to the coordinator, or take back its worker where it was given up."""
+        task, coordinator = sent.task, self._coordinator
+        if not report.cancelled and report.buffers is not None and len(report.buffers):
+            mixed = report.buffers if self.buffers is None else 0.9 * self.buffers + 0.1 * report.buffers
+            self.buffers = mixed
+        if self._awaited(sent):
+            self._here[task.number] = _Here(sent.parts, report.loss, kept)
+            coordinator.arrive(task.worker, task.number, self._now(), report.seconds)
+            if task.number in self._here and task.tag == coordinator.version:
+                self.shards.hold(Arrived(task.number, task.load, 1.0, sent.parts))
+        else:
+            self._take_back(sent)
+
+    def _awaited(self, sent: _Sent) -> bool:
+        running = self._coordinator.tasks.get(sent.task.worker)
+        return running is not None and running.number == sent.task.number
+
+    def _take_back(self, sent: _Sent) -> None:
+        """A worker that was given up has ended its task: it takes part again."""
+        worker = sent.task.worker
+        if worker not in self._coordinator.present and self._actors.get(worker) is sent.actor:
+            self._coordinator.join(worker, self._now(), sent.task)
+
+    def _lost_on_the_way(self, sent: _Sent) -> None:
+        """A gradient was computed and is gone, with its node or its node's memory."""
+        for part in sent.parts:
+            self._moving.pop(part, None)
+        if self._awaited(sent):
+            self._coordinator.leave(sent.task.worker, self._now(), "lost")
+        self._take_back(sent)  # should its worker be dead, too, that is said of its next task
 
     def _look_after(self) -> None:
         """Deadlines and commands."""
@@ -295,13 +353,13 @@ class Server:
             if name == "add":
                 self._add()
             elif worker in self._actors:
-                self._lost.add(worker)
                 self._coordinator.leave(worker, now, "left")
                 ray.kill(self._actors.pop(worker))
 
-    def _gone(self, worker: int) -> None:
-        """The worker's process has died."""
-        if worker not in self._actors:
+    def _gone(self, sent: _Sent) -> None:
+        """The process of the task's worker has died; by now another may be in its place."""
+        worker = sent.task.worker
+        if self._actors.get(worker) is not sent.actor:
             return
         del self._actors[worker]
         self._coordinator.leave(worker, self._now(), "died")
@@ -309,16 +367,21 @@ class Server:
             self._add()
 
     def _add(self) -> None:
-        taken = set(self._actors) | set(self._starting.values())
-        free = [rank for rank in range(self.choices.workers) if rank not in taken]
+        free = [rank for rank in range(self.choices.workers) if rank not in self._actors]
         if free:
-            self._starting[self._actor(free[0])] = free[0]
+            ref = self._actor(free[0])
+            self._starting[ref] = free[0], self._actors[free[0]]
 
     def _welcome(self, ref: Any) -> None:
-        rank = self._starting.pop(ref)
-        with contextlib.suppress(WorkerError):
+        """A joiner is up, or has died before it was."""
+        rank, actor = self._starting.pop(ref)
+        if self._actors.get(rank) is not actor:
+            return  # told to leave meanwhile
+        try:
             self._join({ref: rank}, 0.0)
-            self._lost.discard(rank)
+        except WorkerError:
+            del self._actors[rank]
+        else:
             self._coordinator.join(rank, self._now())
 
     def _now(self) -> float:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from paceline.aggregate import Parameters, Part, Sum, Vector
 from paceline.errors import WorkerError
@@ -87,10 +88,10 @@ class Shard:
 
 
 class Shards:
-    """All server actors of a run.
+    """All server actors of a run, on the node of this process, with which alone they end.
 
     values, velocity: to begin with, whole. version: of these values. statistics: as in ``aggregate.Sum``.
-    count: how many actors; by the model's size where 0. cpus: that Ray sets aside for each.
+    count: how many actors; by the model's size where 0.
     """
 
     def __init__(
@@ -102,17 +103,14 @@ class Shards:
         velocity: Vector | None = None,
         version: int = 0,
         count: int = 0,
-        cpus: float = 0.0,
     ) -> None:
         self.version = version
         count = count or max(1, math.ceil(len(values) / SHARD_PARAMETERS))
         self._ahead = len(values) >= AHEAD_PARAMETERS
         self._held: list[int] = []
-        remote: Any = ray.remote(Shard)
-        self.actors: list[Any] = [
-            remote.options(num_cpus=cpus and 1, max_restarts=0).remote(momentum, statistics)
-            for _ in range(count)
-        ]
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        remote: Any = ray.remote(Shard).options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
+        self.actors: list[Any] = [remote.remote(momentum, statistics) for _ in range(count)]
         parts = np.array_split(values, count)
         velocities = [None] * count if velocity is None else np.array_split(velocity, count)
         self.refs = [

@@ -146,7 +146,7 @@ class Server:
         if running is not None and running.number == task.number:
             self._coordinator.arrive(worker, task.number, self.now)
         elif worker not in self._coordinator.present and frozen is not None:
-            self._coordinator.join(worker, self.now)
+            self._coordinator.join(worker, self.now, task)
 
     def _member(self, member: Member) -> None:
         if member.kind == "join":
