@@ -1,6 +1,6 @@
 """What does watching cost a plain DDP run? Two even gloo ranks with real CPU work (LeNet-5).
 
-    python benchmarks/doctor.py [--pairs 60] [--batch 64]
+    python benchmarks/doctor.py [--pairs 20] [--batch 64]
 
 Blocks of steps with and without a watcher alternate in the same processes on the same model. Printed: the step time
 of each, and the median over pairs of their ratio with its quartiles.
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-RANKS, BLOCK = 2, 10
+RANKS, BLOCK = 2, 40
 
 
 def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> None:
@@ -66,7 +66,7 @@ def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> Non
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--pairs", type=int, default=60)
+    options.add_argument("--pairs", type=int, default=20)
     options.add_argument("--batch", type=int, default=64)
     chosen = options.parse_args()
     context = multiprocessing.get_context("spawn")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from paceline.papers import Experiment
+from paceline.papers.dbw_alphas import fig4, fig6, fig10
+from paceline.papers.dbw_batches import fig7, fig8
+from paceline.papers.dbw_cifar import fig5
 from paceline.papers.dbw_estimates import fig1, fig2, fig3
+from paceline.papers.dbw_slowdown import fig9
 from paceline.papers.dbw_speeds import speeds
-from paceline.papers.dbw_times import fig4, fig5, fig6, fig7, fig8, fig9, fig10
 
 EXPERIMENTS: dict[str, Experiment] = {
     "fig1": fig1,

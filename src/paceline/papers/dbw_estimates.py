@@ -98,18 +98,14 @@ def _estimates(
         rows,
         {
             "claim": "the estimates track the exact norm and variance; the gain is a lower bound, almost "
-            "proportional to "
-            "the decrease of the loss",
+            "proportional to the decrease of the loss",
             "ours": f"median error of the norm {off('norm2', 'norm2_exact'):.0%}, of the variance "
             f"{off('variance', 'variance_exact'):.0%}; the gain is below the decrease in {below:.0%} of the "
-            f"iterations, "
-            f"correlation {correlation:.2f}",
+            f"iterations, correlation {correlation:.2f}",
             "why": "a perceptron of 64 hidden units in place of the paper's networks; the norm falls "
-            "quickly at "
-            "first, and "
-            "an average over the last 5 iterations lags behind it",
-            "setting": f"{data}, n = 16, B = {batch}, rate {rate:g}, D = 5, {iterations} iterations, k drawn "
-            f"from 8 to 16",
+            "quickly at first, and an average over the last 5 iterations lags behind it",
+            "setting": f"{data}, n = 16, B = {batch}, rate {rate:g}, D = 5, {iterations} iterations, k "
+            "drawn from 8 to 16",
             "command": f"paceline reproduce dbw {name}" + (" --quick" if quick else ""),
         },
     )
@@ -146,13 +142,10 @@ def fig3(out: Path, quick: bool) -> Result:
         picture,
         rows,
         {
-            "claim": "the constrained estimates are more precise than the naive ones, most of all for k = 3 "
-            "and "
-            "4, which "
-            "are seldom tried",
+            "claim": "the constrained estimates are more precise than the naive ones, most of all for k = "
+            "3 and 4, which are seldom tried",
             "ours": f"for k = 3 and 4: constrained {rare['constrained']:.1%}, naive {rare['naive']:.1%} off "
-            f"(root mean "
-            f"square); the naive one has no estimate in {missing / runs / n:.1%} of the cases",
+            f"(root mean square); the naive one has no estimate in {missing / runs / n:.1%} of the cases",
             "why": "as in the paper; true times from a long simulation of each k",
             "setting": f"n = 5, round trips .3 + .7 Exp(1), push-wait, {iterations} iterations, {runs} runs",
             "command": "paceline reproduce dbw fig3" + (" --quick" if quick else ""),

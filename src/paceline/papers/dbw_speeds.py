@@ -15,8 +15,7 @@ SLOW = 3.0  # times slower is the slower half
 
 
 def speeds(out: Path, quick: bool) -> Result:
-    """Half of the workers three times slower: exchangeable arrivals, a model of each worker, and balancing "
-    "besides."""
+    """Half of the workers three times slower: exchangeable arrivals, a model of each, and balancing besides."""
     batch, target, seeds = (100, 1.0, 1) if quick else (500, 0.2, 2)
     slow = np.where(np.arange(WORKERS) < WORKERS // 2, 1.0, SLOW) / batch  # seconds a sample
     configs = [
@@ -56,9 +55,8 @@ def speeds(out: Path, quick: bool) -> Result:
             "ours": "; ".join(
                 f"{name} {said(found)}, {base / np.mean(found):.2f}x" for name, found in times.items()
             ),
-            "why": "backup workers leave half of the cluster's work unused where half of the workers are slow; "
-            "balancing "
-            "uses it",
+            "why": "backup workers leave half of the cluster's work unused where half of the workers are "
+            "slow; balancing uses it",
             "setting": f"MNIST, n = 16, B = {batch}, rate .08; a sample takes 1 or 3 units times .8 + .2 "
             f"Exp(1); {seeds} runs",
             "command": "paceline reproduce dbw speeds" + (" --quick" if quick else ""),
