@@ -15,6 +15,20 @@ def quadratic(worker):
     return np.zeros(3), gradient
 
 
+COPIES = 10_000
+
+
+def wide(worker):
+    """The same, many times over: a gradient too large for a message."""
+    _, narrow = quadratic(worker)
+
+    def gradient(values, samples):
+        mean, loss = narrow(values[:3], samples)
+        return np.tile(mean, COPIES), loss
+
+    return np.zeros(3 * COPIES), gradient
+
+
 class Paced:
     """Sleeps a fixed time a task, one entry a worker, and now and then more."""
 
