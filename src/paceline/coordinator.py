@@ -182,6 +182,7 @@ class Coordinator:
         self.present: set[int] = set()
         self._starved: set[int] = set()  # present, but there are no samples for them now
         self._trips: dict[int, list[Trip]] = {}  # the most recent ones of each worker
+        self._unheard: dict[int, float] = {}  # since when each worker has not answered
         self._late: dict[int, float] = {}  # seconds a sample of what it was given up with
         self._dropped: Counter[str] = Counter()
         self._dropped_samples = 0
@@ -220,6 +221,7 @@ class Coordinator:
         whole = now - task.began
         trip = Trip(whole if seconds is None else seconds, whole, task.load)
         self._late.pop(worker, None)
+        self._unheard.pop(worker, None)
         self._trips.setdefault(worker, []).append(trip)
         del self._trips[worker][:-RECENT]
         self._arrivals.arrived(worker, task.tag, now, whole)
@@ -228,12 +230,20 @@ class Coordinator:
         self._carry_out(effects, now)
         return True
 
+    def heard(self, worker: int, now: float) -> None:
+        """The worker has answered, to a task that it was told to leave undone."""
+        if worker in self.tasks:
+            self._unheard[worker] = now
+        else:
+            self._unheard.pop(worker, None)
+
     def leave(self, worker: int, now: float, why: str = "left") -> None:
         """The worker is gone; what it was computing goes to the others."""
         if worker not in self.present:
             return
         self.present.discard(worker)
         self._starved.discard(worker)
+        self._unheard.pop(worker, None)
         self._forget(worker, why)
         effects, self._state = self.gate.leave(self._state, worker, now)
         self._carry_out(effects, now)
@@ -257,10 +267,10 @@ class Coordinator:
     def deadlines(self, factor: float, floor: float) -> dict[int, float]:
         """When (seconds) to give up each worker that is computing, from the round trips measured so far.
 
-        A worker may take ``factor`` times the longest of the recent round trips, its own or its peers'
-        median longest, in proportion to its load, and ``floor`` seconds more; one that was given up and came
-        back ``AGAIN`` times what it took then, until it delivers. Workers are left out as long as nothing is
-        measured.
+        Since it last answered, or got its task where it has answered to all before, a worker may take ``factor``
+        times the longest of the recent round trips, its own or its peers' median longest, in proportion to its
+        load, and ``floor`` seconds more; one that was given up and came back ``AGAIN`` times what it took then,
+        until it delivers. Workers are left out as long as nothing is measured.
         """
         longest = {
             worker: max(trip.whole / trip.load for trip in trips)
@@ -271,7 +281,7 @@ class Coordinator:
             return {}
         typical = float(np.median(list(longest.values())))
         return {
-            worker: task.began
+            worker: self._unheard[worker]
             + floor
             + task.load
             * max(factor * longest.get(worker, 0.0), factor * typical, AGAIN * self._late.get(worker, 0.0))
@@ -390,6 +400,7 @@ class Coordinator:
         task = Task(self._numbers, worker, version, tag, taken, self.pool.count(taken), now)
         self._numbers += 1
         self.tasks[worker] = task
+        self._unheard.setdefault(worker, now)
         self.engine.compute(task)
         return ()
 

@@ -321,6 +321,8 @@ class Server:
             if task.number in self._here and task.tag == coordinator.version:
                 self.shards.hold(Arrived(task.number, task.load, 1.0, sent.parts))
         else:
+            if self._actors.get(task.worker) is sent.actor:
+                coordinator.heard(task.worker, self._now())
             self._take_back(sent)
 
     def _awaited(self, sent: _Sent) -> bool:

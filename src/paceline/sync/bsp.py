@@ -94,7 +94,8 @@ class Bsp:
         """Update if enough gradients are there, or all that can still come."""
         may_come = sum(version != GONE and version != IDLE for version in state.doing)
         have = len(state.arrived)
-        if not have or have < min(state.quorum, have + may_come):
+        late_alone = bool(state.late) and not may_come  # no next update would take them
+        if not late_alone and (not have or have < min(state.quorum, have + may_come)):
             return (), state
         used = state.arrived + state.late
         version = state.version + 1
