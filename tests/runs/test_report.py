@@ -95,7 +95,7 @@ def test_the_page_says_what_the_record_says(run):
     titles += ",Where the time went,Speed of each worker,Summary,Configuration"
     for title in titles.split(","):
         assert title in page.text
-    line, loads, loss, *strips, pace = page.data
+    line, loads, pace, *strips, loss = page.data
     assert line["series"][0]["text"] == ["80 ms"] + ["24 ms"] * 59
     assert line["series"][1]["text"] == ["24 ms"] * 60
     assert loads["names"] == ["worker 0", "worker 1", "worker 2", "worker 3"]
@@ -105,7 +105,8 @@ def test_the_page_says_what_the_record_says(run):
     assert [strip["at"][0] for strip in strips] == ["Round 0 · 80 ms", "Round 25 · 24 ms", "Round 50 · 24 ms"]
     assert strips[0]["text"][0] == [
         "19 samples, computed 19 ms, waited 61 ms", "19 samples, computed 19 ms, waited 61 ms",
-        "20 samples, computed 20 ms, waited 60 ms", "20 samples, computed 80 ms, waited 0 s"]  # fmt: skip
+        "20 samples, computed 20 ms, waited 60 ms",
+        "20 samples, computed 80 ms, waited 0 s (the straggler)"]  # fmt: skip
     assert pace["series"][3]["text"] == ["4 ms"] * 60
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import webbrowser
@@ -39,7 +40,8 @@ def command(
         print(f"Watching {run_dir} at {url} (Ctrl-C ends)", flush=True)
         if open_:
             webbrowser.open(url)
-        server.run(sockets=[listener])
+        with contextlib.suppress(KeyboardInterrupt):  # the way to end it
+            server.run(sockets=[listener])
 
 
 def check(run_dir: Path) -> None:

@@ -88,6 +88,7 @@ def _cards(
     reach = float(ideal[known].sum() / length[known].sum()) if length[known].sum() > 0 else None
     _, _, _, waited, there = columns.sums(max(len(columns) - now.JUDGED, 0), len(columns))
     paid = whole / len(length) * float(there.sum())
+    idle = min(float(waited.sum()) / paid, 1.0) if paid > 0 else None
     steps = config.get("steps")
     elapsed = seconds(float(columns["time"][-1]))
     entries: list[tuple[str, str, str, float | None]] = [
@@ -103,10 +104,14 @@ def _cards(
             f"lately, {seconds(float(length.mean()))} a round",
             None,
         ),
-        (percent(reach), "of the bound", "lately, of the speeds together", reach),
-        (percent(float(waited.sum()) / paid if paid > 0 else None), "waiting", "lately, of all workers' time",
-         float(waited.sum()) / paid if paid > 0 else None),
-    ]  # fmt: skip
+        (percent(reach), "", "of the bound lately", reach),
+        (percent(idle), "", "of the workers' time is waiting", idle),
+    ]
+    if server := columns.window(max(len(columns) - now.JUDGED, 0)).server:
+        quorum, present = (float(np.nanmean(server[name])) for name in ("quorum", "present"))
+        entries.append(
+            (f"k = {number(quorum)}", f"of {number(present)}", "gradients an update waits for", None)
+        )
     if last is not None:
         since = float(columns["time"][-1] - columns["time"][last.since])
         entries.append((f"worker {last.worker}", "", f"is the straggler, for {seconds(since)}", None))
@@ -174,7 +179,7 @@ def _server(columns: Columns, config: dict[str, Any], server: dict[str, np.ndarr
     lost = listing([f"{count:,} {what}" for what, count in sorted(columns.dropped.items())])
     unused = f"; not used in the whole run: {lost}" if columns.dropped else ""
     return (
-        f"An update waits for {number(quorum, 2)} of {number(present, 2)} workers lately"
+        f"An update waits for {number(quorum)} of {number(present)} workers lately"
         f"{f' ({gate})' if gate else ''}{age}{unused}."
     )
 

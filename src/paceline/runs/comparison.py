@@ -92,7 +92,7 @@ def _side_by_side(named: list[tuple[str, Columns]]) -> str:
         f"The last {plural(shown, 'round')} of each",
         "One scale of time for all: the shorter, the faster.",
         f'<div class="strips">{"".join(strips)}</div>',
-        draw.legend([("c0", "computing"), ("bad", "the straggler"), ("idle", "waiting")]),
+        draw.legend([("c0", "computing"), ("bad", "the straggler"), ("idle plain", "waiting")]),
         wide=True,
     )
 

@@ -23,12 +23,12 @@ def figures(columns: Columns, start: int = 0, end: int | None = None, recent: in
     found = [
         charts.round_seconds(window),
         charts.loads(window),
+        charts.pace(window),
         *charts.gates(window),
-        charts.losses([("loss", window)]),
         timeline.timeline(columns, window.start, window.end),
+        charts.losses([("loss", window)]),
         charts.stragglers(window),
         charts.time_spent(window),
-        charts.pace(window),
     ]
     return [figure for figure in found if figure]
 

@@ -36,7 +36,7 @@ def timeline(columns: Columns, start: int = 0, end: int | None = None) -> str:
         "Compute and wait",
         f"{same}Each row is a worker; a line closes each round{some}.",
         f'<div class="strips">{"".join(strips)}</div>',
-        draw.legend([("c0", "computing"), ("bad", "the straggler"), *extra, ("idle", "waiting")]),
+        draw.legend([("c0", "computing"), ("bad", "the straggler"), *extra, ("idle plain", "waiting")]),
         wide=True,
     )
 
@@ -58,6 +58,8 @@ def strip(columns: Columns, start: int, end: int, span: float) -> str:
                 np.nan_to_num(run.loads[t, rows]).tolist(), compute.tolist(), wait.tolist(), strict=True
             )
         ]
+        if late[t] in place:
+            texts[place[late[t]]] += " (the straggler)"
         title = f"Round {run.round[t]:,} · {seconds(length)}"
         bars.append(draw.Bars(title, clock, length, compute, overhead, wait, place.get(late[t], -1), texts))
         clock += length

@@ -36,7 +36,7 @@
   }));
   const row = () => {
     const item = document.createElement("li");
-    item.innerHTML = '<b></b><span class="load"></span><span class="bar" aria-hidden="true"><i class="c2"></i></span>'
+    item.innerHTML = '<b></b><span class="load"></span><span class="bar" aria-hidden="true"><i class="sum"></i></span>'
       + '<span class="bar" aria-hidden="true"><i class="over"></i><i class="c0"></i><i class="idle"></i></span><small></small>';
     return item;
   };
@@ -231,7 +231,7 @@
       if (!strip) mark.remove();
       if (moved && last.type === "pointerup") {
         if (pan) look(before[0] + now - start, before[1] + now - start);
-        else look(Math.floor(Math.min(start, now)), Math.ceil(Math.max(start, now)));
+        else look(Math.round(Math.min(start, now)), Math.round(Math.max(start, now)));
       } else brush(shown);
     };
     addEventListener("pointermove", drag);

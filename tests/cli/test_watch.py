@@ -1,0 +1,75 @@
+"""``paceline watch``: what it serves, and what it refuses."""
+
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+
+from support.commands import assert_refused, paceline
+from support.growing import go_on, start
+
+pytest.importorskip("uvicorn", reason="the page needs paceline[serve]")
+
+
+def test_it_prints_where_the_page_is_and_ends_when_told(tmp_path):
+    with start(tmp_path / "run") as recorder:
+        go_on(recorder, 0, 3)
+    command = [sys.executable, "-c", "from paceline.cli import main; main()", "watch", str(tmp_path / "run")]
+    server = subprocess.Popen(
+        [*command, "--no-open"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        line = server.stdout.readline()
+        assert line.startswith(f"Watching {tmp_path / 'run'} at http://127.0.0.1:")
+        url = line.split(" at ")[1].split()[0]
+        with urllib.request.urlopen(url) as page:
+            assert "<title>Paceline</title>" in page.read().decode()
+        elsewhere = urllib.request.Request(url, headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(elsewhere)
+        stream = urllib.request.urlopen(f"{url}events")
+        assert stream.readline() == b"retry: 1000\n"
+        server.send_signal(2)
+        assert server.wait(30) == 0
+        assert server.stderr.read() == ""
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    assert_refused(
+        paceline("watch", tmp_path / "none"), "none does not exist; expected the directory of a run"
+    )
+    (tmp_path / "empty").mkdir()
+    assert_refused(paceline("watch", tmp_path / "empty"), r"empty is no run directory \(it has no run.json\)")
+    for name in ("equal", "level"):
+        start(tmp_path / "both" / name).close()
+    assert_refused(
+        paceline("watch", tmp_path / "both"), "there are runs in it, watch one of them: equal, level"
+    )
+
+
+def test_a_port_that_cannot_be_had_is_refused(tmp_path):
+    start(tmp_path / "run").close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert_refused(
+            paceline("watch", tmp_path / "run", "--no-open", "--port", port), f"port {port} is in use; choose"
+        )
+    assert_refused(paceline("watch", tmp_path / "run", "--port", 70000), "--port 70000: expected 0 to 65535")
+    assert_refused(paceline("watch", tmp_path / "run", "--host", "192.0.2.1"), "cannot listen on 192.0.2.1:0")
+
+
+def test_without_the_extra_it_says_which(tmp_path):
+    start(tmp_path / "run").close()
+    hide = (
+        "import sys; sys.modules['starlette'] = sys.modules['uvicorn'] = sys.modules['fastapi'] = None; "
+        f"from paceline.cli import main; main(['watch', {str(tmp_path / 'run')!r}, '--no-open'])"
+    )
+    said = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True)
+    assert (said.returncode, said.stdout) == (2, "")
+    assert said.stderr == "paceline: paceline watch needs fastapi and uvicorn; install paceline[serve]\n"
