@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from paceline.backup.arrivals import Arrivals
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rates import Rate
-from paceline.rounds import Array, Cluster
+from paceline.rounds import Array, Cluster, Machines
 from paceline.samples import Pool
 from paceline.sync import Apply, Drop, Effects, Gate, Gradient, Interrupt
 
@@ -66,6 +66,7 @@ class Choices:
     sync, mode, backup, policy, rate: a gate, how parameters reach the workers, whom to wait for, how much each
         does, and the rule for the learning rate, whose full value is lr.
     limits: (least, most) samples of each worker.
+    machines: what the workers' machines are, for policies that begin with that.
 
     Raises PacelineError for whatever is unknown, out of range or excludes something else.
     """
@@ -80,6 +81,7 @@ class Choices:
     lr: float = 0.1
     momentum: float = 0.0
     limits: tuple[tuple[int | None, int | None], ...] | None = None
+    machines: Machines | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self.made()
@@ -108,6 +110,7 @@ class Choices:
             self.global_batch,
             np.array(least, float),
             np.array([self.global_batch if m is None else m for m in most], float),
+            self.machines,
         )
         rate = rates.create(self.rate, self.workers, self.lr)
         return gate, waits, rate, Balancer(policies.create(self.policy, cluster))
@@ -171,7 +174,7 @@ class Coordinator:
         on_update: Callable[[Update], None],
     ) -> None:
         self.gate, self.backup, self.rate, self.balancer = choices.made()
-        self.engine, self.pool, self._on_update = engine, pool, on_update
+        self.engine, self.pool, self._on_update, self._choices = engine, pool, on_update, choices
         n = choices.workers
         self.workers, self.batch = n, choices.global_batch
         self.version, self._updated_at, self._numbers = 0, 0.0, 0
@@ -195,6 +198,15 @@ class Coordinator:
         self._backup_state: Any = None
         if self.backup is not None:
             self._wanted, self._backup_state = self.backup.init()
+
+    @property
+    def needs_machines(self) -> bool:
+        """Whether the balancing policy begins with what the machines are: see ``know``."""
+        return bool(getattr(self.balancer.policy, "needs_machines", False))
+
+    def know(self, machines: Machines) -> None:
+        """What the workers' machines are; to be told before ``start``."""
+        self.balancer = replace(self._choices, machines=machines).made()[3]
 
     def start(self, now: float = 0.0, workers: set[int] | None = None) -> None:
         """Everybody begins; workers: who is there, all where not given."""

@@ -1,8 +1,15 @@
 """One Ray for all tests of this folder, kept small and quiet."""
 
 import logging
+import os
+import sys
+from pathlib import Path
 
 import pytest
+
+HERE = str(Path(__file__).parent)
+sys.path.insert(0, HERE)  # Ray's workers import the programs by the name that the tests know them by
+os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
 
 
 @pytest.fixture(scope="session")

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("ray")
-sys.path.insert(0, str(Path(__file__).parent))  # Ray's workers import the programs by this name, too
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 
 from programs import Paced, X, quadratic
 

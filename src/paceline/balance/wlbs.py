@@ -50,6 +50,7 @@ class Wlbs:
     epoch: int = 50
     theta: float = 0.05
     needs_upcoming: ClassVar[bool] = False
+    needs_machines: ClassVar[bool] = True  # has a use for them
 
     def __post_init__(self) -> None:
         if self.micro < 0 or self.micro > self.cluster.global_batch:

@@ -19,6 +19,7 @@ import numpy as np
 from paceline.aggregate import Vector
 from paceline.coordinator import Choices, Coordinator, Moved, Task, Update
 from paceline.errors import PacelineError, WorkerError
+from paceline.machines import sizes
 from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import connect
 from paceline.ray.worker import Pace, Program, Report, Worker
@@ -208,7 +209,7 @@ class Server:
                 f"{start_seconds:g} s; look at the Ray cluster's free CPUs and memory"
             )
         size = there[0]
-        values = state["values"] if state is not None else ray.get(self._actors[0].first.remote())
+        values = state["values"] if state is not None else self._told([self._actors[0].first.remote()])[0]
         if len(values) != size:
             raise PacelineError(
                 f"the checkpoint has {len(values)} parameters, the model {size}; it is another model's"
@@ -221,8 +222,18 @@ class Server:
             version=self.updates,
             count=shards,
         )
+        if self._coordinator.needs_machines:
+            asked = [self._actors[rank].machine.remote() for rank in range(self.choices.workers)]
+            self._coordinator.know(sizes(self._told(asked)))
         self._small = values.nbytes / len(self.shards) < SMALL_BYTES
         self.buffers = None if state is None else state.get("buffers")
+
+    def _told(self, refs: list[Any]) -> list[Any]:
+        """What workers say before the first task."""
+        try:
+            return list(ray.get(refs))
+        except RayError as error:
+            raise WorkerError(f"a worker could not start: {_said(error)}") from error
 
     def _actor(self, rank: int) -> Any:
         """Start the worker's actor; the ref of its first word."""

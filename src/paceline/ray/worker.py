@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import ray
 
 from paceline.aggregate import Vector
+from paceline.machines import Machine, measure
 from paceline.samples import Indices
 
 Gradient = Callable[[Vector, Indices], tuple[Vector, float]]
@@ -50,6 +52,10 @@ class Worker:
     def process(self) -> tuple[int, int]:
         """Number of parameters, and the process, once the worker is up."""
         return len(self._first), os.getpid()
+
+    def machine(self) -> Machine:
+        """What this worker's machine is."""
+        return measure(ray.get_runtime_context().get_node_id())
 
     def compute(self, number: int, version: int, samples: Indices, *values: Vector) -> tuple[Any, ...]:
         """The mean gradient over the samples, a part for each shard, and a Report.

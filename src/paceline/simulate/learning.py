@@ -47,6 +47,7 @@ class Learning:
             self.rate,
             self.lr,
             self.momentum,
+            machines=scenario.cluster().machines,
         )
 
 

@@ -1,0 +1,64 @@
+"""What the workers' machines are: processors, how fast, how much memory; for a first division of the work."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.rounds import Machines
+
+ATTEMPTS, SIZE = 50, 8192  # of the probe: exponentials of so many numbers, by one thread
+
+
+class Machine(NamedTuple):
+    """One worker's machine, as that worker finds it.
+
+    host: which machine it is. processors: those the worker may run on. speed: probes per second on one of
+    them. memory: bytes.
+    """
+
+    host: str
+    processors: tuple[int, ...]
+    speed: float
+    memory: float
+
+
+def measure(host: str) -> Machine:
+    """This process's machine, in some milliseconds."""
+    if hasattr(os, "sched_getaffinity"):
+        processors = tuple(sorted(os.sched_getaffinity(0)))
+    else:
+        processors = tuple(range(os.cpu_count() or 1))
+    memory = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    return Machine(host, processors, _speed(), memory)
+
+
+def sizes(machines: Sequence[Machine]) -> Machines:
+    """Each worker's part of its machine: workers share the processors that they may run on, and the memory.
+
+    cpus: processors. cores: processors, as fast as they are. memory: bytes. Each of shape (n,).
+    """
+    users = Counter((m.host, processor) for m in machines for processor in m.processors)
+    neighbours = Counter(m.host for m in machines)
+    cpus = np.array([sum(1 / users[m.host, processor] for processor in m.processors) for m in machines])
+    return Machines(
+        cpus,
+        cpus * np.array([m.speed for m in machines]),
+        np.array([m.memory / neighbours[m.host] for m in machines]),
+    )
+
+
+def _speed() -> float:
+    """By the quickest of several attempts, which others on the machine disturb least."""
+    numbers = np.linspace(-1.0, 1.0, SIZE)
+    out, took = np.empty_like(numbers), []
+    for _ in range(ATTEMPTS):
+        began = time.perf_counter()
+        np.exp(numbers, out=out)
+        took.append(time.perf_counter() - began)
+    return 1.0 / min(took)
