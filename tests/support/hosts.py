@@ -23,7 +23,7 @@ COUNT, BATCH, EPOCHS, SEED = 83, 16, 2, 5
 UNEVEN = Script(((5, 2, 1), (1, 6, 2), (3, 3, 3), (1, 1, 9), (7, 0, 4), (0, 1, 0), (0, 5, 5)))
 FREE = ((0, None),) * 3  # limits that let a rank have nothing to do
 
-__all__ = ["BATCH", "COUNT", "EPOCHS", "FREE", "SEED", "UNEVEN", "Samples", "fresh", "optimizer_of"]
+__all__ = ["BATCH", "COUNT", "EPOCHS", "FREE", "SEED", "UNEVEN", "Samples", "Script", "fresh", "optimizer_of"]
 
 
 def as_torchrun(rank: int, ranks: int, port: int = 29999) -> None:

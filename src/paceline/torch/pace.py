@@ -219,18 +219,18 @@ class Pace:
         (loss if scaler is None else scaler.scale(loss)).backward()
         self.backward_done()
 
-    def weight(self, loss: torch.Tensor, reduction: str = "mean") -> float:
-        """What this micro-batch's gradient counts; takes the loss down for the record. For hosts that run the
-        backward pass themselves: multiply the loss by it, and call ``backward_done`` afterwards."""
+    def weight(self, loss: torch.Tensor | None = None, reduction: str = "mean") -> float:
+        """What this micro-batch's gradient counts; takes the loss, where given, down for the record. For hosts that
+        run the backward pass themselves: multiply the loss by it, and call ``backward_done`` afterwards."""
         piece = self._piece
         if piece is None:
             raise PacelineError("pace.backward() was called outside of `for ... in pace.loader(...)`")
         if reduction not in ("mean", "sum"):
             raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
-        if piece.samples:
+        if loss is not None and piece.samples:
             total = loss.detach() * (piece.samples if reduction == "mean" else 1)
             self._meter.add_loss(piece.step, total.double())
-        else:
+        elif loss is not None:
             self._meter.add_loss(piece.step, torch.zeros((), dtype=torch.float64))
         if self.weigh != "loss":
             return 1.0
@@ -349,10 +349,14 @@ class Pace:
         if self._claims is not None:
             self._claims.close()
 
-    def close(self) -> None:
-        """End cleanly: ``detach``, then let go of DDP and of the process group. Safe to call twice."""
-        self.detach()
+    def release(self) -> None:
+        """Let go of DDP, whose last work may else abort the process at its end; no more backward passes."""
         self._parallel.release()
+
+    def close(self) -> None:
+        """End cleanly: ``detach`` and ``release``, then leave the process group. Safe to call twice."""
+        self.detach()
+        self.release()
         leave()
 
     def __enter__(self) -> Pace:

@@ -1,0 +1,77 @@
+"""Balanced batches in a Lightning Fabric loop.
+
+    fabric.launch()
+    model, optimizer = fabric.setup(model, optimizer)
+    pace = Balanced(fabric, model, global_batch=256)         # 1
+    loader = pace.loader(dataset, seed=0)                    # 2, instead of DataLoader and setup_dataloaders
+    for epoch in range(epochs):
+        for x, y in loader:
+            pace.backward(criterion(model(x), y))            # 3, instead of fabric.backward
+            if pace.complete:
+                fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            pace.step(optimizer)                             # 4, steps and zeroes when the round is complete
+    pace.close()                                             # 5, ends without gloo's abort at exit
+
+``fabric.save(path, {"model": model, "optimizer": optimizer, "pace": pace})`` and ``fabric.load`` take it along.
+Accumulation is ``micro_batch=``; batches come on Fabric's device.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.torch.pace import Pace
+
+try:
+    from lightning.fabric import Fabric
+    from lightning.fabric.wrappers import _FabricModule
+except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
+    raise PacelineError("Lightning is not installed; install paceline[hosts]") from error
+
+AVERAGES = (
+    "SingleDeviceStrategy",
+    "DDPStrategy",
+    "ModelParallelStrategy",
+)  # strategies known to average over ranks
+
+
+class Balanced(Pace):
+    """``paceline.torch.Pace`` for a model that ``fabric.setup`` wrapped; takes Pace's options.
+
+    global_batch: B, samples per optimizer step over all ranks, micro-batches included.
+    """
+
+    def __init__(
+        self, fabric: Fabric, model: torch.nn.Module, global_batch: int, policy: Any = "level", **options: Any
+    ) -> None:
+        if not isinstance(model, _FabricModule):
+            raise PacelineError(
+                f"Balanced was given a {type(model).__name__}; expected what fabric.setup(model, optimizer) returned"
+            )
+        check_strategy(fabric.strategy)
+        self._fabric, self._module = fabric, model
+        super().__init__(model, global_batch, policy, **options)
+
+    def backward(self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None) -> None:
+        if scaler is not None:
+            raise PacelineError(
+                "scaler= was given, but Fabric scales by itself: set its precision and leave scaler out"
+            )
+        self._fabric.backward(loss * self.weight(loss, reduction), model=self._module)
+        self.backward_done()
+
+    def place(self, batch: Any) -> Any:
+        return self._fabric.to_device(batch)
+
+
+def check_strategy(strategy: Any) -> None:
+    """Raise PacelineError unless this strategy of Lightning's is known to average gradients over all ranks."""
+    name = type(strategy).__name__
+    if name not in AVERAGES:
+        raise PacelineError(
+            f"strategy {name} does not leave the plain mean of the ranks' gradients; expected strategy='ddp', or "
+            "fully_shard through ModelParallelStrategy"
+        )

@@ -1,0 +1,230 @@
+"""Balanced batches under Lightning's Trainer.
+
+    balanced = Balanced(global_batch=256)                                # 1
+    trainer = Trainer(..., callbacks=[balanced])                         # 2
+    trainer.fit(model, balanced.loader(dataset, seed=0))                 # 3, instead of a DataLoader
+
+The loader may as well come from ``train_dataloader()`` of the module or a data module. The callback weighs the
+gradient as it enters the backward pass, so that the mean over the ranks, which DDP leaves, is that of the whole
+batch; ``training_step`` returns the mean over its samples, as ever. With ``accumulate_grad_batches=a`` every round
+takes a turns on every rank, and global_batch is what the whole window holds. The callback's state, and so where
+the run stands within its epoch, is part of Lightning's checkpoints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.policies import Policy
+from paceline.rounds import Cluster
+from paceline.torch.batches import batches
+from paceline.torch.limits import has_batch_norm
+from paceline.torch.loader import BalancedLoader
+from paceline.torch.pace import Pace
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
+    raise PacelineError("Lightning is not installed; install paceline[hosts]") from error
+
+from paceline.hosts.fabric import check_strategy
+
+
+class Balanced(Callback):
+    """Divides each global batch of a Trainer's fit by what each rank can do.
+
+    global_batch: B, samples per optimizer step over all ranks, the whole accumulation window.
+    policy, options: as for ``paceline.torch.Pace``; policies that move work within the round are refused, since
+        Lightning counts an epoch's batches beforehand. micro_batch limits a rank's load to what fits into memory in
+        accumulate_grad_batches turns.
+    reduction: what the loss is over the samples of ``training_step``'s batch, "mean" or "sum".
+
+    ``pace`` is the Pace of the newest fit. Raises PacelineError, when the fit begins, for what can't be balanced.
+    """
+
+    def __init__(
+        self,
+        global_batch: int,
+        policy: str | Callable[[Cluster], Policy[Any]] = "level",
+        *,
+        reduction: str = "mean",
+        **options: Any,
+    ) -> None:
+        for owned, why in (("turns", "accumulate_grad_batches"), ("weigh", "the loss")):
+            if owned in options:
+                raise PacelineError(f"{owned}= follows from {why} under Lightning; leave it out")
+        self.global_batch, self.policy, self.reduction = int(global_batch), policy, reduction
+        self.options: dict[str, Any] = {"fill": True} | options
+        self.pace: Pace | None = None
+        self.trainer: Trainer | None = None
+        self._loader: Loader | None = None
+        self._saved: dict[str, Any] | None = None
+        self._noted = False  # this turn's loss
+        self._stepping = 0.0
+
+    def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> Loader:
+        """The training data; options go to torch's DataLoader (num_workers, collate_fn, ...)."""
+        self._loader = Loader(self, dataset, dict(options, seed=seed, shuffle=shuffle))
+        return self._loader
+
+    # -- what Lightning calls --------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        self.trainer = trainer
+        _check(trainer)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._loader is None or trainer.train_dataloader is not self._loader:
+            raise PacelineError(
+                f"the training data comes from a {type(trainer.train_dataloader).__name__}; expected that of "
+                "balanced.loader(dataset), alone: hand it to fit(), or return it from train_dataloader()"
+            )
+        turns, count = trainer.accumulate_grad_batches, trainer.num_training_batches
+        if count % turns:
+            raise PacelineError(
+                f"limit_train_batches leaves {count:g} batches an epoch, the last of them stepped without the rest "
+                f"of their round; expected a multiple of accumulate_grad_batches={turns}"
+            )
+        model = trainer.strategy.model
+        assert model is not None
+        self.pace = Pace(model, self.global_batch, self.policy, turns=turns, **self.options)
+        if self._saved is not None:
+            self.pace.load_state_dict(self._saved)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._noted = False
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor) -> None:
+        pace = self._running()
+        whole = loss.detach() * trainer.accumulate_grad_batches  # Lightning has divided by it
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None:
+            whole = whole / scaler.get_scale()
+        weight = pace.weight(None if self._noted else whole, self.reduction) * trainer.accumulate_grad_batches
+        self._noted = True
+        loss.register_hook(lambda gradient: gradient * weight)
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._running().backward_done()
+
+    def on_before_optimizer_step(self, *_: Any) -> None:
+        self._stepping = time.perf_counter()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        pace, loader = self._running(), self._loader
+        assert loader is not None
+        if pace.complete:
+            pace.stepped(time.perf_counter() - self._stepping)
+        else:
+            pace.end_piece()
+        if pace.samples_done == len(
+            loader.dataset
+        ):  # Lightning counts batches, and does not ask for one more
+            pace.close_epoch()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pace = self._running()
+        pace.flush()
+        self._saved = pace.state_dict()  # another fit goes on from here
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self.pace is not None:
+            self.pace.detach()
+            self.pace.release()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self.pace is not None:
+            self.pace.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        pace = self.pace
+        return {"pace": self._saved if pace is None else pace.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._saved = state_dict["pace"]
+
+    def _running(self) -> Pace:
+        assert self.pace is not None
+        return self.pace
+
+
+class Loader:
+    """What Lightning iterates: this rank's batches, ``accumulate_grad_batches`` a round. Made by ``Balanced.loader``.
+
+    As a loader that Lightning calls resumable it has the methods of one; its state is the callback's.
+    """
+
+    def __init__(self, balanced: Balanced, dataset: Any, options: dict[str, Any]) -> None:
+        self.dataset = dataset
+        self._balanced, self._options = balanced, options
+        self._made: tuple[Pace, BalancedLoader] | None = None
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, the same on every rank."""
+        trainer = self._balanced.trainer
+        if trainer is None:
+            raise PacelineError(
+                "balanced.loader(...) without its Balanced; expected Trainer(callbacks=[balanced])"
+            )
+        floor = 2 if has_batch_norm(trainer.lightning_module) else 1
+        rounds = sum(1 for _ in batches(len(self.dataset), 0, self._balanced.global_batch, floor))
+        return rounds * trainer.accumulate_grad_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        trainer, loader = self._balanced.trainer, self._inner()
+        assert trainer is not None
+        left = len(loader) * trainer.accumulate_grad_batches
+        ran = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if ran + left != len(self):
+            raise PacelineError(
+                f"Lightning goes on after batch {ran} of an epoch of {len(self)}, and {left} are left to balance; "
+                "expected a checkpoint made with Balanced, between two optimizer steps"
+            )
+        yield from islice(loader, left)
+
+    @property
+    def sampler(self) -> Loader:
+        """Where Lightning looks for ``set_epoch``."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the order of this epoch."""
+        if self._balanced.pace is not None:
+            self._inner().set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        pass
+
+    def _inner(self) -> BalancedLoader:
+        pace = self._balanced._running()
+        if self._made is None or self._made[0] is not pace:
+            self._made = pace, pace.loader(self.dataset, **self._options)
+        return self._made[1]
+
+
+def _check(trainer: Any) -> None:
+    """Raises PacelineError for what cannot be balanced."""
+    check_strategy(trainer.strategy)
+    wrong = (
+        "GradientAccumulationScheduler changes the window from epoch to epoch; set accumulate_grad_batches"
+        if any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
+        else "model averaging lets the ranks' parameters differ; leave model_averaging_period out"
+        if getattr(trainer.strategy, "_model_averaging_period", None) is not None
+        else "overfit_batches takes the same batches in every epoch, and here their order changes; leave it out"
+        if trainer.overfit_batches
+        else ""
+    )
+    if wrong:
+        raise PacelineError(wrong)

@@ -1,0 +1,79 @@
+"""Lightning's Trainer with balanced batches, against one process that takes each whole batch itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.hosts import difference, every_sample_once, whole_batch
+from support.ranks import run_ranks
+
+pytest.importorskip("lightning")
+from support.lightning_jobs import fits, refusal, stopped_and_resumed
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+CASES: dict[str, dict[str, Any]] = {
+    "uneven": {},
+    "clipped": {"gradient_clip_val": 0.05},
+    "accumulated and clipped": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.05},
+    "prefetching": {"loader_workers": 1, "epochs": 1},
+    "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
+}
+CLIPPED = {"clipped": 0.05, "accumulated and clipped": 0.05}
+
+
+def parameters(result: dict[str, Any]) -> list[torch.Tensor]:
+    return [torch.tensor(p, dtype=torch.float64) for p in result["parameters"]]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_equals_one_process_with_the_whole_batch(ranks: int) -> None:
+    names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
+    found = run_ranks(ranks, fits, [CASES[name] for name in names])
+    for number, name in enumerate(names):
+        results = [rank[number] for rank in found]
+        case = CASES[name]
+        every_sample_once([result["used"] for result in results])
+        assert len({str(result["parameters"]) for result in results}) == 1, f"{name}: the ranks differ"
+        assert results[0]["loads"] == results[1]["loads"]
+        assert any(len(set(loads)) > 1 for loads in results[0]["loads"]), f"{name}: the loads are even"
+        epochs = case.get("epochs", 2)
+        assert results[0]["steps"] == 6 * epochs
+        expected = whole_batch(clip=CLIPPED.get(name), epochs=epochs)
+        mixed = name == "bfloat16"
+        assert results[0]["kind"] == ("torch.bfloat16" if mixed else "torch.float64")
+        far = difference(parameters(results[0]), expected)
+        assert far < (2e-2 if mixed else 1e-12), f"{name}: relative difference {far:.1e}"
+
+
+def test_goes_on_after_a_checkpoint_as_if_unbroken(tmp_path: Path) -> None:
+    cases = [
+        {"steps": 4},
+        {"steps": 6, "accumulate_grad_batches": 2},  # at the end of the epoch, before Lightning says so
+        {"steps": 0},
+    ]
+    ranks = run_ranks(3, stopped_and_resumed, str(tmp_path), cases)
+    unbroken = run_ranks(3, fits, [{}])[0][0]
+    for number, case in enumerate(cases):
+        first, then = ranks[0][number]
+        assert first["loads"] + then["loads"] == unbroken["loads"], case
+        assert difference(parameters(then), parameters(unbroken)) < 1e-12, case
+        used = [sum(rank[number][0]["used"] + rank[number][1]["used"], []) for rank in ranks]
+        assert sorted(sum(used, [])) == sorted(2 * list(range(83))), case
+
+
+def test_what_cannot_be_balanced_is_refused() -> None:
+    from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+    limited = {"limit_train_batches": 4, "accumulate_grad_batches": 3}
+    assert "expected a multiple of accumulate_grad_batches=3" in refusal(limited, {})
+    assert "overfit_batches" in refusal({"overfit_batches": 2}, {})
+    changing = {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}
+    assert "set accumulate_grad_batches" in refusal(changing, {})
+    assert "comes from a DataLoader" in refusal({}, {}, plain=True)
+    assert "plans whole rounds" in refusal({}, {"policy": "factoring"})
+    assert "leave it out" in refusal({}, {"turns": 2})

@@ -1,0 +1,152 @@
+"""What the ranks of the Lightning tests run."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.torch import RoundResult
+from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, as_torchrun, fresh, optimizer_of
+
+SILENT = {
+    "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+    "enable_checkpointing": False,
+}  # fmt: skip
+
+
+def module_of(dtype: torch.dtype) -> Any:
+    from lightning.pytorch import LightningModule
+
+    class Task(LightningModule):
+        """Notes the samples that count, and the kind of its outputs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.loss_of = fresh(dtype), nn.CrossEntropyLoss()
+            self.used: list[list[int]] = []
+            self.milliseconds = 0.0
+
+        def on_train_epoch_start(self) -> None:
+            self.used.append([])
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            x, y, index = batch
+            balanced = self.trainer.callbacks[0]
+            time.sleep(self.milliseconds * len(x) / 1e3)
+            if balanced.pace.counts:
+                if not self.used:  # resumed in mid-epoch
+                    self.used.append([])
+                self.used[-1] += index.tolist()
+            out = self.net(x)
+            self.kind = out.dtype
+            loss = self.loss_of(out, y)
+            self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optimizer_of(self.net)
+
+    return Task()
+
+
+def fit(
+    ranks: int,
+    dtype: str = "float64",
+    precision: str = "64-true",
+    until: int = -1,
+    ckpt: str | None = None,
+    keep: dict[str, Any] | None = None,
+    loader_workers: int = 0,
+    milliseconds: float = 0.0,
+    options: dict[str, Any] | None = None,
+    epochs: int = EPOCHS,
+    count: int = COUNT,
+    batch: int = BATCH,
+    **trainer_options: Any,
+) -> dict[str, Any]:
+    """One fit by ``ranks`` ranks; what it used, ended with, and how its rounds were divided."""
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from paceline.hosts.lightning import Balanced
+
+    warnings.filterwarnings("ignore", module="lightning")
+    results: list[RoundResult] = []
+    options = {"policy": UNEVEN if ranks > 1 else "equal", "limits": FREE[:ranks]} | (options or {})
+    balanced = Balanced(batch, on_round=results.append, **options)
+    callbacks = [balanced, *([ModelCheckpoint(**keep)] if keep else [])]
+    task = module_of(getattr(torch, dtype))
+    task.milliseconds = milliseconds
+    trainer = Trainer(
+        **SILENT | ({"enable_checkpointing": True} if keep else {}), devices=ranks if ranks > 1 else 1,
+        strategy="ddp" if ranks > 1 else "auto", precision=precision, callbacks=callbacks,
+        max_epochs=epochs, max_steps=until, **trainer_options,
+    )  # fmt: skip
+    began = time.perf_counter()
+    trainer.fit(
+        task,
+        balanced.loader(Samples(count, getattr(torch, dtype)), seed=SEED, num_workers=loader_workers),
+        ckpt_path=ckpt,
+    )
+    return {
+        "used": task.used,
+        "parameters": [p.detach().tolist() for p in task.net.parameters()],
+        "loads": [result.loads.tolist() for result in results],
+        "losses": [result.loss for result in results],
+        "seconds": time.perf_counter() - began,
+        "kind": str(task.kind),
+        "steps": trainer.global_step,
+    }
+
+
+def fits(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A fit for each case."""
+    as_torchrun(rank, ranks)
+    return [fit(ranks, **case) for case in cases]
+
+
+def stopped_and_resumed(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[Any]:
+    """For each case (its ``steps``, and options of ``fit``): a fit that keeps a checkpoint after so many steps, and
+    one that goes on from it."""
+    as_torchrun(rank, ranks)
+    pairs = []
+    for number, case in enumerate(cases):
+        case = dict(case)
+        steps, where = case.pop("steps"), Path(folder) / str(number)
+        keep = {"dirpath": where, "save_top_k": -1}
+        keep |= (
+            {"every_n_train_steps": steps}
+            if steps
+            else {"every_n_epochs": 1, "save_on_train_epoch_end": True}
+        )
+        first = fit(ranks, keep=keep, **case | ({"until": steps} if steps else {"epochs": 1}))
+        (kept,) = where.glob("*.ckpt")
+        pairs.append((first, fit(ranks, ckpt=str(kept), **case)))
+    return pairs
+
+
+def refusal(trainer_options: dict[str, Any], options: dict[str, Any], plain: bool = False) -> str:
+    """The sentence with which one process is refused."""
+    from lightning.pytorch import Trainer
+    from torch.utils.data import DataLoader
+
+    from paceline.hosts.lightning import Balanced
+
+    task = module_of(torch.float32)
+    data = Samples(COUNT, torch.float32)
+
+    try:
+        balanced = Balanced(BATCH, **options)
+        callbacks = [balanced, *trainer_options.pop("callbacks", [])]
+        Trainer(**SILENT, max_epochs=1, callbacks=callbacks, **trainer_options).fit(
+            task, DataLoader(data, 8) if plain else balanced.loader(data)
+        )
+    except PacelineError as error:
+        return str(error)
+    return "nothing was wrong"
