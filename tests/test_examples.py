@@ -33,6 +33,28 @@ def test_train_ddp() -> None:
     assert loads[2] < min(loads[:2]), "the slow rank has least to do"
 
 
+@pytest.mark.processes
+@pytest.mark.xdist_group("processes")
+@pytest.mark.parametrize("name", ["lightning_trainer", "fabric_loop", "fsdp2"])
+def test_hosts(name: str) -> None:
+    if name != "fsdp2":
+        pytest.importorskip("lightning")
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
+            str(EXAMPLES / f"{name}.py"),
+        ],
+        capture_output=True, text=True, timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "terminate called" not in done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("loss"))
+    loads = [int(load) for load in line.split("[")[1].split("]")[0].split(", ")]
+    assert sum(loads) == 256
+    assert loads[2] < min(loads[:2]), "the slow rank has least to do"
+
+
 def test_offloading() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "offloading.py"), "--rounds", "25"],

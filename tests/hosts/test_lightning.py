@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,6 @@ CASES: dict[str, dict[str, Any]] = {
 CLIPPED = {"clipped": 0.05, "accumulated and clipped": 0.05}
 
 
-def parameters(result: dict[str, Any]) -> list[torch.Tensor]:
-    return [torch.tensor(p, dtype=torch.float64) for p in result["parameters"]]
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_equals_one_process_with_the_whole_batch(ranks: int) -> None:
     names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
@@ -46,7 +43,7 @@ def test_equals_one_process_with_the_whole_batch(ranks: int) -> None:
         expected = whole_batch(clip=CLIPPED.get(name), epochs=epochs)
         mixed = name == "bfloat16"
         assert results[0]["kind"] == ("torch.bfloat16" if mixed else "torch.float64")
-        far = difference(parameters(results[0]), expected)
+        far = difference(results[0]["parameters"], expected)
         assert far < (2e-2 if mixed else 1e-12), f"{name}: relative difference {far:.1e}"
 
 
@@ -57,13 +54,18 @@ def test_goes_on_after_a_checkpoint_as_if_unbroken(tmp_path: Path) -> None:
         {"steps": 0},
     ]
     ranks = run_ranks(3, stopped_and_resumed, str(tmp_path), cases)
-    unbroken = run_ranks(3, fits, [{}])[0][0]
+    unbroken = ranks[0][-1]
     for number, case in enumerate(cases):
         first, then = ranks[0][number]
         assert first["loads"] + then["loads"] == unbroken["loads"], case
-        assert difference(parameters(then), parameters(unbroken)) < 1e-12, case
-        used = [sum(rank[number][0]["used"] + rank[number][1]["used"], []) for rank in ranks]
-        assert sorted(sum(used, [])) == sorted(2 * list(range(83))), case
+        assert (
+            difference(
+                then["parameters"], [torch.tensor(p, dtype=torch.float64) for p in unbroken["parameters"]]
+            )
+            < 1e-12
+        ), case
+        used = chain.from_iterable(part["used"] for rank in ranks for part in rank[number])
+        assert sorted(chain.from_iterable(used)) == sorted(2 * list(range(83))), case
 
 
 def test_what_cannot_be_balanced_is_refused() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from itertools import chain, pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,10 +64,11 @@ def whole_batch(
     return [p.detach() for p in model.parameters()]
 
 
-def difference(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
-    """The largest difference of parameters, relative to the largest of each tensor."""
+def difference(found: Iterable[Any], expected: Iterable[torch.Tensor]) -> float:
+    """The largest difference of parameters (tensors or nested lists), relative to the largest of each."""
     return max(
-        float((p.detach() - q).abs().max() / q.abs().max()) for p, q in zip(found, expected, strict=True)
+        float((torch.as_tensor(p, dtype=q.dtype).detach() - q).abs().max() / q.abs().max())
+        for p, q in zip(found, expected, strict=True)
     )
 
 

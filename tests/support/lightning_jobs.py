@@ -113,7 +113,7 @@ def fits(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[dict[str, A
 
 def stopped_and_resumed(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[Any]:
     """For each case (its ``steps``, and options of ``fit``): a fit that keeps a checkpoint after so many steps, and
-    one that goes on from it."""
+    one that goes on from it; and at last an unbroken one."""
     as_torchrun(rank, ranks)
     pairs = []
     for number, case in enumerate(cases):
@@ -128,7 +128,7 @@ def stopped_and_resumed(rank: int, ranks: int, folder: str, cases: list[dict[str
         first = fit(ranks, keep=keep, **case | ({"until": steps} if steps else {"epochs": 1}))
         (kept,) = where.glob("*.ckpt")
         pairs.append((first, fit(ranks, ckpt=str(kept), **case)))
-    return pairs
+    return [*pairs, fit(ranks)]
 
 
 def refusal(trainer_options: dict[str, Any], options: dict[str, Any], plain: bool = False) -> str:

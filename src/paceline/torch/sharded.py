@@ -16,6 +16,10 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 
+# their names in newer and in older releases
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def shards(modules: Iterable[torch.nn.Module]) -> list[Any]:
     """Those of the modules that were given to ``fully_shard``."""
@@ -77,7 +81,7 @@ class _AllGather(_Collective):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> None:
         began = time.perf_counter()
-        dist.all_gather_into_tensor(output_tensor, input_tensor, group=group)
+        _gather(output_tensor, input_tensor, group=group)
         self._watch.seconds += time.perf_counter() - began
 
 
@@ -91,5 +95,5 @@ class _ReduceScatter(_Collective):
         async_op: bool = False,
     ) -> None:
         began = time.perf_counter()
-        dist.reduce_scatter_tensor(output_tensor, input_tensor, op=op, group=group)
+        _scatter(output_tensor, input_tensor, op=op, group=group)
         self._watch.seconds += time.perf_counter() - began

@@ -1,0 +1,51 @@
+"""A Fabric loop with balanced batches, against one process that takes each whole batch itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.hosts import difference, every_sample_once, whole_batch
+from support.ranks import run_ranks
+
+pytest.importorskip("lightning")
+from support.fabric_jobs import refusal, trained
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+CASES: dict[str, dict[str, Any]] = {
+    "clipped": {"clip": 0.05},
+    "accumulated and clipped": {"clip": 0.05, "micro_batch": 3},
+    "moved within the round": {"policy": "factoring", "limits": None, "jitter": 2e-3},
+    "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
+    "stopped and resumed": {"steps": 4},
+    "sharded": {"sharding": True, "micro_batch": 4, "dtype": "float32", "precision": "32-true"},
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_equals_one_process_with_the_whole_batch(ranks: int, tmp_path: Path) -> None:
+    names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
+    found = run_ranks(ranks, trained, str(tmp_path), [CASES[name] for name in names])
+    for number, name in enumerate(names):
+        results = [rank[number] for rank in found]
+        every_sample_once([result["used"] for result in results])
+        assert len({str(result["parameters"]) for result in results}) == 1, f"{name}: the ranks differ"
+        assert len(results[0]["loads"]) == 12
+        assert any(len(set(loads)) > 1 for loads in results[0]["loads"]), f"{name}: the loads are even"
+        mixed, kind = name == "bfloat16", CASES[name].get("dtype", "float64")
+        assert results[0]["kind"] == f"torch.{kind}"
+        expected = whole_batch(getattr(torch, kind), clip=CASES[name].get("clip"))
+        far = difference(results[0]["parameters"], expected)
+        limit = 2e-2 if mixed else 1e-12 if kind == "float64" else 2e-6
+        assert far < limit, f"{name}: relative difference {far:.1e}"
+        assert far > 1e-5 or not mixed, "bfloat16 was not used"
+
+
+def test_what_cannot_be_balanced_is_refused() -> None:
+    assert "expected what fabric.setup" in refusal("plain module")
+    assert "does not leave the plain mean" in refusal("strategy")
+    assert "set its precision" in refusal("scaler")

@@ -1,0 +1,123 @@
+"""What the ranks of the Fabric tests run."""
+
+from __future__ import annotations
+
+import random
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, as_torchrun, fresh, optimizer_of
+
+
+def sharded(model: nn.Module, mesh: Any) -> nn.Module:
+    """As ModelParallelStrategy's parallelize_fn: FSDP2 over the ranks."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in (model.first, model.second):
+        fully_shard(layer, mesh=mesh["data_parallel"])
+    return fully_shard(model, mesh=mesh["data_parallel"])
+
+
+def train(
+    ranks: int,
+    dtype: str = "float64",
+    precision: str = "64-true",
+    sharding: bool = False,
+    clip: float | None = None,
+    until: int = -1,
+    save: str | None = None,
+    load: str | None = None,
+    jitter: float = 0.0,
+    epochs: int = EPOCHS,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train up to ``epochs`` epochs or ``until`` rounds; what was used, and what it ended with."""
+    from lightning.fabric import Fabric
+    from lightning.fabric.strategies import ModelParallelStrategy
+
+    from paceline.hosts.fabric import Balanced
+
+    warnings.filterwarnings("ignore", module="lightning")
+    kind = getattr(torch, dtype)
+    torch.set_default_dtype(torch.float32)
+    model = fresh(kind)
+    torch.set_default_dtype(kind)  # to which Fabric casts the model's outputs
+    strategy = ModelParallelStrategy(sharded, data_parallel_size=ranks, tensor_parallel_size=1)
+    fabric = Fabric(
+        accelerator="cpu", devices=ranks, strategy=strategy if sharding else "ddp", precision=precision
+    )
+    fabric.launch()
+    if sharding:
+        model = fabric.setup_module(model)
+        optimizer = fabric.setup_optimizers(optimizer_of(model))
+    else:
+        model, optimizer = fabric.setup(model, optimizer_of(model))
+    options = {"policy": UNEVEN, "limits": FREE[:ranks]} | options
+    results: list[Any] = []
+    pace = Balanced(fabric, model, BATCH, on_round=results.append, **options)
+    loader, loss_of = pace.loader(Samples(COUNT, kind), seed=SEED), nn.CrossEntropyLoss()
+    parts = {"model": model, "optimizer": optimizer, "pace": pace}
+    if load is not None:
+        fabric.load(load, parts)
+    used: list[list[int]] = []
+    stalls = random.Random(fabric.global_rank)
+    while pace.epoch < epochs and pace.rounds != until:
+        used.append([])
+        for x, y, index in loader:
+            time.sleep(jitter * stalls.expovariate(1.0))
+            if pace.counts:
+                used[-1] += index.tolist()
+            out = model(x)
+            pace.backward(loss_of(out, y))
+            if pace.complete and clip is not None:
+                fabric.clip_gradients(model, optimizer, max_norm=clip)
+            if pace.step(optimizer) and pace.rounds == until:
+                break
+    if save is not None:
+        fabric.save(save, parts)
+    found = [getattr(p, "full_tensor", lambda p=p: p)().tolist() for p in model.parameters()]
+    pace.detach()
+    loads = [result.loads.tolist() for result in results]
+    return {"used": used, "parameters": found, "loads": loads, "kind": str(out.dtype)}
+
+
+def trained(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each case trained; one with ``steps`` is stopped after so many rounds, and another goes on from there."""
+    as_torchrun(rank, ranks)
+    found = []
+    for number, case in enumerate(cases):
+        if "steps" not in case:
+            found.append(train(ranks, **case))
+            continue
+        case, path = dict(case), f"{folder}/{number}"
+        steps = case.pop("steps")
+        first = train(ranks, save=path, until=steps, **case)
+        then = train(ranks, load=path, **case)
+        used = [first["used"][0] + then["used"][0], *then["used"][1:]]
+        found.append(then | {"used": used, "loads": first["loads"] + then["loads"]})
+    return found
+
+
+def refusal(kind: str) -> str:
+    """The sentence with which one process is refused."""
+    from lightning.fabric import Fabric
+
+    from paceline.hosts.fabric import Balanced
+
+    fabric, model = Fabric(accelerator="cpu", devices=1), fresh(torch.float32)
+    try:
+        if kind == "plain module":
+            Balanced(fabric, model, BATCH)
+        wrapped, _ = fabric.setup(model, optimizer_of(model))
+        if kind == "strategy":
+            fabric._strategy = type("DeepSpeedStrategy", (), {})()
+        pace = Balanced(fabric, wrapped, BATCH)
+        pace.backward(torch.zeros(()), scaler=torch.amp.GradScaler("cpu"))
+    except PacelineError as error:
+        return str(error)
+    return "nothing was wrong"

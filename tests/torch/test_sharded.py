@@ -1,0 +1,55 @@
+"""FSDP2 with balanced batches, against one process that takes each whole batch itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.fsdp_jobs import measured, misuse, trained
+from support.hosts import difference, every_sample_once, whole_batch
+from support.ranks import run_ranks
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+CASES: dict[str, dict[str, Any]] = {
+    "uneven": {},
+    "accumulated and clipped": {"clip": 0.05, "micro_batch": 4},
+    "stopped and resumed": {"steps": 4},
+    "bfloat16": {"dtype": "float32", "mixed": True},
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_equals_one_process_with_the_whole_batch(ranks: int, tmp_path: Path) -> None:
+    names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
+    found = run_ranks(ranks, trained, str(tmp_path), [CASES[name] for name in names])
+    for number, name in enumerate(names):
+        results = [rank[number] for rank in found]
+        every_sample_once([result["used"] for result in results])
+        assert len(results[0]["loads"]) == 12
+        assert any(len(set(loads)) > 1 for loads in results[0]["loads"]), f"{name}: the loads are even"
+        mixed = name == "bfloat16"
+        assert results[0]["kind"] == ("torch.bfloat16" if mixed else "torch.float64")
+        expected = whole_batch(clip=CASES[name].get("clip"))
+        far = difference(results[0]["parameters"], expected)
+        assert far < (2e-2 if mixed else 1e-12), f"{name}: relative difference {far:.1e}"
+
+
+def test_seconds_are_a_ranks_own_in_spite_of_the_collectives_in_each_layer() -> None:
+    milliseconds = [1.0, 1.0, 4.0]
+    rounds = run_ranks(3, measured, milliseconds, 6)[0]
+    slept = np.array(milliseconds) * 20 / 1e3  # each rank has 20 of the 60 samples
+    best = np.min([round.compute for round in rounds], axis=0)  # the machine may be busy
+    assert (best >= slept).all()
+    assert (best < slept + 0.03).all(), f"{best} instead of {slept}: without the waits"
+    assert max(round.seconds for round in rounds) >= slept[2]
+
+
+def test_what_cannot_be_balanced_is_refused() -> None:
+    for partly, moving, hook in run_ranks(2, misuse):
+        assert "second.weight is not sharded" in partly
+        assert "FSDP needs as many on each" in moving
+        assert "use weigh='loss'" in hook
