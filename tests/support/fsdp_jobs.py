@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -46,11 +47,12 @@ def train(
 
     def parts() -> dict[str, Any]:
         weights, moments = get_state_dict(model, optimizer)
-        return {"model": weights, "optimizer": moments, "pace": pace}
+        return {"model": weights, "optimizer": moments, "pace": json.dumps(pace.state_dict())}
 
     if load is not None:
         loaded = parts()
         dcp.load(loaded, checkpoint_id=load)
+        pace.load_state_dict(json.loads(loaded["pace"]))
         set_state_dict(
             model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"]
         )
