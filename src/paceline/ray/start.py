@@ -27,7 +27,9 @@ def connect(address: str | None, cpus: int) -> bool:
         return False
     if address is None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet)
+        ray.init(  # "local": another's Ray on this machine is none of ours
+            address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet
+        )
         return True
     if address != "auto":
         _ask(address)

@@ -43,13 +43,13 @@ class Alone:
     """One process: nobody to tell."""
 
     def __init__(self) -> None:
-        self._values: Array = np.empty(0)
+        self._values: dict[int, Array] = {}
 
     def send(self, step: int, values: Array) -> None:
-        self._values = values
+        self._values[step % SLOTS] = values
 
     def receive(self, step: int) -> Array:
-        return self._values[None, :]
+        return self._values[step % SLOTS][None, :]
 
     def close(self) -> None:
         pass

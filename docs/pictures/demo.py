@@ -1,6 +1,6 @@
-"""Draws docs/demo.png, the picture of the README, from the runs that ``make demo`` leaves.
+"""Draws docs/pictures/demo.png, the picture of the README, from the runs that ``make demo`` leaves.
 
-python docs/make_picture.py runs/digits-mlp-compare/equal runs/digits-mlp-compare/level docs/demo.png
+python docs/pictures/demo.py runs/digits-mlp-compare/equal runs/digits-mlp-compare/level docs/pictures/demo.png
 """
 
 from __future__ import annotations

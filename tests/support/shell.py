@@ -1,0 +1,202 @@
+"""The commands of a page's ``bash`` blocks: run where that takes seconds, else held against the real options.
+
+==================  ====================================================================================
+``paceline ...``    run, with ``SHORTER``'s options added; those that ``READ_ONLY`` names are parsed by
+                    the real command and not run
+``torchrun``        parsed by torchrun's own parser, and the ``paceline`` command behind it by its own. A
+                    program that the page itself made is run where there are several nodes: all on
+                    this machine, at once, sleeping a tenth of what is said
+``python FILE``     the program exists and knows each ``--option`` (tests/test_examples.py runs the examples)
+``make TARGET``     the target exists
+``pip install``     the extras exist
+==================  ====================================================================================
+
+Any other command fails: nobody would notice when it stopped being true.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from paceline import cli
+from support.commands import paceline
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Options added to what a page says, so that it takes seconds; the last one given counts.
+SHORTER = {
+    "train": ["--epochs", "1", "--steps", "4"],
+    "simulate": ["--rounds", "12", "--realizations", "2"],
+    "reproduce": ["--quick"],
+}
+# Commands that need another machine, minutes, or a terminal: parsed only. The first words decide.
+READ_ONLY = (
+    "paceline reproduce",  # each is run by tests/papers; `--list` below is not affected
+    "paceline train --data mnist",  # files that users bring
+    "paceline train --data cifar10",
+    "paceline whatif runs/mine",  # recorded here by one rank, where there is nothing to divide
+)
+SILENT = ("cd", "source")  # of the shell itself: nothing to check
+
+
+class Shell:
+    """One page's shell: variables that it exported, and nodes that wait for the others."""
+
+    def __init__(self) -> None:
+        self._exported: dict[str, str] = {}
+        self._nodes: list[subprocess.Popen[str]] = []
+        self._port = 0
+
+    def run(self, block: str) -> None:
+        """Run or check each command of a block, in the working directory; AssertionError says what is wrong."""
+        for words in commands(block):
+            given = dict(self._exported)
+            if words[0] == "export":
+                self._exported |= dict(word.split("=", 1) for word in words[1:])
+                continue
+            while words and re.match(r"\w+=", words[0]):  # NAME=value before a command
+                key, value = words.pop(0).split("=", 1)
+                given[key] = value
+            if words[0] == "torchrun":
+                self._torchrun(words[1:], given)
+            else:
+                check(words)
+
+    def close(self) -> None:
+        """End the nodes whose peers never came."""
+        for node in self._nodes:
+            node.kill()
+            node.communicate()
+
+    def _torchrun(self, arguments: list[str], given: dict[str, str]) -> None:
+        from torch.distributed.run import get_args_parser
+
+        parsed = get_args_parser().parse_args(arguments)
+        behind = [parsed.training_script, *parsed.training_script_args]
+        if parsed.module:
+            assert behind[0] == "paceline", f"torchrun -m {behind[0]}: expected paceline"
+            parse_paceline(behind[1:])
+            return
+        _program(behind[0], behind[1:])
+        nodes = int(parsed.nnodes.split(":")[0])
+        if nodes == 1 or not Path(behind[0]).is_file():
+            return
+        if not self._nodes:
+            self._port = free_port()
+        here = {"--master-addr": "127.0.0.1", "--master-port": str(self._port)}
+        for option, value in here.items():
+            arguments[arguments.index(option) + 1] = value
+        given["GLOO_SOCKET_IFNAME"] = "lo"
+        given["SLEEP_MS"] = str(float(given.get("SLEEP_MS", 0)) / 10)
+        self._nodes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", *arguments],
+                env=os.environ | given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+        if len(self._nodes) == nodes:
+            started, self._nodes = self._nodes, []
+            for node in started:
+                said, _ = node.communicate(timeout=300)
+                assert node.returncode == 0, said
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """The commands of a block: continued lines joined, comments and background signs dropped."""
+    for line in block.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;")
+        lexer.whitespace_split = True
+        part: list[str] = []
+        for word in lexer:
+            if set(word) <= set("&|;"):
+                if part:
+                    yield part
+                part = []
+            else:
+                part.append(word)
+        if part:
+            yield part
+
+
+def check(words: list[str]) -> None:
+    """Run or check one command; AssertionError says what is wrong with it."""
+    line = shlex.join(words)
+    match words:
+        case ["paceline", *arguments]:
+            _paceline(arguments, line)
+        case ["python" | "python3", "-m", "paceline", *arguments]:
+            _paceline(arguments, line)
+        case ["python" | "python3", "-m", "venv", _]:
+            pass
+        case ["python" | "python3", program, *options]:
+            _program(program, options)
+        case ["make", *targets]:
+            rules = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            assert set(targets) <= set(rules), f"{line}: the Makefile has {', '.join(rules)}"
+        case ["pip", "install", *packages] | [".venv/bin/pip", "install", *packages]:
+            _extras(packages)
+        case [first, *_] if first in SILENT:
+            pass
+        case _:
+            raise AssertionError(f"{line}: no test knows how to check this command")
+
+
+def _paceline(arguments: list[str], line: str) -> None:
+    parse_paceline(arguments)
+    if line.startswith(READ_ONLY) and "--list" not in arguments:
+        return
+    whole = {"--list", "--trace", "--resume"} & set(arguments)
+    said = paceline(*arguments, *([] if whole else SHORTER.get(arguments[0], [])))
+    assert said.status == 0, f"{line}: exit status {said.status}\n{said.stdout}\n{said.stderr}"
+
+
+def parse_paceline(arguments: list[str]) -> None:
+    """Hold the options against the real command's; files that must be there are looked for by ``_paceline``."""
+    group = typer.main.get_command(cli._app())
+    name, *rest = arguments
+    if name.startswith("--"):
+        return
+    assert name in group.commands, f"paceline {name}: expected one of {', '.join(group.commands)}"
+    command = group.commands[name]
+    try:
+        command.make_context(name, rest)
+    except typer.Exit:  # --help
+        pass
+    except typer.exceptions.TyperException as error:
+        raise AssertionError(f"paceline {shlex.join(arguments)}: {error.format_message()}") from error
+
+
+def _program(program: str, options: list[str]) -> None:
+    path = ROOT / program if (ROOT / program).exists() else Path(program)
+    assert path.is_file(), f"python {program}: no such file"
+    source = path.read_text(encoding="utf-8")
+    for option in options:
+        if option.startswith("--"):
+            assert f'"{option.split("=")[0]}"' in source, f"python {program}: knows no {option}"
+
+
+def _extras(packages: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for package in packages:
+        for extra in re.findall(r"\[(.*?)\]", package):
+            for one in extra.split(","):
+                assert one in project["optional-dependencies"], f"pip install {package}: no extra {one!r}"
