@@ -114,7 +114,11 @@ def on_config(config: Any) -> Any:
     examples = [{path.name: f"examples/{path.stem}.md"} for path in _examples()]
     for entry in config.nav:
         if "Reference" in entry:
-            entry["Reference"] = ["reference/index.md", *pages, {"Examples": examples}]
+            entry["Reference"] = [
+                {"Overview": "reference/index.md"},
+                {"Modules": pages},
+                {"Examples": examples},
+            ]
     return config
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,67 +13,18 @@ from typing import Any
 import pytest
 
 from support.blocks import PAGES, ROOT, SHELL, complaints, document, name
+from support.given import own_script, paced, wrapped
 from support.shell import free_port
 
-
-def own_script() -> dict[str, Any]:
-    """What fragments of a user's script take for granted: a model, data, an optimizer."""
-    import torch
-    from torch import nn
-
-    import paceline.torch
-    from paceline.data import load
-
-    digits = load("digits")
-    dataset = torch.utils.data.TensorDataset(
-        torch.from_numpy(digits.x_train[:512]), torch.from_numpy(digits.y_train[:512])
-    )
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    return {
-        "model": model,
-        "dataset": dataset,
-        "criterion": nn.CrossEntropyLoss(),
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
-        "epochs": 2,
-        "paceline": paceline,
-        "torch": torch,
-    }
-
-
-def wrapped() -> dict[str, Any]:
-    """The same, with the group joined and the model wrapped."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    import paceline.torch
-
-    names = own_script()
-    paceline.torch.join()
-    ddp = DistributedDataParallel(names["model"])
-    loader = torch_loader(names["dataset"])
-    return names | {"ddp": ddp, "DistributedDataParallel": DistributedDataParallel, "loader": loader}
-
-
-def paced() -> dict[str, Any]:
-    """The same, with Paceline's handle and loader."""
-    names = wrapped()
-    pace = names["paceline"].torch.Pace(names["ddp"], global_batch=256)
-    return names | {"pace": pace, "loader": pace.loader(names["dataset"], seed=0), "os": os}
-
-
-def torch_loader(dataset: Any) -> Any:
-    import torch
-
-    return torch.utils.data.DataLoader(dataset, batch_size=64)
-
-
+# Around whose fragments a user's script is taken for granted, and which.
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": wrapped,
     "docs/training.md": own_script,
     "docs/simulate.md": wrapped,
     "docs/tutorial.md": paced,
 }
-RAY = ("docs/coded.md", "docs/server.md", "docs/backup.md", "docs/gates.md")  # pages that start Ray
+TWO_RANKS = ("docs/doctor.md",)  # whose python takes two processes, as one script under torchrun
+RAY = ("docs/coded.md", "docs/server.md")  # pages that start Ray
 
 
 @pytest.fixture
@@ -101,6 +54,19 @@ def launched() -> Iterator[None]:
         yield
 
 
+def under_torchrun(place: Path, source: str) -> None:
+    """Run fragments in two ranks, with a model wrapped and a group joined before them."""
+    script = place / "fragments.py"
+    script.write_text(f"from support.given import wrapped\n\nglobals().update(wrapped())\n{source}\n")
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
+        capture_output=True, text=True, timeout=300,
+        env=os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def _marks(page: Path) -> list[pytest.MarkDecorator]:
     kind = "ray" if name(page) in RAY else "processes"
     return [getattr(pytest.mark, kind), pytest.mark.xdist_group(kind if kind == "ray" else name(page))]
@@ -116,6 +82,10 @@ def test_page(page: Path, place: Path) -> None:
     examples = list(document(page))
     if not examples:
         pytest.skip("no code")
+    if name(page) in TWO_RANKS:
+        python = [example.parsed for example in examples if example.region.lexemes["language"] == "python"]
+        under_torchrun(place, "\n".join(python))
+        examples = [example for example in examples if example.region.lexemes["language"] != "python"]
     given = GIVEN.get(name(page), dict)
     with launched():
         examples[0].namespace.update({"__name__": page.stem} | given())

@@ -18,6 +18,7 @@ BACKUPS: dict[str, type[Any]] = {
     "everyone": Everyone,
     "static": Static,
 }
+"""Every backup policy's class, by the name that ``create`` knows it by."""
 
 
 def create(text: str, workers: int, mode: str = "push-wait") -> Backup[Any]:

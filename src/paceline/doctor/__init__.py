@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.doctor.probe import Probe
 
 STEPS = 200
+"""Optimizer steps that are watched unless one says otherwise."""
 
 __all__ = ["STEPS", "watch"]
 

@@ -23,6 +23,7 @@ FORECASTS: dict[str, type[AnyForecast]] = {
     "ratio": Ratio,
     "ema": Ema,
 }
+"""Every forecast's class, by the name that ``create`` knows it by."""
 
 
 @cache  # policies ask each round; a forecast never changes

@@ -51,6 +51,7 @@ class Forecast(Protocol[S]):
 
 
 AnyForecast = Forecast[Any]
+"""A forecast whose state is of no interest."""
 
 
 def seen(speed: Array) -> NDArray[np.bool_]:

@@ -14,7 +14,10 @@ from paceline.sync.protocol import Gate
 from paceline.sync.ssp import Ssp
 
 GATES: dict[str, type[Any]] = {"asp": Asp, "bsp": Bsp, "lsp": Lsp, "ssp": Ssp}
+"""Every gate's class, by the name that ``create`` knows it by."""
+
 MODES = Bsp.modes
+"""How parameters may reach the workers: push-wait, push-interrupt or pull."""
 
 
 def create(text: str, workers: int, mode: str = "push-wait") -> Gate[Any]:

@@ -48,4 +48,7 @@ class Release(NamedTuple):
 
 
 Effect = Apply | Drop | Interrupt | Release
+"""One thing that the engine is to do."""
+
 Effects = tuple[Effect, ...]
+"""What the engine is to do, in this order."""

@@ -29,9 +29,15 @@ class Code(Protocol):
     """k blocks of A made into n coded ones."""
 
     @property
-    def k(self) -> int: ...
+    def k(self) -> int:
+        """Blocks of the matrix."""
+        ...
+
     @property
-    def n(self) -> int: ...
+    def n(self) -> int:
+        """Coded blocks."""
+        ...
+
     def encode(self, a: Array, chosen: Sequence[int] | None = None) -> list[Array]:
         """The coded blocks of a matrix, all or the chosen ones."""
         ...

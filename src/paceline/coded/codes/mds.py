@@ -68,6 +68,7 @@ CONSTRUCTIONS: dict[str, Callable[[int, int, int], Array]] = {
     "cauchy": _cauchy,
     "chebyshev": _chebyshev,
 }
+"""The parity rows of each construction, by name: of (parities, k, seed)."""
 
 
 def split(rows: int, k: int) -> int:
