@@ -166,7 +166,10 @@ def _paceline(arguments: list[str], line: str) -> None:
     if line.startswith(READ_ONLY) and "--list" not in arguments:
         return
     whole = {"--list", "--trace", "--resume"} & set(arguments)
-    said = paceline(*arguments, *([] if whole else SHORTER.get(arguments[0], [])))
+    shorter = [] if whole else list(SHORTER.get(arguments[0], []))
+    if arguments[0] == "train" and not whole and not {"--workers", "--pace", "--pace-ms"} & set(arguments):
+        shorter += ["--workers", "2"]
+    said = paceline(*arguments, *shorter)
     assert said.status == 0, f"{line}: exit status {said.status}\n{said.stdout}\n{said.stderr}"
 
 
