@@ -1,7 +1,7 @@
 """What the site has beyond the pages that people write: the reference and the examples.
 
-MkDocs calls the functions (``hooks`` in mkdocs.yml). A public module, one with ``__all__`` or named in ``MORE``, gets
-a page of the reference; each program in examples/ gets a page with its source, so that links to it hold.
+MkDocs calls the functions (``hooks`` in mkdocs.yml). A public module (see ``public_modules``) gets a page of
+the reference; each program in examples/ gets a page with its source, so that links to it hold.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "paceline"
 
-# Public by mention in the pages, though they list no names.
+# Public by mention in a page's text.
 MORE = (
     "paceline.policies",
     "paceline.rounds",
@@ -54,13 +54,31 @@ def _assigned(tree: ast.Module, name: str) -> ast.expr | None:
     return None
 
 
+def _listed(module: str) -> list[str] | None:
+    value = _assigned(ast.parse(_file(module).read_text(encoding="utf-8")), "__all__")
+    return None if value is None else list(ast.literal_eval(value))
+
+
+def _imported() -> set[str]:
+    """Modules that a page's or an example's code imports from."""
+    found = set()
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *_examples()):
+        text = path.read_text(encoding="utf-8")
+        found |= set(re.findall(r"^\s*(?:from|import) (paceline[\w.]*)", text, re.MULTILINE))
+        for home, names in re.findall(r"^\s*from (paceline[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
+            parts = {name.split()[0] for name in names.split(",") if name.strip()} - set(_listed(home) or ())
+            found |= {f"{home}.{part}" for part in parts if _file(f"{home}.{part}").is_file()}
+    return found
+
+
 def public_modules() -> list[str]:
-    """Modules with ``__all__``, and those of MORE, by name."""
-    found = set(MORE)
+    """Modules with ``__all__``, those that pages and examples import from, and those of MORE, by name."""
+    found = set(MORE) | _imported()
     for path in PACKAGE.rglob("*.py"):
-        if _assigned(ast.parse(path.read_text(encoding="utf-8")), "__all__") is not None:
-            parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-            found.add(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if _listed(module) is not None:
+            found.add(module)
     return sorted(found)
 
 
@@ -80,9 +98,7 @@ def _registered(module: str) -> list[str]:
 
 def _hidden(module: str) -> list[str]:
     """Public functions named like the file that defines them, which the module's own listing takes for the file."""
-    listed = _assigned(ast.parse(_file(module).read_text(encoding="utf-8")), "__all__")
-    names = [] if listed is None else ast.literal_eval(listed)
-    return [name for name in names if _file(f"{module}.{name}").is_file()]
+    return [name for name in _listed(module) or () if _file(f"{module}.{name}").is_file()]
 
 
 def _page(module: str) -> str:
