@@ -23,6 +23,11 @@ def sharded(model: nn.Module, mesh: Any) -> nn.Module:
     return fully_shard(model, mesh=mesh["data_parallel"])
 
 
+def whole(parameter: Any) -> torch.Tensor:
+    """All of a parameter, of which this rank may hold a part."""
+    return getattr(parameter, "full_tensor", lambda: parameter)().detach()
+
+
 def train(
     ranks: int,
     dtype: str = "float64",
@@ -80,7 +85,7 @@ def train(
                 break
     if save is not None:
         fabric.save(save, parts)
-    found = [getattr(p, "full_tensor", lambda p=p: p)().tolist() for p in model.parameters()]
+    found = [whole(p).tolist() for p in model.parameters()]
     pace.detach()
     loads = [result.loads.tolist() for result in results]
     return {"used": used, "parameters": found, "loads": loads, "kind": str(out.dtype)}

@@ -12,6 +12,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import RoundResult
+from support.fabric_jobs import sharded, whole
 from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, as_torchrun, fresh, optimizer_of
 
 SILENT = {
@@ -30,7 +31,11 @@ def module_of(dtype: torch.dtype) -> Any:
             super().__init__()
             self.net, self.loss_of = fresh(dtype), nn.CrossEntropyLoss()
             self.used: list[list[int]] = []
-            self.milliseconds = 0.0
+            self.milliseconds, self.sharding = 0.0, False
+
+        def configure_model(self) -> None:
+            if self.sharding:
+                sharded(self.net, self.device_mesh)
 
         def on_train_epoch_start(self) -> None:
             self.used.append([])
@@ -64,6 +69,7 @@ def fit(
     keep: dict[str, Any] | None = None,
     loader_workers: int = 0,
     milliseconds: float = 0.0,
+    sharding: bool = False,
     options: dict[str, Any] | None = None,
     epochs: int = EPOCHS,
     count: int = COUNT,
@@ -73,6 +79,7 @@ def fit(
     """One fit by ``ranks`` ranks; what it used, ended with, and how its rounds were divided."""
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.strategies import ModelParallelStrategy
 
     from paceline.hosts.lightning import Balanced
 
@@ -82,10 +89,13 @@ def fit(
     balanced = Balanced(batch, on_round=results.append, **options)
     callbacks = [balanced, *([ModelCheckpoint(**keep)] if keep else [])]
     task = module_of(getattr(torch, dtype))
-    task.milliseconds = milliseconds
+    task.milliseconds, task.sharding = milliseconds, sharding
+    strategy: Any = "ddp" if ranks > 1 else "auto"
+    if sharding:
+        strategy = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
     trainer = Trainer(
         **SILENT | ({"enable_checkpointing": True} if keep else {}), devices=ranks if ranks > 1 else 1,
-        strategy="ddp" if ranks > 1 else "auto", precision=precision, callbacks=callbacks,
+        strategy=strategy, precision=precision, callbacks=callbacks,
         max_epochs=epochs, max_steps=until, **trainer_options,
     )  # fmt: skip
     began = time.perf_counter()
@@ -96,7 +106,7 @@ def fit(
     )
     return {
         "used": task.used,
-        "parameters": [p.detach().tolist() for p in task.net.parameters()],
+        "parameters": [whole(p).tolist() for p in task.net.parameters()],
         "loads": [result.loads.tolist() for result in results],
         "losses": [result.loss for result in results],
         "seconds": time.perf_counter() - began,
