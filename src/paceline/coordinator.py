@@ -25,6 +25,7 @@ from paceline.rates import Rate
 from paceline.rounds import Array, Cluster, Machines
 from paceline.samples import Pool
 from paceline.sync import Apply, Drop, Effects, Gate, Gradient, Interrupt
+from paceline.within import Ran, Within
 
 RECENT = 8  # round trips of a worker from which its deadline is made
 AGAIN = 1.5  # times what it took, given up, to a worker that is back
@@ -40,6 +41,7 @@ class Task(NamedTuple):
     taken: Any  # samples, in the pool's own terms
     load: int
     began: float  # seconds
+    shared: bool = False  # its samples are the round's: whoever is free runs them
 
 
 class Trip(NamedTuple):
@@ -48,6 +50,8 @@ class Trip(NamedTuple):
     seconds: float
     whole: float
     load: int
+    overhead: float = 0.0  # of the seconds, where it is known
+    piece: float = math.nan  # seconds that a piece costs beyond its samples
 
 
 class Moved(NamedTuple):
@@ -85,6 +89,18 @@ class Choices:
 
     def __post_init__(self) -> None:
         self.made()
+
+    def shares_rounds(self) -> bool:
+        """Whether the policy moves work within the round. Raises PacelineError where nothing else goes with it."""
+        gate, waits, _, balancer = self.made()
+        if balancer.pull(0) is None:
+            return False
+        if not isinstance(gate, sync.Bsp) or self.mode != "push-wait" or waits is not None:
+            raise PacelineError(
+                f"{self.policy} moves work within a round that all workers share; use it with sync bsp, mode "
+                "push-wait and backup everyone, or choose another policy"
+            )
+        return True
 
     def made(self) -> tuple[Gate[Any], Backup[Any] | None, Rate, Balancer]:
         """The parts; no backup policy where the gate alone decides."""
@@ -153,6 +169,7 @@ class Update:
     dropped_samples: int
     shares: Array
     moved: list[Task] = field(default_factory=list)
+    within: Within | None = None  # its pieces, where work moves within the round
 
     @property
     def samples(self) -> int:
@@ -164,6 +181,8 @@ class Coordinator:
     """Runs one training. Call ``start``, then ``arrive``, ``leave`` and ``join`` as things happen.
 
     on_update: gets each ``Update``.
+    shares: the engine runs rounds in pieces where the policy says so: it keeps a task's samples until all of the
+        round is done, whatever becomes of the worker, and then tells who ran what.
     """
 
     def __init__(
@@ -172,7 +191,9 @@ class Coordinator:
         choices: Choices,
         pool: Pool,
         on_update: Callable[[Update], None],
+        shares: bool = False,
     ) -> None:
+        self._shares = shares and choices.shares_rounds()
         self.gate, self.backup, self.rate, self.balancer = choices.made()
         self.engine, self.pool, self._on_update, self._choices = engine, pool, on_update, choices
         n = choices.workers
@@ -186,6 +207,7 @@ class Coordinator:
         self._starved: set[int] = set()  # present, but there are no samples for them now
         self._trips: dict[int, list[Trip]] = {}  # the most recent ones of each worker
         self._unheard: dict[int, float] = {}  # since when each worker has not answered
+        self._awaited: dict[int, int] = {}  # in a shared round: samples sent and not delivered
         self._late: dict[int, float] = {}  # seconds a sample of what it was given up with
         self._dropped: Counter[str] = Counter()
         self._dropped_samples = 0
@@ -220,9 +242,12 @@ class Coordinator:
             _, self._state = self.gate.expect(self._state, self._wanted, now)
         self._carry_out(effects, now)
 
-    def arrive(self, worker: int, number: int, now: float, seconds: float | None = None) -> bool:
+    def arrive(
+        self, worker: int, number: int, now: float, seconds: float | None = None, ran: Ran | None = None
+    ) -> bool:
         """The gradient of task ``number`` is here; seconds: of the computation, the round trip by default.
 
+        ran: what the worker really did of a shared round.
         Returns whether it is of any use. One that is not (its worker was given up meanwhile) frees its worker.
         """
         task = self.tasks.get(worker)
@@ -232,10 +257,15 @@ class Coordinator:
         del self.tasks[worker]
         whole = now - task.began
         trip = Trip(whole if seconds is None else seconds, whole, task.load)
+        if ran is not None:
+            task = task._replace(taken=ran.taken, load=len(ran.taken))
+            trip = Trip(ran.seconds, ran.seconds, task.load, ran.overhead, ran.piece)
+        self._awaited.pop(worker, None)
         self._late.pop(worker, None)
         self._unheard.pop(worker, None)
-        self._trips.setdefault(worker, []).append(trip)
-        del self._trips[worker][:-RECENT]
+        if trip.load:
+            self._trips.setdefault(worker, []).append(trip)
+            del self._trips[worker][:-RECENT]
         self._arrivals.arrived(worker, task.tag, now, whole)
         self._held.setdefault((worker, task.tag), []).append((task, trip.seconds))
         effects, self._state = self.gate.arrive(self._state, worker, now)
@@ -276,6 +306,10 @@ class Coordinator:
         effects, self._state = self.gate.join(self._state, worker, now)
         self._carry_out(effects, now)
 
+    def progress(self, worker: int, heard: float, load: int) -> None:
+        """In a shared round, this worker was last heard of then, and these samples are awaited from it."""
+        self._unheard[worker], self._awaited[worker] = heard, load
+
     def deadlines(self, factor: float, floor: float) -> dict[int, float]:
         """When (seconds) to give up each worker that is computing, from the round trips measured so far.
 
@@ -292,24 +326,26 @@ class Coordinator:
         if not longest:
             return {}
         typical = float(np.median(list(longest.values())))
-        return {
-            worker: self._unheard[worker]
-            + floor
-            + task.load
-            * max(factor * longest.get(worker, 0.0), factor * typical, AGAIN * self._late.get(worker, 0.0))
-            for worker, task in self.tasks.items()
-        }
+        found = {}
+        for worker, task in self.tasks.items():
+            load = self._awaited.get(worker, task.load)
+            own, late = factor * longest.get(worker, 0.0), AGAIN * self._late.get(worker, 0.0)
+            if load:
+                found[worker] = self._unheard[worker] + floor + load * max(own, factor * typical, late)
+        return found
 
     def _forget(self, worker: int, why: str) -> None:
         task = self.tasks.pop(worker, None)
+        self._awaited.pop(worker, None)
         if task is not None:
             self.engine.cancel([task])
             self._lost(task, why)
 
     def _lost(self, task: Task, why: str) -> None:
-        self.pool.give_back(task.taken)
         self._dropped[why] += 1
-        self._dropped_samples += task.load
+        if not task.shared:
+            self.pool.give_back(task.taken)
+            self._dropped_samples += task.load
 
     def _carry_out(self, effects: Effects, now: float) -> None:
         """Do what the gate says, and what follows from it, in order."""
@@ -337,7 +373,7 @@ class Coordinator:
         fresh = sum(g.version == self.version for g, _, _ in used) or len(used)
         rate = self.rate.of(min(len(used), self.workers), self._norm2, self._variance)
         batch = None if effect.scale == "mean" else float(self.batch)
-        moved = self.engine.update([(task, g.weight) for g, task, _ in used], batch, rate)
+        moved = self.engine.update([(task, g.weight) for g, task, _ in used if task.load], batch, rate)
         staleness = [self.version - g.version for g, _, _ in used]
         self.version += 1
         loads, compute = np.zeros(self.workers, np.int64), np.full(self.workers, np.nan)
@@ -382,14 +418,17 @@ class Coordinator:
     def _rebalance(self) -> Array:
         """Let the balancing policy see the newest round trip of everybody; the shares it plans."""
         loads, seconds = np.zeros(self.workers, np.int64), np.full(self.workers, np.nan)
+        overhead, piece = np.zeros(self.workers), np.full(self.workers, np.nan)
         for worker in self.present:
             if not self._trips.get(worker):
                 return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
             newest = self._trips[worker][-1]
             seconds[worker], loads[worker] = newest.seconds, newest.load
+            overhead[worker], piece[worker] = newest.overhead, newest.piece
         if not loads.any():
             return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
-        return self.balancer.report(self.version - 1, loads, seconds)[1]
+        costs = piece if np.isfinite(piece).any() else None
+        return self.balancer.report(self.version - 1, loads, seconds, overhead, piece_seconds=costs)[1]
 
     def _held_task(self, gradient: Gradient) -> tuple[Task, float]:
         held = self._held[gradient.worker, gradient.version]
@@ -409,7 +448,7 @@ class Coordinator:
             effects, self._state = self.gate.leave(self._state, worker, now)
             return effects
         self._starved.discard(worker)
-        task = Task(self._numbers, worker, version, tag, taken, self.pool.count(taken), now)
+        task = Task(self._numbers, worker, version, tag, taken, self.pool.count(taken), now, self._shares)
         self._numbers += 1
         self.tasks[worker] = task
         self._unheard.setdefault(worker, now)

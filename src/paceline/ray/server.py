@@ -20,10 +20,11 @@ from paceline.aggregate import Vector
 from paceline.coordinator import Choices, Coordinator, Moved, Task, Update
 from paceline.errors import PacelineError, WorkerError
 from paceline.machines import sizes
+from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import connect
 from paceline.ray.worker import Pace, Program, Report, Worker
-from paceline.samples import Pool
+from paceline.samples import Indices, Pool
 
 try:
     import ray
@@ -36,7 +37,7 @@ SMALL_BYTES = 2**15  # a gradient of less comes in the same message as its repor
 
 
 class _Sent(NamedTuple):
-    """A task on its way: to whom, and where its gradient will be."""
+    """A task on its way: to whom, and where its gradient will be; nowhere for a piece of a shared round."""
 
     task: Task
     actor: Any
@@ -87,7 +88,8 @@ class Server:
         self._here: dict[int, _Here] = {}  # by task
         self._starting: dict[Any, tuple[int, Any]] = {}  # places and actors by the refs of their first words
         self.buffers: Vector | None = None
-        self._coordinator = Coordinator(self, choices, pool, self._updated)
+        self._coordinator = Coordinator(self, choices, pool, self._updated, shares=True)
+        self._round = Pieces(choices.workers, self, self._coordinator)
         self.updates = self._before = 0 if state is None else int(state["version"])
         self._ours = connect(address, choices.workers + 1)
         self.processes: dict[int, int] = {}
@@ -170,6 +172,9 @@ class Server:
     def compute(self, task: Task) -> None:
         """Send a task to its worker."""
         samples = self.pool.indices(task.taken)
+        if task.shared:
+            self._round.begin(task, samples, self._now())
+            return
         refs = (
             self._actors[task.worker]
             .compute.options(num_returns=len(self.shards) + 1)
@@ -177,25 +182,45 @@ class Server:
         )
         self._pending[refs[-1]] = _Sent(task, self._actors[task.worker], refs[:-1])
 
+    def send(self, task: Task, samples: Indices) -> None:
+        """Send a piece of a shared round."""
+        actor = self._actors[task.worker]
+        ref = actor.piece.remote(task.number, self._before + task.version, samples, *self.shards.refs)
+        self._pending[ref] = _Sent(task, actor, [])
+
+    def ask(self, task: Task) -> None:
+        """Ask for the gradient of all pieces of a task's worker."""
+        actor, parts = self._actors[task.worker], len(self.shards)
+        refs = actor.deliver.options(num_returns=parts + 1).remote(task.number, parts)
+        self._pending[refs[-1]] = _Sent(task, actor, refs[:-1])
+
     def cancel(self, tasks: list[Task]) -> None:
         """Tell the workers that are still at it, and forget the gradients."""
         for task in tasks:
             finished = self._here.pop(task.number, None) is not None
             if not finished and task.worker in self._actors:
                 self._actors[task.worker].cancel.remote(task.number)
+            if task.shared:
+                self._round.lose(task.worker, self._now())
 
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
         """Have the server actors move the parameters."""
-        here = [self._here.pop(task.number) for task, _ in parts]
-        arrived = [
-            Arrived(task.number, task.load, weight, gradient.parts)
-            for (task, weight), gradient in zip(parts, here, strict=True)
-        ]
+        if parts[0][0].shared:
+            portions = self._round.portions()
+            arrived, losses = [each.arrived for each in portions], [each.loss for each in portions]
+        else:
+            here = [self._here.pop(task.number) for task, _ in parts]
+            arrived = [
+                Arrived(task.number, task.load, weight, gradient.parts)
+                for (task, weight), gradient in zip(parts, here, strict=True)
+            ]
+            losses = [gradient.loss for gradient in here]
         norm2, variance = self.shards.update(arrived, batch, rate)
-        loss = np.average([gradient.loss for gradient in here], weights=[task.load for task, _ in parts])
+        loss = np.average(losses, weights=[each.samples for each in arrived])
         return Moved(float(loss), norm2, variance)
 
     def _updated(self, update: Update) -> None:
+        update.within = self._round.record
         update.version += self._before
         self.updates = update.version
         self.on_update(update)
@@ -262,7 +287,7 @@ class Server:
         """Wait for the next thing that happens, and take in all that has."""
         watched = [*self._pending, *self._moving, *self._starting]
         due = min(self._coordinator.deadlines(self._give_up, self._floor).values(), default=math.inf)
-        timeout = min(max(due - now, 0.0), LOOK_SECONDS)
+        timeout = min(max(min(due, self._round.due()) - now, 0.0), LOOK_SECONDS)
         ready, rest = ray.wait(watched, num_returns=1, timeout=timeout)
         if ready and rest:
             ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
@@ -296,7 +321,7 @@ class Server:
                 f"the loss became {report.loss:g} after update {self.updates}; lower the learning rate (--lr) or "
                 "look for bad values in the data"
             )
-        if report.cancelled or self._small or not self._awaited(sent):
+        if report.cancelled or self._small or not sent.parts or not self._awaited(sent):
             self._deliver(sent, report, None)
             return
         _, away = ray.wait(sent.parts, num_returns=len(sent.parts), timeout=0)
@@ -326,7 +351,9 @@ class Server:
         if not report.cancelled and report.buffers is not None and len(report.buffers):
             mixed = report.buffers if self.buffers is None else 0.9 * self.buffers + 0.1 * report.buffers
             self.buffers = mixed
-        if self._awaited(sent):
+        if self._awaited(sent) and task.shared:
+            self._share(sent, report, kept)
+        elif self._awaited(sent):
             self._here[task.number] = _Here(sent.parts, report.loss, kept)
             coordinator.arrive(task.worker, task.number, self._now(), report.seconds)
             if task.number in self._here and task.tag == coordinator.version:
@@ -335,6 +362,18 @@ class Server:
             if self._actors.get(task.worker) is sent.actor:
                 coordinator.heard(task.worker, self._now())
             self._take_back(sent)
+
+    def _share(self, sent: _Sent, report: Report, kept: Any) -> None:
+        """A piece of a shared round is through, or the gradient of several is here."""
+        task, now = sent.task, self._now()
+        if not sent.parts:
+            self._round.reported(task.worker, now)
+            return
+        arrived = self._round.delivered(task, sent.parts, report.loss, kept, now)
+        version = self._coordinator.version
+        self._round.finish(now)
+        if self._coordinator.version == version:
+            self.shards.hold(arrived)
 
     def _awaited(self, sent: _Sent) -> bool:
         running = self._coordinator.tasks.get(sent.task.worker)
@@ -355,9 +394,10 @@ class Server:
         self._take_back(sent)  # should its worker be dead, too, that is said of its next task
 
     def _look_after(self) -> None:
-        """Deadlines and commands."""
+        """Claims, deadlines and commands."""
         now = self._now()
         if not self.pool.finished():
+            self._round.claim_ahead(now)
             for worker, due in self._coordinator.deadlines(self._give_up, self._floor).items():
                 if now > due:
                     self._coordinator.leave(worker, now, "given up")

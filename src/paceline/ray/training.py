@@ -29,7 +29,7 @@ SLOWEST_BASE = 1e-3  # seconds per sample of pace 1, at least, as in training un
 def choices(config: TrainConfig) -> Choices:
     """What the server goes by. Raises PacelineError for what is unknown or excludes something else."""
     limits = None if config.limits is None else tuple(config.limits)
-    return Choices(
+    made = Choices(
         config.workers,
         config.global_batch,
         config.sync,
@@ -41,6 +41,8 @@ def choices(config: TrainConfig) -> Choices:
         config.momentum,
         limits,
     )
+    made.shares_rounds()
+    return made
 
 
 def run(
@@ -159,6 +161,7 @@ class _Log:
             staleness=update.staleness,
             dropped=dict(update.dropped),
             dropped_samples=update.dropped_samples,
+            **_pieces(update),
         )
         left = self._pool.epochs * self._samples - self._used
         ahead = -(-left // max(update.samples, 1))
@@ -188,6 +191,13 @@ class _Log:
     def totals(self) -> dict[str, Any]:
         """What became of the gradients that were not used."""
         return {"dropped": self._dropped, "dropped_samples": self._dropped_samples}
+
+
+def _pieces(update: Update) -> dict[str, Any]:
+    if update.within is None:
+        return {}
+    at_once, cost, pieces, seconds = update.within
+    return {"pieces": pieces, "piece_seconds": seconds, "at_once": at_once, "piece_cost": cost}
 
 
 def done(run_dir: Path) -> int | None:

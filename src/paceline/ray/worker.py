@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
-from paceline.aggregate import Vector
+from paceline.aggregate import Part, Sum, Vector
 from paceline.machines import Machine, measure
 from paceline.samples import Indices
 
@@ -42,6 +42,12 @@ class Worker:
         self._rank, self._pace, self._pieces = rank, pace, pieces
         self._first, self._gradient = program(rank)
         self._whole: Any = None  # the parts' parameters together, in memory that is used again
+        self._newest = -1  # version of these
+        self._sum, self._round, self._run = (
+            Sum(statistics=False),
+            -1,
+            0,
+        )  # of a round in pieces: its task, samples
         self._cancelled = -1
         self._changed = threading.Condition()
 
@@ -63,7 +69,7 @@ class Worker:
         A cancelled gradient is None.
         """
         began = time.perf_counter()
-        whole: Any = values[0] if len(values) == 1 else self._joined(values)
+        whole = self._joined(version, values)
         total: Any = None
         loss, done = 0.0, False
         if self._pace is not None:
@@ -88,14 +94,42 @@ class Worker:
             return (*(None,) * len(values), report)
         return (*np.array_split(total, len(values)), report)
 
+    def piece(self, number: int, version: int, samples: Indices, *values: Vector) -> Report:
+        """Add the gradient over these samples to what the round's task has; a Report."""
+        began = time.perf_counter()
+        if number != self._round:
+            self._round, self._run = number, 0
+            self._sum.clear()
+        if self._pace is not None:
+            before = self._pace(self._rank, version, self._run) if self._run else 0.0
+            self._sleep(self._pace(self._rank, version, self._run + len(samples)) - before, number)
+        if self._cancelled >= number:
+            return Report(number, 0.0, time.perf_counter() - began, True, None)
+        gradient, loss = self._gradient(self._joined(version, values), samples)
+        self._sum.add(Part(gradient, loss, len(samples)))
+        self._run += len(samples)
+        return Report(number, loss, time.perf_counter() - began, False, None)
+
+    def deliver(self, number: int, parts: int) -> tuple[Any, ...]:
+        """The mean gradient over what the task has had since it last delivered, and a Report."""
+        if number != self._round or self._cancelled >= number:
+            return (*(None,) * parts, Report(number, 0.0, 0.0, True, None))
+        found = self._sum.take()
+        buffers = getattr(self._gradient, "buffers", None)
+        report = Report(number, found.loss, 0.0, False, buffers() if buffers else None)
+        return (*np.array_split(found.step, parts), report)
+
     def cancel(self, number: int) -> None:
         """Leave undone what is asked for up to this task."""
         with self._changed:
             self._cancelled = max(self._cancelled, number)
             self._changed.notify_all()
 
-    def _joined(self, parts: tuple[Vector, ...]) -> Any:
-        self._whole = np.concatenate(parts, out=self._whole)
+    def _joined(self, version: int, parts: tuple[Vector, ...]) -> Any:
+        if len(parts) == 1:
+            return parts[0]
+        if version != self._newest:
+            self._whole, self._newest = np.concatenate(parts, out=self._whole), version
         return self._whole
 
     def _sleep(self, seconds: float, number: int) -> None:

@@ -1,0 +1,135 @@
+"""Rounds in pieces, carried out: sends pieces to workers, and takes in what they report and deliver."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from paceline.coordinator import Coordinator, Task
+from paceline.ray.shards import Arrived
+from paceline.samples import Indices
+from paceline.within import FIRST_COST, Sharing, Within
+
+
+class Portion(NamedTuple):
+    """The gradient of some of a round's samples, here. kept: what keeps it in this node's memory."""
+
+    arrived: Arrived
+    loss: float
+    kept: Any
+
+
+class Sender(Protocol):
+    """Reaches the workers."""
+
+    def send(self, task: Task, samples: Indices) -> None:
+        """Have the task's worker add the gradient of these samples to what it has of the round."""
+        ...
+
+    def ask(self, task: Task) -> None:
+        """Have the worker deliver, after what it was sent; the task has the samples whose gradient that is."""
+        ...
+
+
+class Pieces:
+    """The running round. ``due`` tells when ``claim_ahead`` is called next at the latest."""
+
+    def __init__(self, workers: int, sender: Sender, coordinator: Coordinator) -> None:
+        self._sender, self._coordinator = sender, coordinator
+        self._costs = np.full(workers, FIRST_COST)
+        self._sharing: Sharing | None = None
+        self._version = -1
+        self._tasks: dict[int, Task] = {}
+        self._portions: dict[int, list[Portion]] = {}  # by worker
+        self._number = 0  # of portions, counted downwards: apart from tasks
+        self.record: Within | None = None  # of the newest complete round
+
+    def begin(self, task: Task, samples: Indices, now: float) -> None:
+        """A worker takes part in the round, with these samples for its plan."""
+        if self._sharing is None or self._version != task.version:
+            pull = self._coordinator.balancer.pull(task.version)
+            assert pull is not None
+            self._sharing, self._version, self._tasks = Sharing(pull, self._costs), task.version, {}
+            self._portions = {}
+        self._tasks[task.worker] = task
+        self._send(task.worker, self._sharing.begin(task.worker, samples, now))
+
+    def lose(self, worker: int, now: float) -> None:
+        """The worker is gone; the others do what it had."""
+        self._tasks.pop(worker, None)
+        self._portions.pop(worker, None)
+        if self._sharing is not None:
+            self._sharing.lose(worker)
+            self._go_on(now)
+
+    def reported(self, worker: int, now: float) -> None:
+        """A piece is through."""
+        if self._sharing is not None and not self._sharing.idle(worker):
+            self._sharing.reported(worker, now)
+            self._go_on(now)
+
+    def delivered(self, task: Task, refs: list[Any], loss: float, kept: Any, now: float) -> Arrived:
+        """A gradient is here; what it is called among those that are added ahead."""
+        assert self._sharing is not None
+        self._number -= 1
+        arrived = Arrived(self._number, task.load, 1.0, refs)
+        self._portions.setdefault(task.worker, []).append(Portion(arrived, loss, kept))
+        self._sharing.delivered(task.worker, task.taken, now)
+        return arrived
+
+    def portions(self) -> list[Portion]:
+        """All gradients of the round, for its update, by worker."""
+        return [portion for worker in sorted(self._portions) for portion in self._portions[worker]]
+
+    def due(self) -> float:
+        """When somebody should claim ahead."""
+        if self._sharing is None:
+            return math.inf
+        ends = [self._sharing.expected(worker) for worker in self._sharing.workers()]
+        return min((end for end in ends if end is not None), default=math.inf)
+
+    def claim_ahead(self, now: float) -> None:
+        """Whoever will soon be through with its only piece gets the next, so that it need not wait for it."""
+        sharing = self._sharing
+        if sharing is None:
+            return
+        for worker in sharing.workers():
+            end = sharing.expected(worker)
+            if end is not None and end <= now:
+                self._send(worker, sharing.claim(worker, now))
+        self._collect()
+
+    def finish(self, now: float) -> None:
+        """Where the round is complete, tell the coordinator, who goes on to the next."""
+        sharing = self._sharing
+        if sharing is None or not sharing.complete():
+            return
+        self._sharing = None
+        ran = sharing.end()
+        self.record = sharing.record(ran)
+        for worker in sharing.workers():
+            self._coordinator.arrive(worker, self._tasks[worker].number, now, ran=ran[worker])
+
+    def _go_on(self, now: float) -> None:
+        sharing = self._sharing
+        assert sharing is not None
+        for worker in sharing.workers():
+            if sharing.idle(worker):
+                self._send(worker, sharing.claim(worker, now))
+        self._collect()
+
+    def _collect(self) -> None:
+        """Once nothing is left, have everybody deliver at its end; and say who is awaited, since when."""
+        sharing = self._sharing
+        assert sharing is not None
+        for worker in sharing.workers():
+            samples = sharing.to_deliver(worker)
+            if samples is not None:
+                self._sender.ask(self._tasks[worker]._replace(taken=samples, load=len(samples)))
+            self._coordinator.progress(worker, *sharing.awaited(worker))
+
+    def _send(self, worker: int, samples: Indices | None) -> None:
+        if samples is not None:
+            self._sender.send(self._tasks[worker], samples)

@@ -1,0 +1,231 @@
+"""A round whose samples go to whoever is free: what a server hands out, gets back, and counts as done.
+
+The rule is ``balance.factoring``'s. A worker runs the first portion of its plan at once and then claims pieces
+of what all have left; at its end it delivers the gradient of all that it ran. What a lost worker had in hand goes
+back to the others in the same round, so that the round's gradient is that of the whole batch whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.balance.factoring import divide, size
+from paceline.rounds import Array, Pull
+from paceline.samples import Indices
+
+FIRST_COST = 2e-3  # seconds of a piece beyond its samples, until measured
+COST_STEP = 1.1  # factor by which that follows each round's measurement: a running median
+SOON = 3e-3  # seconds before a piece is expected to end at which the next one is claimed: a round trip
+
+
+class Ran(NamedTuple):
+    """What a worker did in a round.
+
+    taken: its samples. seconds: from its beginning, the wait for others excluded; overhead: the part of them that
+    its pieces cost beyond their samples. sizes, times: samples and seconds of each piece.
+    """
+
+    taken: Indices
+    seconds: float
+    overhead: float
+    piece: float
+    sizes: list[int]
+    times: list[float]
+
+
+class Within(NamedTuple):
+    """How a round was run in pieces; lists have one entry a worker.
+
+    at_once: portion of the plan that was run before anything was claimed. cost: seconds of a piece beyond its
+    samples, mean over the workers. pieces, seconds: samples and seconds of each worker's pieces.
+    """
+
+    at_once: float
+    cost: float
+    pieces: list[list[int]]
+    seconds: list[list[float]]
+
+
+@dataclass
+class _Hand:
+    """What one worker has of the round."""
+
+    mark: float  # when its newest piece began, or will when those before are through
+    out: deque[Indices] = field(default_factory=deque)  # sent, not reported
+    ran: list[Indices] = field(default_factory=list)  # reported, not delivered
+    asked: bool = False  # to deliver
+    done: list[Indices] = field(default_factory=list)  # delivered
+    sizes: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def holds(self) -> list[Indices]:
+        return [*self.done, *self.ran, *self.out]
+
+
+class Sharing:
+    """One round. Times are seconds of the caller's clock; a call's ``worker`` must have begun.
+
+    pull: the plan's way to be run in pieces. costs: seconds that a piece costs each worker beyond its samples,
+        measured so far; changed in place as rounds end.
+    """
+
+    def __init__(self, pull: Pull, costs: Array) -> None:
+        self._pull, self._costs = pull, costs
+        self._hands: dict[int, _Hand] = {}
+        self._left: deque[Indices] = deque()
+        self.left = self._pool = 0  # samples not handed out now, and at the most
+        self._planned = self._first = 0
+
+    def begin(self, worker: int, samples: Indices, now: float) -> Indices | None:
+        """The worker takes part with this plan; the piece that it runs at once."""
+        loads = np.zeros(len(self._costs), np.int64)
+        loads[worker] = len(samples)
+        first = int(divide(self._pull, loads)[0][worker])
+        self._hands[worker] = _Hand(now)
+        self._planned, self._first = self._planned + len(samples), self._first + first
+        self._put_back([samples[first:]])
+        return self._hand_out(worker, samples[:first]) if first else self.claim(worker, now)
+
+    def claim(self, worker: int, now: float) -> Indices | None:
+        """The worker's next piece, None where nothing is left."""
+        if not self.left:
+            return None
+        hand, pull = self._hands[worker], self._pull
+        if not hand.out:
+            hand.mark = now
+        speeds = np.array([self._speed(each) for each in range(len(self._costs))])
+        together, expected = float(speeds.sum()), float(pull.speeds[worker])
+        weight = speeds[worker] / together if together > 0 else 1.0 / len(self._hands)
+        slower = min(1.0, speeds[worker] / expected) if expected > 0 else 1.0
+        least = max(1.0, float(pull.least[worker]) * slower)
+        part, pool, left = np.asarray(pull.part), np.asarray(self._pool), np.asarray(self.left)
+        count = size(part, pool, left, np.asarray(weight), np.asarray(least))
+        return self._hand_out(worker, self._take(int(count)))
+
+    def reported(self, worker: int, now: float) -> None:
+        """The worker is through with the piece that it was sent first."""
+        hand = self._hands[worker]
+        piece = hand.out.popleft()
+        hand.ran.append(piece)
+        hand.sizes.append(len(piece))
+        hand.times.append(now - hand.mark)
+        hand.mark = now
+
+    def expected(self, worker: int) -> float | None:
+        """When the worker's only piece will be through, so that the next should be claimed; None where it is
+        not known, or another waits already."""
+        hand = self._hands[worker]
+        speed = self._speed(worker)
+        if len(hand.out) != 1 or not self.left or not speed > 0:
+            return None
+        return hand.mark + float(self._costs[worker]) + len(hand.out[0]) / speed - SOON
+
+    def idle(self, worker: int) -> bool:
+        """Whether the worker has nothing to run."""
+        return not self._hands[worker].out
+
+    def awaited(self, worker: int) -> tuple[float, int]:
+        """Since when the worker has not been heard of, and samples that it has been sent and not delivered."""
+        hand = self._hands[worker]
+        return hand.mark, sum(len(piece) for piece in (*hand.out, *hand.ran))
+
+    def to_deliver(self, worker: int) -> Indices | None:
+        """The samples whose gradient the worker should deliver after what it was sent; None where it should go
+        on first, or has nothing, or was told already."""
+        hand = self._hands[worker]
+        if self.left or hand.asked or not (hand.ran or hand.out):
+            return None
+        hand.asked = True
+        return np.concatenate([*hand.ran, *hand.out])
+
+    def delivered(self, worker: int, samples: Indices, now: float) -> None:
+        """The gradient of these samples is here, and with it all reports before."""
+        hand = self._hands[worker]
+        while hand.out and sum(map(len, hand.ran)) < len(samples):
+            self.reported(worker, now)
+        moved = 0
+        while moved < len(samples):  # the worker may have begun on more since it was asked
+            moved += len(hand.ran[0])
+            hand.done.append(hand.ran.pop(0))
+        hand.asked = False
+
+    def lose(self, worker: int) -> None:
+        """The worker is gone: all that it had of the round, delivered or not, is for the others."""
+        hand = self._hands.pop(worker, None)
+        if hand is not None:
+            self._put_back(hand.holds())
+
+    def workers(self) -> list[int]:
+        """Who takes part."""
+        return sorted(self._hands)
+
+    def complete(self) -> bool:
+        """Whether every sample's gradient is here."""
+        return not self.left and not any(hand.out or hand.ran for hand in self._hands.values())
+
+    def end(self) -> dict[int, Ran]:
+        """What each worker did, once the round is complete."""
+        ran = {}
+        for worker, hand in self._hands.items():
+            cost = self._costs[worker] = piece_cost(hand.sizes, hand.times, float(self._costs[worker]))
+            taken = np.concatenate(hand.done) if hand.done else np.zeros(0, np.int64)
+            overhead = max(len(hand.sizes) - 1, 0) * cost
+            ran[worker] = Ran(taken, sum(hand.times), overhead, cost, hand.sizes, hand.times)
+        return ran
+
+    def record(self, ran: dict[int, Ran]) -> Within:
+        """The round for its record."""
+        n = len(self._costs)
+        return Within(
+            1.0 if self._first == self._planned else self._first / self._planned,
+            float(np.mean([each.piece for each in ran.values()])),
+            [ran[worker].sizes if worker in ran else [] for worker in range(n)],
+            [[round(t, 6) for t in ran[worker].times] if worker in ran else [] for worker in range(n)],
+        )
+
+    def _speed(self, worker: int) -> float:
+        """Samples per second in this round, as planned until a piece is through; 0 for who is not there."""
+        hand = self._hands.get(worker)
+        if hand is None:
+            return 0.0
+        busy = sum(hand.times) - float(self._costs[worker]) * len(hand.times)
+        return sum(hand.sizes) / busy if busy > 0 else float(self._pull.speeds[worker])
+
+    def _put_back(self, pieces: list[Indices]) -> None:
+        self._left.extend(piece for piece in pieces if len(piece))
+        self.left += sum(map(len, pieces))
+        self._pool = max(self._pool, self.left)
+
+    def _take(self, count: int) -> Indices:
+        parts: list[Indices] = []
+        self.left -= count
+        while count:
+            piece = self._left.popleft()
+            if len(piece) > count:
+                self._left.appendleft(piece[count:])
+                piece = piece[:count]
+            parts.append(piece)
+            count -= len(piece)
+        return np.concatenate(parts)
+
+    def _hand_out(self, worker: int, piece: Indices) -> Indices:
+        self._hands[worker].out.append(piece)
+        return piece
+
+
+def piece_cost(sizes: list[int], seconds: list[float], before: float) -> float:
+    """Seconds of a piece beyond its samples, after a round's pieces: from the largest and the smallest.
+
+    One round's is noisy, so the estimate only takes a step towards it.
+    """
+    if len(sizes) < 2:
+        return before
+    large, small = int(np.argmax(sizes)), int(np.argmin(sizes))
+    if sizes[large] < 2 * sizes[small]:
+        return before
+    found = (seconds[small] * sizes[large] - seconds[large] * sizes[small]) / (sizes[large] - sizes[small])
+    return float(np.clip(before * COST_STEP if found > before else before / COST_STEP, 5e-5, 1.0))

@@ -1,0 +1,125 @@
+"""Work that moves within the round, on real Ray actors: exact, every sample once, also when a worker dies in it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+sys.path.insert(0, str(Path(__file__).parent))  # Ray's workers import the programs by this name, too
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+
+from programs import X, quadratic
+
+from paceline import runs
+from paceline.cli import run
+from paceline.coordinator import Choices
+from paceline.errors import PacelineError
+from paceline.ray import Server
+from paceline.samples import Epochs
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
+
+
+class PerSample:
+    """Seconds of sleep a sample, one entry a worker."""
+
+    def __init__(self, *seconds):
+        self.seconds = seconds
+
+    def __call__(self, worker, update, samples):
+        return self.seconds[worker] * samples
+
+
+def served(policy, pace, during=None, epochs=2, **kwargs):
+    log, pool = [], Epochs(len(X), epochs, seed=1)
+
+    def on_update(update):
+        log.append(update)
+        if during is not None:
+            during(server, update)
+
+    choices = Choices(3, 60, policy=policy, lr=0.2, momentum=0.5)
+    with Server(quadratic, choices, pool, on_update, pace=pace, **kwargs) as server:
+        values = server.run()
+    return values, log, pool
+
+
+def one_process(log):
+    """The same updates, each with the mean over its samples."""
+    w, v = np.zeros(3), np.zeros(3)
+    for update in log:
+        drawn = np.concatenate([task.taken for task in update.moved])
+        v = 0.5 * v + (w - X[drawn].mean(0))
+        w = w - 0.2 * v
+    return w
+
+
+@pytest.mark.parametrize("policy", ["factoring", "auto", "factoring:scheme=guided"])
+def test_pieces_are_exact_and_use_each_sample_once(policy):
+    values, log, pool = served(policy, PerSample(5e-4, 5e-4, 2e-3), shards=2)
+    assert set(pool.uses) == {2}
+    assert [u.samples for u in log] == [60] * 20
+    assert np.abs(values - one_process(log)).max() < 1e-5
+    for u in log:
+        assert [sum(sizes) for sizes in u.within.pieces] == u.loads.tolist()
+    if policy != "auto":
+        assert max(len(sizes) for u in log for sizes in u.within.pieces) > 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_a_lost_worker_had_is_done_by_the_others_in_the_same_round(number):
+    notes = {}
+
+    def hit(process):
+        notes["at"] = time.perf_counter()
+        os.kill(process, number)
+
+    def during(server, update):
+        if update.version == 4:  # in the middle of the next round, which takes 100 ms
+            notes["process"] = server.processes[2]
+            threading.Timer(0.03, hit, (notes["process"],)).start()
+        notes[update.version] = time.perf_counter()
+
+    try:
+        values, log, pool = served(
+            "factoring:portion=0.5", PerSample(*[5e-3] * 3), during, epochs=1, floor=0.3
+        )
+    finally:
+        if number == signal.SIGSTOP:
+            os.kill(notes["process"], signal.SIGCONT)
+    assert set(pool.uses) == {1}
+    assert [u.samples for u in log] == [60] * 10  # the whole batch, in the round of the loss too
+    assert np.abs(values - one_process(log)).max() < 1e-5
+    lost = next(u for u in log if u.dropped)
+    assert lost.version == 5
+    assert lost.loads[2] == 0
+    assert lost.present == 2
+    assert notes[5] - notes["at"] < 2.0
+
+
+def test_the_record_has_the_pieces(tmp_path):
+    out = tmp_path / "run"
+    arguments = ["train", "--engine", "ray", "--workers", "3", "--policy", "factoring", "--out", str(out)]
+    assert run([*arguments, "--steps", "5", "--pace-ms", "0.2,0.2,1"]) == 0
+    record = runs.read(out)
+    assert record.batch.tolist() == [256] * 5
+    for pieces, loads in zip(record.extras["pieces"], record.loads, strict=True):
+        assert [sum(sizes) for sizes in pieces] == loads.tolist()
+    assert record.summary["pieces"] > 1
+    assert "piece 0" in (out / "trace.json").read_text()
+    assert "pieces a worker" in (out / "report.html").read_text()
+
+
+def test_what_excludes_it_is_said():
+    for other in ({"sync": "ssp:2"}, {"backup": "static:2"}, {"mode": "pull"}):
+        with pytest.raises(PacelineError, match="factoring moves work within a round that all workers share"):
+            Choices(3, 60, policy="factoring", **other).shares_rounds()
+    assert not Choices(3, 60, policy="level", sync="ssp:2").shares_rounds()
