@@ -307,7 +307,12 @@ class Pace:
         self._ledger.flush(self.rounds)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is needed to go on from here, after a finished round: plain numbers and tensors."""
+        """What is needed to go on from here, after a finished round: plain numbers."""
+        if self._piece is not None:
+            raise PacelineError(
+                f"a checkpoint within round {self._piece.step}; expected one between rounds: make it after the "
+                "round's optimizer step, taken by pace.step(optimizer) or told of by pace.stepped()"
+            )
         self.settle()
         return {
             "version": 1,

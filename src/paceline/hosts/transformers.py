@@ -1,0 +1,309 @@
+"""Balanced batches under the Hugging Face Trainer.
+
+    from paceline.hosts.transformers import BalancedTrainer                    # 1, instead of Trainer
+
+    trainer = BalancedTrainer(model=model, args=args, train_dataset=dataset)   # 2
+    trainer.train()
+    trainer.pace.close()                                                       # 3, a clean end under gloo
+
+or ``class MyTrainer(BalancedTrainer, SFTTrainer)`` for another Trainer. The Trainer's loop sees one item for each
+optimizer step, a whole round; ``training_step`` runs its micro-batches, as many as this rank's part of it takes.
+The gradient is that of one process whose loss is the mean over the round's labels that are not -100 (over its
+samples, where batches have no "labels"), whether the model, ``compute_loss_func`` or ``compute_loss`` makes it.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.errors import PacelineError
+from paceline.torch import peers
+from paceline.torch.batches import batches
+from paceline.torch.limits import has_batch_norm
+from paceline.torch.pace import Pace
+
+try:
+    from transformers import Trainer, TrainerCallback
+    from transformers.trainer_callback import ExportableState
+except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
+    raise PacelineError("Transformers is not installed; install paceline[hosts]") from error
+
+SHUFFLES = {"random": True, "sequential": False}  # by train_sampling_strategy
+LOADING = (
+    "collate_fn",
+    "num_workers",
+    "pin_memory",
+    "persistent_workers",
+    "prefetch_factor",
+    "worker_init_fn",
+)
+
+
+class BalancedTrainer(Trainer):
+    """Trainer whose training batches are divided by what each rank can do.
+
+    balance: options of ``paceline.torch.Pace``, such as policy, limits, micro_batch, record and on_round. Its
+        global_batch is by default the Trainer's own total: per_device_train_batch_size times
+        gradient_accumulation_steps times ranks. Where the Trainer accumulates, micro_batch is by default
+        per_device_train_batch_size: so much fits into memory.
+
+    ``pace`` is the Pace of the newest ``train()``. What can't be balanced (DeepSpeed, FSDP, several GPUs in one
+    process, streams, sampling by length) is refused with a PacelineError.
+    """
+
+    def __init__(self, *args: Any, balance: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _check(self)
+        self.pace: Pace | None = None
+        steps, own = self.args.gradient_accumulation_steps, self.args.per_device_train_batch_size
+        self.balance = {"global_batch": own * steps * self.args.world_size, "fill": True}
+        if steps > 1:
+            self.balance["micro_batch"] = own
+        self.balance |= balance or {}
+        # The loop is to see a whole round as one batch, and to leave it to us to count tokens and to go on within
+        # an epoch after a checkpoint. The user's own args stay as they are.
+        self.args = copy.copy(self.args)
+        self.args.gradient_accumulation_steps = 1
+        self.args.average_tokens_across_devices = False
+        self.args.ignore_data_skip = True
+        self.add_callback(Pacing())
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        # Whatever computes the loss, and whoever overrides that, it goes through here.
+        self._plain_backward = self.accelerator.backward
+        self.accelerator.backward = self._weighted_backward
+        self._count: int | None = None  # labels that the coming loss is a mean over, where there are any
+        self._loss: torch.Tensor | None = None  # of the running round
+
+    def get_train_dataloader(self) -> Any:
+        dataset = self.train_dataset
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise PacelineError(
+                f"train_dataset is a {type(dataset).__name__}; expected one with a length and indexed items, of "
+                "which each rank can be given its part anew in each round"
+            )
+        return Rounds(self, super().get_train_dataloader())
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        return int(self.balance["global_batch"])
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> tuple[list[Any], Any]:
+        return list(islice(epoch_iterator, num_batches)), None
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """All of this rank's micro-batches of a round; returns the round's loss, the same on every rank."""
+        pace = self.pace
+        if pace is None or not isinstance(inputs, Round):
+            return super().training_step(model, inputs, num_items_in_batch)
+        self._loss = torch.zeros((), device=self.args.device)
+        labels = 0
+        for batch in inputs.turns():
+            _, items = super().get_batch_samples(iter([batch]), 1, self.args.device)
+            items = None if items is None else torch.as_tensor(items)
+            self._count = _labels(batch) if items is None else int(items)
+            if self._count is not None:
+                self._count *= pace.counts  # else its samples only keep the others company
+                labels += self._count
+            super().training_step(model, batch, None if items is None else items.clamp(min=1))
+            inputs.note(getattr(self.model, "main_input_name", "input_ids"), batch)
+        local, self._loss = self._loss, None
+        loss, everywhere = self._summed(local, labels)
+        if not pace.cell:  # where results are to have the same bits, weights leave out that DDP averages
+            loss = loss / pace.ranks
+        if self._count is not None and everywhere and everywhere != inputs.samples:
+            # So far the labels' sum over the round's samples; its mean over the labels is asked for.
+            scale = inputs.samples / everywhere
+            torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], scale)
+            loss = loss * scale
+        return loss
+
+    def _weighted_backward(self, loss: torch.Tensor, **options: Any) -> None:
+        pace = self.pace
+        if pace is None or self._loss is None:
+            self._plain_backward(loss, **options)
+            return
+        if self._count is not None:  # a mean over no labels at all is NaN
+            loss = loss * self._count if self._count else torch.nan_to_num(loss) * 0.0
+        weighted = loss * pace.weight(loss, "mean" if self._count is None else "sum")
+        self._loss = self._loss + weighted.detach()
+        self._plain_backward(weighted, **options)
+        pace.backward_done()
+
+    def _summed(self, loss: torch.Tensor, labels: int) -> tuple[torch.Tensor, int]:
+        """Both over all ranks."""
+        both = torch.stack([loss.double(), loss.new_tensor(labels, dtype=torch.float64)])
+        if peers.ranks() > 1:
+            dist.all_reduce(both)
+        return both[0], int(both[1])
+
+
+class Rounds:
+    """What the Trainer's loop iterates: one ``Round`` for each optimizer step.
+
+    plain: the loader that the Trainer would have used; its data set, columns and collator stay.
+    """
+
+    def __init__(self, trainer: BalancedTrainer, plain: Any) -> None:
+        self._trainer, self.dataset = trainer, plain.dataset
+        self._options = {name: getattr(plain, name) for name in LOADING}
+        if not self._options["num_workers"]:
+            for of_workers in ("persistent_workers", "prefetch_factor", "worker_init_fn"):
+                del self._options[of_workers]
+        floor = 2 if has_batch_norm(trainer.model_wrapped) else 1
+        self._sizes = [s for _, s in batches(len(self.dataset), 0, trainer.balance["global_batch"], floor)]
+        self._loader: Any = None
+
+    @property
+    def pace(self) -> Pace | None:
+        return self._trainer.pace
+
+    def start(self, saved: dict[str, Any] | None, steps: int) -> None:
+        """The model is wrapped: begin, after ``steps`` optimizer steps of which ``saved`` tells. Collective."""
+        trainer, args = self._trainer, self._trainer.args
+        if trainer.pace is not None:
+            trainer.pace.detach()
+        trainer.pace = pace = Pace(trainer.model_wrapped, **trainer.balance)
+        seed = args.seed if args.data_seed is None else args.data_seed
+        shuffle = SHUFFLES[getattr(args, "train_sampling_strategy", "random")]
+        self._loader = pace.loader(self.dataset, seed=seed, shuffle=shuffle, **self._options)
+        if saved is not None:
+            pace.load_state_dict(saved)
+        elif steps % len(self):
+            raise PacelineError(
+                f"the checkpoint after step {steps} was made in mid-epoch by a Trainer that did not balance, in an "
+                "order of its own; go on from one made at the end of an epoch"
+            )
+
+    def epoch_after(self) -> float:
+        """Epochs done so far, with the part of the running one."""
+        pace = self.pace
+        assert pace is not None
+        left = sum(1 for _ in pace.remaining())
+        return pace.epoch + 1 - left / len(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._loader.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self) -> Iterator[Round]:
+        pace, turns = self.pace, iter(self._loader)
+        assert pace is not None
+        for _, size in list(pace.remaining()):
+            yield Round(pace, turns, size)
+
+
+class Round(dict[str, Any]):
+    """One item of the Trainer's loop: a round, whose micro-batches are drawn as they are run. The Trainer counts
+    tokens in it: as a mapping it holds this rank's inputs of all of them, once they are through.
+
+    samples: of the round, over all ranks.
+    """
+
+    def __init__(self, pace: Pace, turns: Iterator[Any], samples: int) -> None:
+        super().__init__()
+        self.samples = samples
+        self._pace, self._turns = pace, turns
+
+    def turns(self) -> Iterator[Any]:
+        """This rank's micro-batches."""
+        while True:
+            yield next(self._turns)
+            if self._pace.last:
+                return
+
+    def note(self, main: str, batch: Any) -> None:
+        """A micro-batch is through."""
+        for name in (main, "attention_mask"):
+            if name in batch:
+                new = batch[name].reshape(-1) if self._pace.counts else batch[name].new_empty(0)
+                self[name] = torch.cat([self[name], new]) if name in self else new
+
+
+class Pacing(TrainerCallback, ExportableState):
+    """Tells the pace of the Trainer's doings, and puts its state into the Trainer's checkpoints."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Any] | None = None
+        self._rounds: Rounds | None = None
+        self._began = 0.0
+
+    def state(self) -> dict[str, Any]:
+        pace = self._rounds.pace if self._rounds is not None else None
+        return {"args": {}, "attributes": {"saved": None if pace is None else pace.state_dict()}}
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **_: Any
+    ) -> None:
+        if not isinstance(train_dataloader, Rounds):
+            raise PacelineError(
+                f"get_train_dataloader() was overridden and returned a {type(train_dataloader).__name__}; expected "
+                "BalancedTrainer's: leave it as it is, and override collator and data set"
+            )
+        self._rounds = train_dataloader
+        kept = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        train_dataloader.start(kept["attributes"]["saved"], state.global_step)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._began = time.perf_counter()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._pace().stepped(time.perf_counter() - self._began)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        assert self._rounds is not None
+        state.epoch = self._rounds.epoch_after()  # the loop counts from where this run began
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._pace().flush()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._pace().flush()
+        self._pace().detach()
+
+    def _pace(self) -> Pace:
+        assert self._rounds is not None
+        assert self._rounds.pace is not None
+        return self._rounds.pace
+
+
+def _labels(batch: Any) -> int | None:
+    """Over how many labels the loss of this batch is a mean; None where it has none."""
+    labels = batch.get("labels")
+    if not isinstance(labels, torch.Tensor):
+        return None
+    return labels.numel() if labels.is_floating_point() else int(labels.ne(-100).sum())
+
+
+def _check(trainer: Trainer) -> None:
+    """Raises PacelineError for what cannot be balanced."""
+    args, kind = trainer.args, trainer.accelerator.distributed_type.value
+    strategy = getattr(args, "train_sampling_strategy", "random")
+    wrong = (
+        f"the Trainer distributes this model by {kind}; expected DistributedDataParallel"
+        if not kind.startswith(("NO", "MULTI_"))
+        else f"{args.n_gpu} GPUs in one process are expected to share each batch evenly; start one process for each "
+        "GPU with torchrun"
+        if args.n_gpu > 1
+        else "auto_find_batch_size=True changes the batch on the way; set per_device_train_batch_size"
+        if args.auto_find_batch_size
+        else f"train_sampling_strategy={strategy!r}: expected random or sequential, which leave each round's samples "
+        "to be divided"
+        if strategy not in SHUFFLES
+        else "dataloader_drop_last=True leaves out samples, and a balanced epoch uses each; leave it out"
+        if args.dataloader_drop_last
+        else ""
+    )
+    if wrong:
+        raise PacelineError(wrong)

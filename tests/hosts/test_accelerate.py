@@ -1,0 +1,77 @@
+"""Balanced batches in a real Accelerate loop: exact, resumable, and clear about what it can't do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("accelerate")
+
+from support import accelerate_jobs as jobs
+from support import hosts
+from support.ranks import run_ranks
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(3, jobs.cases, str(tmp_path_factory.mktemp("accelerate")))
+
+
+def test_as_one_process(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["plain"][0] < 1e-12
+        assert rank["clipped"] < 1e-12
+    hosts.every_sample_once([rank["plain"][1] for rank in found])
+
+
+def test_two_ranks() -> None:
+    both = run_ranks(2, jobs.cases, "")
+    assert max(rank["plain"][0] for rank in both) < 1e-12
+    hosts.every_sample_once([rank["plain"][1] for rank in both])
+
+
+def test_scheduler_steps_with_the_rounds(found: list[dict[str, Any]]) -> None:
+    for steps, rounds in (rank["scheduled"] for rank in found):
+        assert steps == rounds == 12
+
+
+def test_accumulates_as_the_accelerator_says(found: list[dict[str, Any]]) -> None:
+    for off, turns, micro_batch in (rank["accumulated"] for rank in found):
+        assert off < 1e-12
+        assert micro_batch == 3  # 16 samples over 3 ranks and 2 steps
+        assert turns > 12, "some rounds took several turns"
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_work_may_move_within_the_round(found: list[dict[str, Any]], accumulate: bool) -> None:
+    cases = [rank[f"moved, {accumulate}"] for rank in found]
+    hosts.every_sample_once([used for _, used, _ in cases])
+    assert max(off for off, _, _ in cases) < 1e-12
+    assert sum(turns for *_, turns in cases) > 36
+
+
+def test_resumes_where_it_was_saved(found: list[dict[str, Any]]) -> None:
+    for off, _, _ in (rank["resumed"] for rank in found):
+        assert off < 1e-12
+    used = [
+        [(first + second[:1])[0], first[1] + second[0]] for _, first, second in (r["resumed"] for r in found)
+    ]
+    hosts.every_sample_once(used)
+
+
+def test_bf16(found: list[dict[str, Any]]) -> None:
+    for off, dtypes in (rank["bf16"] for rank in found):
+        assert dtypes == "{torch.bfloat16}"
+        assert off < 0.02
+
+
+def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
+    for says in (rank["refused"] for rank in found):
+        assert "use weigh='loss'" in says["hook"]
+        assert "a checkpoint within round 0" in says["early"]
+        assert "sync_gradients was changed" in says["changed"]
+        assert "without pace.backward(loss)" in says["forgotten"]
+        assert "scales by itself" in says["scaler"]

@@ -1,0 +1,79 @@
+"""Balanced batches under the real Hugging Face Trainer: exact, resumable, and clear about what it can't do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from support import hosts
+from support import trainer_jobs as jobs
+from support.ranks import run_ranks
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(3, jobs.cases, str(tmp_path_factory.mktemp("trainer")))
+
+
+def test_as_one_process(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["plain"][0] < 1e-12
+        assert rank["reported"] == (8, 2.0, 8)
+    hosts.every_sample_once([rank["plain"][1] for rank in found])
+
+
+def test_two_ranks(tmp_path: Any) -> None:
+    both = run_ranks(2, jobs.cases, str(tmp_path))
+    assert max(rank["plain"][0] for rank in both) < 1e-12
+    hosts.every_sample_once([rank["plain"][1] for rank in both])
+
+
+def test_accumulates_and_clips_under_a_loss_of_ones_own(found: list[dict[str, Any]]) -> None:
+    assert max(rank["clipped"] for rank in found) < 1e-12
+
+
+def test_work_may_move_within_the_round(found: list[dict[str, Any]]) -> None:
+    assert max(rank["moved"][0] for rank in found) < 1e-12
+    hosts.every_sample_once([rank["moved"][1] for rank in found])
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_a_mean_over_tokens(found: list[dict[str, Any]], accumulation: int) -> None:
+    for off, loss_off, tokens in (rank[f"tokens, {accumulation}"] for rank in found):
+        assert off < 1e-6  # the model's loss is float32
+        assert abs(loss_off) < 1e-6
+        assert tokens == 2 * 8 * hosts.COUNT
+
+
+@pytest.mark.parametrize("how", ["resumed", "restored"])
+def test_resumes_where_it_was_saved(found: list[dict[str, Any]], how: str) -> None:
+    cases = [rank[how] for rank in found]
+    for off, _, _, epoch in cases:
+        assert off < 1e-12
+        assert epoch == 2.0
+    hosts.every_sample_once(
+        [
+            [first + second for first, second in zip(before, after, strict=True)]
+            for _, before, after, _ in cases
+        ]
+    )
+
+
+def test_bf16(found: list[dict[str, Any]]) -> None:
+    for off, dtypes in (rank["bf16"] for rank in found):
+        assert dtypes == "{torch.bfloat16}"
+        assert off < 0.02
+
+
+def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
+    for says in (rank["refused"] for rank in found):
+        assert "train_sampling_strategy='group_by_length'" in says["lengths"]
+        assert "dataloader_drop_last=True" in says["dropped"]
+        assert "auto_find_batch_size=True" in says["searched"]
+        assert "get_train_dataloader() was overridden" in says["loader"]
+        assert "train_dataset is a list_iterator" in says["streamed"]

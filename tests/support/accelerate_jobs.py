@@ -1,0 +1,167 @@
+"""What the ranks of the tests of Accelerate run; each case begins with an Accelerator of its own."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.hosts.accelerate import Balanced
+from support import hosts
+from support.hosts import BATCH, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
+
+
+def accelerator(**options: Any) -> Accelerator:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    return Accelerator(cpu=True, **options)
+
+
+class Run:
+    """A training loop as Accelerate's users write it, up to any round, and from a checkpoint."""
+
+    def __init__(
+        self,
+        ranks: int,
+        dtype: torch.dtype = torch.float64,
+        precision: str = "no",
+        steps: int = 1,
+        **options: Any,
+    ) -> None:
+        self.accelerator = accelerator(mixed_precision=precision, gradient_accumulation_steps=steps)
+        self.net = fresh(dtype)
+        optimizer = optimizer_of(self.net)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+        self.model, self.optimizer, self.scheduler = self.accelerator.prepare(self.net, optimizer, scheduler)
+        options = {"policy": UNEVEN, "limits": FREE[:ranks]} | options
+        self.pace = Balanced(self.accelerator, self.model, BATCH, **options)
+        self.loader = self.pace.loader(Samples(hosts.COUNT, dtype), seed=SEED)
+        self.used: list[list[int]] = []
+        self.turns = 0
+
+    def train(
+        self,
+        rounds: int | None = None,
+        epochs: int = EPOCHS,
+        clip: float | None = None,
+        accumulate: bool = False,
+        jitter: float = 0.0,
+    ) -> list[torch.Tensor]:
+        """The parameters after so many epochs, or rounds."""
+        loss_of, stalls = nn.CrossEntropyLoss(), random.Random(self.pace.rank)
+        for epoch in range(self.pace.epoch, epochs):
+            self.loader.set_epoch(epoch)
+            self.used.append([])
+            for x, y, index in self.loader:
+                time.sleep(jitter * stalls.expovariate(1.0))
+                self.used[-1] += index.tolist()
+                self.turns += 1
+                if accumulate:
+                    with self.accelerator.accumulate(self.model):
+                        self._turn(loss_of(self.model(x), y), clip)
+                else:
+                    self._turn(loss_of(self.model(x), y), clip)
+                if self.pace.rounds == rounds:
+                    return self.parameters()
+        return self.parameters()
+
+    def _turn(self, loss: torch.Tensor, clip: float | None) -> None:
+        self.pace.backward(loss)
+        if clip is not None and self.accelerator.sync_gradients:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), clip)
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+
+    def parameters(self) -> list[torch.Tensor]:
+        return [p.detach().clone() for p in self.net.parameters()]
+
+
+def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
+    """What every case came to on this rank."""
+    hosts.as_torchrun(rank, ranks)
+    whole = hosts.whole_batch()
+    found: dict[str, Any] = {}
+
+    run = Run(ranks)
+    found["plain"] = hosts.difference(run.train(), whole), run.used
+    run.pace.detach()
+
+    if ranks == 2:
+        return found
+
+    run = Run(ranks)
+    found["clipped"] = hosts.difference(run.train(clip=0.3), hosts.whole_batch(clip=0.3))
+    found["scheduled"] = run.scheduler.scheduler.last_epoch // ranks, run.pace.rounds
+    run.pace.detach()
+
+    run = Run(ranks, steps=2)
+    found["accumulated"] = (
+        hosts.difference(run.train(accumulate=True), whole),
+        run.turns,
+        run.pace.micro_batch,
+    )
+    run.pace.detach()
+
+    for accumulate in (False, True):
+        run = Run(ranks, policy="factoring", limits=None)
+        found[f"moved, {accumulate}"] = (
+            hosts.difference(run.train(jitter=2e-3, accumulate=accumulate), whole), run.used, run.turns
+        )  # fmt: skip
+        run.pace.detach()
+
+    first = Run(ranks, policy="level", limits=None)
+    first.train(rounds=8)
+    first.accelerator.save_state(folder)
+    first.pace.detach()
+    second = Run(ranks, policy="level", limits=None)
+    second.accelerator.load_state(folder)
+    found["resumed"] = hosts.difference(second.train(), whole), first.used, second.used
+    second.pace.detach()
+
+    run = Run(ranks, torch.float32, precision="bf16")
+    seen: set[torch.dtype] = set()
+    run.net.first.register_forward_hook(lambda _, __, out: seen.add(out.dtype))
+    found["bf16"] = hosts.difference(run.train(), whole), str(seen)
+    run.pace.detach()
+
+    found["refused"] = refusals(ranks, folder)
+    return found
+
+
+def refusals(ranks: int, folder: str) -> dict[str, str]:
+    """The sentence for each mistake."""
+    says: dict[str, str] = {}
+
+    def attempt(name: str, options: dict[str, Any], turn: Any) -> None:
+        run = None
+        try:
+            run = Run(ranks, **options)
+            for x, y, _ in run.loader:
+                turn(run, nn.CrossEntropyLoss()(run.model(x), y))
+            says[name] = "nothing was wrong"
+        except PacelineError as error:
+            says[name] = str(error)
+        if run is not None:
+            run.pace.detach()
+
+    def saves_early(run: Run, loss: torch.Tensor) -> None:
+        run.pace.backward(loss)
+        run.accelerator.save_state(folder + "/early")
+
+    def changes(run: Run, loss: torch.Tensor) -> None:
+        run.accelerator.sync_gradients = not run.accelerator.sync_gradients
+        run.pace.backward(loss)
+
+    attempt("hook", {"weigh": "hook"}, None)
+    attempt("early", {}, saves_early)
+    attempt("changed", {}, changes)
+    attempt("forgotten", {}, lambda run, loss: run.accelerator.backward(loss))
+    attempt("scaler", {}, lambda run, loss: run.pace.backward(loss, scaler=object()))
+    return says
