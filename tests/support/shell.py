@@ -44,6 +44,8 @@ READ_ONLY = (
     "paceline reproduce",  # each is run by tests/papers; `--list` below is not affected
     "paceline train --data mnist",  # files that users bring
     "paceline train --data cifar10",
+    "paceline watch",  # servers, which end when they are told to
+    "paceline serve",
     "paceline doctor",  # watches a script of the user's; tests/doctor runs it
     "paceline whatif runs/mine",  # recorded here by one rank, where there is nothing to divide
 )
