@@ -13,7 +13,7 @@ from support.hosts import difference, every_sample_once, whole_batch
 from support.ranks import run_ranks
 
 pytest.importorskip("lightning")
-from support.lightning_jobs import fits, refusal, stopped_and_resumed
+from support.lightning_jobs import failed_and_resumed, fit, fits, refusal, stopped_and_resumed
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
@@ -68,6 +68,12 @@ def test_goes_on_after_a_checkpoint_as_if_unbroken(tmp_path: Path) -> None:
         ), case
         used = chain.from_iterable(part["used"] for rank in ranks for part in rank[number])
         assert sorted(chain.from_iterable(used)) == sorted(2 * list(range(83))), case
+
+
+def test_goes_on_after_an_exception_within_a_round(tmp_path: Path) -> None:
+    before, after = failed_and_resumed(str(tmp_path), 4)
+    assert [*before[0], *after["used"][0]] == fit(1, epochs=1)["used"][0]
+    assert difference(after["parameters"], whole_batch()) < 1e-12
 
 
 def test_what_cannot_be_balanced_is_refused() -> None:

@@ -31,7 +31,7 @@ def module_of(dtype: torch.dtype) -> Any:
             super().__init__()
             self.net, self.loss_of = fresh(dtype), nn.CrossEntropyLoss()
             self.used: list[list[int]] = []
-            self.milliseconds, self.sharding = 0.0, False
+            self.milliseconds, self.sharding, self.fails_at = 0.0, False, -1
 
         def configure_model(self) -> None:
             if self.sharding:
@@ -43,6 +43,8 @@ def module_of(dtype: torch.dtype) -> Any:
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             x, y, index = batch
             balanced = self.trainer.callbacks[0]
+            if self.trainer.global_step == self.fails_at:
+                raise ArithmeticError
             time.sleep(self.milliseconds * len(x) / 1e3)
             if balanced.pace.counts:
                 if not self.used:  # resumed in mid-epoch
@@ -139,6 +141,25 @@ def stopped_and_resumed(rank: int, ranks: int, folder: str, cases: list[dict[str
         (kept,) = where.glob("*.ckpt")
         pairs.append((first, fit(ranks, ckpt=str(kept), **case)))
     return [*pairs, fit(ranks)]
+
+
+def failed_and_resumed(folder: str, fails_at: int) -> tuple[list[list[int]], dict[str, Any]]:
+    """One process whose step fails, and one that goes on from what Lightning kept: the first's samples, the end."""
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import OnExceptionCheckpoint
+
+    from paceline.hosts.lightning import Balanced
+
+    balanced, task = Balanced(BATCH), module_of(torch.float64)
+    task.fails_at = fails_at
+    callbacks = [balanced, OnExceptionCheckpoint(folder)]
+    try:
+        Trainer(
+            **SILENT | {"enable_checkpointing": True}, precision="64-true", max_epochs=EPOCHS, callbacks=callbacks
+        ).fit(task, balanced.loader(Samples(COUNT), seed=SEED))  # fmt: skip
+    except ArithmeticError:
+        return task.used, fit(1, ckpt=f"{folder}/on_exception.ckpt")
+    raise AssertionError("the step did not fail")
 
 
 def refusal(trainer_options: dict[str, Any], options: dict[str, Any], plain: bool = False) -> str:

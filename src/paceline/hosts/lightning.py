@@ -13,6 +13,7 @@ the run stands within its epoch, is part of Lightning's checkpoints.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -66,6 +67,7 @@ class Balanced(Callback):
         self.trainer: Trainer | None = None
         self._loader: Loader | None = None
         self._saved: dict[str, Any] | None = None
+        self._fitting = False
         self._noted = False  # this turn's loss
         self._stepping = 0.0
 
@@ -97,6 +99,7 @@ class Balanced(Callback):
         model = trainer.strategy.model
         assert model is not None
         self.pace = Pace(model, self.global_batch, self.policy, turns=turns, **self.options)
+        self._fitting = True
         if self._saved is not None:
             self.pace.load_state_dict(self._saved)
 
@@ -134,20 +137,27 @@ class Balanced(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pace = self._running()
         pace.flush()
-        self._saved = pace.state_dict()  # another fit goes on from here
+        self._saved, self._fitting = pace.state_dict(), False  # another fit goes on from here
+        pace.detach()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self.pace is not None:
-            self.pace.detach()
             self.pace.release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self.pace is not None:
-            self.pace.detach()
+        if not self._fitting:
+            return
+        pace = self._running()
+        pace.abandon()
+        with contextlib.suppress(
+            PacelineError
+        ):  # another rank may be gone; what was saved before then stands
+            self._saved = pace.state_dict()
+        self._fitting = False
+        pace.detach()
 
     def state_dict(self) -> dict[str, Any]:
-        pace = self.pace
-        return {"pace": self._saved if pace is None else pace.state_dict()}
+        return {"pace": self._running().state_dict() if self._fitting else self._saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._saved = state_dict["pace"]

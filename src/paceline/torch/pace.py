@@ -341,6 +341,11 @@ class Pace:
         else:
             self._balancer.restart(self.rounds)
 
+    def abandon(self) -> None:
+        """Leave the running round unfinished, as after an exception; the state is the last finished one's."""
+        self._no_sync.close()
+        self._piece = None
+
     def detach(self) -> None:
         """Finish the record and let go of the model; the process group stays."""
         self._no_sync.close()
