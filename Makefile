@@ -39,7 +39,7 @@ bench: $(STAMP)  ## every benchmark, one after another
 	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 docs: $(STAMP)  ## the site, into site/; stops at the first broken link
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "Open site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open site/index.html"
 
 clean:
 	rm -rf site $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

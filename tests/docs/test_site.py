@@ -30,14 +30,14 @@ PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.png"))
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; links and anchors that lead nowhere end the build."""
+    """The built site; links and anchors that lead nowhere end the build (unless it is --quiet: then nothing does)."""
     place = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(place)],
         cwd=ROOT, capture_output=True, text=True, timeout=300, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert not done.stderr.strip(), done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
     return place
 
 
