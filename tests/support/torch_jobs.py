@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -302,3 +303,42 @@ def missed(rank: int, ranks: int) -> list[tuple[int, list[int]]]:
             pace.backward(loss_of(ddp(x), y))
             pace.step(optimizer)
     return seen
+
+
+class Slow(Samples):
+    """Samples that take 5 ms to load."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+        time.sleep(5e-3)
+        return super().__getitem__(index)
+
+
+def nap(seconds: float, _: torch.Tensor) -> None:
+    """For a hook: the backward pass takes so much longer."""
+    time.sleep(seconds)
+
+
+def held_up(rank: int, ranks: int, loader_workers: int) -> tuple[list[int], list[tuple[int, float]]]:
+    """The samples that this rank ran; of each claim, its size and the seconds that its samples were waited for."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    used: list[int] = []
+    waits: list[tuple[int, float]] = []
+    with Pace(ddp, 120, "factoring:portion=0.3") as pace:
+        loader = pace.loader(Slow(120 * 4), seed=5, num_workers=loader_workers)
+        fetch = loader._fetch
+
+        def timed(turn: Any) -> Any:
+            began = time.perf_counter()
+            batch = fetch(turn)
+            waits.append((len(turn), time.perf_counter() - began))
+            return batch
+
+        loader._fetch = timed  # type: ignore[method-assign]
+        for x, y, index in loader:
+            used += index.tolist()
+            loss = loss_of(ddp(x), y)
+            loss.register_hook(partial(nap, 6e-3 * len(x)))
+            pace.backward(loss)
+            pace.step(optimizer)
+    return used, waits

@@ -13,7 +13,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.exactsum import ExactSum
 from support.ranks import run_ranks
-from support.torch_jobs import bits_twice, exact, indices_used, missed, part_of_an_epoch
+from support.torch_jobs import bits_twice, exact, held_up, indices_used, missed, part_of_an_epoch
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
@@ -63,6 +63,14 @@ def test_each_sample_once_an_epoch() -> None:
         for epoch in range(2):
             used = list(chain.from_iterable(rank[number][epoch] for rank in ranks))
             assert sorted(used) == list(range(count)), name
+
+
+def test_claimed_samples_are_loaded_while_the_piece_before_runs() -> None:
+    ranks = run_ranks(2, held_up, 2)
+    assert sorted(chain.from_iterable(used for used, _ in ranks)) == list(range(480))
+    waits = [wait / (5e-3 * size) for _, claims in ranks for size, wait in claims]
+    assert len(waits) > 15
+    assert np.median(waits) < 0.25  # of the seconds that loading takes
 
 
 def test_deterministic_results_have_the_same_bits_whoever_claims_what() -> None:

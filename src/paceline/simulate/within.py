@@ -16,6 +16,7 @@ from paceline.rounds import Array, Pull
 
 PIECE_SECONDS = 1e-3  # of a piece beyond its samples, where a policy does not say otherwise
 CLAIM_SECONDS = 2e-4  # two round trips to a store, as measured between processes of one machine
+AHEAD = 0.1  # of a piece that is left to run when the next one is claimed: as the torch engine does
 
 
 class Pulled(NamedTuple):
@@ -39,7 +40,7 @@ def play(
     present: NDArray[np.bool_] | None = None,
     most: int | None = None,
     unit: int = 1,
-    ahead: float = 0.0,
+    ahead: float = AHEAD,
     rng: np.random.Generator | None = None,
     unsteady: float = 0.0,
 ) -> Pulled:
@@ -48,7 +49,8 @@ def play(
     slope: seconds per sample in this round. overhead: seconds of the round that do not grow with its load.
     piece_seconds: what each piece costs beyond its samples. knee: samples below which a piece takes no less.
     present: who claims; the others have no load. most: samples of a piece at most. ahead: portion of a piece
-    that is left to run when the next one is claimed. unsteady: sd of the logarithm of each piece's own pace.
+    that is left to run when the next one is claimed, which hides the claim.
+    unsteady: sd of the logarithm of each piece's own pace.
     """
     shape = loads.shape
     first, kept = divide(pull, loads, unit, most)
@@ -86,7 +88,8 @@ def play(
         least = np.maximum(1.0, _least(pull, expected, at))
         samples = size(part, pool, left, weight, least, unit)
         samples = samples if most is None else np.minimum(samples, most)
-        took = np.where(samples > 0, CLAIM_SECONDS + seconds(samples, slope[at], cost[at], knees[at]), 0.0)
+        asking = np.maximum(CLAIM_SECONDS - ahead * running[at], 0.0)
+        took = np.where(samples > 0, asking + seconds(samples, slope[at], cost[at], knees[at]), 0.0)
         running[at] = np.where(samples > 0, took, running[at])
         free[at] += took
         done[at] += samples

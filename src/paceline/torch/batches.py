@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     batch: int  # samples of the round over all ranks
     first: bool
     last: bool
-    division: Division | None = None  # the round has a pool, and this piece comes after what is claimed of it
+    division: Division | None = None  # what to claim after this piece; before it, where it is the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,8 @@ def pieces(
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
         chosen = mine[start : start + size] if size or filler is None else filler
-        yield chosen, Piece(step, size, loads, batch, number == 0, last, division if last else None)
+        at_claims = number >= len(cuts) - 2
+        yield chosen, Piece(step, size, loads, batch, number == 0, last, division if at_claims else None)
         start += size
 
 

@@ -1,31 +1,35 @@
-"""Claims within a round: one atomic counter that all ranks add to, and this rank's book of what it ran.
+"""Claims within a round, made ahead: shortly before a piece ends, a thread asks for the next one.
 
-The counter holds two numbers in one: how many samples of the pool have been claimed, and by how much the ranks
-run faster or slower in this round than was expected of them all. So one round trip tells a rank what is left and
-what its part of it should be. Whatever the ranks believe, each sample is handed out once: the counter decides.
+When the backward pass of a piece begins, a rank knows how fast it is in this round and when the piece will end. It
+asks just so early that the round trips to the counter hide behind the rest: who asked earlier would bind itself to
+more than it knows to be right (with whole backward passes ahead, more is lost to that than the round trips cost).
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
+import math
+import threading
 import time
-from datetime import timedelta
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from paceline.balance.factoring import Counts, size
 from paceline.rounds import Array, Pull
-from paceline.torch import peers
+from paceline.torch import book, peers
+from paceline.torch.counter import SPEED_UNITS, counter
 
-PIECES = 16  # of a round on record for each rank; what follows is added to the last
-HALF = 28  # bits of the counter for the samples; the other 35 are for the speeds
-SPEED_UNITS = 1 << 20  # of the expected speed of all
-MOST_SPEED = 16.0  # times that, told by one rank: a plan made from a stall may be that wrong
-FIRST_COST = 1e-3  # seconds of a piece beyond its samples, until measured
-COST_STEP = 1.1  # factor by which that follows each round's measurement: a running median
+MOST_SPEED = (
+    16.0  # times the expected speed of all, told by one rank: a plan made from a stall may be that wrong
+)
+FORWARD = 1 / 3  # of a piece until its backward pass begins, until measured
+RECENT = 0.2  # weight of the newest measurement of that, of the waits for claims, and of how long these take
+TRIPS = 3e-4  # seconds that a claim takes, until measured
+MARGIN = 0.1  # of a piece that is left when the next is asked for, and twice the time that a claim takes
 
 
 class Division(NamedTuple):
@@ -39,65 +43,18 @@ class Division(NamedTuple):
     pull: Pull
 
 
-class Counter(Protocol):
-    """Adds to a number that all ranks share, and returns the sum before it."""
-
-    def add(self, step: int, samples: int, speed: int) -> tuple[int, int]: ...
-
-    def close(self) -> None: ...
+Claim = tuple[int, int]  # start among the epoch's samples, size
 
 
-class LocalCounter:
-    """One process: nobody to share with."""
+class _Before(NamedTuple):
+    """Where a rank stands when it asks: a piece that began, of so many samples and expected to take ``whole``
+    seconds, and the samples done before it in ``busy`` seconds."""
 
-    def __init__(self) -> None:
-        self._step, self._samples, self._speed = -1, 0, 0
-
-    def add(self, step: int, samples: int, speed: int) -> tuple[int, int]:
-        if step != self._step:
-            self._step, self._samples, self._speed = step, 0, 0
-        before = self._samples, self._speed
-        self._samples, self._speed = self._samples + samples, self._speed + speed
-        return before[0], self._speed
-
-    def close(self) -> None:
-        pass
-
-
-class StoreCounter:
-    """On a TCPStore of its own, which rank 0 hosts; a key a round, deleted two rounds later."""
-
-    def __init__(self, rank: int, ranks: int, timeout: float = 60.0) -> None:
-        self._rank = rank
-        wait = timedelta(seconds=timeout)
-        self._store: dist.TCPStore | None = None
-        address: list[object] = [None]
-        if rank == 0:
-            host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-            self._store = dist.TCPStore(host, 0, ranks, True, wait_for_workers=False, timeout=wait)
-            address = [(host, self._store.port)]
-        dist.broadcast_object_list(address, src=0)
-        if rank != 0:
-            there: tuple[str, int] = address[0]  # type: ignore[assignment]
-            self._store = dist.TCPStore(*there, ranks, False, wait_for_workers=False, timeout=wait)
-        self._newest = -1
-
-    def add(self, step: int, samples: int, speed: int) -> tuple[int, int]:
-        assert self._store is not None
-        if step != self._newest:
-            self._newest = step
-            if self._rank == 0:  # everybody has left that round: its gradients have been reduced
-                self._store.delete_key(str(step - 2))
-        after = self._store.add(str(step), samples + (speed << HALF))
-        return (after & ((1 << HALF) - 1)) - samples, after >> HALF
-
-    def close(self) -> None:
-        self._store = None
-
-
-def counter() -> Counter:
-    """The counter that suits the process group. Collective."""
-    return StoreCounter(peers.rank(), peers.ranks()) if peers.ranks() > 1 else LocalCounter()
+    began: float
+    running: int
+    whole: float
+    done: int
+    busy: float
 
 
 class Claims:
@@ -105,6 +62,9 @@ class Claims:
 
     unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: that
     this rank may take in a round.
+
+    For each round: ``open``; for each piece ``begin``, ``halfway`` and ``done``; ``take`` between two of them;
+    ``report`` at its end. ``halfway`` may be left out: then ``take`` asks, and waits.
     """
 
     def __init__(self, device: torch.device, unit: int, largest: int | None, most: int) -> None:
@@ -112,38 +72,140 @@ class Claims:
         self._rank, self._ranks = peers.rank(), peers.ranks()
         self._device, self._unit, self._most = device, unit, most
         self._largest = most if largest is None else largest
-        self._cost = FIRST_COST
-        self._division: Division | None = None
+        self._asker = ThreadPoolExecutor(1, "claims")
+        self._answer: Future[Claim | None] | None = None
+        self._behind = torch.cuda.Event() if device.type == "cuda" else None  # the newest forward pass
+        self._asking: tuple[Division, int] | None = None  # to be asked for when that is through
+        self.early = (
+            False  # claimed samples take long to load: ask when a piece begins, not at its backward pass
+        )
+        self.claimed: Callable[[int, int], object] | None = None  # told of each claim, in the thread
+        self._cost, self._wait, self._forward, self._trips = book.FIRST_COST, 0.0, FORWARD, TRIPS
+        self._through = threading.Event()  # the piece is, behind which something is asked for
         self._told = 0
-        self._began = self._mark = 0.0
+        self._began = self._mark = self._half = self._waited = 0.0
         self._sizes: list[int] = []
         self._seconds: list[float] = []
+        self._waits: list[float] = []
 
     def open(self, began: float) -> None:
         """A round begins."""
-        self._division, self._told = None, 0
+        self._forget()
+        self._told = 0
         self._began = self._mark = began
-        self._sizes, self._seconds = [], []
+        self._half = self._waited = 0.0
+        self._sizes, self._seconds, self._waits = [], [], []
+
+    def begin(self, division: Division | None, samples: int) -> None:
+        """A piece begins. division: what to claim from while it runs; None where something else comes next."""
+        if self.early and division is not None and self._sizes:
+            self._ask(division, samples, math.inf)
+
+    def halfway(self, division: Division | None, samples: int) -> None:
+        """The backward pass of a piece begins."""
+        if division is None or self._answer is not None:
+            return
+        if self._behind is not None:
+            self._behind.record()
+            self._asking = division, samples
+            return
+        self._ask_in_time(division, samples)
 
     def done(self, samples: int, last: bool = False) -> None:
         """A piece is through; on a GPU, wait for it first, since what is claimed next depends on when."""
-        if self._device.type == "cuda" and not last:
+        if self._behind is not None and not last:
+            if self._asking is not None:
+                self._behind.synchronize()
+                self._ask_in_time(*self._asking)
+                self._asking = None
             torch.cuda.current_stream(self._device).synchronize()
+        self._through.set()
         now = time.perf_counter()
+        took = now - self._mark
+        if self._half:
+            portion = (self._half - self._mark - self._waited) / max(took - self._waited, 1e-9)
+            self._forward += RECENT * (min(max(portion, 0.0), 1.0) - self._forward)
         self._sizes.append(samples)
-        self._seconds.append(now - self._mark)
-        self._mark = now
+        self._seconds.append(took)
+        self._waits.append(self._waited)
+        self._mark, self._half, self._waited = now, 0.0, 0.0
 
-    def take(self, division: Division) -> tuple[int, int] | None:
+    def take(self, division: Division) -> Claim | None:
         """(start among the epoch's samples, size) of this rank's next piece; None when nothing is left for it."""
+        began = time.perf_counter()
+        if self._answer is None:
+            self._ask(division)
+        assert self._answer is not None
+        claim = self._answer.result()
+        self._answer = None
+        self.waited(time.perf_counter() - began)
+        return claim
+
+    def waited(self, seconds: float) -> None:
+        """The next piece's beginning was held up."""
+        self._waited += seconds
+
+    def report(self) -> Array:
+        """What the other ranks should know: samples run, seconds that a piece costs, pieces, each one's samples
+        and seconds. Shape (book.width(),)."""
+        pure = [seconds - wait for seconds, wait in zip(self._seconds, self._waits, strict=True)]
+        self._cost = book.cost(self._sizes, pure, self._cost)
+        claimed = self._waits[1:-1]  # neither the first nor the last piece is claimed
+        if claimed:
+            self._wait += RECENT * (sum(claimed) / len(claimed) - self._wait)
+        return book.report(self._sizes, self._seconds, self._cost + self._wait)
+
+    def close(self) -> None:
+        self._forget()
+        self._asker.shutdown(wait=False)
+        self._counter.close()
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _ask_in_time(self, division: Division, samples: int) -> None:
+        """Ask behind a piece whose backward pass begins now."""
+        self._half = time.perf_counter()
+        so_far = self._half - self._mark - self._waited
+        whole = so_far / max(self._forward, 0.05)
+        self._ask(division, samples, whole, 0.0 if self.early else whole * (1 - MARGIN) - 2 * self._trips)
+
+    def _ask(self, division: Division, running: int = 0, whole: float = math.inf, wait: float = 0.0) -> None:
+        """Ask for what comes after a piece of ``running`` samples that takes ``whole`` seconds, when ``wait`` of
+        them are over or it is through."""
+        before = _Before(
+            self._mark + self._waited,
+            running,
+            whole,
+            sum(self._sizes),
+            self._mark - self._began - sum(self._waits) - self._cost * len(self._sizes),
+        )
+        self._through.clear()
+        self._answer = self._asker.submit(self._asked, division, before, wait)
+
+    def _asked(self, division: Division, before: _Before, wait: float) -> Claim | None:
+        """In the thread: the next claim."""
+        pause = before.began + wait - time.perf_counter()
+        through = self._through.wait(pause) if pause > 0 else self._through.is_set()
+        now = time.perf_counter()
+        running = now - before.began
+        portion = 1.0 if through else min(running / before.whole, 1.0)
+        busy = before.busy + (running - self._cost * portion if portion else 0.0)
+        claim = self._claim(
+            division, before.done + before.running, before.done + portion * before.running, busy
+        )
+        self._trips += RECENT * (min(time.perf_counter() - now, 10 * self._trips) - self._trips)
+        if claim is not None and self.claimed is not None:
+            self.claimed(*claim)
+        return claim
+
+    def _claim(self, division: Division, held: int, done: float, busy: float) -> Claim | None:
+        """The next claim of a rank that holds so many samples, and ran some in ``busy`` seconds."""
         rank, pull, unit = self._rank, division.pull, self._unit
-        taken = sum(self._sizes)
-        room = min(self._largest, self._most - taken - int(division.kept[rank])) // unit * unit
+        room = min(self._largest, self._most - held - int(division.kept[rank])) // unit * unit
         if room <= 0:
             return None
         expected, together = float(pull.speeds[rank]), float(pull.speeds.sum())
-        busy = time.perf_counter() - self._began - self._cost * len(self._sizes)
-        speed = taken / busy if taken and busy > 0 else expected
+        speed = done / busy if done and busy > 0 else expected
         known = together > 0
         told = round(min((speed - expected) / together, MOST_SPEED) * SPEED_UNITS) if known else 0
         claimed, difference = self._counter.add(division.step, 0, told - self._told)
@@ -170,72 +232,10 @@ class Claims:
             return None
         return division.start + before, min(wanted, division.pool - before)
 
-    def report(self) -> Array:
-        """What the other ranks should know: samples run, seconds that a piece costs, pieces, each one's samples
-        and seconds. Shape (3 + 2 PIECES,)."""
-        self._cost = _cost(self._sizes, self._seconds, self._cost)
-        values = np.zeros(width())
-        values[:3] = sum(self._sizes), self._cost, len(self._sizes)
-        for number, (samples, seconds) in enumerate(zip(self._sizes, self._seconds, strict=True)):
-            at = min(number, PIECES - 1)
-            values[3 + at] += samples
-            values[3 + PIECES + at] += seconds
-        return values
-
-    def close(self) -> None:
-        self._counter.close()
-
-
-class Within(NamedTuple):
-    """How a round was run in pieces; lists of one entry a rank.
-
-    at_once: portion of the plan that was run before anything was claimed; 1 where all of it was.
-    cost: seconds of a piece beyond its samples, mean over the ranks.
-    pieces: samples of each rank's pieces. seconds: how long each took.
-    """
-
-    at_once: float
-    cost: float
-    pieces: list[list[int]]
-    seconds: list[list[float]]
-
-
-class Book(NamedTuple):
-    """All ranks' reports of a round; arrays of shape (n,), lists of one entry a rank."""
-
-    loads: Counts
-    cost: Array  # seconds of a piece beyond its samples
-    counts: Counts
-    pieces: list[list[int]]
-    seconds: list[list[float]]
-
-    @classmethod
-    def of(cls, rows: Array) -> Book:
-        """From the reports' numbers, shape (n, width())."""
-        counts = rows[:, 2].astype(np.int64)
-        kept = np.minimum(counts, PIECES)
-        samples, seconds = rows[:, 3 : 3 + PIECES], rows[:, 3 + PIECES :]
-        return cls(
-            rows[:, 0].astype(np.int64),
-            rows[:, 1],
-            counts,
-            [[int(s) for s in row[:k]] for row, k in zip(samples, kept, strict=True)],
-            [[round(float(s), 6) for s in row[:k]] for row, k in zip(seconds, kept, strict=True)],
-        )
-
-
-def width() -> int:
-    """Numbers in a report."""
-    return 3 + 2 * PIECES
-
-
-def _cost(sizes: list[int], seconds: list[float], before: float) -> float:
-    """Seconds of a piece beyond its samples, after a round's pieces: from the largest and the smallest of those
-    that did not wait for a reduction. One round's is noisy, so the estimate only takes a step towards it."""
-    if len(sizes) < 3:
-        return before
-    large, small = int(np.argmax(sizes[:-1])), int(np.argmin(sizes[:-1]))
-    if sizes[large] < 2 * sizes[small]:
-        return before
-    found = (seconds[small] * sizes[large] - seconds[large] * sizes[small]) / (sizes[large] - sizes[small])
-    return float(np.clip(before * COST_STEP if found > before else before / COST_STEP, 5e-5, 1.0))
+    def _forget(self) -> None:
+        """Nothing is being asked for any more: a loop that was left within its round may still."""
+        if self._answer is not None:
+            with contextlib.suppress(Exception):
+                self._through.set()
+                self._answer.result()
+        self._answer, self._asking = None, None

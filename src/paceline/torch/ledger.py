@@ -16,7 +16,7 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.torch.batches import Piece
-from paceline.torch.claims import Book, Within
+from paceline.torch.book import Book, Within
 from paceline.torch.meter import Measured, Meter
 
 

@@ -7,6 +7,7 @@ far its own loader happens to be.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from paceline.errors import PacelineError
 from paceline.torch.batches import Indices, Order, Piece, pieces
+from paceline.torch.fetching import fetcher
 
 if TYPE_CHECKING:
     from paceline.torch.pace import Pace
@@ -41,9 +43,14 @@ class BalancedLoader:
                 raise PacelineError(f"{owned}= belongs to the balancing; leave it out of pace.loader(...)")
         self._pace, self._order = pace, order
         self._sampler = _Sampler(pace, order)
-        self._dataset, self._pins = dataset, bool(options.get("pin_memory"))
-        self._collate = _EmptyToo(dataset, options.pop("collate_fn", None) or default_collate)
-        self._loader = DataLoader(dataset, batch_sampler=self._sampler, collate_fn=self._collate, **options)
+        self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
+        collate = options.pop("collate_fn", None) or default_collate
+        early = bool(options.get("num_workers"))
+        self._fetcher = (
+            fetcher(dataset, collate, options) if pace.claims_ahead(self._claimed, early) else None
+        )
+        collate = _EmptyToo(dataset, collate)
+        self._loader = DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate, **options)
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch in the next iteration, from its beginning."""
@@ -58,17 +65,19 @@ class BalancedLoader:
         pace = self._pace
         pace.open_epoch()
         self._sampler.queue.clear()
+        if self._fetcher is not None:
+            self._fetcher.reset()
         source = iter(self._loader)
         while pace.samples_done < self._order.samples:
             pace.before_piece()
             batch = next(source)
             piece = self._sampler.queue.popleft()
             while (claimed := pace.claim(piece)) is not None:
-                start, end = claimed[0], sum(claimed)
-                for at in range(start, end, pace.cell or claimed[1]):
-                    chosen = self._sampler.indices[at : min(at + (pace.cell or end), end)]
-                    more = self._fetch(chosen.tolist())
-                    pace.begin_piece(piece._replace(samples=len(chosen), last=False, division=None))
+                turns = self._turns(*claimed)
+                for left, turn in zip(range(len(turns) - 1, -1, -1), turns, strict=True):
+                    more = self._fetch(turn)
+                    then = None if left else piece.division
+                    pace.begin_piece(piece._replace(samples=len(turn), last=False, division=then))
                     yield pace.place(more)
                     pace.end_piece()
             pace.begin_piece(piece)
@@ -76,12 +85,28 @@ class BalancedLoader:
             pace.end_piece()
         pace.close_epoch()
 
-    def _fetch(self, indices: list[int]) -> Any:
-        """A claimed piece, as the DataLoader would make it; nobody knew of it in time to prefetch it."""
-        dataset = self._dataset
-        whole = getattr(dataset, "__getitems__", None)
-        batch = self._collate(whole(indices) if whole else [dataset[index] for index in indices])
-        return _pinned(batch) if self._pins and torch.cuda.is_available() else batch
+    def close(self) -> None:
+        """No more claims."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    def _turns(self, start: int, size: int) -> list[Indices]:
+        """What is claimed, cut into turns of the user's loop: one, or cells of a grid."""
+        chosen, each = self._sampler.indices[start : start + size], self._pace.cell or size
+        return [chosen[at : at + each] for at in range(0, size, each)]
+
+    def _claimed(self, start: int, size: int) -> None:
+        """Called from the thread that claims."""
+        assert self._fetcher is not None
+        self._fetcher.begin(self._turns(start, size))
+
+    def _fetch(self, turn: Indices) -> Any:
+        assert self._fetcher is not None
+        began = time.perf_counter()
+        batch = self._fetcher.next(turn)
+        if self._loader.num_workers:  # else loading is work like any other
+            self._pace.waited(time.perf_counter() - began)
+        return _pinned(batch) if self._pins else batch
 
 
 class _Sampler:

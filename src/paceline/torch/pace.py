@@ -30,7 +30,7 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch import claims, patience, peers
+from paceline.torch import book, patience, peers
 from paceline.torch.batches import Order, Piece, batches
 from paceline.torch.claims import Claims, Division
 from paceline.torch.exactsum import ExactSum
@@ -162,19 +162,25 @@ class Pace:
             self._unit, self.micro_batch = self.cell, self.cell
             self._sum, micro_batch = ExactSum(self._parameters), None
         self._claims = Claims(device, self._unit, micro_batch, most[self.rank]) if pulls else None
-        further = claims.width() if pulls else 0
+        further = book.width() if pulls else 0
         self._meter = Meter(device, self._balancer.needs_readings, further, self._parallel.waited)
         self._patience = Patience(self._meter.missing, on_missed, patience) if pulls else None
         self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
         self.weigh = weigh
         if weigh == "hook":
             self._parallel.register_comm_hook(self._hook_weight, weigh_in_hook)
+        self._any_hook = (
+            torch.autograd.graph.register_multi_grad_hook(self._parameters, self._halfway, mode="any")
+            if weigh == "hook" and pulls
+            else None
+        )
 
         self.epoch = 0  # of the next or running iteration of the loader
         self.samples_done = 0  # of this epoch, over all ranks
         self.rounds = 0  # finished since the beginning, over all epochs
         self._midway = False  # the state was loaded: the next iteration goes on within its epoch
         self._order: Order | None = None
+        self._loaders: list[BalancedLoader] = []
         self._piece: Piece | None = None
         self._piece_done = False
         self._at_once = 1.0  # portion of the plan that this round ran before anything was claimed
@@ -207,7 +213,9 @@ class Pace:
         self._order = Order(len(dataset), seed, shuffle)
         lags = peers.agree({"samples": len(dataset), "seed": seed, "shuffle": shuffle}, draws_ahead(options))
         self._balancer.lag = max(lags) + self._meter.lag
-        return BalancedLoader(self, dataset, self._order, options)
+        loader = BalancedLoader(self, dataset, self._order, options)
+        self._loaders.append(loader)
+        return loader
 
     def backward(self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None) -> None:
         """Backward through the loss of this micro-batch, weighted so that the round's gradient is exact.
@@ -232,6 +240,7 @@ class Pace:
             self._meter.add_loss(piece.step, total.double())
         elif loss is not None:
             self._meter.add_loss(piece.step, torch.zeros((), dtype=torch.float64))
+        self._halfway()
         if self.weigh != "loss":
             return 1.0
         count = piece.samples if reduction == "mean" else min(piece.samples, 1)
@@ -353,7 +362,11 @@ class Pace:
             self._recorder.close()
             self._recorder = None
         self._hook.remove()
+        if self._any_hook is not None:
+            self._any_hook.remove()
         self._meter.close()
+        for loader in self._loaders:
+            loader.close()
         if self._patience is not None:
             self._patience.close()
         if self._claims is not None:
@@ -406,7 +419,7 @@ class Pace:
 
     def claim(self, piece: Piece) -> tuple[int, int] | None:
         """(start, size) of this rank's next claim before ``piece``, None when there is none (left)."""
-        if piece.division is None or self._claims is None:
+        if piece.division is None or not piece.last or self._claims is None:
             return None
         self._at_once = float(piece.division.pull.first)
         self._ledger.divided(piece.step, self._at_once)
@@ -417,6 +430,19 @@ class Pace:
         if self._turns is None and self._parallel.in_step:
             return int(np.max(-(-loads // np.array(self._largest))))
         return self._turns
+
+    def claims_ahead(self, told: Callable[[int, int], object], early: bool) -> bool:
+        """Whether anything may be claimed; ``told`` hears of each claim (start, size) from a thread, at the
+        beginning of the piece before it where it is wanted ``early``."""
+        if self._claims is None:
+            return False
+        self._claims.claimed, self._claims.early = told, early
+        return True
+
+    def waited(self, seconds: float) -> None:
+        """The next piece was held up by so much, since it was only just claimed."""
+        if self._claims is not None:
+            self._claims.waited(seconds)
 
     def remaining(self) -> Iterator[tuple[int, int]]:
         """(first sample, size) of each round left in this epoch."""
@@ -458,6 +484,8 @@ class Pace:
         if piece.first:
             self._ledger.open(piece, self.epoch, self._at_once)
         self._piece, self._piece_done = piece, False
+        if self._claims is not None and not piece.last:
+            self._claims.begin(piece.division, piece.samples)
 
     def end_piece(self) -> None:
         """The user's turn is over."""
@@ -482,6 +510,12 @@ class Pace:
         self.begin_epoch(self.epoch + 1)
 
     # -- within ----------------------------------------------------------------------------------------------
+
+    def _halfway(self, _: object = None) -> None:
+        """The backward pass begins: behind it there is time to ask for what comes next."""
+        piece = self._piece
+        if self._claims is not None and piece is not None and not piece.last:
+            self._claims.halfway(piece.division, piece.samples)
 
     def _gradients_ready(self, _: object) -> None:
         if self._piece is not None and self._piece.last:
