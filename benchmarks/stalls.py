@@ -1,6 +1,6 @@
 """Moving work within the round, or not waiting for all? Seconds to the same loss, on a virtual clock.
 
-    python benchmarks/stalls.py [--workers 16] [--runs 5]
+    python benchmarks/stalls.py [--only paces] [--stalling 0.7] [--workers 16] [--runs 5]
 
 Softmax regression on the embedded digits, real gradients, equal workers that stall: a shifted exponential stretches
 either each sample of a task ("paces") or its beginning ("starts"); a mean task takes 64 ms. Backup workers and DBW
@@ -121,11 +121,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--target", type=float, default=0.35)
     parser.add_argument("--lr", type=float, default=0.5)
+    parser.add_argument("--only", choices=("paces", "starts"))
+    parser.add_argument("--stalling", type=float, action="append", metavar="PORTION")
     options = parser.parse_args()
     n = options.workers
     backups = [f"static:{k}" for k in (n // 2, 3 * n // 4, n - 1)] + ["dbw", "everyone"]
-    for kind in ("paces", "starts"):
-        for stalling in (0.3, 0.7):
+    for kind in (options.only,) if options.only else ("paces", "starts"):
+        for stalling in options.stalling or (0.3, 0.7):
             print(
                 f"\n{kind}: {n} workers, {stalling:.0%} of a mean task exponential, to a loss of {options.target}"
             )

@@ -79,7 +79,14 @@ class Batched:
 
 
 def rank_of(
-    rank: int, ranks: int, directory: str, speeds: np.ndarray, batch: int, chosen: list[str], pipe: Any
+    rank: int,
+    ranks: int,
+    directory: str,
+    speeds: np.ndarray,
+    batch: int,
+    chosen: list[str],
+    plain_steps: int,
+    pipe: Any,
 ) -> None:
     import torch
     import torch.distributed as dist
@@ -110,7 +117,7 @@ def rank_of(
             loads = np.floor(batch * speed / speed.sum()).astype(int)
             loads[: batch - loads.sum()] += 1
             mine = int(loads[rank])
-            for step in range(steps):
+            for step in range(min(steps, plain_steps)):
                 stamps.append(time.perf_counter())
                 sleep(step, mine)
                 loss = loss_of(ddp(inputs[:mine]), labels[:mine]) * (ranks * mine / batch)
@@ -137,15 +144,19 @@ def rank_of(
     leave()
 
 
-def measure(speeds: np.ndarray, batch: int, chosen: list[str], directory: str) -> dict[str, np.ndarray]:
-    """Seconds of each step under each way of dividing."""
+def measure(
+    speeds: np.ndarray, batch: int, chosen: list[str], directory: str, plain_steps: int = 10**6
+) -> dict[str, np.ndarray]:
+    """Seconds of each step under each way of dividing; plain DDP only takes the first ``plain_steps``."""
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "paceline.torch"])
     ours, theirs = context.Pipe(duplex=False)
     ranks = speeds.shape[1]
     workers = [
-        context.Process(target=rank_of, args=(r, ranks, directory, speeds, batch, chosen, theirs))
+        context.Process(
+            target=rank_of, args=(r, ranks, directory, speeds, batch, chosen, plain_steps, theirs)
+        )
         for r in range(ranks)
     ]
     for worker in workers:

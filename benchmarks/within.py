@@ -1,17 +1,19 @@
 """What does it gain to move work within the round? Real gloo ranks that sleep for each sample.
 
-    python benchmarks/within.py [--group 3] [--scenario noise-0.3] [--policy level] [--steps 60]
+    python benchmarks/within.py [--workers 3] [--only noise-0.3] [--policy level] [--all] [--steps 60]
 
 Groups of 3 and 6 workers, one in three of them four times slower (1, 1, 4 ms a sample): constant, the slow role
 moving on every 40 steps, each worker's pace scattered anew in every round (log-normal, sd 0.3 and 0.7). A group
 of 4 at recorded speeds (ByteDance, jobs ST and SE), and of 4 even ones, where the last column is the cost of it
-all against plain DDP. "By hand" is plain DDP with a split set for the mean speeds. In each scenario every way runs
-in the same processes on the same speeds, one after the other; the groups run side by side, since sleeping takes no
+all against plain DDP. "Equal" and "by hand" are plain DDP with an equal split and with one set for the mean speeds
+(both measured over the first 60 steps: they take long, and do not change). In each scenario every way runs in the
+same processes on the same speeds, one after the other; the groups run side by side, since sleeping takes no
 processor. Share of the bound: the seconds that the sum of the sleeping speeds would take over those taken, after 20
 warm-up steps (the role's first move is among those measured: it cannot be expected, the later ones can).
 
-With --compute, instead: real computation on two ranks, each on a core of its own, one of which it shares with a
-neighbour that comes and goes.
+--workers and --only choose (repeat for several), --all adds every other policy. About 7 minutes as it stands, 20
+with --all. With --compute, instead, 2 minutes: real computation on two ranks, each on a core of its own, one of which
+it shares with a neighbour that comes and goes.
 """
 
 from __future__ import annotations
@@ -27,9 +29,13 @@ from typing import Any
 import numpy as np
 import throughput
 
-WAYS = ("plain DDP, by hand", "level", "factoring", "auto")
-MORE = ("factoring:scheme=self,piece=16", "factoring:scheme=guided")
-STEPS = {"constant": 40, "moving": 220, "noise": 50, "recorded": 60, "even": 60}
+from paceline import policies
+
+WAYS = ("plain DDP, equal", "plain DDP, by hand", "level", "factoring", "auto")
+SCHEMES = ("factoring:portion=0.5", "factoring:scheme=guided", "factoring:scheme=self,piece=16")
+STEPS = {"constant": 40, "moving": 180, "noise": 60, "recorded": 60, "even": 60}
+PLAIN_STEPS = 60
+UNFIT = ("optimum", "equal")  # looks ahead; is plain DDP's
 
 
 def base(workers: int) -> np.ndarray:
@@ -64,21 +70,21 @@ def batch_for(speeds: np.ndarray, seconds: float) -> int:
 
 def table(name: str, speeds: np.ndarray, batch: int, ways: list[str]) -> str:
     with tempfile.TemporaryDirectory() as directory:
-        results = throughput.measure(speeds, batch, ways, directory)
-    kept = slice(throughput.WARM_UP, None)
-    ideal = (batch / (1e3 / speeds).sum(axis=1))[kept]
+        results = throughput.measure(speeds, batch, ways, directory, PLAIN_STEPS)
+    ideal = batch / (1e3 / speeds).sum(axis=1)
+    kept = len(speeds) - throughput.WARM_UP
     lines = [
-        f"\n{name}: {speeds.shape[1]} sleeping workers, batch {batch}, {len(ideal)} steps measured",
+        f"\n{name}: {speeds.shape[1]} sleeping workers, batch {batch}, {kept} steps measured",
+        f"{'':34}{'of the bound':>13}{'ms a step':>11}{'slowest 5%':>12}{'of ' + ways[0]:>25}",
     ]
-    plain = results.get("plain DDP, by hand")
-    against = "" if plain is None else f"{'of DDP, by hand':>17}"
-    lines.append(f"{'':34}{'of the bound':>13}{'ms a step':>11}{'slowest 5%':>12}{against}")
+    first = results[ways[0]]
     for way in ways:
-        seconds = results[way][kept]
-        against = f"{seconds.sum() / plain[kept].sum():17.3f}" if plain is not None else ""
+        measured = slice(throughput.WARM_UP, len(results[way]))
+        seconds = results[way][measured]
+        both = slice(throughput.WARM_UP, min(len(results[way]), len(first)))
         lines.append(
-            f"{way:34}{ideal.sum() / seconds.sum():13.1%}{1e3 * seconds.mean():11.1f}"
-            f"{1e3 * np.quantile(seconds, 0.95):12.1f}{against}"
+            f"{way:34}{ideal[measured].sum() / seconds.sum():13.1%}{1e3 * seconds.mean():11.1f}"
+            f"{1e3 * np.quantile(seconds, 0.95):12.1f}{results[way][both].sum() / first[both].sum():25.3f}"
         )
     return "\n".join(lines)
 
@@ -185,8 +191,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--group", type=int, action="append", help="3, 4 or 6 workers")
-    parser.add_argument("--scenario", action="append")
+    parser.add_argument("--workers", type=int, action="append", help="3, 4 or 6")
+    parser.add_argument("--only", action="append", metavar="SCENARIO")
+    parser.add_argument("--all", action="store_true", help="every policy")
     parser.add_argument("--policy", action="append")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--round-seconds", type=float, default=0.25)
@@ -195,22 +202,21 @@ def main() -> None:
     parser.add_argument("--compute", action="store_true", help="real computation beside a busy neighbour")
     options = parser.parse_args()
     if options.compute:
-        print(computing(list(options.policy or ("plain DDP, equal", *WAYS[1:]))))
+        print(computing(list(options.policy or ("plain DDP, equal", *WAYS[2:]))))
         return
+    more = [name for name in policies.names() if name not in WAYS and name not in UNFIT] + list(SCHEMES)
     printing = threading.Lock()
 
     def group(workers: int) -> None:
         for name, speeds in scenarios(workers, options.steps, options.seed).items():
-            if speeds is None or (options.scenario and name not in options.scenario):
+            if speeds is None or (options.only and name not in options.only):
                 continue
-            few = name in ("constant", "even")  # the baselines, where they take no minutes
-            several = WAYS[1:] if name == "moving" else WAYS  # no split by hand follows a role that moves
-            ways = list(options.policy or (*several, *(MORE if few else ())))
+            ways = list(options.policy or (*WAYS, *(more if options.all else ())))
             text = table(name, speeds, batch_for(speeds, options.round_seconds), ways)
             with printing:
                 print(text, flush=True)
 
-    threads = [threading.Thread(target=group, args=(workers,)) for workers in options.group or (3, 6, 4)]
+    threads = [threading.Thread(target=group, args=(workers,)) for workers in options.workers or (3, 6, 4)]
     for thread in threads:
         thread.start()
         if options.one_by_one:

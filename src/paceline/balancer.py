@@ -86,7 +86,8 @@ class Balancer:
         """
         batch = int(loads.sum())
         known = np.zeros_like(seconds) if known_overhead is None else known_overhead
-        if self.pull(step) is None:
+        pull = self.pull(step)
+        if pull is None or np.all(pull.first >= 1):
             self._fit = fitting.update(self._fit, loads.astype(float), seconds, known)
         # Where the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.

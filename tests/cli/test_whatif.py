@@ -35,7 +35,7 @@ def run(tmp_path):
 
 
 def test_a_sentence_and_a_table(run, capsys):
-    assert whatif(run) == 0
+    assert whatif(run, "--policy", "level", "--policy", "dolbie") == 0
     shown = capsys.readouterr().out
     assert "Take level: it would have needed" in shown
     assert "instead of the 3.6 s under equal" in shown
@@ -59,6 +59,13 @@ def test_a_trace(trace, capsys):
     shown = capsys.readouterr().out
     assert "124/123/123/30" in shown  # 124 ms each, whoever has the last sample; ties go to the lowest rank
     assert "under equal" in shown
+
+
+def test_work_that_moves_within_the_round_where_no_plan_can_know(tmp_path, capsys):
+    pace = np.array([1e-3, 1e-3, 4e-3]) * np.exp(0.5 * np.random.default_rng(3).standard_normal((60, 3)))
+    file = traces.write(tmp_path / "unsteady.csv", traces.Trace(pace, 0 * pace))
+    assert whatif(file, "--global-batch", 768) == 0
+    assert "Take auto: " in capsys.readouterr().out
 
 
 def test_nothing_to_gain(tmp_path, capsys):

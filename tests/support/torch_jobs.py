@@ -54,6 +54,11 @@ class Samples(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return self.x[index], self.y[index], index
 
 
+def forked(workers: int) -> dict[str, Any]:
+    """Options of a loader whose processes start as they do by default in a program of its own."""
+    return {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+
+
 def fresh(dtype: torch.dtype, **options: Any) -> Net:
     torch.manual_seed(3)
     return Net(**options).to(dtype)
@@ -109,7 +114,7 @@ def _exact_case(
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss(reduction=reduction)
     pace = Pace(ddp, batch, options.pop("policy", UNEVEN), limits=limits, **options)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
-    loader = pace.loader(Samples(count, kind), seed=5, num_workers=loader_workers)
+    loader = pace.loader(Samples(count, kind), seed=5, **forked(loader_workers))
     stalls = random.Random(rank)  # so that the ranks claim in another order every round
     while pace.rounds < steps:
         for x, y, _ in loader:
@@ -152,7 +157,7 @@ def _indices_case(
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     options.setdefault("limits", [(0, None)] * 3)
     pace = Pace(ddp, batch, options.pop("policy", UNEVEN), **options)
-    loader = pace.loader(Samples(count), seed=5, shuffle=shuffle, num_workers=loader_workers)
+    loader = pace.loader(Samples(count), seed=5, shuffle=shuffle, **forked(loader_workers))
     epochs = []
     stalls = random.Random(rank)
     for _ in range(2):
@@ -325,7 +330,7 @@ def held_up(rank: int, ranks: int, loader_workers: int) -> tuple[list[int], list
     used: list[int] = []
     waits: list[tuple[int, float]] = []
     with Pace(ddp, 120, "factoring:portion=0.3") as pace:
-        loader = pace.loader(Slow(120 * 4), seed=5, num_workers=loader_workers)
+        loader = pace.loader(Slow(120 * 4), seed=5, **forked(loader_workers))
         fetch = loader._fetch
 
         def timed(turn: Any) -> Any:

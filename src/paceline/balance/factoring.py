@@ -70,20 +70,20 @@ class Factoring:
             raise PacelineError(f"piece={self.piece}: expected at least 1 sample")
         if not self.overhead > 0:
             raise PacelineError(f"overhead={self.overhead:g}: expected more than 0 seconds")
-        self._planner()
+        self.planner()
 
     @property
     def needs_readings(self) -> bool:
         """Whether the plan's forecast reads Round.cpu and memory."""
-        return self._planner().needs_readings
+        return self.planner().needs_readings
 
     @property
     def trains(self) -> bool:
         """Whether the plan's forecast fits a model, which engines do aside."""
-        return self._planner().trains
+        return self.planner().trains
 
     def init(self) -> tuple[Plan, FactoringState]:
-        plan, inner = self._planner().init()
+        plan, inner = self.planner().init()
         lead = self.cluster.shape[:-1]
         state = FactoringState(
             inner,
@@ -96,7 +96,7 @@ class Factoring:
         return self._pulled(plan, state), state
 
     def step(self, state: FactoringState, round: Round) -> tuple[Plan, FactoringState]:
-        plan, inner = self._planner().step(state.plan, round)
+        plan, inner = self.planner().step(state.plan, round)
         pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
         losses, weight = _learn(state, pace)
         assert isinstance(plan.costs, Linear)
@@ -110,7 +110,8 @@ class Factoring:
         state = FactoringState(inner, plan.shares, losses, weight, 1.0 / per_sample, piece)
         return self._pulled(plan, state), state
 
-    def _planner(self) -> Level:
+    def planner(self) -> Level:
+        """What plans the rounds that are divided here."""
         return Level(self.cluster, self.forecast)
 
     def _pulled(self, plan: Plan, state: FactoringState) -> Plan:
@@ -142,7 +143,8 @@ class Factoring:
         claiming = ((2 + stages) * state.piece + smallest / 2) / seconds
         lost = state.losses + np.where(PORTIONS < 1, claiming, 0.0 if self.whole else np.inf)
         best = PORTIONS[np.argmin(lost, axis=-1)]
-        return np.where(state.weight[..., 0] > 0, best, AT_FIRST)
+        alone = self.whole and self.cluster.workers == 1  # nobody else could claim anything
+        return np.where(state.weight[..., 0] > 0, best, 1.0 if alone else AT_FIRST)
 
 
 @dataclass(frozen=True)

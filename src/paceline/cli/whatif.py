@@ -20,7 +20,7 @@ from paceline.simulate.whatif import Answer
 from paceline.simulate.whatif import of_run as answer_of_run
 from paceline.simulate.whatif import of_trace as answer_of_trace
 
-DEFAULT = ("equal", "dolbie", "level")
+DEFAULT = ("equal", "dolbie", "level", "auto")
 
 
 def command(

@@ -168,7 +168,7 @@ class _Player:
         batch = self._scenario.batch(t)
         shares = self._ran(plan, moment, batch)
         pieces: Array | None = None  # seconds of each worker's, where the round is run in pieces
-        if plan.pull is None:
+        if plan.pull is None or np.all(plan.pull.first >= 1):
             seconds = _seconds(moment, shares * batch)
         else:
             shares, seconds, pieces = self._within(plan.pull, moment, shares, batch)
