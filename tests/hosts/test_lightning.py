@@ -19,13 +19,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
 CASES: dict[str, dict[str, Any]] = {
     "uneven": {},
-    "clipped": {"gradient_clip_val": 0.05},
     "accumulated and clipped": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.05},
     "prefetching": {"loader_workers": 1, "epochs": 1},
     "sharded": {"sharding": True, "dtype": "float32", "precision": "32-true"},
     "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
 }
-CLIPPED = {"clipped": 0.05, "accumulated and clipped": 0.05}
+CLIPPED = {"accumulated and clipped": 0.05}
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -23,6 +23,8 @@ CASES = {
     "quantum": {"quantum": 4},
     "last batch smaller than the ranks": {"count": 34},
     "batch norm": {"count": 33, "norm": True},
+    "equal turns": {"turns": 4},
+    "equal turns, batch norm": {"turns": 3, "norm": True, "fill": True},
     "measured": {"policy": "level", "limits": None},
 }
 

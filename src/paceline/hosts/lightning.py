@@ -190,10 +190,12 @@ class Loader:
         return rounds * trainer.accumulate_grad_batches
 
     def __iter__(self) -> Iterator[Any]:
-        trainer, loader = self._balanced.trainer, self._inner()
+        trainer, pace, loader = self._balanced.trainer, self._balanced._running(), self._inner()
         assert trainer is not None
-        left = len(loader) * trainer.accumulate_grad_batches
         ran = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        if not ran:  # the last fit may have ended within its epoch, which Lightning begins again
+            pace.begin_epoch(pace.epoch)
+        left = len(loader) * trainer.accumulate_grad_batches
         if ran + left != len(self):
             raise PacelineError(
                 f"Lightning goes on after batch {ran} of an epoch of {len(self)}, and {left} are left to balance; "

@@ -1,0 +1,50 @@
+"""Rounds of equal turns, for hosts that step on every so manyth batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace
+from paceline.torch.batches import spread
+from support.torch_jobs import Samples, fresh, optimizer_of
+
+
+@given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 3))
+def test_a_load_is_spread_evenly_over_the_turns(load: int, turns: int, floor: int) -> None:
+    load = 0 if load < floor else load  # a rank has none, or as many as batch norm needs
+    sizes = spread(load, turns, floor)
+    used = [size for size in sizes if size]
+    assert len(sizes) == turns
+    assert sum(sizes) == load
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(size >= floor for size in used)
+    assert not used or max(used) - min(used) <= 1
+    assert len(used) == min(turns, load // floor), "no turn is left empty without need"
+
+
+def test_every_round_takes_as_many_turns() -> None:
+    model = fresh(torch.float32)
+    optimizer, seen = optimizer_of(model), []
+    with Pace(model, 8, turns=3, fill=True) as pace:
+        for x, y, _ in pace.loader(Samples(17, torch.float32)):
+            seen.append((len(x), pace.counts, pace.first, pace.last))
+            pace.backward(torch.nn.functional.cross_entropy(model(x), y))
+            pace.step(optimizer)
+    whole = [(3, True, True, False), (3, True, False, False), (2, True, False, True)]
+    assert seen == [*whole, *whole, (1, True, True, False), (1, False, False, False), (1, False, False, True)]
+
+
+def test_what_does_not_go_together() -> None:
+    model = fresh(torch.float32)
+    for options, sentence in (
+        ({"turns": 0}, "at least one turn"),
+        ({"turns": 2, "weigh": "hook"}, "weigh='loss'"),
+        ({"turns": 2, "policy": "factoring"}, "plans whole rounds"),
+        ({"turns": 2, "micro_batch": 3}, "8"),  # 2 turns of 3 samples hold 6
+    ):
+        with pytest.raises(PacelineError, match=sentence):
+            Pace(model, 8, **options)
