@@ -316,16 +316,16 @@ class Coordinator:
         Since it last answered, or got its task where it has answered to all before, a worker may take ``factor``
         times the longest of the recent round trips, its own or its peers' median longest, in proportion to its
         load, and ``floor`` seconds more; one that was given up and came back ``AGAIN`` times what it took then,
-        until it delivers. Workers are left out as long as nothing is measured.
+        until it delivers. Workers are left out as long as nothing is measured, unless ``factor`` is 0.
         """
         longest = {
             worker: max(trip.whole / trip.load for trip in trips)
             for worker, trips in self._trips.items()
             if trips
         }
-        if not longest:
+        if not longest and factor:
             return {}
-        typical = float(np.median(list(longest.values())))
+        typical = float(np.median(list(longest.values()))) if longest else 0.0
         found = {}
         for worker, task in self.tasks.items():
             load = self._awaited.get(worker, task.load)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -44,6 +45,37 @@ def test_learning_tells_what_was_used_and_dropped(scenario, tmp_path, capsys):
     assert found["curves"]["quorum"] == [3] * 25
     assert found["curves"]["loss"][-1] < found["curves"]["loss"][0]
     assert (tmp_path / "pictures" / "learning.png").stat().st_size > 0
+
+
+def test_what_happens_to_workers(tmp_path, capsys):
+    path, figures = tmp_path / "four.toml", tmp_path / "figures.json"
+    path.write_text("""
+global_batch = 60
+rounds = 12
+give_up_seconds = 2.0
+events = [
+    { round = 3, worker = 0, kind = "leave" },
+    { round = 5, worker = 1, kind = "die" },
+    { round = 7, worker = 2, kind = "freeze", rounds = 2 },
+    { round = 9, worker = 3, kind = "join" },
+]
+[[workers]]
+count = 4
+seconds_per_sample = 0.01
+overhead = 0.3
+[[workers]]
+seconds_per_sample = 0.01
+overhead = 0.3
+link = { megabytes = 1.0, mbps = 80.0 }
+""")
+    assert run(["simulate", str(path), "--learn", "--json", str(figures)]) == 0
+    curves = json.loads(figures.read_text())["curves"]
+    # Worker 4 sets the time, 0.4 s and 10 ms a sample: a fifth of the 60 samples, or what those who reported in
+    # the round before leave to it. For who dies and who freezes the others wait 2 s.
+    alone = [0.52, 0.55, 0.55, 0.6, 2.0, 0.7, 2.0, 1.0, 1.0, 0.6, 0.6, 0.6]
+    assert np.diff(curves["now"], prepend=0.0) == pytest.approx(alone)
+    assert curves["quorum"] == [4, 4, 3, 3, 2, 2, 1, 1, 3, 3, 3, 3]
+    assert "1 left" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

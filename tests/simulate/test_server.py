@@ -152,6 +152,74 @@ def test_leaving_and_joining():
     assert who[25.5] == [1, 2]
 
 
+def test_members_come_and_go_after_so_many_updates():
+    events = [Member(3, 0, "leave"), Member(5, 2, "join")]
+    run, _ = server([1, 1, 1], by_update=events, absent=[2])
+    updates = run.run(updates=6)
+    assert log(updates) == [
+        (1.0, [0, 1], [0, 0]),
+        (2.0, [0, 1], [0, 0]),
+        (3.0, [0, 1], [0, 0]),
+        (4.0, [1], [0]),
+        (5.0, [1], [0]),
+        (6.0, [1, 2], [0, 0]),
+    ]
+    assert [dict(u.dropped) for u in updates] == [{}, {}, {}, {"left": 1}, {}, {}]
+
+
+@pytest.mark.parametrize("back", [4, float("inf")])
+def test_the_others_wait_a_given_time_for_who_stops_without_a_word(back):
+    run, _ = server([1, 1, 1], by_update=[Member(2, 1, "freeze", back)], give_up=0.0, floor=3.0)
+    updates = run.run(updates=6)
+    after = [0, 1, 2] if back == 4 else [0, 2]
+    assert [entry[:2] for entry in log(updates)] == [
+        (1.0, [0, 1, 2]),
+        (2.0, [0, 1, 2]),
+        (5.0, [0, 2]),  # 3 s after it began
+        (6.0, [0, 2]),
+        (7.0, after),
+        (8.0, after),
+    ]
+    assert [dict(u.dropped) for u in updates][2] == {"given up": 1}
+
+
+def test_who_stops_in_the_first_round_is_given_up_too():
+    run, _ = server([1, 1], by_update=[Member(0, 1, "freeze")], give_up=0.0, floor=3.0)
+    assert [entry[:2] for entry in log(run.run(updates=2))] == [(3.0, [0]), (4.0, [0])]
+
+
+def test_who_thaws_before_it_is_given_up_goes_on_where_it_was():
+    run, _ = server([1, 1, 1], sync="asp", by_update=[Member(3, 1, "freeze", 6)], give_up=0.0, floor=9.0)
+    assert [(now, *who) for now, who, _ in log(run.run(updates=9))] == [
+        (1.0, 0),
+        (1.0, 1),
+        (1.0, 2),
+        (2.0, 0),
+        (2.0, 2),
+        (3.0, 0),
+        (3.0, 2),
+        (3.0, 1),
+        (4.0, 0),
+    ]
+
+
+def test_round_trips_of_links_knees_and_noise():
+    trips = RoundTrips(
+        2,
+        Constant(1.0),
+        Constant(0.5),
+        knee=np.array([0.0, 10.0]),
+        transfer=lambda number: np.array([0.0, 2.0 if number < 3 else 4.0]),
+    )
+    assert trips.seconds(0, 0, 4, 0.0) == 3.0
+    assert trips.seconds(1, 2, 4, 0.0) == 1.0 + 2.0 + 5.0
+    assert trips.seconds(1, 3, 12, 0.0) == 1.0 + 4.0 + 6.0
+    noisy = RoundTrips(1, Constant(0.0), Constant(1.0), seed=3, noise=0.3)
+    drawn = np.log([noisy.seconds(0, number, 1, 0.0) for number in range(2000)])
+    assert drawn.std() == pytest.approx(0.3, rel=0.05)
+    assert abs(drawn.mean()) < 0.03
+
+
 def test_a_slowdown_at_a_given_time():
     trips = RoundTrips(4, Constant(1.0), changes=[Change(10.0, (0, 1), 5.0)])
     run, _ = server([0] * 4, trips=trips)

@@ -13,8 +13,8 @@ from paceline.errors import PacelineError
 from paceline.samples import Draws
 from paceline.simulate.delays import assemble
 from paceline.simulate.roundtrips import RoundTrips
-from paceline.simulate.scenario import JOIN, Scenario
-from paceline.simulate.server import Server
+from paceline.simulate.scenario import FREEZE, JOIN, LEAVE, Event, Scenario
+from paceline.simulate.server import Member, Server
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,14 @@ class Learnt:
 def learn(scenario: Scenario, learning: Learning) -> Learnt:
     """Train on the scenario's first realization, ``scenario.rounds`` updates at most.
 
-    A worker's j-th task takes as long as its round j in the scenario: overhead plus pace times load.
+    A worker's j-th task takes as long as its round j in the scenario: overhead and link plus pace times load.
+    What happens to a worker in round r happens once r - 1 updates are made; what it has begun by then is dropped
+    when it leaves, and waited for ``give_up_seconds`` from its beginning when it dies or freezes.
     """
     try:
         from paceline.torch.images import Images
     except ModuleNotFoundError as error:
         raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
-    if any(event.kind != JOIN or event.round > 1 for event in scenario.events):
-        raise PacelineError(
-            f"{scenario.name} has events, which belong to rounds; --learn plays steady members, so leave them out"
-        )
     choices = learning.choices(scenario)
     data = datasets.load(learning.data)
     learner = Images(data, learning.model, scenario.seed)
@@ -102,8 +100,22 @@ def learn(scenario: Scenario, learning: Learning) -> Learnt:
         assemble([each.overhead for each in scenario.workers], of),
         assemble([each.seconds_per_sample for each in scenario.workers], of),
         scenario.seed,
+        noise=np.array([each.noise for each in scenario.workers])[of],
+        knee=np.array([each.knee for each in scenario.workers])[of],
+        transfer=lambda number: np.array(
+            [each.link.seconds(number) if each.link else 0.0 for each in scenario.workers]
+        )[of],
     )
-    server = Server(learner, choices, trips, Draws(len(data.x_train), scenario.seed))
+    server = Server(
+        learner,
+        choices,
+        trips,
+        Draws(len(data.x_train), scenario.seed),
+        absent=np.flatnonzero(~scenario.members(0)[0]).tolist(),
+        give_up=0.0,
+        floor=scenario.give_up_seconds,
+        by_update=[_member(event) for event in scenario.events if event.kind != JOIN or event.round > 1],
+    )
     losses: list[float] = []
 
     def stop(update: Update) -> bool:
@@ -114,3 +126,10 @@ def learn(scenario: Scenario, learning: Learning) -> Learnt:
     loss, accuracy = learner.test(server.parameters.values)
     shown = {name: getattr(learning, name) for name in ("sync", "backup", "balance", "mode", "data", "model")}
     return Learnt(updates, loss, accuracy, shown | {"scenario": scenario.name, "seed": scenario.seed})
+
+
+def _member(event: Event) -> Member:
+    """A scenario's event, by the updates made before it."""
+    made = event.round - 1
+    back = made + event.rounds if event.kind == FREEZE else float("inf")
+    return Member(made, event.worker, event.kind if event.kind in (LEAVE, JOIN) else "freeze", back)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,10 @@ class RoundTrips:
 
     What a worker's j-th task takes depends on the seed, the worker and j only: policies that order the tasks
     differently meet the same cluster.
+
+    changes: slower or faster from given times on. noise: further spread of each task's pace, the standard deviation
+    of its logarithm. knee: samples below which a task takes as long as with that many. transfer: seconds that each
+    worker's link takes for its j-th task, by j. noise and knee: one for all, or of shape (n,).
     """
 
     def __init__(
@@ -34,15 +39,25 @@ class RoundTrips:
         pace: Delay | None = None,
         seed: int = 0,
         changes: Sequence[Change] = (),
+        noise: Array | float = 0.0,
+        knee: Array | float = 0.0,
+        transfer: Callable[[int], Array] | None = None,
     ) -> None:
-        first, second = np.random.default_rng((seed, 0x7219)).spawn(2)
+        first, second, third = np.random.default_rng((seed, 0x7219)).spawn(3)
         self._overhead = _Table(overhead.stream((workers,), first))
         self._pace = _Table((pace or Constant(0.0)).stream((workers,), second))
         self._changes = sorted(changes)
+        self._noise, self._knee = np.broadcast_to(noise, (workers,)), np.broadcast_to(knee, (workers,))
+        self._further = _Table(third.standard_normal(workers) for _ in count())
+        self._transfer = transfer or (lambda number: np.zeros(workers))
 
     def seconds(self, worker: int, number: int, load: int, now: float) -> float:
         """What the worker's ``number``-th task (from 0) with ``load`` samples takes if begun at ``now``."""
-        seconds = self._overhead.row(number)[worker] + load * self._pace.row(number)[worker]
+        pace = self._pace.row(number)[worker]
+        if self._noise[worker]:
+            pace = pace * np.exp(self._noise[worker] * self._further.row(number)[worker])
+        overhead = self._overhead.row(number)[worker] + self._transfer(number)[worker]
+        seconds = overhead + max(load, self._knee[worker]) * pace
         if np.isnan(seconds):
             raise PacelineError(
                 f"the trace has no time for task {number + 1} of worker {worker}; give one without gaps"

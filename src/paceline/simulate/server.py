@@ -33,7 +33,8 @@ class Learner(Protocol):
 class Member(NamedTuple):
     """At ``at`` seconds a worker joins, leaves ("leave": says so) or stops without a word ("freeze").
 
-    A frozen worker is given up when its deadline has passed; from ``back`` on it works again.
+    A frozen worker is given up when its deadline has passed; from ``back`` on it works again. Given as
+    ``by_update`` of a server, both count updates made instead of seconds.
     """
 
     at: float
@@ -45,7 +46,10 @@ class Member(NamedTuple):
 class Server:
     """One run. ``run`` plays it to its end; ``parameters`` then holds the model.
 
-    give_up: a worker may take this many times its longest recent round trip before it is given up.
+    members: what happens to workers at given times; by_update: after given numbers of updates.
+    absent: who is not there at the beginning.
+    give_up, floor: as for ``Coordinator.deadlines``; with give_up = 0 a frozen worker is given up ``floor``
+        seconds after it began.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Server:
         absent: Sequence[int] = (),
         give_up: float = 4.0,
         floor: float = 1.0,
+        by_update: Sequence[Member] = (),
     ) -> None:
         self.parameters = Parameters(learner.start(), choices.momentum)
         self.updates: list[Update] = []
@@ -70,6 +75,17 @@ class Server:
         self._reading: dict[int, Vector] = {}  # by task: the parameters it is computed at
         self._counts: dict[int, int] = {}
         self._frozen: dict[int, Member] = {}
+        self._stuck: dict[
+            int, tuple[Task, float]
+        ] = {}  # by worker: a task, the seconds left of it once it thaws
+        self._upcoming = sorted(
+            [(member.at, FINISH, each, member) for each, member in enumerate(by_update)]
+            + [
+                (member.back, MEMBERS, each, member._replace(kind="thaw"))
+                for each, member in enumerate(by_update)
+                if member.kind == "freeze" and member.back < float("inf")
+            ]
+        )
         self._absent = set(absent)
         for member in members:
             self._push(member.at, MEMBERS, member)
@@ -84,6 +100,7 @@ class Server:
         coordinator = self._coordinator
         coordinator.start(0.0, set(range(coordinator.workers)) - self._absent)
         seen = 0
+        self._catch_up()
         while self._heap:
             now, _, _, event = heapq.heappop(self._heap)
             if seconds is not None and now > seconds:
@@ -95,6 +112,7 @@ class Server:
                 self._finish(event)
             elif isinstance(event, int):
                 self._check(event)
+            self._catch_up()
             while seen < len(self.updates):
                 seen += 1
                 if seen == updates or (stop is not None and stop(self.updates[seen - 1])):
@@ -111,7 +129,10 @@ class Server:
         took = self._trips.seconds(task.worker, number, task.load, self.now)
         frozen = self._frozen.get(task.worker)
         if frozen is not None:
-            self._push(max(frozen.back, self.now) + took, FINISH, task)
+            if frozen.back < float("inf"):
+                self._push(max(frozen.back, self.now) + took, FINISH, task)
+            else:
+                self._stuck[task.worker] = task, took
             self._watch(task)
         else:
             self._push(self.now + took, FINISH, task)
@@ -138,6 +159,8 @@ class Server:
         if frozen is not None and self.now < frozen.back:  # it was at work when it froze
             if frozen.back < float("inf"):
                 self._push(frozen.back, FINISH, task)
+            else:
+                self._stuck[worker] = task, 0.0
             self._watch(task)
             return
         if frozen is not None:
@@ -153,8 +176,22 @@ class Server:
             self._coordinator.join(member.worker, self.now)
         elif member.kind == "leave":
             self._coordinator.leave(member.worker, self.now)
-        else:
+        elif member.kind == "freeze":
             self._frozen[member.worker] = member
+        elif self._frozen.pop(member.worker, None) is not None:  # it works again
+            task, rest = self._stuck.pop(member.worker, (None, 0.0))
+            if member.worker not in self._coordinator.present:
+                self._coordinator.join(member.worker, self.now, task)
+            elif task is not None:
+                self._push(self.now + rest, FINISH, task)
+
+    def _catch_up(self) -> None:
+        """What is due after as many updates as have been made; one of these may make the next."""
+        while self._upcoming and self._upcoming[0][0] <= len(self.updates):
+            member = self._upcoming.pop(0)[-1]
+            if member.kind == "freeze":
+                member = member._replace(back=float("inf"))
+            self._member(member)
 
     def _watch(self, task: Task) -> None:
         """Look again at a frozen worker's deadline."""
