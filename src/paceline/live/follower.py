@@ -19,6 +19,7 @@ from paceline.runs.page import points
 from paceline.runs.words import plural
 
 POLL = 0.25  # seconds between two looks at the directory
+READING = 0.4  # seconds of reading a long record between two panels
 JUDGE = 2.0  # seconds between two judgements of what balancing saves
 KEPT = 8  # stretches of the run that are kept drawn
 
@@ -39,6 +40,7 @@ class Follower:
         self._polling = asyncio.Lock()
         self._polled = self._judged = 0.0
         self._saving: now.Saving | None = None
+        self._speeds: list[str] = []
         self._shot = Shot("", "")
         self._drawn: OrderedDict[tuple[Any, ...], str] = OrderedDict()
         self._findings: tuple[str, str] = ("", "")
@@ -53,21 +55,24 @@ class Follower:
 
     async def figures(self, first: float | None, last: float | None, newest: int | None) -> str:
         """The charts of the rounds from ``first`` up to and without ``last``, or of the newest so many, as JSON."""
-        if not self._shot.id:
-            await self.shot()
+        await self.shot()
         return await asyncio.to_thread(self._draw, first, last, newest)
 
     def _look(self) -> Shot:
         with self._lock:
+            end = time.monotonic() + READING
             changed = self._tail.poll()
+            while self._tail.more and time.monotonic() < end:
+                self._tail.poll()
             word, _ = panel.state(self._tail)
             mark = f"{self._tail.mark}-{word}"
             if not changed and mark == self._shot.id:
                 return self._shot
             if time.monotonic() - self._judged >= JUDGE or word == "finished":
                 self._saving = now.saving(self._tail.columns)
+                self._speeds = now.speeds(self._tail.columns)
                 self._judged = time.monotonic()
-            content = panel.panel(self._tail, self._saving)
+            content = panel.panel(self._tail, self._saving, self._speeds)
             content["findings"] = self._found(mark) if word == "finished" else ""
             return Shot(mark, _json(content))
 

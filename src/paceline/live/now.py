@@ -9,10 +9,12 @@ import numpy as np
 
 from paceline.errors import PacelineError
 from paceline.runs.columns import Columns
+from paceline.runs.findings import changes_in_words, speeds_in_words
 from paceline.simulate.whatif import of_run
 
 LATELY = 8  # rounds over which the workers' bars are averaged
 JUDGED = 64  # rounds by which rates and savings are judged
+CHANGED = 2000  # rounds in which changes of speed are looked for
 MAJORITY = 0.5  # of the last LATELY rounds, for a worker to be the straggler
 
 
@@ -73,6 +75,14 @@ def saving(columns: Columns) -> Saving | None:
     return Saving(
         other, float(recent.seconds[half].mean()), float(answer.policies[other].rounds[half].mean())
     )
+
+
+def speeds(columns: Columns) -> list[str]:
+    """Who is slow for each sample, or who lately became so and when: two sentences at most."""
+    if not len(columns):
+        return []
+    recent = columns.part(max(len(columns) - CHANGED, 0), len(columns))
+    return [*speeds_in_words(recent), *changes_in_words(recent)][-2:]
 
 
 def waits_for_all(columns: Columns) -> bool:

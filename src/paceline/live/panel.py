@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,9 +48,10 @@ def state(tail: Tail, clock: float | None = None) -> tuple[str, str]:
     return "running", "Running."
 
 
-def panel(tail: Tail, saving: now.Saving | None) -> dict[str, Any]:
+def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> dict[str, Any]:
     """Everything but the charts; texts are words for people, widths are portions from 0 to 1.
 
+    saving, speeds: what balancing saves, and who is slow or became so, as judged a moment ago.
     workers: of each row its number, whether it is the straggler, its load and times in words, and the widths of
     its load, overhead, computing and waiting.
     """
@@ -73,7 +75,7 @@ def panel(tail: Tail, saving: now.Saving | None) -> dict[str, Any]:
     rounds = columns["round"]
     content["span"] = [int(rounds[0]), int(rounds[-1]) + 1]
     content["cards"] = cards(_cards(columns, tail.config, last, saving))
-    content["sentences"] = _sentences(columns, tail.config, last, saving)
+    content["sentences"] = [*_sentences(columns, tail.config, last, saving), *speeds]
     content["workers"] = _workers_now(columns, last)
     return content
 
@@ -100,8 +102,8 @@ def _cards(
         ),
         (
             number(float(columns["batch"][recent].sum()) / whole if whole > 0 else None),
-            "samples/s",
-            f"lately, {seconds(float(length.mean()))} a round",
+            "",
+            f"samples/s lately, {seconds(float(length.mean()))} a round",
             None,
         ),
         (percent(reach), "", "of the bound lately", reach),

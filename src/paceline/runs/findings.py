@@ -30,8 +30,8 @@ def findings(run: Run) -> list[str]:
         return ["No round was recorded.", *run.notes]
     summary = summarize(run)
     found = [
-        *_speeds(run),
-        *_changes(run),
+        *speeds_in_words(run),
+        *changes_in_words(run),
         *_stragglers(run),
         *_waste(summary),
         *_idle(run),
@@ -120,7 +120,8 @@ def _same_model(one: Run, other: Run, first: dict[str, Any], second: dict[str, A
     return abs(losses[0] - losses[1]) <= 0.01 * max(abs(losses[0]), 0.01)
 
 
-def _speeds(run: Run) -> list[str]:
+def speeds_in_words(run: Run) -> list[str]:
+    """Which workers are slower than the others, where speeds did not change."""
     ratios = slowness(run)
     known = ratios[~np.isnan(ratios)]
     if len(known) < 2:
@@ -215,7 +216,8 @@ def _loads_text(loads: np.ndarray) -> str:
     return f"{loads.min():.0f} to {loads.max():.0f} samples a worker"
 
 
-def _changes(run: Run) -> list[str]:
+def changes_in_words(run: Run) -> list[str]:
+    """Which workers became lastingly slower or faster, and when."""
     found = changes(run)
     rounds = sorted({change.round for change in found})
     texts = []

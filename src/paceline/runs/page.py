@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 
+import numpy as np
+
 import paceline
+from paceline.runs import svg
 from paceline.runs.draw import escape
 
 
@@ -20,11 +25,21 @@ def page(title: str, head: str, body: str, script: str = "") -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<link rel="icon" href="{_icon()}">\n'
         f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
         f"<header>{head}</header>\n{body}\n"
         f"<footer>Paceline {escape(paceline.__version__)}</footer>\n</main>\n{scripts}\n"
         "</body>\n</html>\n"
     )
+
+
+@cache
+def _icon() -> str:
+    """Four bars that end together, as an image in an address."""
+    pixels = np.full((32, 32, 3), (0, 114, 178), np.uint8)
+    for row, start in enumerate((4, 12, 8, 18)):
+        pixels[4 + 7 * row : 7 + 7 * row, start:28] = 255
+    return "data:image/png;base64," + base64.b64encode(svg.png(pixels)).decode()
 
 
 def header(title: str, under: str, state: str = "") -> str:

@@ -38,7 +38,7 @@ def details(run: Run, summary: dict[str, Any]) -> str:
     rows = [(key.replace("_", " "), _cell(value)) for key, value in summary.items()]
     config = [(key.replace("_", " "), _cell(value)) for key, value in run.config.items() if key != "resumed"]
     return (
-        f'<div class="charts">{draw.figure("Summary", "As in summary.json.", draw.table((), rows))}'
+        f'<div class="charts tables">{draw.figure("Summary", "As in summary.json.", draw.table((), rows))}'
         f"{draw.figure('Configuration', 'As in run.json.', draw.table((), config))}</div>"
     )
 
@@ -57,6 +57,7 @@ def about(run: Run) -> str:
 def about_config(config: dict[str, Any], rounds: str = "") -> str:
     """The same from run.json."""
     parts = [
+        f"job {config['job']}" if "job" in config else "",
         f"{config['model']} on {config['data']}" if "model" in config and "data" in config else "",
         f"global batch {config['global_batch']}" if "global_batch" in config else "",
         rounds,

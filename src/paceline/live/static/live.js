@@ -52,6 +52,7 @@
       item.querySelector("small").textContent = worker.time;
       worker.widths.forEach((width, k) => { parts[k].style.width = `${100 * width}%`; });
     });
+    parent.classList.toggle("many", workers.length > 16);
     at("team").hidden = !workers.length;
   };
   const show = (content) => {
@@ -122,22 +123,37 @@
     template.innerHTML = html;
     return template.content.firstChild;
   };
+  // Charts out of sight are drawn when they come near: a browser has better to do.
+  const pending = new Map(), NEAR = 300;
+  const swap = (old, html) => {
+    const figure = made(html), table = figure.querySelector("details");
+    if (table && old.querySelector("details")?.open) table.open = true;
+    const focused = old.contains(document.activeElement);
+    pending.delete(old);
+    nearby.unobserve(old);
+    old.replaceWith(figure);
+    nearby.observe(figure);
+    if (focused) figure.querySelector("summary")?.focus({ preventScroll: true });
+  };
+  const nearby = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting && pending.has(entry.target)) swap(entry.target, pending.get(entry.target));
+  }, { rootMargin: `${NEAR}px` });
+  addEventListener("beforeprint", () => { for (const [old, html] of [...pending]) swap(old, html); });
   const draw = (figures) => {
     whole = figures.whole;
     shown = figures.span;
     if (figures.overview !== strip) at("strip").innerHTML = strip = figures.overview;
     if (at("says").textContent !== figures.says) at("says").textContent = figures.says;
-    const charts = at("charts"), same = drawn.length === figures.charts.length;
-    if (!same) charts.replaceChildren();
-    figures.charts.forEach((html, i) => {
-      if (same && drawn[i] === html) return;
-      const figure = made(html), old = same ? charts.children[i] : null;
-      if (!old) { charts.append(figure); return; }
-      const open = old.querySelector("details")?.open, table = figure.querySelector("details");
-      const focused = old.contains(document.activeElement);
-      if (open && table) table.open = true;
-      old.replaceWith(figure);
-      if (focused) figure.querySelector("summary")?.focus({ preventScroll: true });
+    const charts = at("charts");
+    if (drawn.length !== figures.charts.length) {
+      pending.clear();
+      charts.replaceChildren(...figures.charts.map(made));
+      for (const figure of charts.children) nearby.observe(figure);
+    } else figures.charts.forEach((html, i) => {
+      if (drawn[i] === html) return;
+      const old = charts.children[i], box = old.getBoundingClientRect();
+      if (box.bottom > -NEAR && box.top < innerHeight + NEAR) swap(old, html);
+      else pending.set(old, html);
     });
     drawn = figures.charts;
     brush(shown);
