@@ -15,7 +15,7 @@ from paceline import cli, traces
 from paceline.runs import read
 
 STEPS, CHANGE, BATCH = 72, 40, 250  # six rounds to an epoch of the digits
-FAST, SLOW = 2e-3, 8e-3  # seconds a sample
+FAST, SLOW = 8e-3, 32e-3  # seconds a sample
 
 
 def main() -> None:

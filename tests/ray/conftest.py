@@ -16,6 +16,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "
 def cluster():
     ray = pytest.importorskip("ray")
     ray.init(
+        address="local",  # not another that stands on this machine
         num_cpus=8,
         include_dashboard=False,
         log_to_driver=False,

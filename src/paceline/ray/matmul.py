@@ -238,10 +238,8 @@ class CodedMatrix:
             return None
         return value
 
-    def _to_ask(self) -> list[int]:
-        """Workers for this turn: those drawn and answering, and the others where these hold too few
-        blocks.
-        """
+    def _catch_up(self) -> None:
+        """Take in the owed answers that have come since."""
         for n, turns in list(self.behind.items()):
             for turn, answers in list(turns.items()):
                 _, left = ray.wait(answers, num_returns=len(answers), timeout=0)
@@ -250,6 +248,12 @@ class CodedMatrix:
                     del turns[turn]
             if not turns:
                 del self.behind[n]
+
+    def _to_ask(self) -> list[int]:
+        """Workers for this turn: those drawn and answering, and the others where these hold too few
+        blocks.
+        """
+        self._catch_up()
         holding = [n for n, owned in enumerate(self.layout.owned) if owned and n not in self.dead]
         answering = [n for n in holding if len(self.behind.get(n, ())) < BEHIND]
         drawn = [n for n in answering if self._drawn(n)]
@@ -301,9 +305,16 @@ class CodedMatrix:
     def _reloaded(self, problem: Problem) -> Array:
         """Loads of this master's workers that are not lost, shape (N,)."""
         k = self.plan.probability.copy()
-        late = {n for n, turns in self.behind.items() if len(turns) >= BEHIND or self._stuck(turns)}
-        gone = sorted(self.dead | late)
-        k[self.master, gone] = 0.0
+        mine, until = k[self.master].copy(), time.monotonic() + self.patience
+        while True:  # where all owe answers, short of patience, some are only about to give them
+            self._catch_up()
+            late = {n for n, turns in self.behind.items() if len(turns) >= BEHIND or self._stuck(turns)}
+            gone = sorted(self.dead | late)
+            k[self.master] = mine
+            k[self.master, gone] = 0.0
+            if (k[self.master] > 0).any() or not late - self.dead or time.monotonic() > until:
+                break
+            time.sleep(0.01)
         if not (k[self.master] > 0).any():
             raise WorkerError("none of the workers of this matrix is left: start others and make it anew")
         if not self.plan.coded:
