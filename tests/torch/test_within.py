@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,18 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.exactsum import ExactSum
 from support.ranks import run_ranks
-from support.torch_jobs import bits_twice, exact, held_up, indices_used, missed, part_of_an_epoch
+from support.torch_jobs import (
+    Samples,
+    bits_twice,
+    exact,
+    fresh,
+    held_up,
+    indices_used,
+    missed,
+    optimizer_of,
+    part_of_an_epoch,
+    reference,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
@@ -24,6 +36,8 @@ EXACT = {
     "self-scheduling": {"policy": "factoring:scheme=self,piece=3"},
     "guided": {"policy": "factoring:scheme=guided"},
     "auto": {"policy": "auto"},
+    "auto, hook, micro-batches": {"policy": "auto", "weigh": "hook", "micro_batch": 5},
+    "auto, quantum, prefetching": {"policy": "auto", "quantum": 4, "loader_workers": 1},
     "micro-batches": {"micro_batch": 5},
     "quantum": {"quantum": 4},
     "hook": {"weigh": "hook"},
@@ -44,6 +58,7 @@ ONCE = {
     "prefetching by 4": {"loader_workers": 4, "count": 120},
     "batch norm": {"count": 97, "norm": True},
     "batch norm, micro-batches": {"norm": True, "micro_batch": 5},
+    "auto, batch norm, prefetching by 2": {"policy": "auto", "norm": True, "loader_workers": 2, "count": 97},
     "fewer samples than a batch": {"count": 31},
     "self-scheduling": {"policy": "factoring:scheme=self,piece=4"},
 }
@@ -121,9 +136,33 @@ def test_what_cannot_have_the_same_bits_is_said_in_a_sentence() -> None:
         Pace(model[0], 64, "factoring", deterministic=True, micro_batch=1)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"micro_batch": 5}, {"quantum": 4}, {"turns": 2}, {"deterministic": True}]
+)
+def test_a_rank_alone_runs_whole_rounds(options: dict[str, Any]) -> None:
+    model, data = fresh(torch.float64), Samples(83)
+    optimizer, used, turns = optimizer_of(model), [], 0
+    with Pace(model, 16, "auto", **options) as pace:
+        for x, y, index in pace.loader(data, seed=5):
+            used += index.tolist()
+            turns += 1
+            pace.backward(torch.nn.functional.cross_entropy(model(x), y))
+            pace.step(optimizer)
+    assert sorted(used) == list(range(83))
+    assert turns == 6 or options.keys() & {"micro_batch", "turns", "deterministic"}
+    for mine, theirs in zip(model.parameters(), reference(83, 16, 6, torch.float64), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_where_all_must_take_the_same_turns_auto_plans_whole_rounds() -> None:
+    assert Pace(fresh(torch.float64), 16, "auto", turns=2).policy == "level"
+    with pytest.raises(PacelineError, match="unlike numbers of turns"):
+        Pace(fresh(torch.float64), 16, "factoring", turns=2)
+
+
 def test_stopped_and_resumed_in_mid_epoch() -> None:
-    before = run_ranks(3, part_of_an_epoch, 2, None, 0, "factoring")
-    after = run_ranks(2, part_of_an_epoch, 99, before[0]["saved"], 0, "factoring")
+    before = run_ranks(3, part_of_an_epoch, 2, None, 0, "auto")
+    after = run_ranks(2, part_of_an_epoch, 99, before[0]["saved"], 0, "auto")
     used = list(chain.from_iterable(part["used"] for part in before + after))
     assert sorted(used) == list(range(83))
     assert {part["rounds"] for part in after} == {6}
