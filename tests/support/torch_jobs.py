@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import random
+import signal
+import subprocess
 import time
 from functools import partial
 from typing import Any
@@ -347,3 +350,26 @@ def held_up(rank: int, ranks: int, loader_workers: int) -> tuple[list[int], list
             pace.backward(loss)
             pace.step(optimizer)
     return used, waits
+
+
+def frozen(rank: int, ranks: int, steps: int, seconds: float) -> tuple[float, list[RoundResult]]:
+    """Rank 1 is stopped in its first piece of round 5: the difference from one process, and the rounds."""
+    model = fresh(torch.float64)
+    ddp = DistributedDataParallel(model)
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    results: list[RoundResult] = []
+    count, me = 60 * steps, os.getpid()
+    with Pace(ddp, 60, "factoring:portion=0.3", on_round=results.append) as pace:
+        for x, y, _ in pace.loader(Samples(count), seed=5):
+            if rank == 1 and pace.rounds == 5 and pace.first:
+                with subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {me}"]):
+                    os.kill(me, signal.SIGSTOP)
+            time.sleep(1e-3 * len(x))
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer)
+        expected = reference(count, 60, steps, torch.float64)
+        difference = max(
+            float((p.detach() - q).abs().max() / q.abs().max())
+            for p, q in zip(model.parameters(), expected, strict=True)
+        )
+    return difference, results

@@ -19,6 +19,7 @@ from support.torch_jobs import (
     bits_twice,
     exact,
     fresh,
+    frozen,
     held_up,
     indices_used,
     missed,
@@ -166,6 +167,19 @@ def test_stopped_and_resumed_in_mid_epoch() -> None:
     used = list(chain.from_iterable(part["used"] for part in before + after))
     assert sorted(used) == list(range(83))
     assert {part["rounds"] for part in after} == {6}
+
+
+def test_what_a_frozen_rank_has_not_begun_the_others_run() -> None:
+    (difference, rounds), *others = run_ranks(3, frozen, 8, 1.5)
+    assert max(difference, *(other for other, _ in others)) < 1e-12
+    stuck = rounds[5]
+    assert stuck.seconds > 1.5
+    assert stuck.loads.sum() == 60
+    assert stuck.within is not None
+    plan = stuck.within.at_once * 20  # of an even plan, as rank 1's was to be
+    assert stuck.within.pieces[1][0] <= 2 * plan
+    assert len(stuck.within.pieces[1]) <= 3  # that piece, a claim at most, and its end
+    assert stuck.loads[1] < stuck.loads[[0, 2]].min()
 
 
 def test_a_rank_that_hangs_is_named_long_before_any_timeout() -> None:
