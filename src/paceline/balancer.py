@@ -60,10 +60,18 @@ class Balancer:
         """A number that two ranks share only if they made the same newest plan."""
         return policies.digest(self._newest)
 
-    def loads(self, step: int, batch: int) -> NDArray[np.int64]:
-        """Whole samples of each worker in round ``step`` of ``batch`` samples, shape (n,); sums to ``batch``."""
+    def loads(self, step: int, batch: int, present: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+        """Whole samples of each worker in round ``step`` of ``batch`` samples, shape (n,); sums to ``batch``.
+
+        present: who takes part, shape (n,), where the engine knows better than the last report; the others get
+            nothing. Raises PacelineError when the limits of those present cannot hold the batch.
+        """
         plan, cluster = self._in_force(step), self.policy.cluster
-        loads = shares.whole_samples(plan, batch, cluster.least, cluster.most, unit=self._quantum)
+        least, most = cluster.least, cluster.most
+        if present is not None and not present.all():
+            plan = _among(plan, present)
+            least, most = np.where(present, least, 0.0), np.where(present, most, 0.0)
+        loads = shares.whole_samples(plan, batch, least, most, unit=self._quantum)
         return _at_least(loads, self._floor)
 
     def pull(self, step: int) -> Pull | None:
@@ -121,18 +129,18 @@ class Balancer:
 
     def state_dict(self) -> dict[str, Any]:
         """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""
-        plans, state = self._plans, self._state
+        plans, state, newest = self._plans, self._state, self._newest
         if self._pending is not None:
             takes_effect, decision = self._pending
-            plan, state = decision.result()
-            plans = plans | {takes_effect: plan}
+            newest, state = decision.result()
+            plans = plans | {takes_effect: newest}
         return {
             "workers": self.policy.cluster.workers,
             "lag": self.lag,
             "policy": [leaf.tolist() for leaf in policies.leaves(state)],
             "fit": [leaf.tolist() for leaf in policies.leaves(self._fit)],
             "plans": {step: _plain(plan) for step, plan in plans.items()},
-            "newest": _plain(self._newest),
+            "newest": _plain(newest),
         }
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
@@ -144,6 +152,17 @@ class Balancer:
         self._fit = policies.restore(self._fit, [np.asarray(leaf) for leaf in state["fit"]])
         self._plans = {int(first): _revived(plan) for first, plan in state["plans"].items()}
         self._newest = _revived(state["newest"])
+
+
+def _among(plan: Plan, present: NDArray[np.bool_]) -> Plan:
+    """The plan without the absent; what the others have of it stays in proportion."""
+    kept = np.where(present, plan.shares, 0.0)
+    if not kept.any():
+        return Plan(present / present.sum())  # nobody of them was planned for: equal parts
+    costs = plan.costs
+    if isinstance(costs, Linear):
+        costs = Linear(np.where(present, costs.seconds_per_sample, np.inf), costs.overhead)
+    return Plan(kept / kept.sum(), costs=costs)
 
 
 def _at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:

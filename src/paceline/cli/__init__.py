@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from paceline.errors import PacelineError, WorkerError
 
-COMMANDS = ("train", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")
+COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")
 INTERRUPTED = 130
 
 

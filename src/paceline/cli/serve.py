@@ -1,0 +1,120 @@
+"""``paceline serve``: hand out batch sizes over HTTP, to workers of any framework and language."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.options import limits
+from paceline.errors import PacelineError
+
+TOKEN = "PACELINE_TOKEN"
+
+
+def command(
+    batch: Annotated[
+        int | None, typer.Option(help="Samples of a round, over all workers: makes a job at the start.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers that take part at most.")] = None,
+    policy: Annotated[str, typer.Option(help="Who does how much: NAME or NAME:key=value,...")] = "level",
+    forecast: Annotated[
+        str | None, typer.Option(help="How fast each will be next, for policies that take a forecast.")
+    ] = None,
+    start: Annotated[
+        int | None, typer.Option(help="Workers that the first round waits for; default all.")
+    ] = None,
+    limits_: Annotated[
+        str | None, typer.Option("--limits", help="Least and most samples of each worker: 1:64,1:64,:")
+    ] = None,
+    quantum: Annotated[int, typer.Option(help="Loads are multiples of this many samples.")] = 1,
+    at_once: Annotated[
+        bool, typer.Option(help="Hand out the newest plan at once, instead of waiting for all reports.")
+    ] = False,
+    floor: Annotated[
+        float,
+        typer.Option(
+            help="A silent worker is dropped after 4 times the longest recent round and these seconds."
+        ),
+    ] = 10.0,
+    job: Annotated[str, typer.Option(help="The name of the job made at the start.")] = "default",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = 7070,
+    dir_: Annotated[
+        Path, typer.Option("--dir", help="Where the state, the token and the runs' records are kept.")
+    ] = Path("paceline-serve"),
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar=TOKEN, help="The token that clients must send; default: made, and kept in --dir."
+        ),
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="Read the token from this file.")] = None,
+    no_token: Annotated[
+        bool,
+        typer.Option("--no-token", help="Let every process of this machine in; only on a local address."),
+    ] = False,
+    record: Annotated[bool, typer.Option(help="Leave a run directory for each job.")] = True,
+    sync: Annotated[
+        bool, typer.Option(help="Force each commit to the disk: survives a power cut, too.")
+    ] = False,
+) -> None:
+    """Hand out batch sizes over HTTP, to workers of any framework and language.
+
+    For example: paceline serve --batch 256 --workers 3
+    """
+    try:
+        from paceline.serve import server
+        from paceline.serve.app import make
+        from paceline.serve.service import Service
+    except ModuleNotFoundError as error:
+        raise PacelineError(f"{error.name} is not installed; install paceline[serve]") from error
+    from paceline.serve import tokens
+    from paceline.serve.settings import Settings
+
+    if no_token and host not in server.LOCAL:
+        raise PacelineError(
+            f"--no-token on {host} would let the whole network in; leave it out, or listen on 127.0.0.1"
+        )
+    if no_token + (token is not None) + (token_file is not None) > 1:
+        raise PacelineError("--token, --token-file and --no-token exclude each other; give one")
+    settings = None
+    if (batch is None) != (workers is None):
+        raise PacelineError("--batch and --workers make a job only together; give both or neither")
+    if batch is not None and workers is not None:
+        pairs = limits(limits_)
+        settings = Settings(
+            batch,
+            workers,
+            policy,
+            forecast,
+            start,
+            None if pairs is None else tuple(pairs),
+            quantum,
+            ahead=1 if at_once else 0,
+            floor=floor,
+        )
+    listening = server.listen(host, port)
+    with listening:
+        directory = server.state_directory(dir_)
+        where = token_file if token_file is not None else directory / "token"
+        secret = None
+        if not no_token:
+            secret = tokens.checked(token) if token is not None else tokens.kept_in(where)
+        service = Service(directory, record=record, sync=sync)
+        if settings is not None:
+            service.present(job, settings)
+        app = make(
+            service,
+            None if secret is None else tokens.digest(secret),
+            None if settings is None else (job, settings),
+        )
+        address = server.url(listening)
+        print(f"paceline serves at {address} (the API: {address}/docs)")
+        if secret is None:
+            print("no token is needed: every process of this machine may use it")
+        else:
+            print(f"token: {secret}" if token is None else "token: as given")
+        print(f"state: {directory}", flush=True)
+        server.run(app, service, listening)

@@ -1,0 +1,218 @@
+"""A worker's side of ``paceline serve``, in the standard library alone.
+
+with Worker("http://127.0.0.1:7070", token="...", name="gpu-0") as worker:
+    for part in worker.rounds(1000):
+        began = time.perf_counter()
+        gradient = ...  # of samples part.offset to part.offset + part.samples of round part.round
+        worker.report(time.perf_counter() - began)
+        ...  # sum part.weight * gradient over the workers, and step
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import time
+import urllib.parse
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from paceline.errors import PacelineError
+
+WAIT = 30.0  # seconds that one request waits for a plan
+TOKEN = "PACELINE_TOKEN"
+
+
+class Dropped(PacelineError):
+    """The service no longer counts on this worker: it was silent for too long, or has left."""
+
+
+class Part(NamedTuple):
+    """This worker's part of a round: samples ``offset`` to ``offset + samples`` of its ``batch``.
+
+    present: workers in the round, n. weight: b_i / B, what the mean gradient of these samples counts in a sum
+    over the workers; weight_in_mean: n b_i / B, in a mean over them.
+    """
+
+    round: int
+    samples: int
+    offset: int
+    batch: int
+    present: int
+    weight: float
+    weight_in_mean: float
+
+
+class Worker:
+    """Joins a job at the start of a ``with``, and leaves it at the end. For one thread.
+
+    url, token: as ``paceline serve`` printed them; the token may stand in $PACELINE_TOKEN. name: this
+    worker's own. job: the job's. place: where its limits are by place. patience: seconds for which a service
+    that cannot be reached is tried again; its restart then goes unnoticed.
+
+    Raises PacelineError, one sentence, for whatever the service refuses.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        token: str | None = None,
+        job: str = "default",
+        place: int | None = None,
+        patience: float = 60.0,
+    ) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise PacelineError(f"{url!r} is no service's address: expected one as http://127.0.0.1:7070")
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        try:
+            self._connection = kind(parts.hostname, parts.port, timeout=2 * WAIT)
+        except ValueError as error:
+            raise PacelineError(f"{url!r} is no service's address: {error}") from error
+        token = os.environ.get(TOKEN) if token is None else token
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self.name, self.job, self._place, self._patience = name, job, place, patience
+        self._url, self._secret = url, secrets.token_urlsafe(32)
+        self._workers = f"{parts.path.rstrip('/')}/v1/jobs/{_quoted(job)}/workers"
+        self._part: Part | None = None  # in the worker's hands
+        self._next: Part | None = None  # came with a report's answer
+        self._joined = False
+
+    def join(self) -> None:
+        """Take part from the next plan on."""
+        body = {"name": self.name, "place": self._place, "secret": self._secret}
+        self._headers["X-Worker-Secret"] = self._secret
+        self._call("POST", "", body)
+        self._joined, self._part, self._next = True, None, None
+
+    def next(self) -> Part:
+        """The part of the next round; waits until it is planned. The same one until it is reported."""
+        if self._next is not None:
+            self._part, self._next = self._next, None
+        while self._part is None:
+            status, answer = self._call("GET", f"/{_quoted(self.name)}/next?wait={WAIT:g}")
+            if status == 200:
+                self._part = Part(**answer)
+            elif answer["waiting"] == "the service is stopping":
+                time.sleep(0.2)
+        return self._part
+
+    def report(
+        self,
+        seconds: float,
+        *,
+        samples: int | None = None,
+        overhead: float = 0.0,
+        cpu: float | None = None,
+        memory: float | None = None,
+    ) -> None:
+        """The part is done, in so many seconds without the wait for others. samples: where they were not all run.
+
+        overhead: seconds of them that do not grow with the samples. cpu, memory: portions of this machine that
+        this worker can have, for policies that read them.
+        """
+        if self._part is None:
+            raise PacelineError("there is no round to report: ask for the next one first")
+        body = {
+            "round": self._part.round,
+            "samples": self._part.samples if samples is None else samples,
+            "seconds": seconds,
+            "overhead": overhead,
+            "cpu": cpu,
+            "memory": memory,
+        }
+        _, answer = self._call("POST", f"/{_quoted(self.name)}/reports", body)
+        self._part = None
+        self._next = None if answer["next"] is None else Part(**answer["next"])
+
+    def rounds(self, most: int | None = None) -> Iterator[Part]:
+        """Part after part; each must be reported before the next is asked for. most: of them, here."""
+        done = 0
+        while most is None or done < most:
+            part = self.next()
+            yield part
+            if self._part is not None:
+                raise PacelineError(f"round {part.round} was not reported: call report() in each round")
+            done += 1
+
+    def leave(self) -> None:
+        """Take part no longer; nobody waits for this worker."""
+        if self._joined:
+            self._joined = False
+            self._call("DELETE", f"/{_quoted(self.name)}")
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        self.join()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is not None:
+                self._patience = 0.0  # what went wrong is to be seen now
+            self.leave()
+        except PacelineError:
+            if kind is None:
+                raise
+        finally:
+            self.close()
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+        """The answer's status and content. Every call may be repeated, so that it is until it gets through."""
+        try:
+            data = None if body is None else json.dumps(body, allow_nan=False).encode()
+        except ValueError as error:
+            raise PacelineError("a report holds something that is no finite number: measure again") from error
+        until, pause, tried = time.monotonic() + self._patience, 0.05, 0
+        while True:
+            try:
+                status, answer = self._once(method, path, data)
+            except (OSError, http.client.HTTPException) as error:
+                self._connection.close()
+                tried += 1
+                # A connection that rested too long is only noticed now: the first repeat is at once.
+                if tried > 1:
+                    if time.monotonic() >= until:
+                        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                        raise PacelineError(
+                            f"the service at {self._url} does not answer ({reason}): is it running?"
+                        ) from error
+                    time.sleep(pause)
+                    pause = min(2 * pause, 1.0)
+                continue
+            if status == 507 and time.monotonic() < until:
+                time.sleep(1.0)
+                continue
+            if status < 300:
+                return status, answer
+            sentence = (
+                answer.get("error", f"status {status}") if isinstance(answer, dict) else f"status {status}"
+            )
+            if method == "DELETE" and status in (404, 410) and tried:
+                return 204, None  # the first try got through
+            raise (Dropped if status == 410 else PacelineError)(f"{self._url} refuses: {sentence}")
+
+    def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, Any]:
+        self._connection.request(method, self._workers + path, data, self._headers)
+        response = self._connection.getresponse()
+        content = response.read()
+        try:
+            return response.status, json.loads(content) if content else None
+        except ValueError:
+            return response.status, None
+
+
+def _quoted(name: str) -> str:
+    return urllib.parse.quote(name, safe="")

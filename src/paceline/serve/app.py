@@ -1,0 +1,245 @@
+"""The API: which request does what, and what is answered when it cannot be done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.security import APIKeyHeader, HTTPBearer
+from starlette.exceptions import HTTPException
+
+import paceline
+from paceline.errors import PacelineError
+from paceline.serve import models
+from paceline.serve.limits import BODY_SECONDS, Bounded
+from paceline.serve.metrics import Metrics
+from paceline.serve.page import page
+from paceline.serve.refusals import Conflict, Forbidden, Gone, Stored, Unknown
+from paceline.serve.service import TICK, Served, Service
+from paceline.serve.settings import Settings
+
+STATUS = {Unknown: 404, Forbidden: 403, Conflict: 409, Gone: 410, Stored: 507}
+MOST_WAIT = 60.0  # seconds that one request may wait for a plan
+SAID = {
+    400: "The body is no JSON.",
+    401: "The token is missing or wrong.",
+    403: "It is not the worker's secret.",
+    404: "There is no such job or worker.",
+    405: "Not here.",
+    408: "The body did not arrive in time.",
+    409: "It does not fit the job's state.",
+    410: "The worker has left or was dropped.",
+    413: "The body is too large.",
+    415: "The body is of another type than application/json.",
+    422: "A value is missing, unknown or out of range.",
+    500: "A fault of the service: the state is as before.",
+    507: "The state cannot be stored; nothing was changed.",
+}
+Name = Annotated[str, Path(pattern=models.NAME)]
+Wait = Annotated[
+    float, Query(ge=0, le=MOST_WAIT, allow_inf_nan=False, description="Seconds to wait for a plan.")
+]
+Secret = Annotated[
+    str,
+    Depends(
+        APIKeyHeader(name="X-Worker-Secret", auto_error=False, description="What the worker's join returned.")
+    ),
+]
+
+
+def said(*statuses: int) -> Any:
+    """These errors, for the description; those of every request with them."""
+    return {
+        status: {"model": models.Error, "description": SAID[status]}
+        for status in sorted({400, 401, 405, 408, 413, 415, 422, 500, *statuses})
+    }
+
+
+def make(
+    service: Service,
+    token: str | None,
+    job: tuple[str, Settings] | None = None,
+    body_seconds: float = BODY_SECONDS,
+) -> FastAPI:
+    """The ASGI application. token: the digest of the service's; None lets everybody in. job: to be made first."""
+    metrics = Metrics(service)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        if job is not None:
+            service.create(*job)
+        ticking = asyncio.create_task(_tick(service))
+        try:
+            yield
+        finally:
+            ticking.cancel()
+            await service.stop()
+
+    app = FastAPI(
+        title="Paceline",
+        version=paceline.__version__,
+        description="How many samples each worker should take in its next round, so that all end together.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    guarded = (
+        [] if token is None else [Depends(HTTPBearer(auto_error=False, description="The service's token."))]
+    )
+    app.include_router(_jobs(service), prefix="/v1", dependencies=guarded)
+    app.include_router(_workers(service), prefix="/v1/jobs/{job}/workers", dependencies=guarded)
+
+    @app.get("/metrics", dependencies=guarded, response_class=Response, responses=said())
+    async def prometheus() -> Response:
+        """Prometheus metrics."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/docs", include_in_schema=False)
+    async def description() -> HTMLResponse:
+        return HTMLResponse(page(app.openapi()))
+
+    for kind in (PacelineError, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _refused)
+    app.add_middleware(Bounded, token=token, seconds=body_seconds)
+    app.add_middleware(_Timed, metrics=metrics)
+    return app
+
+
+def _jobs(service: Service) -> APIRouter:
+    router = APIRouter(tags=["jobs"])
+
+    def record(served: Served) -> str:
+        if served.record is None:
+            return "none is kept"
+        return served.record.error or str(served.record.run_dir)
+
+    @router.get("/jobs", responses=said())
+    async def list_jobs() -> models.Jobs:
+        """The jobs, by name."""
+        return models.Jobs(jobs=list(service.jobs))
+
+    @router.put(
+        "/jobs/{job}", responses=said(409, 507) | {201: {"model": models.JobState, "description": "Made."}}
+    )
+    async def create_job(job: Name, body: models.JobSettings, response: Response) -> models.JobState:
+        """Make a job; the same again changes nothing."""
+        served, new = service.create(job, body.settings())
+        await service.store.durable()
+        response.status_code = 201 if new else 200
+        return models.state_of(job, served.job, record(served))
+
+    @router.get("/jobs/{job}", responses=said(404))
+    async def read_job(job: Name) -> models.JobState:
+        """What a job and its workers are doing."""
+        served = service.served(job)
+        return models.state_of(job, served.job, record(served))
+
+    @router.delete("/jobs/{job}", status_code=204, responses=said(404, 507))
+    async def delete_job(job: Name) -> None:
+        """End a job; its record stays."""
+        service.delete(job)
+        await service.store.durable()
+
+    return router
+
+
+def _workers(service: Service) -> APIRouter:
+    router = APIRouter(tags=["workers"])
+
+    @router.post("", status_code=201, responses=said(404, 409, 507))
+    async def join(job: Name, body: models.Join) -> models.Joined:
+        """Take part, from the next plan on."""
+        joined, secret = await service.join(job, body.name, body.secret, body.place)
+        return models.Joined(name=joined.name, place=joined.place, secret=secret)
+
+    @router.post("/{worker}/reports", response_model=models.Reported, responses=said(403, 404, 409, 410, 507))
+    async def report(
+        job: Name, worker: Name, body: models.WorkerReport, secret: Secret, wait: Wait = 0.0
+    ) -> JSONResponse:
+        """Report a round; the next part comes with the answer where it is planned within the wait."""
+        await service.report(job, worker, secret or "", body.report())
+        part = await service.next(job, worker, secret or "", wait)
+        if isinstance(part, str):
+            return JSONResponse({"round": body.round, "next": None, "waiting": part})
+        return JSONResponse({"round": body.round, "next": part._asdict(), "waiting": ""})
+
+    @router.get(
+        "/{worker}/next",
+        response_model=models.Part,
+        responses=said(403, 404, 410, 507)
+        | {202: {"model": models.Waiting, "description": "Not planned yet."}},
+    )
+    async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = 30.0) -> JSONResponse:
+        """The worker's part of its next round: the same one until it is reported."""
+        part = await service.next(job, worker, secret or "", wait)
+        if isinstance(part, str):
+            return JSONResponse({"waiting": part}, 202)
+        return JSONResponse(part._asdict())
+
+    @router.delete("/{worker}", status_code=204, responses=said(403, 404, 410, 507))
+    async def leave(job: Name, worker: Name, secret: Secret) -> None:
+        """Take part no longer; nobody waits."""
+        await service.leave(job, worker, secret or "")
+
+    return router
+
+
+async def _tick(service: Service) -> None:
+    while True:
+        await asyncio.sleep(TICK)
+        with contextlib.suppress(PacelineError):
+            service.tick()
+
+
+class _Timed:
+    """Measures how long answers take, by route."""
+
+    def __init__(self, app: Any, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        begin = time.perf_counter()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            endpoint = scope.get("endpoint")
+            if endpoint is not None:
+                self._metrics.answered(endpoint.__name__, time.perf_counter() - begin)
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    """One sentence, whatever went wrong."""
+    status, headers = 500, None
+    sentence = "the service failed at this request: its state is as before; see its log"
+    if isinstance(error, RequestValidationError):
+        status, sentence = _mistake(error)
+    elif isinstance(error, HTTPException):
+        status, headers = error.status_code, error.headers
+        sentence = f"{str(error.detail).lower()}: see /docs for what there is"
+    elif isinstance(error, PacelineError):
+        status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)
+        sentence = str(error)
+    return JSONResponse({"error": sentence}, status, headers)
+
+
+def _mistake(error: RequestValidationError) -> tuple[int, str]:
+    """The first of what is wrong with a request."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return (
+            400,
+            f"the body is no JSON ({first.get('ctx', {}).get('error', first['msg'])}): send application/json",
+        )
+    where = (
+        ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path")) or "the body"
+    )
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return 422, f"{where}: {message}"

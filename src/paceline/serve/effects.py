@@ -1,0 +1,80 @@
+"""What goes into a job and what comes out of it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.rounds import Array
+
+
+class Report(NamedTuple):
+    """What a worker did in a round. seconds: its own, without waiting; overhead: the part that does not grow
+    with the samples. cpu, memory: portions of its machine that it can have; None where not read.
+    """
+
+    round: int
+    samples: int
+    seconds: float
+    overhead: float = 0.0
+    cpu: float | None = None
+    memory: float | None = None
+
+
+class Assignment(NamedTuple):
+    """A worker's part of a round: samples ``offset`` to ``offset + samples`` of the round's ``batch``.
+
+    present: workers in the round. weight: b_i / B, what this worker's mean gradient counts in a sum over the
+    workers; weight_in_mean: n b_i / B, in a mean over them (LB-BSP, weighted aggregation).
+    """
+
+    round: int
+    samples: int
+    offset: int
+    batch: int
+    present: int
+    weight: float
+    weight_in_mean: float
+
+
+class Joined(NamedTuple):
+    """A worker took a place."""
+
+    now: float
+    name: str
+    place: int
+
+
+class Left(NamedTuple):
+    """A worker is no longer there: it "left", was "silent" for so many seconds, or was "replaced"."""
+
+    now: float
+    name: str
+    why: str
+    silent: float = 0.0
+
+
+class Settled(NamedTuple):
+    """A round was planned for whom was there; loads in samples by place."""
+
+    now: float
+    round: int
+    loads: tuple[int, ...]
+
+
+class Closed(NamedTuple):
+    """A round is over. seconds: since the one before; the arrays by place, NaN where nobody reported."""
+
+    now: float
+    round: int
+    seconds: float
+    loads: Array
+    compute: Array
+    overhead: Array
+    shares: Array
+    members: NDArray[np.bool_]  # who had a part in the plan
+
+
+Effect = Joined | Left | Settled | Closed

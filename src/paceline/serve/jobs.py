@@ -1,0 +1,253 @@
+"""One job as a state machine: workers come, report and go; out come plans.
+
+It reads no clock and knows no network. Every call says what happened and when, and gives back what followed;
+the same calls in the same order give the same plans, so that a log of the calls is all that a restart needs.
+
+A round is settled when the first worker asks for it: planned, in whole samples that sum to the batch, for the
+workers that are then present. From then on its plan stands, whatever happens. It closes when everybody in it has
+reported or is gone, and the balancer learns from it. (One that everybody left without a report has not been.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+from paceline.serve.effects import Assignment, Closed, Effect, Joined, Left, Report, Settled
+from paceline.serve.members import Member, Members
+from paceline.serve.refusals import Conflict
+from paceline.serve.rounds import OpenRound
+from paceline.serve.settings import Settings
+
+QUICKEST = 1e-9  # seconds of a round with samples
+RECENT = 8  # rounds from which deadlines are made
+
+
+class Job:
+    """Starts without workers. Calls that are refused raise a PacelineError and change nothing."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.members = Members(settings.workers)
+        self.balancer = settings.balancer()
+        self.settled = 0  # rounds; the number of the next one
+        self.closed = 0
+        self.samples = 0  # reported, in all
+        self.reports = 0
+        self.drops = 0
+        self.open: dict[int, OpenRound] = {}  # settled and not closed, in their order
+        self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds
+        self._mark: float | None = None  # when the last round closed; None where nobody has been there since
+        self._stuck = ""  # why those present cannot hold the batch; until somebody joins
+
+    def join(self, now: float, name: str, secret: str, place: int | None = None) -> list[Effect]:
+        """A worker takes a place, and is in every round settled from now on. secret: its digest.
+
+        A name that is taken can be taken over with its own secret alone.
+        """
+        effects: list[Effect] = []
+        present = self.members.by_name.get(name)
+        if present is not None and present.present:
+            if secret != present.secret:
+                raise Conflict(
+                    f"worker {name!r} is here already: choose another name; if it died, it will be dropped when it "
+                    "is missed"
+                )
+            effects += self._leave(now, present, "replaced", "was replaced by itself")
+        member = self.members.join(now, name, secret, place)
+        self._stuck = ""
+        return [*effects, Joined(now, name, member.place)]
+
+    def leave(self, now: float, name: str) -> list[Effect]:
+        """A worker goes; nobody waits for it."""
+        return self._leave(now, self.members.here(name), "left", "has left")
+
+    def drop(self, now: float, name: str) -> list[Effect]:
+        """A worker that has been silent for too long goes; its part is the others' from the next plan on."""
+        member = self.members.here(name)
+        waits = [each for each in self.open.values() if member.place in each.awaited]
+        silent = now - max([member.heard, *(each.opened for each in waits[:1])])
+        where = f" in round {waits[0].number}" if waits else ""
+        sentence = f"was dropped{where} after {silent:.1f} s of silence, and its share given to the others"
+        self.drops += 1
+        return self._leave(now, member, "silent", sentence, silent)
+
+    def ask(self, now: float, name: str) -> tuple[Assignment | None, list[Effect]]:
+        """The worker's part of the round that it is to run next; None as long as it has to wait."""
+        member = self.members.here(name)
+        current = self._current(member)
+        if current is not None:
+            return current.assignment(member.place), []
+        if not self.may_settle():
+            return None, []
+        mask = self.members.mask
+        try:
+            loads = self.balancer.loads(self.settled, self.settings.batch, mask)
+        except PacelineError as error:
+            self._stuck = str(error)
+            return None, []
+        current = OpenRound(self.settled, now, loads, mask.copy(), set(np.flatnonzero(mask).tolist()))
+        self.open[self.settled] = current
+        self.settled += 1
+        if self._mark is None:
+            self._mark = now
+        return current.assignment(member.place), [Settled(now, current.number, tuple(loads.tolist()))]
+
+    def report(self, now: float, name: str, report: Report) -> list[Effect]:
+        """A worker has done its part. The same report again changes nothing."""
+        member = self.members.here(name)
+        if report.samples > 0 and not report.seconds >= QUICKEST:
+            raise PacelineError(
+                f"seconds={report.seconds:g} for samples={report.samples}: expected {QUICKEST:g} or more"
+            )
+        if not 0 <= report.overhead <= report.seconds:
+            raise PacelineError(
+                f"overhead={report.overhead:g}: expected 0 to seconds={report.seconds:g}, which it is a part of"
+            )
+        if member.last is not None and report.round == member.last.round:
+            if report == member.last:
+                return []
+            raise Conflict(f"worker {name!r} has reported round {report.round} already, with other figures")
+        current = self._current(member)
+        if current is None:
+            raise Conflict(
+                f"worker {name!r} reports round {report.round}, and has no part in a round: ask for the next one"
+            )
+        if report.round != current.number:
+            past = "a past" if report.round < current.number else "a future"
+            raise Conflict(
+                f"worker {name!r} reports round {report.round}, {past} one: expected round {current.number}"
+            )
+        current.report(member.place, report, now - max(current.opened, member.heard))
+        member.heard, member.last = now, report
+        self.reports += 1
+        return self._close(now)
+
+    def silent(self, now: float) -> list[str]:
+        """The workers whose deadline has passed."""
+        limit = self.limit()
+        names = []
+        for each in self.open.values():
+            if now > each.opened + limit:
+                for place in sorted(each.awaited):
+                    holder = self.members.holders[place]
+                    assert holder is not None
+                    if now > max(each.opened, holder.heard) + limit and holder.name not in names:
+                        names.append(holder.name)
+        return names
+
+    def tick(self, now: float) -> list[Effect]:
+        """Drop whoever has been silent for too long."""
+        return [effect for name in self.silent(now) for effect in self.drop(now, name)]
+
+    def limit(self) -> float:
+        """Seconds that a worker may be silent with a part of a round in its hands."""
+        asked = self.settings
+        return asked.floor + asked.give_up * max(self._recent) if self._recent else asked.first
+
+    def resume(self, now: float) -> list[Effect]:
+        """The service is back: whatever time it was away counts against nobody."""
+        for each in self.open.values():
+            each.opened = now
+        self._mark = None if self._mark is None else now
+        return []
+
+    def waiting_for(self) -> str:
+        """One sentence on what the next round waits for."""
+        if self._stuck:
+            return f"the workers present cannot hold the batch: {self._stuck}"
+        missing = (self.settings.to_start if self.settled == 0 else 1) - self.members.count
+        if missing > 0:
+            return f"{missing} more worker{'s' * (missing > 1)} must join"
+        if len(self.open) > self.settings.ahead:
+            oldest = next(iter(self.open.values()))
+            names = [self.members.holders[place].name for place in sorted(oldest.awaited)[:3]]  # type: ignore[union-attr]
+            more = f" and {len(oldest.awaited) - 3} more" if len(oldest.awaited) > 3 else ""
+            return f"round {oldest.number} waits for the report of {', '.join(names)}{more}"
+        return ""
+
+    @property
+    def closing(self) -> bool:
+        """Whether one more report closes a round."""
+        return bool(self.open) and len(next(iter(self.open.values())).awaited) == 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the settings, as plain values for JSON."""
+        return {
+            "balancer": self.balancer.state_dict(),
+            "members": self.members.to_dict(),
+            "open": [each.to_dict() for each in self.open.values()],
+            "recent": list(self._recent),
+            "mark": self._mark,
+            "counts": [self.settled, self.closed, self.samples, self.reports, self.drops],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave."""
+        self.settled, self.closed, self.samples, self.reports, self.drops = state["counts"]
+        self.balancer.load_state_dict(state["balancer"], self.settled)
+        self.members = Members.from_dict(self.settings.workers, state["members"])
+        rounds = [OpenRound.from_dict(each) for each in state["open"]]
+        self.open = {each.number: each for each in rounds}
+        self._recent = deque(state["recent"], maxlen=RECENT)
+        self._mark, self._stuck = state["mark"], ""
+
+    def _current(self, member: Member) -> OpenRound | None:
+        """The first round that waits for the worker."""
+        return next((each for each in self.open.values() if member.place in each.awaited), None)
+
+    def may_settle(self) -> bool:
+        """Whether whoever asks next is given a new round."""
+        enough = self.members.count >= (self.settings.to_start if self.settled == 0 else 1)
+        return enough and not self._stuck and len(self.open) <= self.settings.ahead
+
+    def _leave(
+        self, now: float, member: Member, why: str, sentence: str, silent: float = 0.0
+    ) -> list[Effect]:
+        self.members.leave(member, now, sentence)
+        for each in self.open.values():
+            each.awaited.discard(member.place)
+        effects = [Left(now, member.name, why, silent), *self._close(now)]
+        if not self.members.count:
+            self._mark = None
+        return effects
+
+    def _close(self, now: float) -> list[Effect]:
+        """Close the rounds that wait for nobody, the oldest first; forget those that all have left untouched."""
+        effects: list[Effect] = []
+        while self.open and self.open[self.settled - 1].untouched:
+            self.settled -= 1
+            del self.open[self.settled]
+        while self.open and not next(iter(self.open.values())).awaited:
+            effects.append(self._learn(now, self.open.pop(next(iter(self.open)))))
+        return effects
+
+    def _learn(self, now: float, round: OpenRound) -> Closed:
+        """Let the balancer see a round that is over."""
+        seconds = round.readings["seconds"]
+        reported = ~np.isnan(seconds)
+        overhead: Array = np.nan_to_num(round.readings["overhead"])
+        shares = np.full(len(seconds), np.nan)
+        if round.samples.any():
+            # Who has come since had nothing to do, which is not the same as being absent.
+            arrived = self.members.mask & ~reported
+            overhead, shares = self.balancer.report(
+                round.number,
+                round.samples,
+                np.where(arrived, 0.0, seconds),
+                overhead,
+                round.readings["cpu"] if self.balancer.needs_readings else None,
+                round.readings["memory"] if self.balancer.needs_readings else None,
+            )
+        if reported.any():
+            self._recent.append(round.longest)
+        began = round.opened if self._mark is None else self._mark
+        self._mark = now
+        self.closed += 1
+        self.samples += int(round.samples.sum())
+        loads = np.where(reported, round.samples.astype(float), np.nan)
+        return Closed(now, round.number, now - began, loads, seconds, overhead, shares, round.members)

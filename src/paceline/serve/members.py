@@ -1,0 +1,114 @@
+"""Who takes part in a job, and in which place of its arrays."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.serve import tokens
+from paceline.serve.effects import Report
+from paceline.serve.refusals import Conflict, Forbidden, Gone, Unknown
+
+
+@dataclass
+class Member:
+    """One worker. secret: the digest of it. heard: when it last joined or reported; gone: why it is not there."""
+
+    name: str
+    place: int
+    secret: str
+    heard: float
+    gone: str = ""
+    since: float = 0.0  # when it went
+    last: Report | None = None
+
+    @property
+    def present(self) -> bool:
+        return not self.gone
+
+
+class Members:
+    """All workers that hold or held a place; at most one name a place is remembered."""
+
+    def __init__(self, places: int) -> None:
+        self.by_name: dict[str, Member] = {}
+        self.holders: list[Member | None] = [None] * places
+        self.mask: NDArray[np.bool_] = np.zeros(places, bool)  # who is present
+        self.count = 0
+
+    def known(self, name: str, secret: str) -> Member:
+        """The worker, if that is its secret; also one that is gone."""
+        member = self.by_name.get(name)
+        if member is None:
+            raise Unknown(f"worker {name!r} is unknown here: join first")
+        if not tokens.matches(secret, member.secret):
+            raise Forbidden(f"this is not the secret of worker {name!r}: use the one that its join returned")
+        return member
+
+    def here(self, name: str) -> Member:
+        """The worker, if it is present."""
+        member = self.by_name.get(name)
+        if member is None:
+            raise Unknown(f"worker {name!r} is unknown here: join first")
+        if member.gone:
+            raise Gone(f"worker {name!r} {member.gone}: join again to take part from the next round on")
+        return member
+
+    def join(self, now: float, name: str, secret: str, place: int | None) -> Member:
+        """Take a place: the one asked for, the own one of before, a new one, or that of whom is gone longest."""
+        member = Member(name, self._place(name, place), secret, now)
+        before = self.holders[member.place]
+        if before is not None:
+            del self.by_name[before.name]
+        mine = self.by_name.get(name)
+        if mine is not None:
+            self.holders[mine.place] = None
+        self.by_name[name] = self.holders[member.place] = member
+        self.mask[member.place] = True
+        self.count += 1
+        return member
+
+    def leave(self, member: Member, now: float, sentence: str) -> None:
+        """No longer there; the name and the place are kept until somebody needs them."""
+        member.gone, member.since = sentence, now
+        self.mask[member.place] = False
+        self.count -= 1
+
+    def _place(self, name: str, place: int | None) -> int:
+        if place is not None:
+            if not 0 <= place < len(self.holders):
+                raise Conflict(f"place={place}: the job has places 0 to {len(self.holders) - 1}")
+            holder = self.holders[place]
+            if holder is not None and holder.present:
+                raise Conflict(f"place {place} is taken by worker {holder.name!r}: choose another or none")
+            return place
+        mine = self.by_name.get(name)
+        if mine is not None:
+            return mine.place
+        if len(self.by_name) < len(self.holders):
+            return next(i for i, holder in enumerate(self.holders) if holder is None)
+        gone = [holder for holder in self.holders if holder is not None and holder.gone]
+        if not gone:
+            raise Conflict(
+                f"all {len(self.holders)} places are taken: wait until somebody leaves, or make a job with more"
+            )
+        return min(gone, key=lambda holder: (holder.since, holder.place)).place
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Plain values, for JSON."""
+        return [asdict(member) for member in self.by_name.values()]
+
+    @classmethod
+    def from_dict(cls, places: int, values: list[dict[str, Any]]) -> Members:
+        """What ``to_dict`` gave."""
+        members = cls(places)
+        for value in values:
+            last = value["last"]
+            member = Member(**value | {"last": None if last is None else Report(*last)})
+            members.by_name[member.name] = members.holders[member.place] = member
+            members.mask[member.place] = member.present
+            members.count += member.present
+        return members

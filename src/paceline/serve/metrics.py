@@ -1,0 +1,89 @@
+"""Prometheus metrics: what the service does, and what its jobs' workers do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from paceline.serve.effects import Closed, Effect
+from paceline.serve.service import Service
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Metrics:
+    """Watches one service; ``text`` is what a scrape gets."""
+
+    def __init__(self, service: Service) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Jobs(service))
+        self._answers = Histogram(
+            "paceline_answer_seconds",
+            "From a request to its answer, its wait for a plan included.",
+            ["route"],
+            registry=self._registry,
+            buckets=BUCKETS,
+        )
+        self._rounds = Histogram(
+            "paceline_round_seconds",
+            "Wall seconds of each round.",
+            ["job"],
+            registry=self._registry,
+            buckets=BUCKETS,
+        )
+        service.observers.append(self._observe)
+
+    def answered(self, route: str, seconds: float) -> None:
+        """A request was answered."""
+        self._answers.labels(route).observe(seconds)
+
+    def text(self) -> bytes:
+        """All of them, in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _observe(self, job: str, effect: Effect) -> None:
+        if isinstance(effect, Closed):
+            self._rounds.labels(job).observe(effect.seconds)
+
+
+class _Jobs(Collector):
+    """The jobs' figures, read when somebody asks."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        def counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+            return CounterMetricFamily(f"paceline_{name}", text, labels=["job", *labels])
+
+        def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(f"paceline_{name}", text, labels=["job", *labels])
+
+        rounds, reports = counter("rounds", "Closed rounds."), counter("reports", "Reports of all workers.")
+        samples, dropped = (
+            counter("samples", "Samples reported."),
+            counter("dropped", "Workers dropped for silence."),
+        )
+        present = gauge("workers_present", "Workers that take part now.")
+        deadline = gauge("deadline_seconds", "Silence after which a worker is dropped.")
+        load = gauge("worker_samples", "Samples in the worker's newest report.", "worker")
+        seconds = gauge("worker_seconds", "Seconds in the worker's newest report.", "worker")
+        for name, served in self._service.jobs.items():
+            job = served.job
+            for family, value in (
+                (rounds, job.closed),
+                (reports, job.reports),
+                (samples, job.samples),
+                (dropped, job.drops),
+                (present, job.members.count),
+                (deadline, job.limit()),
+            ):
+                family.add_metric([name], value)
+            for member in job.members.by_name.values():
+                if member.last is not None and member.present:
+                    load.add_metric([name, member.name], member.last.samples)
+                    seconds.add_metric([name, member.name], member.last.seconds)
+        yield from (rounds, reports, samples, dropped, present, deadline, load, seconds)

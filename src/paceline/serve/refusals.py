@@ -1,0 +1,25 @@
+"""What a job refuses, by what is wrong; each in one sentence."""
+
+from __future__ import annotations
+
+from paceline.errors import PacelineError
+
+
+class Unknown(PacelineError):
+    """There is no such job or worker."""
+
+
+class Forbidden(PacelineError):
+    """The secret is not the worker's."""
+
+
+class Conflict(PacelineError):
+    """It does not fit the state that the job is in."""
+
+
+class Gone(PacelineError):
+    """The worker was there, and is no longer."""
+
+
+class Stored(PacelineError):
+    """The state cannot be stored: nothing has been changed."""

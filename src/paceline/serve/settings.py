@@ -1,0 +1,111 @@
+"""What a job is: the policy, the batch, who may take part and how long the silent are waited for."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline import policies
+from paceline.balancer import Balancer
+from paceline.errors import PacelineError
+from paceline.rounds import Cluster
+
+MOST_WORKERS = 10_000
+MOST_BATCH = 2**31 - 1
+MOST_AHEAD = 8
+Limits = tuple[tuple[int | None, int | None], ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A job's settings, fixed for its life.
+
+    batch: B, samples of a round over all workers. workers: places, the most that take part at once.
+    policy, forecast: as ``paceline.policies`` and ``paceline.forecast`` name them.
+    start: how many must have joined before the first round; all places where not given.
+    limits: (least, most) samples of each place. quantum: loads are multiples of this.
+    ahead: rounds that may be open when another is handed out: 0 waits for everybody's report (the blocking way
+        of LB-BSP's CPU clusters), 1 hands out the newest plan at once (its GPU clusters).
+    give_up, floor: a silent worker is dropped after ``give_up`` times the longest of the recent turnarounds
+        and ``floor`` seconds more; first: after so many seconds while nothing has been measured.
+
+    Raises PacelineError for whatever is unknown, out of range or does not fit together.
+    """
+
+    batch: int
+    workers: int
+    policy: str = "level"
+    forecast: str | None = None
+    start: int | None = None
+    limits: Limits | None = None
+    quantum: int = 1
+    ahead: int = 0
+    give_up: float = 4.0
+    floor: float = 10.0
+    first: float = 300.0
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("workers", self.workers, 1, MOST_WORKERS),
+            ("batch", self.batch, 1, MOST_BATCH),
+            ("start", self.to_start, 1, self.workers),
+            ("ahead", self.ahead, 0, MOST_AHEAD),
+            ("give_up", self.give_up, 1.0, 1e3),
+            ("floor", self.floor, 0.0, 1e5),
+            ("first", self.first, 1e-3, 1e6),
+        ):
+            if not low <= value <= high:
+                raise PacelineError(f"{name}={value:g}: expected {low:g} to {high:g}")
+        if self.limits is not None:
+            if len(self.limits) != self.workers:
+                raise PacelineError(
+                    f"limits for {len(self.limits)} of {self.workers} workers: expected one pair each"
+                )
+            object.__setattr__(self, "limits", tuple((low, high) for low, high in self.limits))
+        self.balancer()
+
+    @property
+    def to_start(self) -> int:
+        """How many must have joined before the first round."""
+        return self.workers if self.start is None else self.start
+
+    @property
+    def asked_policy(self) -> str:
+        """The policy's text with the forecast in it."""
+        if self.forecast is None:
+            return self.policy
+        joint = "," if ":" in self.policy else ":"
+        return f"{self.policy}{joint}forecast={self.forecast.replace(',', ';')}"
+
+    def balancer(self) -> Balancer:
+        """A balancer at its first round."""
+        pairs = self.limits or ((None, None),) * self.workers
+        least = np.array([float(low or 0) for low, _ in pairs])
+        most = np.array([float(self.batch if high is None else high) for _, high in pairs])
+        cluster = Cluster(self.workers, self.batch, least, most)
+        balancer = Balancer(policies.create(self.asked_policy, cluster), quantum=self.quantum)
+        if balancer.pull(0) is not None:
+            raise PacelineError(
+                f"policy {self.policy!r} moves work within a round, which a service cannot; choose another"
+            )
+        try:
+            balancer.loads(0, self.batch)
+        except PacelineError as error:
+            raise PacelineError(
+                f"quantum={self.quantum} does not fit the limits: in whole multiples of it they hold less than the "
+                f"batch of {self.batch}; raise them or lower it"
+            ) from error
+        return balancer
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Settings:
+        """What ``to_dict`` gave."""
+        limits = values.get("limits")
+        return cls(**values | {"limits": None if limits is None else tuple((a, b) for a, b in limits)})

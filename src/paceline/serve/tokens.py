@@ -1,0 +1,58 @@
+"""Secrets: one token for the service, and one of its own for each worker.
+
+Only digests are kept. The secrets are random and long, so that a plain digest can't be searched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+from paceline.errors import PacelineError
+
+LEAST = 16  # characters of a token or secret that somebody chose
+
+
+def fresh() -> str:
+    """A new secret of 256 bits."""
+    return secrets.token_urlsafe(32)
+
+
+def digest(secret: str) -> str:
+    """What is kept of a secret."""
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def matches(secret: str, kept: str) -> bool:
+    """Whether the digest is of this secret, in the same time whatever they are."""
+    return hmac.compare_digest(digest(secret), kept)
+
+
+def checked(token: str) -> str:
+    """A token that somebody chose. Raises PacelineError where it is easily guessed or no header can carry it."""
+    if len(token) < LEAST or not token.isascii() or not token.isprintable() or " " in token:
+        raise PacelineError(
+            f"the token has {len(token)} characters: expected {LEAST} or more, of ASCII and without spaces"
+        )
+    return token
+
+
+def kept_in(path: Path) -> str:
+    """The token in a file; made and written there, readable by its owner alone, where there is none."""
+    try:
+        return checked(path.read_text(encoding="utf-8").strip())
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise PacelineError(f"cannot read the token in {path}: {error}") from error
+    token = fresh()
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(token + "\n")
+    except OSError as error:
+        raise PacelineError(f"cannot write the token to {path}: {error.strerror or error}") from error
+    return token

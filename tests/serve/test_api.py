@@ -1,0 +1,463 @@
+"""The API without a network: what is answered, in which terms."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+import httpx
+
+from paceline import runs
+from paceline.serve import limits, tokens
+from paceline.serve.app import make
+from paceline.serve.service import Service
+from paceline.serve.settings import Settings
+from support.served import TOKEN
+
+JOB = {"batch": 12, "workers": 2, "policy": "equal", "floor": 1.0, "first": 5.0}
+
+
+class Clock:
+    """Seconds as the test says."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Caller:
+    """Speaks to an app in this process."""
+
+    def __init__(self, service: Service, http: httpx.AsyncClient, clock: Clock) -> None:
+        self.service, self.http, self.clock = service, http, clock
+        self.secrets: dict[str, str] = {}
+
+    async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+        headers |= options.pop("headers", {})
+        content = body if isinstance(body, bytes) or body is None else json.dumps(body)
+        answer = await self.http.request(method, f"/v1{path}", content=content, headers=headers, **options)
+        return answer.status_code, answer.json() if answer.content else None
+
+    async def join(self, name: str, job: str = "j", **more: Any) -> tuple[int, Any]:
+        status, joined = await self.ask("POST", f"/jobs/{job}/workers", {"name": name} | more)
+        self.secrets[name] = joined.get("secret", "")
+        return status, joined
+
+    async def next(self, name: str, wait: float = 0.0, job: str = "j") -> tuple[int, Any]:
+        headers = {"X-Worker-Secret": self.secrets.get(name, "")}
+        return await self.ask("GET", f"/jobs/{job}/workers/{name}/next?wait={wait}", headers=headers)
+
+    async def report(
+        self, name: str, body: Any, wait: float = 0.0, secret: str | None = None
+    ) -> tuple[int, Any]:
+        headers = {"X-Worker-Secret": self.secrets[name] if secret is None else secret}
+        return await self.ask("POST", f"/jobs/j/workers/{name}/reports?wait={wait}", body, headers=headers)
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: Path, token: str | None = TOKEN, **options: Any) -> AsyncIterator[Caller]:
+    clock = Clock()
+    directory.mkdir(exist_ok=True)
+    service = Service(directory, clock=clock, **options)
+    app = make(service, token and tokens.digest(token), body_seconds=0.2)
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7070") as http:
+            yield Caller(service, http, clock)
+
+
+Scenario = Callable[[Caller], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    """Plays a scenario against a service with one job and its two workers."""
+
+    def run(scenario: Scenario, **options: Any) -> None:
+        async def all_of_it() -> None:
+            async with serving(tmp_path, **options) as call:
+                assert (await call.ask("PUT", "/jobs/j", JOB))[0] == 201
+                for name in "ab":
+                    assert (await call.join(name))[0] == 201
+                await scenario(call)
+
+        asyncio.run(all_of_it())
+
+    return run
+
+
+def refused(answer: tuple[int, Any], status: int, words: str) -> None:
+    """One sentence under "error", and nothing else."""
+    assert answer[0] == status, answer
+    assert list(answer[1]) == ["error"]
+    assert words in answer[1]["error"]
+    assert "\n" not in answer[1]["error"]
+
+
+def test_a_round(play: Callable[..., None], tmp_path: Path) -> None:
+    async def scenario(call: Caller) -> None:
+        assert await call.ask("PUT", "/jobs/j", JOB) == (200, (await call.ask("GET", "/jobs/j"))[1])
+        assert await call.ask("GET", "/jobs") == (200, {"jobs": ["j"]})
+        part = {
+            "round": 0,
+            "samples": 6,
+            "offset": 0,
+            "batch": 12,
+            "present": 2,
+            "weight": 0.5,
+            "weight_in_mean": 1.0,
+        }
+        assert await call.next("a") == (200, part)
+        assert await call.next("b") == (200, part | {"offset": 6})
+        call.clock.now += 2.0
+        waits = {"round": 0, "next": None, "waiting": "round 0 waits for the report of b"}
+        assert await call.report("a", {"round": 0, "samples": 6, "seconds": 1.0}) == (200, waits)
+        assert await call.next("a") == (202, {"waiting": "round 0 waits for the report of b"})
+        waiting = asyncio.create_task(call.next("a", wait=10.0))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        answer = await call.report("b", {"round": 0, "samples": 6, "seconds": 1.5, "cpu": 0.5, "memory": 1})
+        assert answer == (200, {"round": 0, "next": part | {"round": 1, "offset": 6}, "waiting": ""})
+        assert await waiting == (200, part | {"round": 1})
+        state = (await call.ask("GET", "/jobs/j"))[1]
+        assert (state["rounds"], state["reports"], state["samples"], state["present"]) == (1, 2, 12, 2)
+        assert state["workers"][1] == {
+            "name": "b", "place": 1, "present": True, "gone": "", "round": 0, "samples": 6, "seconds": 1.5,
+        }  # fmt: skip
+        scraped = (await call.http.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})).text
+        assert 'paceline_reports_total{job="j"} 2.0' in scraped
+        assert 'paceline_worker_samples{job="j",worker="a"} 6.0' in scraped
+        assert 'paceline_round_seconds_count{job="j"} 1.0' in scraped
+        for name in "ab":
+            headers = {"X-Worker-Secret": call.secrets[name]}
+            assert await call.ask("DELETE", f"/jobs/j/workers/{name}", headers=headers) == (204, None)
+        assert await call.ask("DELETE", "/jobs/j") == (204, None)
+        refused(await call.ask("GET", "/jobs/j"), 404, "job 'j' is unknown here")
+
+    play(scenario)
+    run = runs.read(tmp_path / "runs" / "j")
+    np.testing.assert_equal(run.loads, [[6, 6]])
+    np.testing.assert_equal(run.compute, [[1.0, 1.5]])
+    assert run.seconds.tolist() == [2.0]
+    assert run.config["engine"] == "service"
+    assert run.summary["steps"] == 1
+
+
+def test_tokens_and_secrets(play: Callable[..., None]) -> None:
+    async def scenario(call: Caller) -> None:
+        for header in (
+            {"Authorization": "Bearer wrong"},
+            {"Authorization": f"Basic {TOKEN}"},
+            {"Authorization": ""},
+        ):
+            refused(await call.ask("GET", "/jobs/j", headers=header), 401, "the token is missing or wrong")
+        assert (await call.http.get("/metrics")).status_code == 401
+        assert (await call.http.get("/nowhere")).status_code == 401
+        assert (await call.http.get("/openapi.json")).status_code == 200
+        assert "/v1/jobs/{job}/workers" in (await call.http.get("/docs")).text
+        report = {"round": 0, "samples": 6, "seconds": 1.0}
+        await call.next("a")
+        for secret in ("", "wrong", call.secrets["b"]):
+            refused(await call.report("a", report, secret=secret), 403, "not the secret of worker 'a'")
+        refused(await call.ask("DELETE", "/jobs/j/workers/a"), 403, "not the secret of worker 'a'")
+        assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == 0
+
+    play(scenario)
+
+
+def test_nobody_needs_a_token_where_there_is_none(play: Callable[..., None]) -> None:
+    async def scenario(call: Caller) -> None:
+        assert (await call.http.get("/v1/jobs")).status_code == 200
+        refused(
+            await call.ask("GET", "/jobs", headers={"Host": "evil.example:7070"}), 403, "to localhost alone"
+        )
+
+    play(scenario, token=None)
+
+
+MISTAKES = [
+    ({"seconds": -1.0}, 422, "seconds: input should be greater than or equal to 0"),
+    ({"seconds": 0.0}, 422, "seconds=0 for samples=6: expected 1e-09 or more"),
+    ({"seconds": "1"}, 422, "seconds: input should be a valid number"),
+    ({"samples": -1}, 422, "samples: input should be greater"),
+    ({"samples": 2**40}, 422, "samples: input should be less"),
+    ({"overhead": 2.0}, 422, "overhead=2: expected 0 to seconds=1"),
+    ({"cpu": 1.5}, 422, "cpu: input should be less"),
+    ({"sample": 6}, 422, "sample: extra inputs are not permitted"),
+    ({"round": 1}, 409, "a future one: expected round 0"),
+    (b'{"round": 0, "samples": 6, "seconds": NaN}', 422, "seconds: input should be a finite number"),
+    (b'{"round": 0, "samples": 6, "seconds": Infinity}', 422, "seconds: input should be a finite number"),
+    (b'{"round": 0, "samples": 6, "seconds": 1e999}', 422, "seconds: input should be a finite number"),
+    (b'{"round": 0, "samples": 6', 400, "the body is no JSON"),
+    (b"\xff\xfe", 400, ""),
+    (b"[" * 100_000, 400, ""),
+    (b'{"round": ' + b"9" * 5000 + b', "samples": 6, "seconds": 1.0}', 400, ""),
+    (b"", 422, "the body: field required"),
+    (b"[]", 422, "the body: input should be"),
+    (b"x" * (limits.BODY_BYTES + 1), 413, "the body is too large"),
+]
+
+
+def test_bad_reports(play: Callable[..., None]) -> None:
+    async def scenario(call: Caller) -> None:
+        await call.next("a")
+        for change, status, words in MISTAKES:
+            good = {"round": 0, "samples": 6, "seconds": 1.0}
+            body = change if isinstance(change, bytes) else good | change  # type: ignore[operator]
+            refused(await call.report("a", body), status, words)
+        assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == 0
+        assert (await call.report("a", good))[0] == 200
+        assert (await call.report("a", good))[0] == 200, "the same again is no mistake"
+        refused(await call.report("a", good | {"seconds": 2.0}), 409, "has reported round 0 already")
+        assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == 1
+        await call.next("b")
+        await call.report("b", good)
+        await call.next("a")
+        await call.report("a", good | {"round": 1})
+        refused(await call.report("a", good), 409, "has no part in a round")
+        await call.next("b")
+        refused(await call.report("b", good | {"seconds": 3.0}), 409, "has reported round 0 already")
+
+    play(scenario)
+
+
+def test_bad_requests(play: Callable[..., None]) -> None:
+    async def scenario(call: Caller) -> None:
+        refused(await call.join("a"), 409, "worker 'a' is here already")
+        refused(await call.join("c"), 409, "all 2 places are taken")
+        refused(await call.join("c", place=1), 409, "place 1 is taken by worker 'b'")
+        refused(await call.join("../c"), 422, "name: string should match")
+        refused(await call.join("c", secret="short"), 422, "secret: string should match")
+        refused(await call.join("c", job="k"), 404, "job 'k' is unknown here: create it first (there are: j)")
+        call.secrets["z"] = "x"
+        refused(await call.next("z"), 404, "worker 'z' is unknown here: join first")
+        refused(await call.next("b", wait=61.0), 422, "wait: input should be less")
+        refused(await call.next("b", wait=float("nan")), 422, "wait")
+        refused(
+            await call.ask("PUT", "/jobs/j", JOB | {"batch": 24}), 409, "job 'j' exists with other settings"
+        )
+        for change, words in (
+            ({"policy": "levle"}, "policy 'levle' is unknown"),
+            ({"workers": 0}, "workers: input should be greater"),
+            ({"limits": [[1, 2]]}, "limits for 1 of 2 workers"),
+            ({"limits": [[1, 2, 3]]}, "limits.0: list should have at most 2 items"),
+            ({"limits": [[0, 5], [0, 5]]}, "2 short of the global batch of 12"),
+            ({"quantum": 5}, "quantum=5"),
+        ):
+            refused(await call.ask("PUT", "/jobs/k", JOB | change), 422, words)
+        refused(await call.ask("PUT", "/jobs/.k", JOB), 422, "job: string should match")
+        for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+            headers = {"Content-Type": kind}
+            refused(await call.ask("PUT", "/jobs/k", JOB, headers=headers), 415, "application/json")
+        refused(await call.ask("POST", "/jobs"), 405, "method not allowed")
+        refused(await call.ask("GET", "/nothing"), 404, "not found")
+
+    play(scenario)
+
+
+def test_the_silent_are_dropped(play: Callable[..., None]) -> None:
+    async def scenario(call: Caller) -> None:
+        for name in "ab":
+            await call.next(name)
+        await call.report("a", {"round": 0, "samples": 6, "seconds": 1.0})
+        waiting = asyncio.create_task(call.next("a", wait=10.0))
+        await asyncio.sleep(0)
+        call.clock.now += 6.0
+        status, part = await waiting
+        assert (status, part["samples"], part["present"], part["weight_in_mean"]) == (200, 12, 1, 1.0)
+        late = await call.report("b", {"round": 0, "samples": 6, "seconds": 6.0})
+        refused(late, 410, "worker 'b' was dropped in round 0 after 6.0 s of silence")
+        refused(await call.next("b"), 410, "join again to take part")
+        assert (await call.ask("GET", "/jobs/j"))[1]["dropped"] == 1
+        assert (await call.join("b"))[0] == 201
+        await call.report("a", {"round": 1, "samples": 12, "seconds": 2.0})
+        assert (await call.next("b"))[1]["samples"] == 6
+
+    play(scenario)
+
+
+def test_a_full_disk_changes_nothing(play: Callable[..., None]) -> None:
+    async def scenario(call: Caller) -> None:
+        parts = [(await call.next(name))[1] for name in "ab"]
+        good = {"round": 0, "samples": 6, "seconds": 1.0}
+        await call.report("a", good)
+        store = call.service.store
+        commit, calls = store._commit, []
+
+        def full(batch: list[Any]) -> None:
+            calls.append(batch)
+            raise sqlite3.OperationalError("database or disk is full")
+
+        store._commit = full  # type: ignore[method-assign]
+        waiting = asyncio.create_task(call.next("a", wait=5.0))
+        await asyncio.sleep(0.02)
+        refused(await call.report("b", good), 507, "the disk is full, nothing was changed: make room")
+        refused(await call.report("b", good), 507, "the disk is full")
+        assert len(calls) == 1, "not tried again at once"
+        refused(await waiting, 507, "the disk is full")  # no plan that rests on what is not stored
+        refused(await call.ask("PUT", "/jobs/k", JOB), 507, "the disk is full")
+        state = (await call.ask("GET", "/jobs/j"))[1]
+        assert (state["reports"], state["rounds"], state["waiting"]) == (
+            1,
+            0,
+            "round 0 waits for the report of b",
+        )
+        assert (await call.next("b"))[1] == parts[1]
+        store._commit = commit  # type: ignore[method-assign]
+        call.clock.now += 1.5
+        assert (await call.report("b", good))[0] == 200
+        assert (await call.next("a"))[1]["round"] == 1
+
+    play(scenario)
+
+
+def test_a_fault_in_the_service_leaves_the_state_as_before(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(call: Caller) -> None:
+        for name in "ab":
+            await call.next(name)
+        good = {"round": 0, "samples": 6, "seconds": 1.0}
+        await call.report("a", good)
+        with monkeypatch.context() as patched:
+            patched.setattr("paceline.balancer.Balancer.report", lambda *_: 1 / 0)
+            refused(await call.report("b", good), 500, "its state is as before")
+        await asyncio.sleep(0.05)
+        assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == 1
+        assert (await call.report("b", good))[1]["next"]["round"] == 1
+
+    play(scenario)
+
+
+def test_a_slow_body_is_not_waited_for(tmp_path: Path) -> None:
+    async def all_of_it() -> None:
+        said: list[Any] = []
+
+        async def receive() -> Any:
+            await asyncio.sleep(10.0)
+
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        async def app(*_: Any) -> None:
+            raise AssertionError("reached")
+
+        scope = {
+            "type": "http",
+            "path": "/v1/jobs",
+            "headers": [(b"content-length", b"10"), (b"host", b"localhost")],
+        }
+        await limits.Bounded(app, None, seconds=0.05)(scope, receive, send)
+        assert said[0]["status"] == 408
+        assert (b"connection", b"close") in said[0]["headers"]
+
+    asyncio.run(all_of_it())
+
+
+@pytest.mark.parametrize("policy", ["level", "dolbie", "level:forecast=narx"])
+def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> None:
+    """Twice the same job, once with restarts in every state of a round, and a stored state between."""
+    job = {"batch": 700, "workers": 3, "policy": policy}
+    paces = {"a": 0.004, "b": 0.002, "c": 0.001}
+
+    async def train(directory: Path, restarts: bool) -> list[Any]:
+        handed: list[Any] = []
+        secrets: dict[str, str] = {}
+        steps = [(number, name) for number in range(8) for name in paces]
+        at = 0
+        while at < len(steps):
+            async with serving(directory) as call:
+                call.secrets = secrets
+                if not secrets:
+                    await call.ask("PUT", "/jobs/j", job)
+                    for name in paces:
+                        await call.join(name)
+                for number, name in steps[at : at + 2] if restarts else steps:
+                    status, part = await call.next(name)
+                    assert status == 200
+                    assert part["round"] == number
+                    assert await call.next(name) == (200, part)
+                    handed.append(part)
+                    seconds = paces[name] * part["samples"] * (1 + 0.1 * (number % 3))
+                    body = {
+                        "round": number,
+                        "samples": part["samples"],
+                        "seconds": seconds,
+                        "cpu": 0.5,
+                        "memory": 0.5,
+                    }
+                    assert (await call.report(name, body))[0] == 200
+                    at += 1
+                    if number == 4 and name == "b":
+                        served = call.service.jobs["j"]
+                        call.service.store.state("j", served.number, served.state())
+        return handed
+
+    plain = asyncio.run(train(tmp_path / "plain", False))
+    assert asyncio.run(train(tmp_path / "restarted", True)) == plain
+    assert {part["samples"] for part in plain} > {233, 234}
+    records = [runs.read(tmp_path / kind / "runs" / "j") for kind in ("plain", "restarted")]
+    np.testing.assert_equal(records[0].loads, records[1].loads)
+    np.testing.assert_equal(records[0].shares, records[1].shares)
+    assert records[0].round.tolist() == records[1].round.tolist() == list(range(8))
+
+
+def test_whole_states_are_stored_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.serve.service.CALLS", 10)
+    monkeypatch.setattr("paceline.serve.service.CALLS_PER_WORKER", 1)
+
+    async def all_of_it() -> tuple[int, Any]:
+        async with serving(tmp_path) as call:
+            await call.ask("PUT", "/jobs/j", JOB)
+            for name in "ab":
+                await call.join(name)
+            for number in range(10):
+                for name in "ab":
+                    await call.next(name)
+                for name in "ab":
+                    await call.report(name, {"round": number, "samples": 6, "seconds": 1.0})
+            state = call.service.jobs["j"].job.state_dict()
+            (kept,) = call.service.store.read()
+            return len(kept.calls), state
+
+    calls, state = asyncio.run(all_of_it())
+    assert calls < 15, "the log does not grow"
+    service = Service(tmp_path)
+    assert json.dumps(service.jobs["j"].job.state_dict()) == json.dumps(state)
+    with pytest.raises(ValueError, match="in use by another service"):
+        Service(tmp_path)
+    asyncio.run(service.store.close())
+
+
+def test_a_damaged_state_is_said(tmp_path: Path) -> None:
+    (tmp_path / "service.sqlite").write_bytes(b"no database at all" * 100)
+    with pytest.raises(ValueError, match=r"service.sqlite cannot be used .*choose another directory"):
+        Service(tmp_path)
+
+
+def test_at_most_so_many_jobs(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.serve.service.MOST_JOBS", 2)
+
+    async def scenario(call: Caller) -> None:
+        assert (await call.ask("PUT", "/jobs/k", JOB))[0] == 201
+        refused(await call.ask("PUT", "/jobs/l", JOB), 409, "there are 2 jobs: delete one first")
+
+    play(scenario)
+
+
+def test_the_settings_are_the_models() -> None:
+    """Every setting can be asked for over HTTP."""
+    from paceline.serve.models import JobSettings
+
+    assert set(JobSettings.model_fields) == set(Settings(1, 1).to_dict())

@@ -1,0 +1,370 @@
+"""A job's decisions, event by event."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import PacelineError, policies
+from paceline.serve.effects import Closed, Joined, Left, Report, Settled
+from paceline.serve.jobs import Job
+from paceline.serve.refusals import Conflict, Forbidden, Gone, Unknown
+from paceline.serve.settings import Settings
+from paceline.serve.tokens import digest
+
+
+def started(**changes: Any) -> Job:
+    """A job of three workers a, b and c, all there; seconds go by as the tests say."""
+    job = Job(Settings(**{"batch": 12, "workers": 3, "floor": 1.0} | changes))
+    for name in "abc"[: job.settings.workers]:
+        job.join(0.0, name, digest(name))
+    return job
+
+
+def run(job: Job, now: float, seconds_per_sample: dict[str, float]) -> list[int]:
+    """One round in which all report at ``now``; the samples of each."""
+    parts = {name: job.ask(now, name)[0] for name in seconds_per_sample}
+    for name, pace in seconds_per_sample.items():
+        part = parts[name]
+        job.report(now, name, Report(part.round, part.samples, max(pace * part.samples, 1e-9)))
+    return [part.samples for part in parts.values()]
+
+
+def test_the_log_of_a_round() -> None:
+    job = Job(Settings(batch=12, workers=2, policy="equal"))
+    assert job.join(0.0, "a", digest("a")) == [Joined(0.0, "a", 0)]
+    assert job.ask(0.5, "a") == (None, [])
+    assert job.waiting_for() == "1 more worker must join"
+    assert job.join(1.0, "b", digest("b")) == [Joined(1.0, "b", 1)]
+    part, effects = job.ask(2.0, "b")
+    assert effects == [Settled(2.0, 0, (6, 6))]
+    assert part == (0, 6, 6, 12, 2, 0.5, 1.0)
+    part, effects = job.ask(2.5, "a")
+    assert (part, effects) == ((0, 6, 0, 12, 2, 0.5, 1.0), [])
+    assert job.report(3.0, "a", Report(0, 6, 0.75)) == []
+    assert job.ask(3.0, "a") == (None, [])
+    assert job.waiting_for() == "round 0 waits for the report of b"
+    (closed,) = job.report(4.0, "b", Report(0, 6, 1.5, 0.5))
+    assert isinstance(closed, Closed)
+    assert closed[:3] == (4.0, 0, 2.0)
+    assert closed.loads.tolist() == [6, 6]
+    assert closed.compute.tolist() == [0.75, 1.5]
+    assert closed.overhead.tolist() == [0, 0.5]
+    assert job.ask(5.0, "a")[1] == [Settled(5.0, 1, (6, 6))]
+
+
+def test_speeds_1_2_4_settle_at_their_shares() -> None:
+    job = started(batch=700)
+    for t in range(6):
+        loads = run(job, float(t), {"a": 0.004, "b": 0.002, "c": 0.001})
+    assert loads == [100, 200, 400]
+
+
+def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None:
+    job = started(give_up=4.0, floor=1.0)
+    for t in range(3):
+        run(job, float(t), dict.fromkeys("abc", 0.1))
+    assert job.limit() == 1.0, "rounds that took no time at all"
+    for name in "abc":
+        part, _ = job.ask(10.0, name)
+        assert part.samples == 4
+    job.report(10.5, "a", Report(3, 4, 0.4))
+    job.report(10.5, "c", Report(3, 4, 0.4))
+    assert job.tick(11.0) == []
+    dropped, closed = job.tick(11.25)
+    assert dropped == Left(11.25, "b", "silent", 1.25)
+    assert closed[:2] == (11.25, 3)
+    np.testing.assert_equal(closed.loads, [4, np.nan, 4])
+    part, effects = job.ask(11.5, "a")
+    assert effects == [Settled(11.5, 4, (6, 0, 6))]
+    assert part.weight_in_mean == 1.0, "two are left"
+    with pytest.raises(Gone, match=r"worker 'b' was dropped in round 3 after 1.2 s of silence.*join again"):
+        job.report(12.0, "b", Report(3, 4, 0.4))
+    job.join(12.0, "b", digest("b"))
+    for name in "ac":
+        job.report(12.0, name, Report(4, 6, 0.6))
+    assert job.ask(12.5, "b")[1] == [Settled(12.5, 5, (4, 4, 4))], "back with its part at once"
+
+
+def test_deadlines_follow_the_rounds() -> None:
+    job = started(give_up=4.0, floor=1.0, first=60.0)
+    assert job.limit() == 60.0
+    job.ask(0.0, "a")
+    assert job.silent(60.0) == []
+    assert job.silent(60.5) == ["a", "b", "c"]
+    for t, name in ((2.0, "a"), (3.0, "b"), (5.0, "c")):
+        job.report(t, name, Report(0, 4, 1.0))
+    assert job.limit() == 1.0 + 4.0 * 5.0
+    for round in range(1, 9):
+        run(job, 100.0 * round, dict.fromkeys("abc", 0.1))
+    assert job.limit() == 1.0, "the long round is long ago"
+
+
+def test_the_newest_plan_at_once() -> None:
+    """As in LB-BSP's GPU clusters: nobody waits, and yet all are told the same division."""
+    job = started(batch=700, ahead=1)
+    paces = {"a": 0.004, "b": 0.002, "c": 0.001}
+    loads = []
+    for number in range(8):
+        now = float(number)
+        parts = {}
+        for name in paces:  # each asks, and reports, before the next one has even asked
+            parts[name], _ = job.ask(now, name)
+            assert parts[name].round == number
+            job.report(now, name, Report(number, parts[name].samples, paces[name] * parts[name].samples))
+            ahead, _ = job.ask(now, name)
+            assert ahead.round == number + 1, "handed out while others have not reported"
+        loads.append([part.samples for part in parts.values()])
+        assert sum(loads[-1]) == 700
+    assert loads[0] == [234, 233, 233]
+    assert loads[1] == loads[0], "planned before anybody had reported"
+    assert loads[-1] == [100, 200, 400]
+
+
+def test_nobody_runs_away() -> None:
+    job = started(ahead=2)
+    for number in range(3):
+        job.report(1.0, "a", Report(job.ask(1.0, "a")[0].round, 4, 1.0))
+        assert len(job.open) == number + 1
+    assert job.ask(1.0, "a") == (None, [])
+    assert job.waiting_for() == "round 0 waits for the report of b, c"
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (Report(0, 4, 1.0), "worker 'a' reports round 0, a past one: expected round 2"),
+        (Report(3, 4, 1.0), "a future one: expected round 2"),
+        (Report(1, 5, 1.0), "has reported round 1 already, with other figures"),
+    ],
+)
+def test_reports_of_other_rounds_are_refused(report: Report, words: str) -> None:
+    job = started()
+    run(job, 1.0, dict.fromkeys("abc", 0.1))
+    run(job, 2.0, dict.fromkeys("abc", 0.1))
+    job.ask(3.0, "a")
+    before = json.dumps(job.state_dict())
+    with pytest.raises(Conflict, match=words):
+        job.report(3.0, "a", report)
+    assert json.dumps(job.state_dict()) == before
+
+
+def test_a_repeated_report_changes_nothing() -> None:
+    job = started()
+    part, _ = job.ask(1.0, "a")
+    report = Report(0, part.samples, 1.0)
+    job.report(1.0, "a", report)
+    before = json.dumps(job.state_dict())
+    assert job.report(2.0, "a", report) == []
+    assert json.dumps(job.state_dict()) == before
+    with pytest.raises(Conflict, match="has no part in a round"):
+        job.report(2.0, "a", Report(1, 4, 1.0))
+
+
+def test_strangers_and_namesakes() -> None:
+    job = started()
+    with pytest.raises(Unknown, match="worker 'x' is unknown here: join first"):
+        job.ask(1.0, "x")
+    with pytest.raises(Forbidden, match="not the secret of worker 'a'"):
+        job.members.known("a", "b")
+    with pytest.raises(Conflict, match="worker 'a' is here already"):
+        job.join(1.0, "a", digest("another"))
+    with pytest.raises(Conflict, match="all 3 places are taken"):
+        job.join(1.0, "x", digest("x"))
+    with pytest.raises(Conflict, match="place 1 is taken by worker 'b'"):
+        job.join(1.0, "x", digest("x"), 1)
+    with pytest.raises(Conflict, match="the job has places 0 to 2"):
+        job.join(1.0, "x", digest("x"), 3)
+
+
+def test_a_worker_replaces_itself_with_its_secret() -> None:
+    job = started()
+    job.ask(1.0, "a")
+    for name in "bc":
+        job.report(1.0, name, Report(0, 4, 1.0))
+    left, closed, joined = job.join(2.0, "a", digest("a"))
+    assert (left, joined) == (Left(2.0, "a", "replaced"), Joined(2.0, "a", 0))
+    assert isinstance(closed, Closed)
+    assert sum(job.ask(3.0, "a")[1][0].loads) == 12
+
+
+def test_a_free_place_goes_to_whom_had_it_then_to_new_ones() -> None:
+    job = started(start=1)
+    job.leave(1.0, "b")
+    job.leave(2.0, "a")
+    assert job.join(3.0, "x", digest("x")) == [Joined(3.0, "x", 1)], "b is gone longest"
+    assert job.join(3.0, "a", digest("a")) == [Joined(3.0, "a", 0)]
+    with pytest.raises(Unknown):
+        job.ask(4.0, "b")
+
+
+def test_waits_for_workers_whose_limits_hold_the_batch() -> None:
+    job = started(limits=((0, 5), (0, 5), (0, 5)))
+    run(job, 1.0, dict.fromkeys("abc", 0.1))
+    job.leave(2.0, "b")
+    assert job.ask(2.0, "a") == (None, [])
+    assert job.waiting_for().startswith("the workers present cannot hold the batch")
+    assert "leave 2 of 12 without a place" in job.waiting_for()
+    job.join(3.0, "d", digest("d"))
+    _, (settled,) = job.ask(3.0, "a")
+    assert sum(settled.loads) == 12
+    assert max(settled.loads) <= 5
+
+
+def test_everybody_goes_and_others_come() -> None:
+    job = started()
+    run(job, 1.0, {"a": 0.1, "b": 0.2, "c": 0.4})
+    for name in "abc":
+        job.leave(2.0, name)
+    for name in "xyz":
+        job.join(100.0, name, digest(name))
+    part, (settled,) = job.ask(101.0, "x")
+    assert settled.round == 1
+    assert sum(settled.loads) == 12
+    for name in "xyz":
+        job.report(102.0, name, Report(1, part.samples, 1.0))
+    assert job.closed == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policy": "levle"}, "policy 'levle' is unknown"),
+        ({"policy": "optimum"}, "only runs in simulations"),
+        ({"policy": "factoring"}, "moves work within a round"),
+        ({"policy": "level", "forecast": "magic"}, "magic"),
+        ({"workers": 0}, "workers=0: expected 1 to 10000"),
+        ({"batch": 0}, "batch=0"),
+        ({"start": 4}, "start=4: expected 1 to 3"),
+        ({"limits": ((1, 2),) * 2}, "limits for 2 of 3 workers"),
+        ({"limits": ((1, 2),) * 3}, "6 short of the global batch of 12"),
+        ({"quantum": 5}, "quantum=5"),
+        ({"quantum": 4, "limits": ((0, 5), (0, 5), (0, 3))}, "quantum=4 does not fit the limits"),
+        ({"floor": float("nan")}, "floor=nan"),
+    ],
+)
+def test_settings_that_do_not_fit(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(PacelineError, match=words):
+        started(**changes)
+
+
+def test_forecasts_read_what_is_reported() -> None:
+    job = started(batch=120, forecast="ratio", policy="level")
+    for t in range(4):
+        for name in "abc":
+            part, _ = job.ask(float(t), name)
+            job.report(float(t), name, Report(t, part.samples, 0.01 * part.samples, 0.0, 0.5, 0.5))
+    part, _ = job.ask(9.0, "a")
+    job.report(9.0, "a", Report(4, part.samples, 0.01 * part.samples, 0.0, 0.25, 0.5))
+    for name in "bc":
+        job.report(9.0, name, Report(4, part.samples, 0.01 * part.samples, 0.0, 0.5, 0.5))
+    loads = job.ask(10.0, "a")[1][0].loads
+    assert loads[0] < loads[1], "half the processor, half the speed"
+
+
+def replayed(asked: Settings, log: list[tuple[Any, ...]], snapshot: str | None = None) -> Job:
+    """The job after these calls."""
+    job = Job(asked)
+    if snapshot is not None:
+        job.load_state_dict(json.loads(snapshot))
+    for name, *arguments in log:
+        getattr(job, name)(*arguments)
+    return job
+
+
+NAMES = "abcd"
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(["join", "ask", "ask", "report", "report", "report", "leave", "tick", "all"]),
+        st.sampled_from(NAMES),
+        st.floats(0.001, 3.0),
+    ),
+    max_size=60,
+)
+
+
+def served() -> list[str]:
+    """The policies that a service can run."""
+    names = []
+    for name in policies.names():
+        with contextlib.suppress(PacelineError):
+            Settings(30, 3, name)
+            names.append(name)
+    return names
+
+
+def test_every_policy_for_rounds_run_as_planned_is_served() -> None:
+    assert {"abs", "dolbie", "equal", "lbbsp", "level", "ogd"} <= set(served())
+
+
+@settings(max_examples=60)
+@given(
+    calls=CALLS,
+    policy=st.sampled_from(served()),
+    ahead=st.integers(0, 2),
+    limited=st.booleans(),
+    start=st.integers(1, 3),
+    cut=st.integers(0, 60),
+)
+def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start: int, cut: int) -> None:
+    """Plans sum to the batch, within limits, over those present; nobody waits for the absent; restarts agree."""
+    limits = ((1, 20), (0, 30), (0, None)) if limited else None
+    asked = Settings(30, 3, policy, start=start, limits=limits, ahead=ahead, floor=1.0, first=5.0)
+    job, now = Job(asked), 0.0
+    log: list[tuple[Any, ...]] = []
+    snapshot = [json.dumps(job.state_dict()), 0]
+
+    def call(name: str, *arguments: Any) -> Any:
+        before = json.dumps(job.state_dict())
+        try:
+            result = getattr(job, name)(*arguments)
+        except PacelineError:
+            assert json.dumps(job.state_dict()) == before, "a refusal changes nothing"
+            return None
+        log.append((name, *arguments))
+        effects = result[1] if name == "ask" else result
+        present = {each.place for each in job.members.by_name.values() if each.present}
+        for effect in effects:
+            if isinstance(effect, Settled):
+                assert sum(effect.loads) == 30
+                for place, load in enumerate(effect.loads):
+                    assert load == 0 or place in present
+                    if limits is not None:
+                        assert load <= (limits[place][1] or 30)
+        for each in job.open.values():
+            assert each.awaited <= present, "waits for nobody who is absent"
+            assert each.awaited, "waits for somebody"
+        assert len(job.open) <= ahead + 1
+        assert present == set(np.flatnonzero(job.members.mask))
+        assert len(present) == job.members.count
+        return result
+
+    for index, (what, name, amount) in enumerate(calls):
+        now += amount
+        if what == "join":
+            call("join", now, name, digest(name))
+        elif what == "tick":
+            now += 4 * amount
+            for silent in job.silent(now):
+                call("drop", now, silent)
+        elif what == "report":
+            member = job.members.by_name.get(name)
+            part = call("ask", now, name)
+            if member is not None and part is not None and part[0] is not None:
+                call("report", now, name, Report(part[0].round, part[0].samples, amount))
+        elif what == "all":
+            for each in NAMES:
+                call("ask", now, each)
+        else:
+            call(what, now, name)
+        if index == cut:
+            snapshot = [json.dumps(job.state_dict()), len(log)]
+    state = json.dumps(job.state_dict())
+    assert json.dumps(replayed(asked, log).state_dict()) == state
+    assert json.dumps(replayed(asked, log[snapshot[1] :], snapshot[0]).state_dict()) == state

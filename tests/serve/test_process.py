@@ -1,0 +1,264 @@
+"""The service as a user starts it: in a process of its own, killed, restarted, attacked."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from paceline import PacelineError, client, runs
+from support import served
+from support.commands import assert_refused, paceline
+from support.served import TOKEN, Process, process, until
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+DOCS = Path(__file__).parents[2] / "docs" / "service.md"
+PACES = {"a": 0.0004, "b": 0.0002, "c": 0.0001}
+
+
+def train(service: Process, name: str, rounds: int, log: list[client.Part], pause: float = 0.0) -> None:
+    """A worker's whole life."""
+    with client.Worker(service.url, name=name, token=TOKEN) as worker:
+        for part in worker.rounds(rounds):
+            log.append(part)
+            time.sleep(pause)
+            worker.report(PACES[name] * part.samples)
+
+
+def together(
+    service: Process, rounds: int, pause: float = 0.0
+) -> tuple[dict[str, list[client.Part]], list[threading.Thread]]:
+    logs: dict[str, list[client.Part]] = {name: [] for name in PACES}
+    threads = [
+        threading.Thread(target=train, args=(service, name, rounds, log, pause)) for name, log in logs.items()
+    ]
+    for thread in threads:
+        thread.start()
+    return logs, threads
+
+
+def test_workers_that_notice_nothing_of_a_killed_service(tmp_path: Path) -> None:
+    with process(tmp_path, "--batch", 700, "--workers", 3) as service:
+        logs, threads = together(service, 30, 0.02)
+        for kill_at in (8, 16):
+            until(lambda at=kill_at: min(map(len, logs.values())) > at)
+            assert service.end(signal.SIGKILL) == -signal.SIGKILL
+            service.start()
+        for thread in threads:
+            thread.join(60)
+        assert [len(log) for log in logs.values()] == [30] * 3
+        for parts in zip(*logs.values(), strict=True):
+            assert len({part.round for part in parts}) == 1
+            assert sum(part.samples for part in parts) == 700
+            ends = [part.offset + part.samples for part in parts]
+            assert [part.offset for part in parts] == [0, *ends[:-1]], "one after the other"
+            assert sum(part.weight for part in parts) == pytest.approx(1.0)
+        assert [log[-1].samples for log in logs.values()] == [100, 200, 400]
+        state = service.ask("GET", "/v1/jobs/default").content
+        assert (state["rounds"], state["reports"], state["present"]) == (30, 90, 0)
+        assert service.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+    run = runs.read(tmp_path / "runs" / "default")
+    assert run.round.tolist() == list(range(30))
+    assert run.batch.tolist() == [700] * 30
+    assert not run.notes
+
+
+def test_ctrl_c_lets_go_of_those_who_wait(tmp_path: Path) -> None:
+    with process(tmp_path, "--batch", 8, "--workers", 2) as service:
+        secret = service.ask("POST", "/v1/jobs/default/workers", {"name": "a"}).content["secret"]
+        answers: list[served.Answer] = []
+        path = "/v1/jobs/default/workers/a/next?wait=60"
+        waiting = threading.Thread(target=lambda: answers.append(service.ask("GET", path, secret=secret)))
+        waiting.start()
+        time.sleep(0.5)
+        began = time.monotonic()
+        service.process.send_signal(signal.SIGINT)
+        assert service.process.wait(20) == 130
+        assert time.monotonic() - began < 5
+        waiting.join(10)
+        assert answers == [(202, {"waiting": "the service is stopping"})]
+        errors = service.process.stderr.read()  # type: ignore[union-attr]
+        assert errors.strip() in ("", "paceline: interrupted")
+
+
+def test_large_bodies_and_slow_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with process(tmp_path) as service:
+        body = tmp_path / "large"
+        body.write_bytes(b" " * 10_000_000)
+        done = subprocess.run(
+            [
+                "curl", "-s", "-o", str(tmp_path / "said"), "-w", "%{http_code} %{size_upload}", "-T", str(body),
+                "-X", "PUT", "-H", f"Authorization: Bearer {TOKEN}", "-H", "Expect:", f"{service.url}/v1/jobs/j",
+            ],
+            capture_output=True, text=True, timeout=30,
+        )  # fmt: skip
+        status, sent = done.stdout.split()
+        assert status == "413"
+        assert int(float(sent)) < 9_000_000, "not read to its end"
+        assert "too large" in (tmp_path / "said").read_text()
+        for head in (b"", b"GET /v1/jobs HTTP/1.1\r\nhost: x\r\n"):
+            with socket.create_connection(("127.0.0.1", service.port)) as slow:
+                slow.sendall(head)
+                slow.settimeout(30)
+                began = time.monotonic()
+                assert slow.recv(100) == b"", "cut off"
+                assert 5 < time.monotonic() - began < 25
+                assert service.ask("GET", "/v1/jobs").status == 200, "others are served meanwhile"
+        with socket.create_connection(("127.0.0.1", service.port)) as broken:
+            broken.sendall(b"this is no HTTP\r\n\r\n")
+            assert b'{"error": "Invalid HTTP request received"}' in broken.recv(1000)
+
+
+def test_what_curl_does_in_the_docs(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```text\n(url=.*?)```", DOCS.read_text(), flags=re.DOTALL)
+    with process(tmp_path, "--batch", 256, "--workers", 1) as service:
+        script = script.replace("http://127.0.0.1:7070", service.url)
+        script = re.sub(r"token=.*", f"token={TOKEN}", script, count=1)
+        done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert '"samples":256' in done.stdout.replace(" ", "")
+        assert service.ask("GET", "/v1/jobs/default").content["reports"] == 1
+
+
+def test_what_python_does_in_the_docs(tmp_path: Path) -> None:
+    (code,) = re.findall(r'```python title="worker.py"\n(.*?)```', DOCS.read_text(), flags=re.DOTALL)
+    with process(tmp_path, "--batch", 256, "--workers", 1) as service:
+        steps: list[float] = []
+        given = {"url": service.url, "token": TOKEN, "step": steps.append, "all_reduce_sum": lambda part: part}
+        exec(code, given | {"compute": lambda round, offset, samples: 2.0})
+        assert steps == [2.0] * 100
+        assert service.ask("GET", "/v1/jobs/default").content["reports"] == 100
+
+
+def test_mistakes_at_the_start(tmp_path: Path) -> None:
+    with process(tmp_path / "one", "--batch", 8, "--workers", 2) as service:
+        assert_refused(
+            paceline("serve", "--dir", tmp_path / "two", "--port", service.port), "cannot listen on .*in use"
+        )
+        assert not (tmp_path / "two").exists()
+        assert_refused(paceline("serve", "--dir", tmp_path / "one", "--port", 0), "in use by another service")
+        service.end()
+    again = ["serve", "--dir", tmp_path / "one", "--port", 0]
+    assert_refused(
+        paceline(*again, "--batch", 16, "--workers", 2), "job 'default' exists with other settings"
+    )
+    for words, *options in (
+        ("give both or neither", "--batch", 8),
+        ("policy 'levle' is unknown", "--batch", 8, "--workers", 2, "--policy", "levle"),
+        ("entry '1'", "--batch", 8, "--workers", 2, "--limits", "1,2"),
+        ("would let the whole network in", "--no-token", "--host", "0.0.0.0"),
+        ("exclude each other", "--no-token", "--token", "x" * 20),
+        ("5 characters: expected 16 or more", "--token", "short"),
+        ("cannot listen on 192.0.2.1", "--host", "192.0.2.1"),
+        ("less than or equal to 65535", "--port", 70000),
+    ):
+        assert_refused(
+            paceline(
+                "serve",
+                "--dir",
+                tmp_path / "three",
+                *(["--port", 0] if "--port" not in options else []),
+                *options,
+            ),
+            words,
+        )
+    (tmp_path / "file").write_text("")
+    assert_refused(
+        paceline("serve", "--dir", tmp_path / "file" / "x", "--port", 0), "cannot make .*choose another --dir"
+    )
+
+
+def test_a_token_is_made_and_kept(tmp_path: Path) -> None:
+    printed = []
+    for _ in range(2):
+        with process(tmp_path, PACELINE_TOKEN="") as service:
+            token = service.process.stdout.readline().removeprefix("token: ").strip()  # type: ignore[union-attr]
+            assert service.ask("GET", "/v1/jobs", token=token).status == 200
+            assert service.ask("GET", "/v1/jobs", token=TOKEN).status == 401
+            printed.append(token)
+            service.end()
+    assert printed[0] == printed[1] == (tmp_path / "token").read_text().strip()
+    assert len(printed[0]) > 40
+    assert (tmp_path / "token").stat().st_mode & 0o77 == 0
+
+
+def test_what_the_client_says(tmp_path: Path) -> None:
+    with pytest.raises(PacelineError, match="'ftp://x' is no service's address"):
+        client.Worker("ftp://x", name="a")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(PacelineError, match="does not answer .*is it running"):
+            client.Worker(url, name="a", patience=0.1).join()
+    with process(tmp_path, "--batch", 8, "--workers", 1, "--floor", 0.2) as service:
+        with pytest.raises(PacelineError, match="refuses: the token is missing or wrong"):
+            client.Worker(service.url, name="a", token="wrong").join()
+        with pytest.raises(PacelineError, match="job 'x' is unknown here"):
+            client.Worker(service.url, name="a", token=TOKEN, job="x").join()
+        with client.Worker(service.url, name="a", token=TOKEN) as worker:
+            with pytest.raises(PacelineError, match="there is no round to report"):
+                worker.report(1.0)
+            rounds = worker.rounds()
+            part = next(rounds)
+            assert part == (0, 8, 0, 8, 1, 1.0, 1.0)
+            with pytest.raises(PacelineError, match="round 0 was not reported: call report"):
+                next(rounds)
+            with pytest.raises(PacelineError, match="no finite number"):
+                worker.report(float("nan"))
+            with pytest.raises(PacelineError, match="expected 1e-09 or more"):
+                worker.report(0.0)
+            worker.report(0.01)
+            worker.next()
+            until(lambda: service.ask("GET", "/v1/jobs/default").content["dropped"])
+            with pytest.raises(client.Dropped, match="'a' was dropped in round 1 after .*join again"):
+                worker.report(1.0)
+            worker.join()
+            assert worker.next().samples == 8
+            worker.report(0.01)
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="needs mount")
+def test_a_full_disk(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(small)], capture_output=True
+    ).returncode:
+        pytest.skip("may not mount a small file system here")
+    try:
+        with process(small, "--batch", 8, "--workers", 1, "--no-record", "--floor", 100) as service:
+            secret = service.ask("POST", "/v1/jobs/default/workers", {"name": "a"}).content["secret"]
+            workers = "/v1/jobs/default/workers/a"
+            service.ask("GET", f"{workers}/next", secret=secret)
+            report = {"round": 0, "samples": 8, "seconds": 1.0}
+            ballast = small / "ballast"
+            with ballast.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+                while True:
+                    file.write(bytes(1024))
+            answers = []
+            for _ in range(40):  # the log's file may have room for a few more
+                answer = service.ask("POST", f"{workers}/reports?wait=0", report, secret)
+                answers.append(answer.status)
+                if answer.status != 200:
+                    break
+                report["round"] = answer.content["next"]["round"]
+            assert answer.status == 507
+            assert "the disk is full, nothing was changed" in answer.content["error"]
+            counted = service.ask("GET", "/v1/jobs/default").content["reports"]
+            assert counted == answers.count(200)
+            ballast.unlink()
+            until(lambda: service.ask("POST", f"{workers}/reports?wait=0", report, secret).status == 200)
+            service.end(signal.SIGKILL)
+            service.start()
+            assert service.ask("GET", "/v1/jobs/default").content["reports"] == counted + 1
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
