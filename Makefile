@@ -6,7 +6,9 @@ DEMO_STAMP := $(VENV)/.installed-demo
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 JOBS ?= 2
 
-.PHONY: demo test check format bench docs clean
+SECONDS ?= 120
+
+.PHONY: demo test check fuzz format bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,10 +28,14 @@ demo: $(DEMO_STAMP)  ## train the digits on 4 uneven workers: plain equal split 
 test: $(STAMP)  ## every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-check: $(STAMP)  ## lint, format and types
+check: $(STAMP)  ## lint, format and types; the service's API against its own description
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@$(MAKE) --no-print-directory fuzz
+
+fuzz: $(STAMP)  ## malformed and made-up requests to the service, for SECONDS: nothing but documented answers
+	@cd tests && PYTHONPATH=../src ../$(BIN)/python -m support.fuzz $(SECONDS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

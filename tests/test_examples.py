@@ -55,6 +55,25 @@ def test_hosts(name: str) -> None:
     assert loads[2] < min(loads[:2]), "the slow rank has least to do"
 
 
+@pytest.mark.processes
+@pytest.mark.xdist_group("processes")
+def test_jax_service() -> None:
+    pytest.importorskip("jax")
+    pytest.importorskip("fastapi")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "jax_service.py"), "--rounds", "20"],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    loads, losses, difference = done.stdout.splitlines()[-3:]
+    last = [int(load) for load in loads.split("[")[2].rstrip("]").split(", ")]
+    assert sum(last) == 768
+    assert last[2] < min(last[:2]), "the slow process has least to do"
+    first, final = (float(part) for part in losses.removeprefix("loss ").split(" -> "))
+    assert final < first
+    assert float(difference.split(": ")[1].split()[0]) < 1e-6
+
+
 def test_offloading() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "offloading.py"), "--rounds", "25"],

@@ -166,6 +166,12 @@ def test_tokens_and_secrets(play: Callable[..., None]) -> None:
         assert (await call.http.get("/nowhere")).status_code == 401
         assert (await call.http.get("/openapi.json")).status_code == 200
         assert "/v1/jobs/{job}/workers" in (await call.http.get("/docs")).text
+        assert (await call.http.get("/jobs/j/")).status_code == 401
+        assert (await call.http.get(f"/v1/jobs?token={TOKEN}")).status_code == 401, "for pages alone"
+        assert "href='jobs/j/?token=" in (await call.http.get(f"/?token={TOKEN}")).text
+        await call.service.store.durable()
+        assert "<title>Paceline" in (await call.http.get(f"/jobs/j/?token={TOKEN}")).text
+        assert (await call.http.get(f"/jobs/..%2f/?token={TOKEN}")).status_code == 404
         report = {"round": 0, "samples": 6, "seconds": 1.0}
         await call.next("a")
         for secret in ("", "wrong", call.secrets["b"]):

@@ -32,6 +32,7 @@ class Process:
         self.directory, self._options = directory, [*map(str, options)]
         self._environment = os.environ | {"PACELINE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"} | environment
         self.port = port
+        self.last = ""  # what it complained of, once it has ended
         self.start()
 
     def start(self) -> None:
@@ -51,6 +52,7 @@ class Process:
         """End it; its exit status."""
         self.process.send_signal(how)
         status = self.process.wait(30)
+        self.last = self.process.stderr.read()  # type: ignore[union-attr]
         for stream in (self.process.stdout, self.process.stderr):
             stream.close()  # type: ignore[union-attr]
         return status

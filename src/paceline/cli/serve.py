@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.options import limits
+from paceline.cli.watch import LOCAL, listen
 from paceline.errors import PacelineError
 
 TOKEN = "PACELINE_TOKEN"
@@ -40,7 +41,7 @@ def command(
     ] = 10.0,
     job: Annotated[str, typer.Option(help="The name of the job made at the start.")] = "default",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = 7070,
+    port: Annotated[int, typer.Option(help="Port; 0 takes any free one.")] = 7070,
     dir_: Annotated[
         Path, typer.Option("--dir", help="Where the state, the token and the runs' records are kept.")
     ] = Path("paceline-serve"),
@@ -73,7 +74,7 @@ def command(
     from paceline.serve import tokens
     from paceline.serve.settings import Settings
 
-    if no_token and host not in server.LOCAL:
+    if no_token and host not in LOCAL:
         raise PacelineError(
             f"--no-token on {host} would let the whole network in; leave it out, or listen on 127.0.0.1"
         )
@@ -95,8 +96,7 @@ def command(
             ahead=1 if at_once else 0,
             floor=floor,
         )
-    listening = server.listen(host, port)
-    with listening:
+    with listen(host, port) as listening:
         directory = server.state_directory(dir_)
         where = token_file if token_file is not None else directory / "token"
         secret = None
@@ -111,10 +111,11 @@ def command(
             None if settings is None else (job, settings),
         )
         address = server.url(listening)
+        page = "" if secret is None else "?token=TOKEN"
         print(f"paceline serves at {address} (the API: {address}/docs)")
         if secret is None:
             print("no token is needed: every process of this machine may use it")
         else:
             print(f"token: {secret}" if token is None else "token: as given")
-        print(f"state: {directory}", flush=True)
+        print(f"state: {directory}; a job's live page: {address}/jobs/{job}/{page}", flush=True)
         server.run(app, service, listening)

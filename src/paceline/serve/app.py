@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pathlib
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
@@ -16,10 +18,11 @@ from starlette.exceptions import HTTPException
 
 import paceline
 from paceline.errors import PacelineError
+from paceline.live import app as live
 from paceline.serve import models
 from paceline.serve.limits import BODY_SECONDS, Bounded
 from paceline.serve.metrics import Metrics
-from paceline.serve.page import page
+from paceline.serve.page import index, page
 from paceline.serve.refusals import Conflict, Forbidden, Gone, Stored, Unknown
 from paceline.serve.service import TICK, Served, Service
 from paceline.serve.settings import Settings
@@ -106,6 +109,17 @@ def make(
     async def description() -> HTMLResponse:
         return HTMLResponse(page(app.openapi()))
 
+    @app.get("/", include_in_schema=False)
+    async def jobs(request: Request) -> HTMLResponse:
+        return HTMLResponse(index(list(service.jobs), request.url.query))
+
+    def run_of(request: Request) -> pathlib.Path | None:
+        name = request.path_params["job"]
+        if not re.fullmatch(models.NAME, name) or not (service.runs / name).is_dir():
+            return None
+        return service.runs / name
+
+    app.mount("/jobs/{job}", live(run_of, closed=lambda: service.stopping))
     for kind in (PacelineError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _refused)
     app.add_middleware(Bounded, token=token, seconds=body_seconds)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.parse
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -71,7 +72,9 @@ class Bounded:
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if body and kind != b"application/json":
             # Nor can such a page send this type without asking first.
-            await refuse(send, 415, "the body is of another type: send the header Content-Type: application/json")
+            await refuse(
+                send, 415, "the body is of another type: send the header Content-Type: application/json"
+            )
             return
         first = True
 
@@ -88,7 +91,13 @@ class Bounded:
         if self.token is None or scope["path"] in OPEN:
             return True
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and tokens.matches(given.strip().decode("latin-1"), self.token)
+        if scheme.lower() == b"bearer" and tokens.matches(given.strip().decode("latin-1"), self.token):
+            return True
+        # A browser sends no such header: for its pages the token stands in their address.
+        if scope["path"] != "/" and not scope["path"].startswith("/jobs/"):
+            return False
+        query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
+        return tokens.matches(query.get("token", [""])[0], self.token)
 
 
 def _local(host: bytes) -> bool:

@@ -18,27 +18,6 @@ from paceline.serve.service import Service
 KEEP_ALIVE = 75  # seconds that a worker's connection may rest between two rounds
 BACKLOG = 2048
 GRACE = 3  # seconds that requests under way have when the service stops
-LOCAL = ("127.0.0.1", "::1", "localhost")
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises PacelineError where the address cannot be had."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, proto)
-        try:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            found.bind(address)
-            found.listen(BACKLOG)
-        except BaseException:
-            found.close()
-            raise
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise PacelineError(
-            f"cannot listen on {host} port {port} ({reason.lower()}): choose another --port, or end what uses it"
-        ) from error
-    return found
 
 
 def url(listening: socket.socket) -> str:
