@@ -3,11 +3,12 @@
 Every worker has a connection of its own and reports once a second; the answer comes when the report is on disk, and
 in the mode "at once" with the worker's next part. "spread": the reports come evenly over the second, as from many
 jobs or unequal workers. "together": all in the same instant, as balanced workers do; here the service has to answer
-1,000 requests, and the last one waits for all others. "waiting": as together, and each then asks for its next part,
-which is planned when the last report is in: seconds from the last report to the answer that a worker gets.
+1,000 requests, and the last one waits for all others. "waiting": as together, and every answer waits for the next
+part, which is planned when the last report is in: from when that was sent to when a worker has its part.
 
-After each, the service is killed (SIGKILL) and started again: every answered report must still be counted, and
-every worker must be told the same part as before.
+CPU: of the service, of one core. lost: answered reports that it did not count. killed, same: after each, the
+service is killed (SIGKILL) and started again; answered reports that it then no longer counts, and whether workers
+are told the same part as before. back: seconds until it answers again, the start of Python included.
 
     python benchmarks/service.py [--workers 1000] [--seconds 10] [--processes 2]
 
@@ -75,9 +76,9 @@ async def client(
 ) -> None:
     """Some of the workers; prints what it measured as JSON."""
     loop = asyncio.get_running_loop()
-    took: list[float] = []
+    took: list[tuple[int, float, float]] = []  # turn, report sent, answer there
     parts: dict[str, Any] = {}
-    sent: list[tuple[float, float]] = []  # report sent, next part there
+    wait = 30 if mode == "waiting" else 0
 
     async def worker(number: int) -> None:
         name, secret = f"w{number}", f"secret-of-worker-{number:06d}"
@@ -98,19 +99,15 @@ async def client(
                 "seconds": pace * max(part["samples"], 1),
             }
             began = time.time()
-            status, answer = await connection.ask("POST", f"/{name}/reports", secret, report)
+            status, answer = await connection.ask("POST", f"/{name}/reports?wait={wait}", secret, report)
             assert status == 200, answer
-            took.append(time.time() - began)
             part = answer["next"]
-            if part is None:
-                status, part = await connection.ask("GET", f"/{name}/next?wait=60", secret)
-                assert status == 200, part
-            sent.append((began + took[-1], time.time()))
+            took.append((turn, began, time.time()))
         parts[name] = part
         connection.transport.close()
 
     await asyncio.gather(*(worker(number) for number in range(first, first + count)))
-    print(json.dumps({"took": took, "parts": parts, "sent": sent}))
+    print(json.dumps({"took": took, "parts": parts}))
 
 
 def serve(directory: Path, options: list[str]) -> tuple[subprocess.Popen[str], int]:
@@ -142,7 +139,6 @@ def measure(mode: str, given: argparse.Namespace) -> None:
         options += [] if mode == "waiting" else ["--at-once"]
         options += ["--sync"] if given.sync else []
         service, port = serve(Path(scratch), options)
-        cpu = os.times()
         try:
             start = time.time() + 3.0 + n / 300
             cuts = [n * k // given.processes for k in range(given.processes + 1)]
@@ -177,26 +173,18 @@ def measure(mode: str, given: argparse.Namespace) -> None:
         finally:
             service.kill()
             service.wait()
-    took = sorted(1e3 * value for each in results for value in each["took"])
-    rounds: dict[int, list[tuple[float, float]]] = {}
-    for each in results:
-        for index, pair in enumerate(each["sent"]):
-            rounds.setdefault(
-                index % given.seconds if mode != "waiting" else int(pair[1] - start), []
-            ).append(pair)
-    handed = ""
-    if mode == "waiting":
-        delays = sorted(
-            1e3 * (there - max(sent for sent, _ in all_)) for all_ in rounds.values() for _, there in all_
-        )
-        handed = f"{delays[len(delays) // 2]:8.1f} {delays[int(0.99 * len(delays))]:8.1f}"
+    answers = [tuple(answer) for each in results for answer in each["took"]]
+    # Where plans are waited for, the clock starts when the last report of the round has been sent.
+    last = {turn: max(sent for t, sent, _ in answers if t == turn) for turn in range(given.seconds)}
+    took = sorted(
+        1e3 * (there - (last[turn] if mode == "waiting" else sent)) for turn, sent, there in answers
+    )
     print(
         f"{mode:9s} {len(took):8,d} {took[len(took) // 2]:8.1f} {took[int(0.99 * len(took))]:8.1f} {took[-1]:8.1f} "
         f"{100 * cpu_seconds / (given.seconds + 3):6.0f} % {len(took) - counted:6d} {counted - after:6d} "
-        f"{'yes' if same else 'NO':>6s} {back:7.1f} {handed}",
+        f"{'yes' if same else 'NO':>6s} {back:7.1f}",
         flush=True,
     )
-    del cpu
 
 
 def main() -> None:
@@ -220,7 +208,7 @@ def main() -> None:
     print(f"{given.workers:,} workers, a report each second of each, for {given.seconds} s; milliseconds.\n")
     print(
         f"{'':9s} {'reports':>8s} {'median':>8s} {'p99':>8s} {'most':>8s} {'CPU':>8s} {'lost':>6s} {'killed':>6s} "
-        f"{'same':>6s} {'back s':>7s} {'  a plan: median, p99' if 'waiting' in given.modes else ''}"
+        f"{'same':>6s} {'back s':>7s}"
     )
     for mode in given.modes.split(","):
         measure(mode, given)

@@ -2,11 +2,11 @@
 
     python examples/jax_service.py
 
-Starts the service and the three processes on this machine. Each asks the service for its part of a round, computes
-the gradient of these samples alone, and reports how long that took; the gradients, weighted by b_i / B, are summed over
-the processes by JAX (``process_allgather`` over jax.distributed's own CPU collectives). Process 2 sleeps four times
-as long for each sample as the others. In the end process 0 trains once more by itself, with whole batches, and
-compares the parameters.
+Starts the service and the three processes on this machine. Each asks the service for its part of a round,
+computes the gradient of these samples alone, and reports how long that took; the gradients, weighted by b_i / B,
+are summed over the processes by JAX (``process_allgather`` over jax.distributed's own CPU collectives). Process 2
+sleeps four times as long for each sample as the others. In the end process 0 trains once more by itself, with
+whole batches, and compares the parameters.
 """
 
 from __future__ import annotations
