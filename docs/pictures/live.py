@@ -1,6 +1,6 @@
-"""Takes docs/live-light.png and docs/live-dark.png: the live page of a recorded run, as it was after so many rounds.
+"""Takes docs/pictures/live-light.png and docs/pictures/live-dark.png: the live page of a recorded run, as it was after so many rounds.
 
-python docs/make_live_pictures.py runs/digits-mlp-level 180 docs/live
+python docs/pictures/live.py runs/digits-mlp-level 180 docs/pictures/live
 """
 
 from __future__ import annotations
