@@ -1,0 +1,205 @@
+"""Workers killed, frozen, slowed, leaving and joining, in every mode and under every gate, at every stage."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+
+from faulty import Orders, Pace, program
+from programs import X
+
+from paceline.coordinator import Choices
+from paceline.ray import Server
+from paceline.samples import Epochs
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
+
+WORKERS, BATCH, RATE = 5, 50, 0.1
+SECONDS = [1.5e-3, 2e-3, 2e-3, 2.5e-3, 2.5e-3]  # a sample of each worker
+FLOOR, GIVE_UP = 0.2, 4.0
+
+
+class Open(Epochs):
+    """Epochs without end, until ``close`` makes the one that has begun the last."""
+
+    def __init__(self):
+        super().__init__(len(X), 10**6, seed=1)
+
+    def close(self):
+        self.epochs = -(-self._fresh // self.samples)
+
+
+class Run:
+    """A run that a script accompanies: a generator that goes on after each update, and hits whom it likes."""
+
+    def __init__(self, choices, folder, script):
+        self.orders, self.pool, self.choices = Orders(folder), Open(), choices
+        self.updates, self.at, self.given = [], [], []
+        self.left = {}  # by worker: when, why, and what its deadline was, as of the last time
+        self._waiting = None  # the signal for whoever waits next, and then (worker, when)
+        run = self
+
+        class Watched(Server):
+            def compute(self, task):
+                run.given.append((task, self._coordinator.version))
+                super().compute(task)
+
+        with Watched(
+            program(self.orders),
+            choices,
+            self.pool,
+            self._updated,
+            pace=Pace(self.orders, SECONDS),
+            floor=FLOOR,
+            give_up=GIVE_UP,
+        ) as self.server:
+            self._coordinator = self.server._coordinator
+            self._arrive, self._leave = self._coordinator.arrive, self._coordinator.leave
+            self._coordinator.arrive, self._coordinator.leave = self._arriving, self._leaving
+            self._script = script(self)
+            self.began = time.perf_counter()
+            self.values = self.server.run()
+
+    def _updated(self, update):
+        self.updates.append(update)
+        self.at.append(time.perf_counter())
+        assert self.at[-1] - self.began < 120, "the script waits for something that does not happen"
+        try:
+            next(self._script)
+        except StopIteration:
+            self.pool.close()
+
+    def _arriving(self, worker, *args, **kwargs):
+        useful = self._arrive(worker, *args, **kwargs)
+        if isinstance(self._waiting, int) and worker not in self._coordinator.tasks:
+            number, self._waiting = self._waiting, (worker, time.perf_counter())
+            os.kill(self.server.processes[worker], number)
+        return useful
+
+    def _leaving(self, worker, now, why="left"):
+        due = self._coordinator.deadlines(GIVE_UP, FLOOR).get(worker, np.nan)
+        if worker in self.server.present():
+            self.left[worker] = time.perf_counter(), why, due - now
+        self._leave(worker, now, why)
+
+    # What scripts say; each is a generator that ends when it has happened.
+
+    def some(self, updates):
+        for _ in range(updates):
+            yield
+
+    def hit(self, worker, stage, number):
+        """Send a signal to the worker when it is at that stage; (worker, when). Any worker that waits will do."""
+        if stage == "waiting":
+            self._waiting = int(number)
+            while isinstance(self._waiting, int):
+                yield
+            return self._waiting
+        self.orders.give(worker, stage, int(number))
+        while (at := self.orders.taken(worker, stage)) is None:
+            yield
+        return worker, at
+
+    def gone(self, worker):
+        while worker in self.server.present():
+            yield
+
+    def back(self, workers):
+        while not workers <= self.server.present():
+            yield
+
+    def next_update(self, when):
+        """Seconds from then to the next update."""
+        return min(at for at in self.at if at > when) - when
+
+
+STAGES = ("before", "computing", "sending", "waiting")
+RULES = [
+    ("bsp", "push-wait", "everyone"),
+    ("bsp", "push-interrupt", "static:4"),
+    ("bsp", "pull", "static:4"),
+    ("ssp:1", "push-wait", "everyone"),
+    ("lsp:2:2", "push-wait", "everyone"),
+]
+
+
+@pytest.mark.parametrize(("sync", "mode", "backup"), RULES)
+def test_whatever_happens_to_workers_the_others_go_on(sync, mode, backup, tmp_path):
+    frozen, killed, joined, told = [], [], [], {}
+
+    def script(run):
+        yield from run.some(4)
+        for worker, stage in enumerate(STAGES, 1):
+            worker, at = yield from run.hit(worker, stage, signal.SIGSTOP)
+            yield from run.gone(worker)
+            os.kill(run.server.processes[worker], signal.SIGCONT)
+            frozen.append((stage, at, *run.left[worker]))
+            yield from run.back({worker})
+        run.orders.give(4, "slow", 0.6)  # far beyond its deadline
+        slowed = len(run.updates)
+        while mode == "push-wait" and not any(u.compute[4] > 0.5 for u in run.updates[slowed:]):
+            yield
+        yield from run.some(10)
+        (run.orders.folder / "4-slow").unlink()
+        for worker, stage in ((1, "before"), (2, "computing"), (3, "sending"), (None, "waiting")):
+            yield from run.back({worker} - {None})
+            worker, at = yield from run.hit(worker, stage, signal.SIGKILL)
+            yield from run.gone(worker)
+            killed.append((stage, at, *run.left[worker]))
+            yield from run.some(2)
+            if len(killed) <= 2:  # these two come while the others go
+                run.server.add()
+        joined.extend(sorted(w for w in (1, 2) if w not in run.server.present()))
+        yield from run.back(set(joined))
+        told["worker"], told["at"] = max(run.server.present()), time.perf_counter()
+        run.server.leave(told["worker"])
+        yield from run.gone(told["worker"])
+        told["updates"] = len(run.updates)
+        yield from run.some(3)
+
+    choices = Choices(WORKERS, BATCH, sync, mode, backup, policy="level", lr=RATE)
+    run = Run(choices, tmp_path, script)
+
+    for stage, at, left, why, over in frozen:
+        print(
+            f"{sync} {mode} frozen {stage}: given up after {left - at:.3f} s, {-over:.3f} s past its deadline"
+        )
+        assert why == "given up"
+        assert -1.0 < over <= 0.0  # not before its deadline, and soon after
+        assert run.next_update(left) < 1.0
+    for stage, at, left, why, _ in killed:
+        print(
+            f"{sync} {mode} killed {stage}: seen after {left - at:.3f} s, update {run.next_update(at):.3f} s"
+        )
+        assert why in ("died", "given up")  # its deadline may be over before the news is here
+        assert run.next_update(at) < 2.0
+    print(f"{sync} {mode} left: next update after {run.next_update(told['at']):.3f} s")
+    assert run.next_update(told["at"]) < 2.0
+    assert not any(update.loads[told["worker"]] for update in run.updates[told["updates"] + 1 :])
+    accounts(run)
+
+
+def accounts(run):
+    """Every sample is used once an epoch, and the parameters are what the record's gradients make of them."""
+    assert all(task.version == newest for task, newest in run.given)  # joiners' too
+    assert set(run.pool.uses) == {run.pool.epochs}
+    assert sum(update.samples for update in run.updates) == run.pool.epochs * len(X)
+    assert sum(update.dropped_samples for update in run.updates) <= sum(
+        task.load for task, _ in run.given
+    ) - run.pool.epochs * len(X)
+    used = [task.number for update in run.updates for task in update.moved]
+    assert len(used) == len(set(used))
+    asynchronous = run.choices.sync != "bsp"
+    history = [np.zeros(3)]
+    for update in run.updates:
+        total = sum(task.load * (history[task.version] - X[task.taken].mean(0)) for task in update.moved)
+        batch = run.choices.global_batch if asynchronous else update.samples
+        history.append(history[-1] - RATE * total / batch)
+    assert np.abs(run.values - history[-1]).max() < 1e-9
+    assert np.abs(run.values - X.mean(0)).max() < 0.3
