@@ -171,7 +171,7 @@ def test_whatever_happens_to_workers_the_others_go_on(sync, mode, backup, tmp_pa
             f"{sync} {mode} frozen {stage}: given up after {left - at:.3f} s, {-over:.3f} s past its deadline"
         )
         assert why == "given up"
-        assert -1.0 < over <= 0.0  # not before its deadline, and soon after
+        assert -2.0 < over <= 0.0  # not before its deadline, and soon after
         assert run.next_update(left) < 1.0
     for stage, at, left, why, _ in killed:
         print(

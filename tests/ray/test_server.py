@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 
@@ -235,3 +236,13 @@ def test_an_address_that_does_not_answer():
     with pytest.raises(PacelineError, match="expected HOST:PORT"):
         _ask("somewhere")
     assert time.perf_counter() - began < 11
+
+
+def test_an_address_at_which_something_else_listens(monkeypatch):
+    from paceline.ray import start
+
+    monkeypatch.setattr(start, "ANSWER_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = "{}:{}".format(*silent.getsockname())
+        with pytest.raises(PacelineError, match=f"no Ray cluster answers at {address} within 1 s; start one"):
+            start._ask(address)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 from paceline.errors import PacelineError
@@ -15,6 +17,14 @@ except ImportError as error:
     raise PacelineError("the Ray engine needs ray: pip install 'paceline[ray]'") from error
 
 ANSWER_SECONDS = 10.0
+# Ray itself tries for minutes, and cannot be told to stop: so another process tries first. The empty line says
+# that it has come as far as to ask.
+ASK = """
+import sys
+from ray._raylet import GcsClient
+print(flush=True)
+GcsClient(address=sys.argv[1])
+"""
 
 
 def connect(address: str | None, cpus: int) -> bool:
@@ -49,8 +59,26 @@ def _ask(address: str) -> None:
         raise PacelineError(f"--address {address}: expected HOST:PORT of a Ray cluster's head, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
-    except (OSError, OverflowError) as error:
+        answers = _ray_answers(address)
+    except (OSError, OverflowError):
+        answers = False
+    if not answers:
         raise PacelineError(
             f"no Ray cluster answers at {address} within {ANSWER_SECONDS:g} s; start one there with ray start "
             "--head, or leave out --address to use this machine"
-        ) from error
+        )
+
+
+def _ray_answers(address: str) -> bool:
+    """Whether what listens there is a Ray cluster's head."""
+    command = [sys.executable, "-c", ASK, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as asking:
+        try:
+            assert asking.stdout is not None
+            if not asking.stdout.readline():
+                return True  # this version of Ray cannot be asked like that; joining it will show
+            return asking.wait(ANSWER_SECONDS) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            asking.kill()

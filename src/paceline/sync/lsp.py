@@ -46,7 +46,7 @@ class Lsp:
     def __post_init__(self) -> None:
         if not 0 <= self.group <= self.workers:
             raise PacelineError(
-                f"lsp: group={self.group}: expected 1 to the number of workers, {self.workers}"
+                f"lsp: group={self.group}: expected 1 to the number of workers, {self.workers}, or 0 for half of them"
             )
         if self.barrier < 0:
             raise PacelineError(
