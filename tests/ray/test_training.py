@@ -7,13 +7,14 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("ray")
 pytest.importorskip("torch")
 pytest.importorskip("typer")
 
-from paceline import runs
+from paceline import runs, traces
 from paceline.cli import run
 from paceline.errors import PacelineError
 
@@ -56,7 +57,12 @@ class TestWithRay:
     [
         (["--backup", "static:4"], "k=4: expected 1 to the number of workers, 3"),
         (["--sync", "ssp:-2"], "staleness=-2"),
+        (["--backup", "static:0"], "k=0: expected 1"),
         (["--sync", "lsp:5:1"], "group=5"),
+        (["--sync", "lsp:2:-1"], "barrier=-1"),
+        (["--sync", "lsp:2:2", "--mode", "pull"], "exclude each other"),
+        (["--sync", "ssp:2", "--backup", "static:2"], "its own rule whom to wait for"),
+        (["--sync", "bsp:late=use", "--mode", "push-interrupt"], "an interrupted gradient never comes"),
         (["--sync", "ssp:2", "--mode", "push-interrupt"], "exclude each other"),
         (["--mode", "shove"], "mode 'shove' is unknown"),
         (["--address", "nowhere"], "expected HOST:PORT"),
@@ -74,6 +80,22 @@ def test_mistakes_are_answered_in_one_sentence(options, says, tmp_path, capsys, 
     assert says in told
     assert told.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_a_trace_must_last_for_as_many_updates_as_there_may_be(tmp_path, capsys):
+    trace = traces.write(tmp_path / "t.csv", traces.Trace(np.full((12, 3), 1e-3), np.zeros((12, 3))))
+    out = tmp_path / "run"
+    assert run([*BASE, "--out", str(out), "--pace-trace", str(trace), "--sync", "asp"]) == 2
+    assert "has 12 rounds and the run may take 36" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_without_ray_the_command_names_the_extra(tmp_path):
+    code = f"import sys; sys.modules['ray'] = None; from paceline.cli import run; sys.exit(run({BASE!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "paceline: the Ray engine needs ray: pip install 'paceline[ray]'\n"
+    assert not list(tmp_path.iterdir())
 
 
 def test_without_ray_the_extra_is_named():

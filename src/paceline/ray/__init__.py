@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.ray.api import torch_program, train
     from paceline.ray.matmul import CodedMatrix
     from paceline.ray.pool import Pool
     from paceline.ray.server import Server
+
+if find_spec("ray") is None:  # without importing it
+    raise PacelineError("the Ray engine needs ray: pip install 'paceline[ray]'")
 
 __all__ = ["CodedMatrix", "Pool", "Server", "torch_program", "train"]
 

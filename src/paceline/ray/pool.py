@@ -11,14 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import ray
 
 from paceline.coded.delay import Array
 from paceline.errors import PacelineError
-
-try:
-    import ray
-except ImportError as error:
-    raise PacelineError("coded products on Ray need ray: pip install 'paceline[ray]'") from error
 
 Pace = Callable[[str, str, int, int], float]
 

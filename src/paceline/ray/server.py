@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from paceline.aggregate import Vector
 from paceline.coordinator import Choices, Coordinator, Moved, Task, Update
@@ -25,12 +27,6 @@ from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import connect
 from paceline.ray.worker import Pace, Program, Report, Worker
 from paceline.samples import Indices, Pool
-
-try:
-    import ray
-    from ray.exceptions import RayActorError, RayError, RayTaskError
-except ImportError as error:
-    raise PacelineError("the Ray engine needs ray: pip install 'paceline[ray]'") from error
 
 LOOK_SECONDS = 0.25  # at most between two looks at deadlines, joiners and commands
 SMALL_BYTES = 2**15  # a gradient of less comes in the same message as its report

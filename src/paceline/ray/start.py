@@ -9,12 +9,9 @@ import subprocess
 import sys
 from typing import Any
 
-from paceline.errors import PacelineError
+import ray
 
-try:
-    import ray
-except ImportError as error:
-    raise PacelineError("the Ray engine needs ray: pip install 'paceline[ray]'") from error
+from paceline.errors import PacelineError
 
 ANSWER_SECONDS = 10.0
 # Ray itself tries for minutes, and cannot be told to stop: so another process tries first. The empty line says

@@ -16,6 +16,7 @@ from paceline.aggregate import Vector
 from paceline.coordinator import Choices, Update
 from paceline.errors import PacelineError
 from paceline.files import write_whole
+from paceline.ray.server import Server
 from paceline.ray.worker import Gradient, Pace, Program
 from paceline.runs import Recorder
 from paceline.samples import Epochs, Indices
@@ -52,8 +53,6 @@ def run(
 
     Raises PacelineError for what is wrong with the input, WorkerError when the server or every worker died.
     """
-    from paceline.ray.server import Server
-
     data = datasets.load(config.data)
     decided = choices(config)
     learner = Images(data, config.model, config.seed, standardize=False)

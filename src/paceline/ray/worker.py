@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import ray
 
 from paceline.aggregate import Part, Sum, Vector
 from paceline.machines import Machine, measure
@@ -61,6 +60,8 @@ class Worker:
 
     def machine(self) -> Machine:
         """What this worker's machine is."""
+        import ray
+
         return measure(ray.get_runtime_context().get_node_id())
 
     def compute(self, number: int, version: int, samples: Indices, *values: Vector) -> tuple[Any, ...]:

@@ -129,10 +129,13 @@ class TrainConfig:
                 raise PacelineError(
                     f"{self.pace_trace} has {width} workers, the run {self.workers}; expected the same number"
                 )
-            rounds = self.rounds(len(data.x_train))
+            rounds, takes = self.rounds(len(data.x_train)), "takes"
+            one_by_one = (self.sync, self.backup) != ("bsp", "everyone")
+            if self.engine == "ray" and one_by_one and self.steps is None:
+                rounds, takes = rounds * self.workers, "may take"  # updates, each of one worker's gradient
             if length < rounds:
                 raise PacelineError(
-                    f"{self.pace_trace} has {length} rounds and the run takes {rounds}; shorten it with "
+                    f"{self.pace_trace} has {length} rounds and the run {takes} {rounds}; shorten it with "
                     f"--steps {length}, or give a longer trace"
                 )
 
