@@ -7,7 +7,6 @@ neither be held up nor fail by what happens to workers and their nodes.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import queue
 import time
@@ -22,10 +21,11 @@ from paceline.aggregate import Vector
 from paceline.coordinator import Choices, Coordinator, Moved, Task, Update
 from paceline.errors import PacelineError, WorkerError
 from paceline.machines import sizes
+from paceline.ray.crew import Crew, said
 from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import connect
-from paceline.ray.worker import Pace, Program, Report, Worker
+from paceline.ray.worker import Pace, Program, Report
 from paceline.samples import Indices, Pool
 
 LOOK_SECONDS = 0.25  # at most between two looks at deadlines, joiners and commands
@@ -82,19 +82,17 @@ class Server:
         self._pending: dict[Any, _Sent] = {}  # by the ref of its report
         self._moving: dict[Any, tuple[_Sent, Report]] = {}  # by the refs of parts on their way here
         self._here: dict[int, _Here] = {}  # by task
-        self._starting: dict[Any, tuple[int, Any]] = {}  # places and actors by the refs of their first words
         self.buffers: Vector | None = None
         self._coordinator = Coordinator(self, choices, pool, self._updated, shares=True)
         self._round = Pieces(choices.workers, self, self._coordinator)
         self.updates = self._before = 0 if state is None else int(state["version"])
         self._ours = connect(address, choices.workers + 1)
-        self.processes: dict[int, int] = {}
-        self._actors: dict[int, Any] = {}
+        self._crew: Crew
         self.shards: Shards
         try:
-            self._program = ray.put(program)
-            self._pace, self._cpus = pace, cpus
-            self._pieces = 4 if choices.mode == "push-interrupt" else 1
+            pieces = 4 if choices.mode == "push-interrupt" else 1
+            self._crew = Crew(choices.workers, program, pieces, pace, cpus)
+            self._actors, self.processes = self._crew.actors, self._crew.processes
             self._launch(start_seconds, state, shards)
         except BaseException:
             self.close()
@@ -113,7 +111,7 @@ class Server:
             now = self._now()
             if seconds is not None and now > seconds:
                 break
-            if not self._pending and not self._moving and not self._starting:
+            if not self._pending and not self._moving and not self._crew.starting:
                 raise WorkerError(
                     f"no worker is left after update {self.updates}; go on from the last checkpoint"
                 )
@@ -148,12 +146,9 @@ class Server:
 
     def close(self) -> None:
         """End all actors, and the Ray that was started for them."""
-        for actor in self._actors.values():
-            with contextlib.suppress(RayError):
-                ray.kill(actor)
-        self._actors = {}
-        if hasattr(self, "shards"):
-            self.shards.close()
+        for part in ("_crew", "shards"):
+            if hasattr(self, part):
+                getattr(self, part).close()
         if self._ours:
             ray.shutdown()
 
@@ -222,15 +217,8 @@ class Server:
         self.on_update(update)
 
     def _launch(self, start_seconds: float, state: dict[str, Any] | None, shards: int) -> None:
-        first = {self._actor(rank): rank for rank in range(self.choices.workers)}
-        there = self._join(first, start_seconds)
-        if len(there) < self.choices.workers:
-            raise PacelineError(
-                f"{self.choices.workers - len(there)} of {self.choices.workers} workers did not start in "
-                f"{start_seconds:g} s; look at the Ray cluster's free CPUs and memory"
-            )
-        size = there[0]
-        values = state["values"] if state is not None else self._told([self._actors[0].first.remote()])[0]
+        size = self._crew.start(start_seconds)
+        values = state["values"] if state is not None else self._crew.ask("first", [0])[0]
         if len(values) != size:
             raise PacelineError(
                 f"the checkpoint has {len(values)} parameters, the model {size}; it is another model's"
@@ -244,52 +232,22 @@ class Server:
             count=shards,
         )
         if self._coordinator.needs_machines:
-            asked = [self._actors[rank].machine.remote() for rank in range(self.choices.workers)]
-            self._coordinator.know(sizes(self._told(asked)))
+            self._coordinator.know(sizes(self._crew.ask("machine", range(self.choices.workers))))
         self._small = values.nbytes / len(self.shards) < SMALL_BYTES
         self.buffers = None if state is None else state.get("buffers")
 
-    def _told(self, refs: list[Any]) -> list[Any]:
-        """What workers say before the first task."""
-        try:
-            return list(ray.get(refs))
-        except RayError as error:
-            raise WorkerError(f"a worker could not start: {_said(error)}") from error
-
-    def _actor(self, rank: int) -> Any:
-        """Start the worker's actor; the ref of its first word."""
-        remote: Any = ray.remote(concurrency_groups={"control": 1})(_controlled())  # type: ignore[call-overload]
-        self._actors[rank] = remote.options(
-            num_cpus=self._cpus, max_restarts=0, scheduling_strategy="SPREAD"
-        ).remote(rank, self._program, self._pieces, self._pace)
-        return self._actors[rank].process.remote()
-
-    def _join(self, refs: dict[Any, int], seconds: float) -> list[int]:
-        """Wait for first words; the sizes of the models that came up."""
-        ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=seconds)
-        sizes = []
-        for ref in ready:
-            try:
-                size, process = ray.get(ref)
-            except RayTaskError as error:
-                raise WorkerError(f"a worker could not start: {_said(error)}") from error
-            except RayActorError as error:
-                raise WorkerError(f"a worker could not start: {_said(error)}") from error
-            self.processes[refs[ref]] = process
-            sizes.append(size)
-        return sizes
-
     def _wait(self, now: float) -> None:
         """Wait for the next thing that happens, and take in all that has."""
-        watched = [*self._pending, *self._moving, *self._starting]
+        watched = [*self._pending, *self._moving, *self._crew.starting]
         due = min(self._coordinator.deadlines(self._give_up, self._floor).values(), default=math.inf)
         timeout = min(max(min(due, self._round.due()) - now, 0.0), LOOK_SECONDS)
         ready, rest = ray.wait(watched, num_returns=1, timeout=timeout)
         if ready and rest:
             ready += ray.wait(rest, num_returns=len(rest), timeout=0)[0]
         for ref in ready:
-            if ref in self._starting:
-                self._welcome(ref)
+            if ref in self._crew.starting:
+                if (rank := self._crew.welcome(ref)) is not None:
+                    self._coordinator.join(rank, self._now())
             elif ref in self._moving:
                 self._arrived(ref)
             else:
@@ -308,7 +266,7 @@ class Server:
         except RayError as error:
             if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
                 raise WorkerError(
-                    f"worker {sent.task.worker} failed after update {self.updates}: {_said(error)}"
+                    f"worker {sent.task.worker} failed after update {self.updates}: {said(error)}"
                 ) from error
             self._lost_on_the_way(sent)
             return
@@ -400,10 +358,10 @@ class Server:
         while not self._commands.empty():
             name, worker = self._commands.get()
             if name == "add":
-                self._add()
+                self._crew.add()
             elif worker in self._actors:
                 self._coordinator.leave(worker, now, "left")
-                ray.kill(self._actors.pop(worker))
+                self._crew.remove(worker)
 
     def _gone(self, sent: _Sent) -> None:
         """The process of the task's worker has died; by now another may be in its place."""
@@ -413,43 +371,7 @@ class Server:
         del self._actors[worker]
         self._coordinator.leave(worker, self._now(), "died")
         if self._replace:
-            self._add()
-
-    def _add(self) -> None:
-        free = [rank for rank in range(self.choices.workers) if rank not in self._actors]
-        if free:
-            ref = self._actor(free[0])
-            self._starting[ref] = free[0], self._actors[free[0]]
-
-    def _welcome(self, ref: Any) -> None:
-        """A joiner is up, or has died before it was."""
-        rank, actor = self._starting.pop(ref)
-        if self._actors.get(rank) is not actor:
-            return  # told to leave meanwhile
-        try:
-            self._join({ref: rank}, 0.0)
-        except WorkerError:
-            del self._actors[rank]
-        else:
-            self._coordinator.join(rank, self._now())
+            self._crew.add()
 
     def _now(self) -> float:
         return time.perf_counter() - self._began
-
-
-def _controlled() -> type[Worker]:
-    """The worker with ``cancel`` and ``process`` on a thread of their own, so that they pass a computation."""
-
-    class Controlled(Worker):
-        pass
-
-    for name in ("cancel", "process"):
-        setattr(Controlled, name, ray.method(concurrency_group="control")(getattr(Worker, name)))
-    Controlled.__name__ = Worker.__name__
-    return Controlled
-
-
-def _said(error: Exception) -> str:
-    """The innermost sentence of one of Ray's many lines."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
