@@ -60,7 +60,7 @@ def test_a_real_training_run(tmp_path, watched, tab):
     pytest.importorskip("torch")
     run_dir = tmp_path / "run"
     command = [sys.executable, "-c", "from paceline.cli import main; main()", "train", "--workers", "2"]
-    command += ["--pace", "1,3", "--policy", "level", "--steps", "40", "--out", str(run_dir)]
+    command += ["--pace", "1,3", "--policy", "level", "--steps", "24", "--out", str(run_dir)]
     training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         while not (run_dir / "run.json").exists():
@@ -74,7 +74,7 @@ def test_a_real_training_run(tmp_path, watched, tab):
             page.wait_for_timeout(100)
         assert training.returncode == 0, training.stdout.read()
         expect(page.locator("#state")).to_have_text("Finished")
-        says(page, "All 40 rounds")
+        says(page, "All 24 rounds")
         assert len(seen) >= 1
         expect(page.locator("#findings")).to_contain_text("Worker 1 is")
     finally:
@@ -253,6 +253,18 @@ def test_a_servers_run_shows_its_gate_and_k(tmp_path, watched, tab):
     titles = page.locator("#charts h3")
     expect(titles.nth(3)).to_have_text("Whom each update waited for")
     expect(titles.nth(4)).to_have_text("Staleness and waste")
+
+
+def test_names_are_text(tmp_path, watched, tab):
+    evil = '<img src="x" onerror="document.title=1"><script>alert(1)</script>'
+    with start(tmp_path / evil.replace("/", "-"), policy=evil, model=evil, sync=evil) as recorder:
+        server_rounds(recorder, 0, 5)
+    page = tab(watched(recorder.run_dir).url)
+    expect(page.locator("h1")).to_have_text(f"{evil} on 4 workers")
+    expect(page.locator("#sentences")).to_contain_text(f"gate {evil}")
+    shutil.move(recorder.run_dir, tmp_path / "away")
+    expect(page.locator("#notice")).to_contain_text("onerror")
+    assert page.locator("main img, main script[src]").count() == 0
 
 
 def test_many_workers_and_one_process_that_appends(tmp_path, watched, tab):

@@ -35,6 +35,15 @@ class Saving(NamedTuple):
     would: float
 
 
+class Server(NamedTuple):
+    """Gradients that an update waited for, workers that were there (means), and updates that the oldest gradient
+    used was behind."""
+
+    quorum: float
+    present: float
+    stalest: int
+
+
 def straggler(columns: Columns) -> Straggler | None:
     """Who the others wait for now; None where it is nobody, or another one every time."""
     late = columns["late"]
@@ -72,9 +81,8 @@ def saving(columns: Columns) -> Saving | None:
     except (PacelineError, ValueError):
         return None
     half = slice(len(recent.seconds) // 2, None)
-    return Saving(
-        other, float(recent.seconds[half].mean()), float(answer.policies[other].rounds[half].mean())
-    )
+    real, would = float(recent.seconds[half].mean()), float(answer.policies[other].rounds[half].mean())
+    return Saving(other, real, would) if real > 0 and would > 0 else None
 
 
 def speeds(columns: Columns) -> list[str]:
@@ -87,11 +95,20 @@ def speeds(columns: Columns) -> list[str]:
 
 def waits_for_all(columns: Columns) -> bool:
     """Whether the recent rounds ended with the last worker's gradient."""
+    lately = server(columns)
+    return lately is None or (lately.quorum >= lately.present and not lately.stalest)
+
+
+def server(columns: Columns) -> Server | None:
+    """What the recent updates of a parameter server waited for; None where there is none, or nothing is known."""
     recent = columns.window(max(len(columns) - JUDGED, 0)).server
-    if not recent:
-        return True
-    short = np.nanmean(recent["quorum"]) < np.nanmean(recent["present"])
-    return not (short or np.nansum(recent["stalest"]) > 0)
+    if not recent or any(np.isnan(recent[name]).all() for name in ("quorum", "present")):
+        return None
+    return Server(
+        float(np.nanmean(recent["quorum"])),
+        float(np.nanmean(recent["present"])),
+        int(np.nan_to_num(recent["stalest"]).max()),
+    )
 
 
 def _even(loads: np.ndarray) -> bool:

@@ -109,11 +109,9 @@ def _cards(
         (percent(reach), "", "of the bound lately", reach),
         (percent(idle), "", "of the workers' time is waiting", idle),
     ]
-    if server := columns.window(max(len(columns) - now.JUDGED, 0)).server:
-        quorum, present = (float(np.nanmean(server[name])) for name in ("quorum", "present"))
-        entries.append(
-            (f"k = {number(quorum)}", f"of {number(present)}", "gradients an update waits for", None)
-        )
+    if (server := now.server(columns)) is not None:
+        k, of = f"k = {number(server.quorum)}", f"of {number(server.present)}"
+        entries.append((k, of, "gradients an update waits for", None))
     if last is not None:
         since = float(columns["time"][-1] - columns["time"][last.since])
         entries.append((f"worker {last.worker}", "", f"is the straggler, for {seconds(since)}", None))
@@ -146,7 +144,7 @@ def _sentences(
         )
     if saving is not None:
         found.append(saving_sentence(saving))
-    if columns.workers and (server := columns.window(max(len(columns) - now.JUDGED, 0)).server):
+    if (server := now.server(columns)) is not None:
         found.append(_server(columns, config, server))
     return found
 
@@ -169,19 +167,17 @@ def saving_sentence(saving: now.Saving) -> str:
     return f"Balancing would save next to nothing: {saving.other} would take {would}, an equal split takes {real}."
 
 
-def _server(columns: Columns, config: dict[str, Any], server: dict[str, np.ndarray]) -> str:
-    quorum, present = (float(np.nanmean(server[name])) for name in ("quorum", "present"))
+def _server(columns: Columns, config: dict[str, Any], server: now.Server) -> str:
     gate = " and ".join(
         f"{what} {config[key]}"
         for key, what in (("sync", "gate"), ("backup", "backup policy"))
         if config.get(key)
     )
-    stale = server["stalest"][~np.isnan(server["stalest"])]
-    age = f"; used gradients were up to {plural(int(stale.max()), 'update')} old" if stale.any() else ""
+    age = f"; used gradients were up to {plural(server.stalest, 'update')} old" if server.stalest else ""
     lost = listing([f"{count:,} {what}" for what, count in sorted(columns.dropped.items())])
     unused = f"; not used in the whole run: {lost}" if columns.dropped else ""
     return (
-        f"An update waits for {number(quorum)} of {number(present)} workers lately"
+        f"An update waits for {number(server.quorum)} of {number(server.present)} workers lately"
         f"{f' ({gate})' if gate else ''}{age}{unused}."
     )
 
@@ -190,7 +186,8 @@ def _workers_now(columns: Columns, last: now.Straggler | None) -> list[dict[str,
     start, end = max(len(columns) - now.LATELY, 0), len(columns)
     totals = columns.sums(start, end)
     there = np.where(totals[4] > 0, totals[4], np.nan)
-    loads, compute, overhead, wait = totals[:4] / there
+    loads, compute, overhead, wait = np.maximum(totals[:4], 0.0) / there
+    overhead = np.minimum(overhead, compute)
     most = float(np.nanmax(loads)) if not np.isnan(loads).all() else 0.0
     whole = float(np.nanmax(compute + wait)) if not np.isnan(compute).all() else 0.0
     rows = []

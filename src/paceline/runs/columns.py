@@ -252,6 +252,8 @@ class Columns:
 
 def _behind(run: Run) -> NDArray[np.bool_]:
     """Rounds whose straggler took LATE times the median or more."""
+    if not run.workers:
+        return np.zeros(len(run.round), bool)
     known = np.where((~np.isnan(run.compute)).sum(axis=1, keepdims=True) > 1, run.compute, 0.0)
     behind: NDArray[np.bool_] = np.nanmax(known, axis=1) > LATE * np.nanmedian(known, axis=1)
     return behind
