@@ -1,4 +1,4 @@
-"""Takes docs/pictures/live-light.png and docs/pictures/live-dark.png: the live page of a recorded run, as it was after so many rounds.
+"""Takes live-light.png and live-dark.png: the live page of a recorded run, as it was after so many rounds.
 
 python docs/pictures/live.py runs/digits-mlp-level 180 docs/pictures/live
 """

@@ -47,6 +47,11 @@ def test_blocks_that_nobody_would_run(tmp_path: Path, monkeypatch: pytest.Monkey
     page = tmp_path / "page.md"
     page.write_text("Text\n\n    indented\n\n```\nnothing\n```\n\n```ruby\nputs 1\n```\n")
     assert [each.split(":")[1] for each in blocks.complaints(page)] == ["3", "5", "9"]
+    script = '```python title="lonely.py"\npass\n```\n'
+    page.write_text(script)
+    assert "lonely.py is written, and no command runs it" in blocks.complaints(page)[0]
+    page.write_text(script + "\n```bash\ntorchrun --nproc-per-node 2 \\\n  lonely.py\n```\n")
+    assert blocks.complaints(page) == []
 
 
 def test_python_fails_where_it_is_wrong(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.blocks import PAGES, ROOT, SHELL, complaints, document, name
-from support.given import own_script, paced, wrapped
+from support.given import beside_a_service, own_script, paced, wrapped
 from support.shell import free_port
 
 # Around whose fragments a user's script is taken for granted, and which.
@@ -22,6 +22,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/training.md": own_script,
     "docs/simulate.md": wrapped,
     "docs/tutorial.md": paced,
+    "docs/service.md": beside_a_service,
 }
 TWO_RANKS = ("docs/doctor.md",)  # whose python takes two processes, as one script under torchrun
 RAY = ("docs/coded.md", "docs/server.md")  # pages that start Ray
@@ -96,7 +97,9 @@ def test_page(page: Path, place: Path) -> None:
     finally:
         if (shell := examples[0].namespace.get(SHELL)) is not None:
             shell.close()
-        if given is not dict:
+        if (service := examples[0].namespace.get("service")) is not None:
+            service.end()
+        elif given is not dict:
             from paceline.torch import leave
 
             leave(examples[0].namespace.get("ddp"))

@@ -74,9 +74,13 @@ def document(page: Path) -> Document:
 
 
 def complaints(page: Path) -> list[str]:
-    """Blocks that no test would run: indented ones, and those of no known language."""
+    """Blocks that no test would run: indented ones, those of no known language, and scripts that no command names."""
     found = []
-    for token in MarkdownIt().parse(page.read_text(encoding="utf-8")):
+    text = page.read_text(encoding="utf-8")
+    for title in re.findall(r'^```python title="([\w./-]+)"', text, re.MULTILINE):
+        if not re.search(rf"^(?!```).*(torchrun|python).*(\\\n.*)*\b{re.escape(title)}", text, re.MULTILINE):
+            found.append(f"{name(page)}: {title} is written, and no command runs it")
+    for token in MarkdownIt().parse(text):
         line = f"{name(page)}:{token.map[0] + 1 if token.map else '?'}"
         if token.type == "code_block":
             found.append(f"{line}: an indented block; fence it and name its language")

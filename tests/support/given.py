@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 
@@ -55,3 +56,18 @@ def torch_loader(dataset: Any) -> Any:
     import torch
 
     return torch.utils.data.DataLoader(dataset, batch_size=64)
+
+
+def beside_a_service() -> dict[str, Any]:
+    """A service for one worker, and what that worker's framework would do; ``service`` is to be ended."""
+    from support import served
+
+    service = served.Process(Path("service").absolute(), "--batch", "256", "--workers", "1")
+    return {
+        "service": service,
+        "url": service.url,
+        "token": served.TOKEN,
+        "compute": lambda number, offset, samples: 1.0,
+        "all_reduce_sum": lambda value: value,
+        "step": lambda value: None,
+    }

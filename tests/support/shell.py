@@ -7,6 +7,7 @@
                     program that the page itself made is run where there are several nodes: all on
                     this machine, at once, sleeping a tenth of what is said
 ``python FILE``     the program exists and knows each ``--option`` (tests/test_examples.py runs the examples)
+``curl``            a block that has any is run by bash, as it is, against a ``paceline serve`` of its own
 ``make TARGET``     the target exists
 ``pip install``     the extras exist
 ==================  ====================================================================================
@@ -29,6 +30,7 @@ from pathlib import Path
 import typer
 
 from paceline import cli
+from support import served
 from support.commands import paceline
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +64,9 @@ class Shell:
 
     def run(self, block: str) -> None:
         """Run or check each command of a block, in the working directory; AssertionError says what is wrong."""
+        if re.search(r"\bcurl\b", block):
+            self._curl(block)
+            return
         for words in commands(block):
             given = dict(self._exported)
             if words[0] == "export":
@@ -74,6 +79,18 @@ class Shell:
                 self._torchrun(words[1:], given)
             else:
                 check(words)
+
+    def _curl(self, block: str) -> None:
+        """Run the block as it is, by bash, against a service that was just started."""
+        with served.process(Path("served").absolute(), "--batch", "256", "--workers", "1") as service:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.replace("http://127.0.0.1:7070", service.url)],
+                env=os.environ | {"PACELINE_TOKEN": served.TOKEN},
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def close(self) -> None:
         """End the nodes whose peers never came."""
