@@ -35,10 +35,18 @@ def test_train_ddp() -> None:
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
-@pytest.mark.parametrize("name", ["lightning_trainer", "fabric_loop", "fsdp2"])
-def test_hosts(name: str) -> None:
-    if name != "fsdp2":
-        pytest.importorskip("lightning")
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("lightning_trainer", "lightning"),
+        ("fabric_loop", "lightning"),
+        ("fsdp2", "torch"),
+        ("accelerate_loop", "accelerate"),
+        ("hf_trainer", "transformers"),
+    ],
+)
+def test_hosts(name: str, needs: str) -> None:
+    pytest.importorskip(needs)
     done = subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
@@ -96,3 +104,17 @@ def test_ray_server() -> None:
     assert done.returncode == 0, done.stderr
     first, last = (float(part) for part in done.stdout.split("loss ")[1].split(" -> "))
     assert last < first / 3
+
+
+@pytest.mark.ray
+@pytest.mark.xdist_group("ray")
+def test_ray_train() -> None:
+    pytest.importorskip("ray")
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "ray_train.py")], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("loss"))
+    loads = [int(load) for load in line.split("[")[1].split("]")[0].split(", ")]
+    assert sum(loads) == 256
+    assert loads[2] < min(loads[:2]), "the slow worker has least to do"

@@ -16,8 +16,13 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return run_ranks(3, jobs.cases, str(tmp_path_factory.mktemp("trainer")))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("trainer"))
+
+
+@pytest.fixture(scope="module")
+def found(folder: str) -> list[dict[str, Any]]:
+    return run_ranks(3, jobs.cases, folder)
 
 
 def test_as_one_process(found: list[dict[str, Any]]) -> None:
@@ -27,10 +32,16 @@ def test_as_one_process(found: list[dict[str, Any]]) -> None:
     hosts.every_sample_once([rank["plain"][1] for rank in found])
 
 
-def test_two_ranks(tmp_path: Any) -> None:
-    both = run_ranks(2, jobs.cases, str(tmp_path))
-    assert max(rank["plain"][0] for rank in both) < 1e-12
+def test_two_ranks_which_also_go_on_after_three(found: list[dict[str, Any]], folder: str) -> None:
+    both = run_ranks(2, jobs.cases, folder)
+    for rank in both:
+        assert rank["plain"][0] < 1e-12
+        assert rank["fewer"][0] < 1e-12
     hosts.every_sample_once([rank["plain"][1] for rank in both])
+    second = [i for rank in found for i in rank["resumed"][1][1]] + [
+        i for rank in both for i in rank["fewer"][1][1]
+    ]
+    assert sorted(second) == list(range(hosts.COUNT))
 
 
 def test_accumulates_and_clips_under_a_loss_of_ones_own(found: list[dict[str, Any]]) -> None:

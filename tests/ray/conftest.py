@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-HERE = str(Path(__file__).parent)
-sys.path.insert(0, HERE)  # Ray's workers import the programs by the name that the tests know them by
-os.environ["PYTHONPATH"] = os.pathsep.join([HERE, os.environ.get("PYTHONPATH", "")])
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+# Ray's workers import the programs by the names that the tests know them by.
+os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,10 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     run.pace.detach()
 
     if ranks == 2:
+        run = Run(ranks, policy="level", limits=None)
+        run.accelerator.load_state(folder)  # by three
+        found["fewer"] = hosts.difference(run.train(), whole), run.used
+        run.pace.detach()
         return found
 
     run = Run(ranks)

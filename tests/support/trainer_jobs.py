@@ -168,6 +168,9 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     found["plain"] = hosts.difference(model.parameters(), expected), used
     found["reported"] = trainer.state.global_step, trainer.state.epoch, trainer.state.max_steps
     if ranks == 2:
+        before = folder + "/saved/checkpoint-6"  # by three
+        model, after, _ = classified(folder, ranks=ranks, balance={"policy": "level"}, resume=before)
+        found["fewer"] = hosts.difference(model.parameters(), expected), after
         return found
 
     model, _, _ = classified(

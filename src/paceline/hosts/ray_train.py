@@ -1,0 +1,72 @@
+"""Balanced batches in a Ray Train worker loop.
+
+    def train_loop_per_worker(config):
+        model = ray.train.torch.prepare_model(Net())
+        pace = Balanced(model, global_batch=256)           # 1
+        loader = pace.loader(dataset, seed=0)              # 2, instead of DataLoader and prepare_data_loader
+        for epoch in range(epochs):
+            for x, y in loader:
+                pace.backward(criterion(model(x), y))      # 3, instead of loss.backward()
+                pace.step(optimizer)                       # 4, steps, and zeroes, when the round is complete
+            ray.train.report({"loss": ...}, checkpoint=...)    # with pace.state_dict() beside the model's
+        pace.close()                                       # 5, lets go before Ray ends the process group
+
+``pace.load_state_dict`` takes back what ``ray.train.get_checkpoint()`` holds; the number of workers may differ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from paceline.errors import PacelineError
+from paceline.torch.loader import BalancedLoader
+from paceline.torch.pace import Pace
+
+try:
+    import ray.train.torch
+except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
+    raise PacelineError("Ray is not installed; install paceline[ray]") from error
+
+
+class Balanced(Pace):
+    """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options.
+
+    Batches come on the worker's device. Raises PacelineError outside of a worker, and for Ray Data's shards, which
+    are split before training begins.
+    """
+
+    def __init__(self, model: torch.nn.Module, global_batch: int, *options: Any, **named: Any) -> None:
+        if not _in_worker():
+            raise PacelineError(
+                "paceline.hosts.ray_train.Balanced was made outside of a Ray Train worker; make it in the "
+                "train_loop_per_worker that a TorchTrainer runs"
+            )
+        super().__init__(model, global_batch, *options, **named)
+        self._device = ray.train.torch.get_device()
+
+    def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> BalancedLoader:
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise PacelineError(
+                f"a {type(dataset).__name__} cannot be divided anew in each round; expected a data set with a "
+                "length and indexed items, such as torch's (Ray Data's shards are split beforehand)"
+            )
+        return super().loader(dataset, seed=seed, shuffle=shuffle, **options)
+
+    def place(self, batch: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
+
+    def close(self) -> None:
+        """Let go of the model; the process group is Ray's to end."""
+        self.detach()
+        self._parallel.release()
+
+
+def _in_worker() -> bool:
+    try:
+        ray.train.get_context().get_world_rank()
+    except Exception:  # of a kind that changes with Ray's versions
+        return False
+    return True

@@ -1,0 +1,89 @@
+"""Balanced batches in Ray Train's real TorchTrainer: exact, and going on after a worker's failure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray.train")
+pytest.importorskip("torch")
+
+from paceline.errors import PacelineError
+from paceline.hosts.ray_train import Balanced
+from support import hosts, ray_jobs
+from support.torch_jobs import fresh
+
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
+
+
+def fit(ranks: int, folder: Path, fails: int | None = None) -> list[dict[str, Any]]:
+    """What each worker found, by rank; the worker ``fails`` fails once after a checkpoint."""
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    TorchTrainer(
+        ray_jobs.loop,
+        train_loop_config={"folder": str(folder), "fails": fails},
+        torch_config=TorchConfig(backend="gloo"),
+        scaling_config=ScalingConfig(num_workers=ranks),
+        run_config=RunConfig(
+            storage_path=str(folder / "storage"),
+            name="run",
+            failure_config=FailureConfig(int(fails is not None)),
+        ),
+    ).fit()
+    return [
+        {
+            key: value
+            for path in sorted(folder.glob(f"*-{rank}.json"))
+            for key, value in json.loads(path.read_text()).items()
+        }
+        for rank in range(ranks)
+    ]
+
+
+@pytest.fixture(scope="module")
+def found(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return fit(3, tmp_path_factory.mktemp("ray"), fails=1)
+
+
+def test_as_one_process(found: list[dict[str, Any]]) -> None:
+    assert max(rank["plain"][0] for rank in found) < 1e-12
+    assert max(rank["accumulated"] for rank in found) < 1e-12
+    hosts.every_sample_once([rank["plain"][1] for rank in found])
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    both = fit(2, tmp_path)
+    assert max(rank["plain"][0] for rank in both) < 1e-12
+    hosts.every_sample_once([rank["plain"][1] for rank in both])
+
+
+def test_work_may_move_within_the_round(found: list[dict[str, Any]]) -> None:
+    assert max(rank["moved"][0] for rank in found) < 1e-12
+    hosts.every_sample_once([rank["moved"][1] for rank in found])
+
+
+def test_goes_on_after_a_failure(found: list[dict[str, Any]]) -> None:
+    assert max(rank["off"] for rank in found) < 1e-12
+    hosts.every_sample_once(
+        [[a + b for a, b in zip(rank["before"], rank["after"], strict=True)] for rank in found]
+    )
+
+
+def test_bf16(found: list[dict[str, Any]]) -> None:
+    for off, dtypes in (rank["bf16"] for rank in found):
+        assert dtypes == ["torch.bfloat16"]
+        assert off < 0.02
+
+
+def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert "list_iterator cannot be divided anew" in rank["streamed"]
+    import torch
+
+    with pytest.raises(PacelineError, match="outside of a Ray Train worker"):
+        Balanced(fresh(torch.float64), 16)
