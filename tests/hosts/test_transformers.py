@@ -87,4 +87,4 @@ def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
         assert "dataloader_drop_last=True" in says["dropped"]
         assert "auto_find_batch_size=True" in says["searched"]
         assert "get_train_dataloader() was overridden" in says["loader"]
-        assert "train_dataset is a list_iterator" in says["streamed"]
+        assert "the data set is a list_iterator" in says["streamed"]

@@ -22,7 +22,6 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from paceline.errors import PacelineError
-from paceline.torch.loader import BalancedLoader
 from paceline.torch.pace import Pace
 
 try:
@@ -34,8 +33,8 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 class Balanced(Pace):
     """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options.
 
-    Batches come on the worker's device. Raises PacelineError outside of a worker, and for Ray Data's shards, which
-    are split before training begins.
+    Batches come on the worker's device. Raises PacelineError outside of a worker; its loader refuses Ray Data's
+    shards, which are split before training begins.
     """
 
     def __init__(self, model: torch.nn.Module, global_batch: int, *options: Any, **named: Any) -> None:
@@ -46,14 +45,6 @@ class Balanced(Pace):
             )
         super().__init__(model, global_batch, *options, **named)
         self._device = ray.train.torch.get_device()
-
-    def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> BalancedLoader:
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise PacelineError(
-                f"a {type(dataset).__name__} cannot be divided anew in each round; expected a data set with a "
-                "length and indexed items, such as torch's (Ray Data's shards are split beforehand)"
-            )
-        return super().loader(dataset, seed=seed, shuffle=shuffle, **options)
 
     def place(self, batch: Any) -> Any:
         return tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)

@@ -27,6 +27,7 @@ from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.batches import batches
 from paceline.torch.limits import has_batch_norm
+from paceline.torch.loader import check_indexed
 from paceline.torch.pace import Pace
 
 try:
@@ -36,14 +37,8 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
     raise PacelineError("Transformers is not installed; install paceline[hosts]") from error
 
 SHUFFLES = {"random": True, "sequential": False}  # by train_sampling_strategy
-LOADING = (
-    "collate_fn",
-    "num_workers",
-    "pin_memory",
-    "persistent_workers",
-    "prefetch_factor",
-    "worker_init_fn",
-)
+OF_WORKERS = ("persistent_workers", "prefetch_factor", "worker_init_fn")
+LOADING = ("collate_fn", "num_workers", "pin_memory", *OF_WORKERS)
 
 
 class BalancedTrainer(Trainer):
@@ -84,12 +79,7 @@ class BalancedTrainer(Trainer):
         self._loss: torch.Tensor | None = None  # of the running round
 
     def get_train_dataloader(self) -> Any:
-        dataset = self.train_dataset
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-            raise PacelineError(
-                f"train_dataset is a {type(dataset).__name__}; expected one with a length and indexed items, of "
-                "which each rank can be given its part anew in each round"
-            )
+        check_indexed(self.train_dataset)
         return Rounds(self, super().get_train_dataloader())
 
     def get_total_train_batch_size(self, args: Any) -> int:
@@ -157,14 +147,15 @@ class Rounds:
         self._trainer, self.dataset = trainer, plain.dataset
         self._options = {name: getattr(plain, name) for name in LOADING}
         if not self._options["num_workers"]:
-            for of_workers in ("persistent_workers", "prefetch_factor", "worker_init_fn"):
-                del self._options[of_workers]
+            for name in OF_WORKERS:
+                del self._options[name]
         floor = 2 if has_batch_norm(trainer.model_wrapped) else 1
         self._sizes = [s for _, s in batches(len(self.dataset), 0, trainer.balance["global_batch"], floor)]
         self._loader: Any = None
 
     @property
     def pace(self) -> Pace | None:
+        """The Trainer's."""
         return self._trainer.pace
 
     def start(self, saved: dict[str, Any] | None, steps: int) -> None:
@@ -192,6 +183,7 @@ class Rounds:
         return pace.epoch + 1 - left / len(self)
 
     def set_epoch(self, epoch: int) -> None:
+        """Take the order of this epoch; within it, go on where it was left."""
         self._loader.set_epoch(epoch)
 
     def __len__(self) -> int:
@@ -240,6 +232,7 @@ class Pacing(TrainerCallback, ExportableState):
         self._began = 0.0
 
     def state(self) -> dict[str, Any]:
+        """What the Trainer writes into a checkpoint."""
         pace = self._rounds.pace if self._rounds is not None else None
         return {"args": {}, "attributes": {"saved": None if pace is None else pace.state_dict()}}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError
 from paceline.torch.batches import Indices, Order, Piece, pieces
@@ -29,6 +29,16 @@ def draws_ahead(options: Mapping[str, Any]) -> int:
     workers = int(options.get("num_workers") or 0)
     factor = options.get("prefetch_factor")
     return workers * (2 if factor is None else int(factor))
+
+
+def check_indexed(dataset: Any) -> None:
+    """Raises PacelineError for a stream, whose samples can't be told apart beforehand."""
+    streams = isinstance(dataset, IterableDataset)
+    if streams or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise PacelineError(
+            f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, of which "
+            "each rank can be given its part anew in each round"
+        )
 
 
 class BalancedLoader:

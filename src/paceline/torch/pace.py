@@ -36,7 +36,7 @@ from paceline.torch.claims import Claims, Division
 from paceline.torch.exactsum import ExactSum
 from paceline.torch.ledger import Ledger, RoundResult
 from paceline.torch.limits import Limits, has_batch_norm, least_and_most
-from paceline.torch.loader import BalancedLoader, draws_ahead
+from paceline.torch.loader import BalancedLoader, check_indexed, draws_ahead
 from paceline.torch.meter import Meter
 from paceline.torch.parallel import parallel
 from paceline.torch.patience import Missed, Patience
@@ -211,6 +211,7 @@ class Pace:
         Every sample is used exactly once an epoch over all ranks; the order depends on (seed, epoch) alone.
         Further options go to torch's DataLoader (num_workers, collate_fn, pin_memory, ...).
         """
+        check_indexed(dataset)
         if len(dataset) == 0:
             raise PacelineError("the dataset is empty; expected at least one sample")
         self._order = Order(len(dataset), seed, shuffle)

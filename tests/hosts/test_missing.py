@@ -1,0 +1,24 @@
+"""A host that is not installed: one sentence that names the extra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HOSTS = [
+    ("accelerate", "accelerate", "paceline[hosts]"),
+    ("transformers", "transformers", "paceline[hosts]"),
+    ("ray_train", "ray", "paceline[ray]"),
+]
+
+
+@pytest.mark.parametrize(("module", "needs", "extra"), HOSTS)
+def test_says_what_to_install(module: str, needs: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{needs!r}] = None; import paceline.hosts.{module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("paceline.errors.PacelineError: ")
+    assert f"is not installed; install {extra}" in last
