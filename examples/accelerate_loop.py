@@ -2,8 +2,6 @@
 
     torchrun --standalone --nproc-per-node 3 examples/accelerate_loop.py [--policy equal]
 
-or ``accelerate launch --cpu --num_processes 3 --num_machines 1 --mixed_precision no`` instead of torchrun.
-
 The ranks sleep for each sample, rank 2 four times as long, as a slower machine would take longer.
 """
 

@@ -111,7 +111,7 @@ def test_ray_server() -> None:
 def test_ray_train() -> None:
     pytest.importorskip("ray")
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "ray_train.py")], capture_output=True, text=True, timeout=240
+        [sys.executable, str(EXAMPLES / "ray_train.py")], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("loss"))

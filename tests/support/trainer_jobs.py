@@ -174,8 +174,9 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
         return found
 
     model, _, _ = classified(
-        folder, clip=0.3, kind=OwnLoss, per_device_train_batch_size=4, gradient_accumulation_steps=2
-    )
+        folder, clip=0.3, kind=OwnLoss, per_device_train_batch_size=4, gradient_accumulation_steps=2,
+        dataloader_num_workers=1,
+    )  # fmt: skip
     found["clipped"] = hosts.difference(model.parameters(), whole(Classifier(), Named(), clip=0.3)[0])
 
     model, used, _ = classified(folder, stall=2e-3, balance={"policy": "factoring"})
