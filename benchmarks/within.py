@@ -152,7 +152,7 @@ def computing_rank(rank: int, directory: str, ways: list[str], epochs: int, pipe
     leave()
 
 
-def computing(ways: list[str], epochs: int = 12) -> str:
+def computing(ways: list[str], epochs: int) -> str:
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
@@ -200,9 +200,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--one-by-one", action="store_true", help="no groups side by side")
     parser.add_argument("--compute", action="store_true", help="real computation beside a busy neighbour")
+    parser.add_argument("--epochs", type=int, default=12, help="of --compute")
     options = parser.parse_args()
     if options.compute:
-        print(computing(list(options.policy or ("plain DDP, equal", *WAYS[2:]))))
+        print(computing(list(options.policy or ("plain DDP, equal", *WAYS[2:])), options.epochs))
         return
     more = [name for name in policies.names() if name not in WAYS and name not in UNFIT] + list(SCHEMES)
     printing = threading.Lock()

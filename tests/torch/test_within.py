@@ -59,7 +59,7 @@ ONCE = {
     "prefetching by 4": {"loader_workers": 4, "count": 120},
     "batch norm": {"count": 97, "norm": True},
     "batch norm, micro-batches": {"norm": True, "micro_batch": 5},
-    "auto, batch norm, prefetching by 2": {"policy": "auto", "norm": True, "loader_workers": 2, "count": 97},
+    "batch norm, prefetching by 2": {"norm": True, "loader_workers": 2, "count": 97},
     "fewer samples than a batch": {"count": 31},
     "self-scheduling": {"policy": "factoring:scheme=self,piece=4"},
 }
@@ -155,7 +155,10 @@ def test_a_rank_alone_runs_whole_rounds(options: dict[str, Any]) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
-def test_where_all_must_take_the_same_turns_auto_plans_whole_rounds() -> None:
+def test_auto_plans_whole_rounds_where_pieces_do_not_suit() -> None:
+    assert (
+        Pace(torch.nn.Sequential(fresh(torch.float64), torch.nn.BatchNorm1d(3)), 16, "auto").policy == "level"
+    )
     assert Pace(fresh(torch.float64), 16, "auto", turns=2).policy == "level"
     with pytest.raises(PacelineError, match="unlike numbers of turns"):
         Pace(fresh(torch.float64), 16, "factoring", turns=2)

@@ -117,9 +117,9 @@ class Pace:
         cluster = Cluster(self.ranks, self.global_batch, *bounds, peers.machines())
         chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
         self.policy = policy if isinstance(policy, str) else type(chosen).__name__
-        if isinstance(chosen, factoring.Auto) and (turns is not None or self._parallel.in_step):
-            plans: Any = chosen.planner()
-            chosen, self.policy = plans, "level"  # the plan is all that is left to choose
+        if isinstance(chosen, factoring.Auto) and (turns is not None or self._parallel.in_step or norms):
+            plans: Any = chosen.planner()  # pieces can't be, or would leave batch norm only few samples
+            chosen, self.policy = plans, "level"
         self._balancer = Balancer(chosen, quantum=quantum, floor=floor)
         self._largest = peers.agree(
             {
