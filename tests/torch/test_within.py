@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
+from paceline.torch.counter import StoreCounter
 from paceline.torch.exactsum import ExactSum
 from support.ranks import run_ranks
 from support.torch_jobs import (
@@ -170,6 +171,18 @@ def test_stopped_and_resumed_in_mid_epoch() -> None:
     used = list(chain.from_iterable(part["used"] for part in before + after))
     assert sorted(used) == list(range(83))
     assert {part["rounds"] for part in after} == {6}
+
+
+def test_a_rank_that_cannot_claim_any_more_says_where_to_look() -> None:
+    counter = StoreCounter.__new__(StoreCounter)
+    server = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    counter._store = torch.distributed.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
+    counter._rank, counter._newest = 1, -1
+    assert counter.add(3, 7, 2) == (0, 2)
+    assert counter.add(3, 5, -3) == (7, -1)
+    del server
+    with pytest.raises(WorkerError, match="no answer from rank 0, where work is claimed, in round 4"):
+        counter.add(4, 1, 0)
 
 
 def test_what_a_frozen_rank_has_not_begun_the_others_run() -> None:

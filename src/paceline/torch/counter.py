@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from paceline.errors import WorkerError
 from paceline.torch import peers
 
 HALF = 28  # bits of the counter for the samples; the other 35 are for the speeds
@@ -70,7 +71,13 @@ class StoreCounter:
             self._newest = step
             if self._rank == 0:  # everybody has left that round: its gradients have been reduced
                 self._store.delete_key(str(step - 2))
-        after = self._store.add(str(step), samples + (speed << HALF))
+        try:
+            after = self._store.add(str(step), samples + (speed << HALF))
+        except dist.DistError as error:
+            raise WorkerError(
+                f"rank {self._rank} got no answer from rank 0, where work is claimed, in round {step}; rank 0 has "
+                "left the run or hangs, look there for the reason"
+            ) from error
         return (after & ((1 << HALF) - 1)) - samples, after >> HALF
 
     def close(self) -> None:
