@@ -144,6 +144,11 @@ class Pace:
                 f"{'turns=' + str(turns) if turns is not None else 'FSDP'} needs as many on each; "
                 "use a policy that plans whole rounds, such as level"
             )
+        if pulls and self.fills and weigh == "hook":
+            raise PacelineError(
+                f"policy {self.policy} with weigh='hook': a rank's last turn in a round may be one that counts for "
+                "nothing, and the hook cannot leave its gradient out of what it claimed before; use weigh='loss'"
+            )
         self._turns = turns
         self.cell = 0  # samples of every turn, where results are to have the same bits
         self._sum: ExactSum | None = None
