@@ -44,7 +44,7 @@ def test_seconds_are_a_ranks_own_in_spite_of_the_collectives_in_each_layer() -> 
     slept = np.array(milliseconds) * 20 / 1e3  # each rank has 20 of the 60 samples
     best = np.min([round.compute for round in rounds], axis=0)  # the machine may be busy
     assert (best >= slept).all()
-    assert (best < slept + 0.03).all(), f"{best} instead of {slept}: without the waits"
+    assert (best[:2] < slept[2]).all(), f"{best} instead of {slept}: the wait for the slowest is not theirs"
     assert max(round.seconds for round in rounds) >= slept[2]
 
 
