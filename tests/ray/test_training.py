@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
+import psutil
 import pytest
 
 pytest.importorskip("ray")
@@ -43,6 +46,42 @@ class TestWithRay:
         assert runs.read(out).round.tolist() == list(range(10))
         assert run(["train", "--resume", str(out), "--steps", "10"]) == 2
         assert "is finished after 10 steps" in capsys.readouterr().err
+
+    def test_the_server_killed_at_most_an_interval_is_lost(self, tmp_path):
+        out, every = tmp_path / "run", 5
+        asynchronous = [
+            "--sync",
+            "ssp:2",
+            "--epochs",
+            "3",
+            "--pace-ms",
+            "1,1,2",
+            "--checkpoint-every",
+            str(every),
+        ]
+        command = [sys.executable, "-m", "paceline", *BASE, *asynchronous, "--out", str(out)]
+        training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        began = time.monotonic()
+        while (
+            not out.exists() or len(runs.read(out).round) < 4 * every + 2
+        ):  # more updates than bsp has rounds
+            assert training.poll() is None
+            assert time.monotonic() - began < 120
+            time.sleep(0.02)
+        started = psutil.Process(training.pid).children(recursive=True)
+        training.kill()
+        training.wait()
+        had = len(runs.read(out).round)
+        left = {process: process.name() for process in psutil.wait_procs(started, timeout=10)[1]}
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert all("Agent" in name for name in left.values())  # Ray's own, which take their time
+        assert run(["train", "--resume", str(out)]) == 0
+        record = runs.read(out)
+        assert had - every <= record.config["resumed"][-1]["round"] <= had
+        assert record.round.tolist() == list(range(len(record.round)))
+        assert record.batch.sum() == 3 * 1500
 
     def test_the_accounts_of_an_epoch_balance(self, tmp_path):
         out = tmp_path / "run"

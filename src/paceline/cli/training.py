@@ -84,8 +84,9 @@ class Session:
             config = dataclasses.replace(config, workers=int(os.environ["WORLD_SIZE"]))
         data = datasets.load(config.data)
         config.check(data)
-        if (done := _done(config, run_dir)) is not None:
-            if done >= config.rounds(len(data.x_train)):
+        if (found := _done(config, run_dir, len(data.x_train))) is not None:
+            done, finished = found
+            if finished:
                 raise PacelineError(f"{run_dir} is finished after {done} steps; there is nothing to resume")
             self._console.print(f"{run_dir}: going on from step {done}")
         else:
@@ -150,11 +151,14 @@ class Session:
         self._console.print(f"Report: {page}")
 
 
-def _done(config: TrainConfig, run_dir: Path) -> int | None:
-    """Steps in the run's checkpoint, None where there is none."""
+def _done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:
+    """Steps in the run's checkpoint, and whether these are all; None where there is no checkpoint."""
     if config.engine == "ray":
         from paceline.ray import training
 
-        return training.done(run_dir)
+        return training.done(config, run_dir, samples)
     path = run_dir / CHECKPOINT
-    return int(checkpoint.load(path)["pace"]["rounds"]) if path.exists() else None
+    if not path.exists():
+        return None
+    steps = int(checkpoint.load(path)["pace"]["rounds"])
+    return steps, steps >= config.rounds(samples)

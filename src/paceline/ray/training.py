@@ -199,10 +199,16 @@ def _pieces(update: Update) -> dict[str, Any]:
     return {"pieces": pieces, "piece_seconds": seconds, "at_once": at_once, "piece_cost": cost}
 
 
-def done(run_dir: Path) -> int | None:
-    """Updates in a run's checkpoint, None where there is none."""
+def done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:
+    """Updates in a run's checkpoint, and whether there are to be no more; None where there is no checkpoint."""
     path = run_dir / CHECKPOINT
-    return int(_read(path)["version"]) if path.exists() else None
+    if not path.exists():
+        return None
+    arrays = _read(path)
+    updates = int(arrays["version"])
+    if config.steps is not None:
+        return updates, updates >= config.steps
+    return updates, int(arrays["uses"].sum()) >= config.epochs * samples
 
 
 def _load(path: Path, pool: Epochs) -> dict[str, Any]:
