@@ -4,4 +4,7 @@ Nothing is imported here, so that the user of one host does not need the others:
 
     from paceline.hosts.lightning import Balanced      # Lightning's Trainer
     from paceline.hosts.fabric import Balanced         # Lightning Fabric
+    from paceline.hosts.accelerate import Balanced     # Accelerate
+    from paceline.hosts.transformers import BalancedTrainer    # the Hugging Face Trainer
+    from paceline.hosts.ray_train import Balanced      # Ray Train
 """
