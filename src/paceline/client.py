@@ -82,7 +82,6 @@ class Worker:
         self._url, self._secret = url, secrets.token_urlsafe(32)
         self._workers = f"{parts.path.rstrip('/')}/v1/jobs/{_quoted(job)}/workers"
         self._part: Part | None = None  # in the worker's hands
-        self._next: Part | None = None  # came with a report's answer
         self._joined = False
 
     def join(self) -> None:
@@ -90,12 +89,10 @@ class Worker:
         body = {"name": self.name, "place": self._place, "secret": self._secret}
         self._headers["X-Worker-Secret"] = self._secret
         self._call("POST", "", body)
-        self._joined, self._part, self._next = True, None, None
+        self._joined, self._part = True, None
 
     def next(self) -> Part:
         """The part of the next round; waits until it is planned. The same one until it is reported."""
-        if self._next is not None:
-            self._part, self._next = self._next, None
         while self._part is None:
             status, answer = self._call("GET", f"/{_quoted(self.name)}/next?wait={WAIT:g}")
             if status == 200:
@@ -128,9 +125,8 @@ class Worker:
             "cpu": cpu,
             "memory": memory,
         }
-        _, answer = self._call("POST", f"/{_quoted(self.name)}/reports", body)
+        self._call("POST", f"/{_quoted(self.name)}/reports", body)
         self._part = None
-        self._next = None if answer["next"] is None else Part(**answer["next"])
 
     def rounds(self, most: int | None = None) -> Iterator[Part]:
         """Part after part; each must be reported before the next is asked for. most: of them, here."""

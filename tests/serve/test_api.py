@@ -121,8 +121,12 @@ def test_a_round(play: Callable[..., None], tmp_path: Path) -> None:
         assert await call.next("a") == (200, part)
         assert await call.next("b") == (200, part | {"offset": 6})
         call.clock.now += 2.0
+        path = "/jobs/j/workers/a/reports"
         waits = {"round": 0, "next": None, "waiting": "round 0 waits for the report of b"}
         assert await call.report("a", {"round": 0, "samples": 6, "seconds": 1.0}) == (200, waits)
+        again = {"round": 0, "samples": 6, "seconds": 1.0}
+        answer = await call.ask("POST", path, again, headers={"X-Worker-Secret": call.secrets["a"]})
+        assert answer == (200, {"round": 0, "next": None, "waiting": ""}), "not asked for"
         assert await call.next("a") == (202, {"waiting": "round 0 waits for the report of b"})
         waiting = asyncio.create_task(call.next("a", wait=10.0))
         await asyncio.sleep(0.05)
@@ -144,9 +148,11 @@ def test_a_round(play: Callable[..., None], tmp_path: Path) -> None:
             assert await call.ask("DELETE", f"/jobs/j/workers/{name}", headers=headers) == (204, None)
         assert await call.ask("DELETE", "/jobs/j") == (204, None)
         refused(await call.ask("GET", "/jobs/j"), 404, "job 'j' is unknown here")
+        assert (await call.ask("PUT", "/jobs/j", JOB))[0] == 201
 
     play(scenario)
-    run = runs.read(tmp_path / "runs" / "j")
+    assert len(runs.read(tmp_path / "runs" / "j").round) == 0, "the new job's"
+    run = runs.read(tmp_path / "runs" / "j~1")
     np.testing.assert_equal(run.loads, [[6, 6]])
     np.testing.assert_equal(run.compute, [[1.0, 1.5]])
     assert run.seconds.tolist() == [2.0]

@@ -106,6 +106,16 @@ def test_deadlines_follow_the_rounds() -> None:
     assert job.limit() == 1.0, "the long round is long ago"
 
 
+def test_a_pause_between_rounds_counts_against_nobody() -> None:
+    job = started(first=5.0)
+    run(job, 1.0, dict.fromkeys("abc", 0.1))
+    assert job.limit() == 1.0
+    assert job.tick(1000.0) == []
+    job.ask(1000.0, "a")
+    assert job.tick(1001.0) == []
+    assert [effect.name for effect in job.tick(1001.5) if isinstance(effect, Left)] == ["a", "b", "c"]
+
+
 def test_the_newest_plan_at_once() -> None:
     """As in LB-BSP's GPU clusters: nobody waits, and yet all are told the same division."""
     job = started(batch=700, ahead=1)
@@ -281,10 +291,11 @@ def replayed(asked: Settings, log: list[tuple[Any, ...]], snapshot: str | None =
 NAMES = "abcd"
 CALLS = st.lists(
     st.tuples(
-        st.sampled_from(["join", "ask", "ask", "report", "report", "report", "leave", "tick", "all"]),
+        st.sampled_from(["join", "ask", "ask", "report", "report", "round", "round", "leave", "tick", "all"]),
         st.sampled_from(NAMES),
         st.floats(0.001, 3.0),
     ),
+    min_size=10,
     max_size=60,
 )
 
@@ -303,7 +314,7 @@ def test_every_policy_for_rounds_run_as_planned_is_served() -> None:
     assert {"abs", "dolbie", "equal", "lbbsp", "level", "ogd"} <= set(served())
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(
     calls=CALLS,
     policy=st.sampled_from(served()),
@@ -345,6 +356,8 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
         assert len(present) == job.members.count
         return result
 
+    for name in "abc":
+        call("join", now, name, digest(name))
     for index, (what, name, amount) in enumerate(calls):
         now += amount
         if what == "join":
@@ -361,6 +374,12 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
         elif what == "all":
             for each in NAMES:
                 call("ask", now, each)
+        elif what == "round":
+            for each in NAMES:
+                part = call("ask", now, each)
+                if part is not None and part[0] is not None:
+                    seconds = amount * (1 + NAMES.index(each)) if part[0].samples else 0.0
+                    call("report", now, each, Report(part[0].round, part[0].samples, seconds))
         else:
             call(what, now, name)
         if index == cut:

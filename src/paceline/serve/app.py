@@ -176,10 +176,12 @@ def _workers(service: Service) -> APIRouter:
 
     @router.post("/{worker}/reports", response_model=models.Reported, responses=said(403, 404, 409, 410, 507))
     async def report(
-        job: Name, worker: Name, body: models.WorkerReport, secret: Secret, wait: Wait = 0.0
+        job: Name, worker: Name, body: models.WorkerReport, secret: Secret, wait: Wait | None = None
     ) -> JSONResponse:
-        """Report a round; the next part comes with the answer where it is planned within the wait."""
+        """Report a round. With a wait, also ask for the next part: it comes along where it is planned by then."""
         await service.report(job, worker, secret or "", body.report())
+        if wait is None:
+            return JSONResponse({"round": body.round, "next": None, "waiting": ""})
         part = await service.next(job, worker, secret or "", wait)
         if isinstance(part, str):
             return JSONResponse({"round": body.round, "next": None, "waiting": part})

@@ -138,7 +138,7 @@ class Waiting(BaseModel):
 
 
 class Reported(BaseModel):
-    """The report is stored. next: the worker's part of the next round where it was planned within the wait."""
+    """The report is stored. next: the worker's next part, where it was asked for and planned within the wait."""
 
     round: int
     next: Part | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ class Record:
         self._config = {"engine": "service", "job": name, "workers": settings.workers} | {
             "global_batch": settings.batch,
             "policy": settings.asked_policy,
-            "settings": settings.to_dict(),
+            "settings": json.loads(json.dumps(settings.to_dict())),  # as it will be read
         }
         self._lock = threading.Lock()
         self._recorder: runs.Recorder | None = None
@@ -31,14 +33,21 @@ class Record:
         self._next = 0  # rounds before this one are written
         self._ended = False
 
-    def open(self) -> None:
-        """Start, or go on with what is there."""
+    def open(self, settled: int) -> None:
+        """Start, or go on with what is there; what is another job's is moved aside.
+
+        settled: rounds of the job.
+        """
         with self._lock:
             try:
                 resume = None
                 if (self.run_dir / CONFIG).exists():
                     before = runs.read(self.run_dir)
-                    resume = self._next = int(before.round[-1]) + 1 if len(before.round) else 0
+                    written = int(before.round[-1]) + 1 if len(before.round) else 0
+                    if written > settled or before.config.get("settings") != self._config["settings"]:
+                        self._move_aside()
+                    else:
+                        resume = self._next = written
                 self._recorder = runs.Recorder.create(self.run_dir, self._config, resume)
             except PacelineError as error:
                 self.error = str(error)
@@ -83,6 +92,14 @@ class Record:
         """End the record."""
         with self._lock:
             self._stop("")
+
+    def _move_aside(self) -> None:
+        """Give the directory another name, which no job can have."""
+        names = (self.run_dir.with_name(f"{self.run_dir.name}~{number}") for number in itertools.count(1))
+        try:
+            self.run_dir.rename(next(name for name in names if not name.exists()))
+        except OSError as error:
+            raise PacelineError(f"cannot rename {self.run_dir}: {error.strerror}; do it by hand") from error
 
     def _stop(self, error: str) -> None:
         recorder, self._recorder = self._recorder, None

@@ -222,7 +222,7 @@ class Service:
         """Drop the silent."""
         if self._clock() < self._refuse_until:
             return
-        for served in list(self.jobs.values()):
+        for served in [each for each in self.jobs.values() if not each.broken]:
             for name in served.job.silent(self.now()):
                 self._log(served, "drop", [name])
 
@@ -273,14 +273,17 @@ class Service:
             served.wake()
 
     def _served(self, kept: Kept) -> Served:
-        record = self._records.get(kept.name)
+        record, new = self._records.get(kept.name), False
         if record is None and self._recording:
             settings = Settings.from_dict(kept.settings)
             record = self._records[kept.name] = Record(self.runs / kept.name, kept.name, settings)
-            self.store.then(record.open)
+            new = True
         served = Served(kept, record)
-        for closed in served.behind if record is not None else []:
-            self.store.then(functools.partial(record.write, closed))  # type: ignore[union-attr]
+        if record is not None:
+            if new:
+                self.store.then(functools.partial(record.open, served.job.settled))
+            for closed in served.behind:
+                self.store.then(functools.partial(record.write, closed))
         return served
 
     async def _restore(self, served: Served) -> None:
