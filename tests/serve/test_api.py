@@ -273,6 +273,8 @@ def test_bad_requests(play: Callable[..., None]) -> None:
             headers = {"Content-Type": kind}
             refused(await call.ask("PUT", "/jobs/k", JOB, headers=headers), 415, "application/json")
         refused(await call.ask("POST", "/jobs"), 405, "method not allowed")
+        answer = await call.http.options("/v1/jobs/j", headers={"Authorization": f"Bearer {TOKEN}"})
+        assert (answer.status_code, answer.headers["Allow"]) == (405, "DELETE, GET, PUT")
         refused(await call.ask("GET", "/nothing"), 404, "not found")
 
     play(scenario)

@@ -231,19 +231,28 @@ class _Timed:
                 self._metrics.answered(endpoint.__name__, time.perf_counter() - begin)
 
 
-def _refused(_: Request, error: Exception) -> Response:
+def _refused(request: Request, error: Exception) -> Response:
     """One sentence, whatever went wrong."""
-    status, headers = 500, None
+    status, headers = 500, {}
     sentence = "the service failed at this request: its state is as before; see its log"
     if isinstance(error, RequestValidationError):
         status, sentence = _mistake(error)
     elif isinstance(error, HTTPException):
-        status, headers = error.status_code, error.headers
+        status, headers = error.status_code, dict(error.headers or {})
+        if status == 405:
+            headers["Allow"] = ", ".join(_methods(request))
         sentence = f"{str(error.detail).lower()}: see /docs for what there is"
     elif isinstance(error, PacelineError):
         status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)
         sentence = str(error)
     return JSONResponse({"error": sentence}, status, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """All that can be done at a path; the routes know of one method each."""
+    paths = request.app.openapi()["paths"]
+    here = [path for path in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), request.url.path)]
+    return sorted({method.upper() for path in here for method in paths[path]})
 
 
 def _mistake(error: RequestValidationError) -> tuple[int, str]:
