@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import signal
 import socket
@@ -22,7 +21,6 @@ from support.commands import assert_refused, paceline
 from support.served import TOKEN, Process, process, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
-DOCS = Path(__file__).parents[2] / "docs" / "service.md"
 PACES = {"a": 0.0004, "b": 0.0002, "c": 0.0001}
 
 
@@ -117,32 +115,6 @@ def test_large_bodies_and_slow_clients(tmp_path: Path, monkeypatch: pytest.Monke
         with socket.create_connection(("127.0.0.1", service.port)) as broken:
             broken.sendall(b"this is no HTTP\r\n\r\n")
             assert b'{"error": "Invalid HTTP request received"}' in broken.recv(1000)
-
-
-def test_what_curl_does_in_the_docs(tmp_path: Path) -> None:
-    (script,) = re.findall(r"```text\n(url=.*?)```", DOCS.read_text(), flags=re.DOTALL)
-    with process(tmp_path, "--batch", 256, "--workers", 1) as service:
-        script = script.replace("http://127.0.0.1:7070", service.url)
-        script = re.sub(r"token=.*", f"token={TOKEN}", script, count=1)
-        done = subprocess.run(["bash", "-euc", script], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        assert '"samples":256' in done.stdout.replace(" ", "")
-        assert service.ask("GET", "/v1/jobs/default").content["reports"] == 1
-
-
-def test_what_python_does_in_the_docs(tmp_path: Path) -> None:
-    (code,) = re.findall(r'```python title="worker.py"\n(.*?)```', DOCS.read_text(), flags=re.DOTALL)
-    with process(tmp_path, "--batch", 256, "--workers", 1) as service:
-        steps: list[float] = []
-        given = {
-            "url": service.url,
-            "token": TOKEN,
-            "step": steps.append,
-            "all_reduce_sum": lambda part: part,
-        }
-        exec(code, given | {"compute": lambda round, offset, samples: 2.0})
-        assert steps == [2.0] * 100
-        assert service.ask("GET", "/v1/jobs/default").content["reports"] == 100
 
 
 def test_mistakes_at_the_start(tmp_path: Path) -> None:
