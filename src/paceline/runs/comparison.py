@@ -54,7 +54,7 @@ def _rates(named: list[tuple[str, Run]]) -> str:
         rows.append((name, parts, f"{number(rate)} · {percent(summary['share_of_bound'])}"))
     return draw.figure(
         "Samples per second",
-        "Coloured: what went through. Grey: what the same workers could do together.",
+        "Coloured: what went through. Hatched: what the same workers could do together.",
         draw.bars(rows),
     )
 
