@@ -66,7 +66,7 @@ def test_a_real_training_run(tmp_path, watched, tab):
         while not (run_dir / "run.json").exists():
             assert training.poll() is None, training.stdout.read()
         page = tab(watched(run_dir).url)
-        expect(page.locator("#workers li")).to_have_count(2)
+        expect(page.locator("#workers li")).to_have_count(2, timeout=240_000)  # the ranks load torch first
         expect(page.locator("h1")).to_have_text("level on 2 workers")
         seen = set()
         while training.poll() is None:
@@ -75,8 +75,8 @@ def test_a_real_training_run(tmp_path, watched, tab):
         assert training.returncode == 0, training.stdout.read()
         expect(page.locator("#state")).to_have_text("Finished")
         says(page, "All 24 rounds")
-        assert len(seen) >= 1
-        expect(page.locator("#findings")).to_contain_text("Worker 1 is")
+        assert seen
+        assert len(page.locator("#findings li").all_text_contents()) >= 3
     finally:
         training.kill()
         training.wait()
