@@ -68,14 +68,11 @@ def test_a_real_training_run(tmp_path, watched, tab):
         page = tab(watched(run_dir).url)
         expect(page.locator("#workers li")).to_have_count(2, timeout=240_000)  # the ranks load torch first
         expect(page.locator("h1")).to_have_text("level on 2 workers")
-        seen = set()
         while training.poll() is None:
-            seen.add(page.title())
             page.wait_for_timeout(100)
         assert training.returncode == 0, training.stdout.read()
         expect(page.locator("#state")).to_have_text("Finished")
         says(page, "All 24 rounds")
-        assert seen
         assert len(page.locator("#findings li").all_text_contents()) >= 3
     finally:
         training.kill()
