@@ -123,3 +123,18 @@ def test_what_excludes_it_is_said():
         with pytest.raises(PacelineError, match="factoring moves work within a round that all workers share"):
             Choices(3, 60, policy="factoring", **other).shares_rounds()
     assert not Choices(3, 60, policy="level", sync="ssp:2").shares_rounds()
+
+
+def test_who_comes_in_mid_round_shares_it():
+    notes = {}
+
+    def during(server, update):
+        if update.version == 3:
+            os.kill(server.processes[1], signal.SIGKILL)
+        notes[update.version] = server.present()
+
+    values, log, pool = served("factoring", PerSample(*[4e-3] * 3), during, epochs=6, replace=True)
+    assert set(pool.uses) == {6}
+    assert np.abs(values - one_process(log)).max() < 1e-5
+    assert {1} in [present - {0, 2} for version, present in notes.items() if version > 5]
+    assert all(u.loads[1] > 0 for u in log[-3:])
