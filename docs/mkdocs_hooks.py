@@ -113,7 +113,7 @@ def _page(module: str) -> str:
 
 def _first_sentence(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return re.split(r"(?<=[.:?])\s", text.replace("\n", " "), maxsplit=1)[0].rstrip(":")
+    return re.split(r"(?<=[.?])\s", text.replace("\n", " "), maxsplit=1)[0].rstrip(":")
 
 
 def _index() -> str:
