@@ -156,6 +156,23 @@ def test_a_rank_alone_runs_whole_rounds(options: dict[str, Any]) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
 
+def test_a_round_that_was_left_is_run_again_in_whole() -> None:
+    model = fresh(torch.float64)
+    optimizer, used, left = optimizer_of(model), [], False
+    with Pace(model, 24, "factoring:portion=0.3") as pace:
+        loader = pace.loader(Samples(83), seed=5)
+        while not left or len(used) < 83:
+            for x, y, index in loader:
+                pace.backward(torch.nn.functional.cross_entropy(model(x), y))
+                if not left:
+                    left = True
+                    optimizer.zero_grad()
+                    break
+                used += index.tolist()
+                pace.step(optimizer)
+    assert sorted(used) == list(range(83))
+
+
 def test_auto_plans_whole_rounds_where_pieces_do_not_suit() -> None:
     assert (
         Pace(torch.nn.Sequential(fresh(torch.float64), torch.nn.BatchNorm1d(3)), 16, "auto").policy == "level"
@@ -181,7 +198,7 @@ def test_a_rank_that_cannot_claim_any_more_says_where_to_look() -> None:
     assert counter.add(3, 7, 2) == (0, 2)
     assert counter.add(3, 5, -3) == (7, -1)
     del server
-    with pytest.raises(WorkerError, match="no answer from rank 0, where work is claimed, in round 4"):
+    with pytest.raises(WorkerError, match="no answer from rank 0, where work is claimed"):
         counter.add(4, 1, 0)
 
 

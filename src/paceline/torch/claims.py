@@ -82,6 +82,7 @@ class Claims:
         self.claimed: Callable[[int, int], object] | None = None  # told of each claim, in the thread
         self._cost, self._wait, self._forward, self._trips = book.FIRST_COST, 0.0, FORWARD, TRIPS
         self._through = threading.Event()  # the piece is, behind which something is asked for
+        self._opened = 0  # rounds; one that was left is counted again when it is run again
         self._told = 0
         self._began = self._mark = self._half = self._waited = 0.0
         self._sizes: list[int] = []
@@ -90,7 +91,8 @@ class Claims:
 
     def open(self, began: float) -> None:
         """A round begins."""
-        self._forget()
+        self.forget()
+        self._opened += 1
         self._told = 0
         self._began = self._mark = began
         self._half = self._waited = 0.0
@@ -106,7 +108,7 @@ class Claims:
         if division is None or self._answer is not None:
             return
         if self._behind is not None:
-            self._behind.record()
+            self._behind.record(torch.cuda.current_stream(self._device))
             self._asking = division, samples
             return
         self._ask_in_time(division, samples)
@@ -156,7 +158,7 @@ class Claims:
         return book.report(self._sizes, self._seconds, self._cost + self._wait)
 
     def close(self) -> None:
-        self._forget()
+        self.forget()
         self._asker.shutdown(wait=False)
         self._counter.close()
 
@@ -208,7 +210,7 @@ class Claims:
         speed = done / busy if done and busy > 0 else expected
         known = together > 0
         told = round(min((speed - expected) / together, MOST_SPEED) * SPEED_UNITS) if known else 0
-        claimed, difference = self._counter.add(division.step, 0, told - self._told)
+        claimed, difference = self._counter.add(self._opened, 0, told - self._told)
         self._told = told
         left = division.pool - claimed
         if left <= 0:
@@ -227,13 +229,13 @@ class Claims:
             )
         )
         wanted = min(wanted, room)
-        before, _ = self._counter.add(division.step, wanted, 0)
+        before, _ = self._counter.add(self._opened, wanted, 0)
         if before >= division.pool:
             return None
         return division.start + before, min(wanted, division.pool - before)
 
-    def _forget(self) -> None:
-        """Nothing is being asked for any more: a loop that was left within its round may still."""
+    def forget(self) -> None:
+        """Nothing is asked for any more; a loop that was left within its round may still."""
         if self._answer is not None:
             with contextlib.suppress(Exception):
                 self._through.set()

@@ -24,7 +24,7 @@ class Counter(Protocol):
     """Adds to a number that all ranks share."""
 
     def add(self, step: int, samples: int, speed: int) -> tuple[int, int]:
-        """(samples claimed before, speeds told with these): round ``step``'s, which must never go back."""
+        """(samples claimed before, speeds told with these) in this round; the numbers of rounds never fall."""
         ...
 
     def close(self) -> None: ...
@@ -75,7 +75,7 @@ class StoreCounter:
             after = self._store.add(str(step), samples + (speed << HALF))
         except dist.DistError as error:
             raise WorkerError(
-                f"rank {self._rank} got no answer from rank 0, where work is claimed, in round {step}; rank 0 has "
+                f"rank {self._rank} got no answer from rank 0, where work is claimed; rank 0 has "
                 "left the run or hangs, look there for the reason"
             ) from error
         return (after & ((1 << HALF) - 1)) - samples, after >> HALF

@@ -55,10 +55,8 @@ class BalancedLoader:
         self._sampler = _Sampler(pace, order)
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         collate = options.pop("collate_fn", None) or default_collate
-        early = bool(options.get("num_workers"))
-        self._fetcher = (
-            fetcher(dataset, collate, options) if pace.claims_ahead(self._claimed, early) else None
-        )
+        self._early = bool(options.get("num_workers"))
+        self._fetcher = fetcher(dataset, collate, options) if pace.pulls else None
         collate = _EmptyToo(dataset, collate)
         self._loader = DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate, **options)
 
@@ -76,6 +74,7 @@ class BalancedLoader:
         pace.open_epoch()
         self._sampler.queue.clear()
         if self._fetcher is not None:
+            pace.claims_ahead(self._claimed, self._early)
             self._fetcher.reset()
         source = iter(self._loader)
         while pace.samples_done < self._order.samples:

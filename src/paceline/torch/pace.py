@@ -440,13 +440,17 @@ class Pace:
             return int(np.max(-(-loads // np.array(self._largest))))
         return self._turns
 
-    def claims_ahead(self, told: Callable[[int, int], object], early: bool) -> bool:
-        """Whether anything may be claimed; ``told`` hears of each claim (start, size) from a thread, at the
-        beginning of the piece before it where it is wanted ``early``."""
-        if self._claims is None:
-            return False
+    @property
+    def pulls(self) -> bool:
+        """Whether work may move within the round."""
+        return self._claims is not None
+
+    def claims_ahead(self, told: Callable[[int, int], object], early: bool) -> None:
+        """From now on ``told`` hears of each claim (start, size), from a thread: at the beginning of the piece
+        before it where it is wanted ``early``."""
+        assert self._claims is not None
+        self._claims.forget()
         self._claims.claimed, self._claims.early = told, early
-        return True
 
     def waited(self, seconds: float) -> None:
         """The next piece was held up by so much, since it was only just claimed."""
