@@ -35,7 +35,6 @@ MARGIN = 0.1  # of a piece that is left when the next is asked for, and twice th
 class Division(NamedTuple):
     """How one round begins; the same on every rank."""
 
-    step: int
     first: Counts  # samples that each rank runs at once, (n,)
     kept: Counts  # that it keeps for its end, (n,)
     start: int  # of the pool, among the epoch's samples

@@ -424,7 +424,7 @@ class Pace:
             )
         if not self.cell and (not pool or room.sum() < pool):  # some of it might find nobody
             return None
-        return Division(step, first, kept, start + int(own.sum()), pool, pull)
+        return Division(first, kept, start + int(own.sum()), pool, pull)
 
     def claim(self, piece: Piece) -> tuple[int, int] | None:
         """(start, size) of this rank's next claim before ``piece``, None when there is none (left)."""
