@@ -141,11 +141,11 @@ def test_whatever_happens_to_workers_the_others_go_on(sync, mode, backup, tmp_pa
             os.kill(run.server.processes[worker], signal.SIGCONT)
             frozen.append((stage, at, *run.left[worker]))
             yield from run.back({worker})
-        run.orders.give(4, "slow", 0.6)  # far beyond its deadline
+        run.orders.give(4, "slow", 0.5)  # far beyond its deadline
         slowed = len(run.updates)
-        while mode == "push-wait" and not any(u.compute[4] > 0.5 for u in run.updates[slowed:]):
+        while mode == "push-wait" and not any(u.compute[4] > 0.4 for u in run.updates[slowed:]):
             yield
-        yield from run.some(10)
+        yield from run.some(1 if mode == "push-wait" else 10)
         (run.orders.folder / "4-slow").unlink()
         for worker, stage in ((1, "before"), (2, "computing"), (3, "sending"), (None, "waiting")):
             yield from run.back({worker} - {None})
