@@ -24,7 +24,7 @@ def share_of_the_bound(text: str, slopes: Array, piece: float = 1e-3, warm_up: i
         loads = whole_samples(plan, BATCH, cluster.least, cluster.most)
         seconds, pieces = piece + loads * slope, np.ones_like(loads)
         if plan.pull is not None:
-            loads, seconds, pieces = play(plan.pull, loads, slope, np.zeros(slope.shape), piece)
+            loads, seconds, pieces, _ = play(plan.pull, loads, slope, np.zeros(slope.shape), piece)
         assert np.all(loads.sum(-1) == BATCH)
         if t >= warm_up:
             ideal += float((BATCH / (1 / slope).sum(-1)).sum())
@@ -96,3 +96,22 @@ def test_memory_limits_every_piece() -> None:
     ran = play(pull, np.array([[40, 40]]), np.full((1, 2), 0.01), np.zeros((1, 2)), 0.001, most=8)
     assert ran.loads.sum() == 80
     assert np.all(ran.pieces >= ran.loads / 8)
+
+
+def test_what_a_worker_that_dies_within_the_round_was_to_run_the_others_run_once_it_is_missed() -> None:
+    # Three workers at 1, 1 and 2 samples a second; half of each plan at once, and the last 2 samples of each.
+    speeds = np.array([[1.0, 1.0, 2.0]])
+    pull = Pull(np.array([0.5]), np.array([0.5]), np.full((1, 3), 2.0), speeds)
+    slope, none = np.array([[1.0, 1.0, 0.5]]), np.zeros((1, 3))
+    loads = np.array([[40, 40, 80]])
+    whole = play(pull, loads, slope, none, 0.0)
+    assert np.all(whole.idle == 0)
+    here = np.array([[True, True, False]])
+    for missed in (0.0, 500.0):
+        ran = play(pull, loads, slope, none, 0.0, present=here, missed=missed)
+        assert ran.loads.sum() == 160
+        assert ran.loads[0, 2] == 0
+        # 160 samples at 2 a second; the orphans are 40 + 2, half a minute's work at most after they are missed.
+        ends = max(80.0, missed + 42 / 2)
+        assert ran.seconds[0, :2] == pytest.approx([ends] * 2, abs=2.1)
+        assert ran.idle[0, :2] == pytest.approx([max(0.0, missed - (160 - 42) / 2)] * 2, abs=2.1)

@@ -169,6 +169,8 @@ class _Player:
         shares = self._ran(plan, moment, batch)
         pieces: Array | None = None  # seconds of each worker's, where the round is run in pieces
         if plan.pull is None or np.all(plan.pull.first >= 1):
+            if moment.stopped.any():  # their samples are lost
+                shares = np.where(moment.stopped, 0.0, shares)
             seconds = _seconds(moment, shares * batch)
         else:
             shares, seconds, pieces = self._within(plan.pull, moment, shares, batch)
@@ -216,8 +218,6 @@ class _Player:
                     plan = Plan(shares, costs=costs)
                 least, most = np.ceil(least * full - 1e-9), np.floor(most * full + 1e-9)
                 shares = whole_samples(plan, batch, least, most) / batch
-        if moment.stopped.any():  # their samples are lost
-            shares = np.where(moment.stopped, 0.0, shares)
         return shares
 
     def _within(self, pull: Pull, moment: Moment, shares: Array, batch: int) -> tuple[Array, Array, Array]:
@@ -226,9 +226,10 @@ class _Player:
         loads = np.rint(shares * batch).astype(np.int64)
         piece = float(getattr(self._policy, "overhead", within.PIECE_SECONDS))
         knee = getattr(moment.costs, "knee", 0.0)
-        ran = within.play(pull, loads, moment.slope, moment.overhead, piece, knee, here)
+        missed = self._scenario.give_up_seconds
+        ran = within.play(pull, loads, moment.slope, moment.overhead, piece, knee, here, missed=missed)
         # What a single piece costs is in the round's overhead, for this policy as for the others.
-        further = np.maximum(ran.pieces - 1, 0) * piece
+        further = np.maximum(ran.pieces - 1, 0) * piece + ran.idle
         seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)
         return ran.loads / batch, seconds if moment.everybody else np.where(here, seconds, np.nan), further
 

@@ -22,12 +22,14 @@ AHEAD = 0.1  # of a piece that is left to run when the next one is claimed: as t
 class Pulled(NamedTuple):
     """What came of a round in pieces; all of shape (R, n).
 
-    loads: samples run. seconds: until each was done, its overhead included. pieces: how many each ran.
+    loads: samples run. seconds: until each was done, its overhead included. pieces: how many each ran. idle:
+    seconds before each knew that somebody was missed, with nothing left to claim; they are in its seconds.
     """
 
     loads: Counts
     seconds: Array
     pieces: Counts
+    idle: Array
 
 
 def play(
@@ -43,18 +45,24 @@ def play(
     ahead: float = AHEAD,
     rng: np.random.Generator | None = None,
     unsteady: float = 0.0,
+    missed: float = 0.0,
 ) -> Pulled:
     """Run planned ``loads``, shape (R, n), in pieces.
 
     slope: seconds per sample in this round. overhead: seconds of the round that do not grow with its load.
     piece_seconds: what each piece costs beyond its samples. knee: samples below which a piece takes no less.
-    present: who claims; the others have no load. most: samples of a piece at most. ahead: portion of a piece
-    that is left to run when the next one is claimed, which hides the claim.
+    present: who claims. What the others were to run at once or last of all is claimed in its turn, ``missed``
+    seconds after the round began. most: samples of a piece at most. ahead: portion of a piece that is left to
+    run when the next one is claimed, which hides the claim.
     unsteady: sd of the logarithm of each piece's own pace.
     """
     shape = loads.shape
     first, kept = divide(pull, loads, unit, most)
     pool = (loads - first - kept).sum(-1).astype(float)
+    orphaned = np.zeros_like(pool)
+    if present is not None:
+        orphaned = np.where(present, 0, first + kept).sum(-1).astype(float)
+        first, kept = np.where(present, first, 0), np.where(present, kept, 0)
     rows = np.arange(shape[0])
     cost, knees = np.broadcast_to(piece_seconds, shape), np.broadcast_to(knee, shape)
 
@@ -73,30 +81,40 @@ def play(
     expected = pull.speeds.copy()
     if present is not None:
         free, expected = np.where(present, free, np.inf), np.where(present, expected, 0.0)
-    left = pool.copy()
-    part = np.broadcast_to(pull.part, left.shape)
+    part = np.broadcast_to(pull.part, pool.shape)
     known = (expected.sum(-1) > 0)[rows]
-    while left.any():
-        who = np.argmin(free - ahead * running, axis=-1)
-        at = rows, who
-        busy = free[at] - overhead[at] - pieces[at] * cost[at]
-        measured = (done[at] > 0) & (busy > 0) & known
-        expected[at] = np.where(measured, done[at] / np.where(measured, busy, 1.0), expected[at])
-        together = expected.sum(-1)
-        weight = np.where(known, expected[at] / np.where(known, together, 1.0), 1.0 / shape[-1])
-        # What the smallest piece holds follows the speed of the moment, as its seconds are what counts.
-        least = np.maximum(1.0, _least(pull, expected, at))
-        samples = size(part, pool, left, weight, least, unit)
-        samples = samples if most is None else np.minimum(samples, most)
-        asking = np.maximum(CLAIM_SECONDS - ahead * running[at], 0.0)
-        took = np.where(samples > 0, asking + seconds(samples, slope[at], cost[at], knees[at]), 0.0)
-        running[at] = np.where(samples > 0, took, running[at])
-        free[at] += took
-        done[at] += samples
-        pieces[at] += samples > 0
-        left -= samples
+
+    def claim(pool: Array, measuring: bool) -> None:
+        left = pool.copy()
+        while left.any():
+            who = np.argmin(free - ahead * running, axis=-1)
+            at = rows, who
+            busy = free[at] - overhead[at] - pieces[at] * cost[at]
+            measured = (done[at] > 0) & (busy > 0) & known & measuring
+            expected[at] = np.where(measured, done[at] / np.where(measured, busy, 1.0), expected[at])
+            together = expected.sum(-1)
+            weight = np.where(known, expected[at] / np.where(known, together, 1.0), 1.0 / shape[-1])
+            # What the smallest piece holds follows the speed of the moment, as its seconds are what counts.
+            least = np.maximum(1.0, _least(pull, expected, at))
+            samples = size(part, pool, left, weight, least, unit)
+            samples = samples if most is None else np.minimum(samples, most)
+            asking = np.maximum(CLAIM_SECONDS - ahead * running[at], 0.0)
+            took = np.where(samples > 0, asking + seconds(samples, slope[at], cost[at], knees[at]), 0.0)
+            running[at] = np.where(samples > 0, took, running[at])
+            free[at] += took
+            done[at] += samples
+            pieces[at] += samples > 0
+            left -= samples
+
+    claim(pool, True)
     free = free + seconds(kept, slope, cost, knees)
-    return Pulled((done + kept).astype(np.int64), free, pieces + (kept > 0))
+    done, pieces = done + kept, pieces + (kept > 0)
+    idle = np.zeros(shape)
+    if orphaned.any():
+        idle = np.where(np.isfinite(free) & (orphaned > 0)[:, None], np.maximum(missed - free, 0.0), 0.0)
+        free = free + idle
+        claim(orphaned, False)  # with the wait in it, the time that a worker took is no measure of its speed
+    return Pulled(done.astype(np.int64), free, pieces, idle)
 
 
 def _least(pull: Pull, expected: Array, at: tuple[Counts, Counts]) -> Array:
