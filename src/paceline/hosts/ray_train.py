@@ -27,7 +27,7 @@ from paceline.torch.pace import Pace
 try:
     import ray.train.torch
 except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
-    raise PacelineError("Ray Train is not installed; install paceline[ray] and ray[train]") from error
+    raise PacelineError("Ray Train is not installed; install paceline[hosts]") from error
 
 
 class Balanced(Pace):
