@@ -103,3 +103,7 @@ def test_page(page: Path, place: Path) -> None:
             from paceline.torch import leave
 
             leave(examples[0].namespace.get("ddp"))
+        if name(page) in RAY:
+            import ray
+
+            ray.shutdown()  # what a page leaves on would be in the way of the next tests

@@ -52,7 +52,7 @@ def watched():
         server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop must not be there when another module's tests run theirs
 def chromium():
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
     if not shutil.which(CHROMIUM):
