@@ -10,7 +10,7 @@ import pytest
 HOSTS = [
     ("accelerate", "accelerate", "paceline[hosts]"),
     ("transformers", "transformers", "paceline[hosts]"),
-    ("ray_train", "ray", "paceline[ray]"),
+    ("ray_train", "ray", "paceline[hosts]"),
 ]
 
 

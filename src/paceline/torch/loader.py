@@ -33,8 +33,8 @@ def draws_ahead(options: Mapping[str, Any]) -> int:
 
 def check_indexed(dataset: Any) -> None:
     """Raises PacelineError for a stream, whose samples can't be told apart beforehand."""
-    streams = isinstance(dataset, IterableDataset)
-    if streams or not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")  # torch takes either
+    if isinstance(dataset, IterableDataset) or not (indexed and hasattr(dataset, "__len__")):
         raise PacelineError(
             f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, of which "
             "each rank can be given its part anew in each round"
