@@ -99,7 +99,7 @@ def overhead(size: int, updates: int, turns: int = 5, **choice: Any) -> tuple[fl
     """Median seconds of an update, and of the bare loop's round."""
     import ray
 
-    from paceline.coordinator import Choices
+    from paceline.choices import Choices
     from paceline.ray import Server
     from paceline.samples import Draws
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline import Cluster, Round, data, policies
-from paceline.coordinator import Choices
+from paceline.choices import Choices
 from paceline.samples import Draws
 from paceline.shares import whole_samples
 from paceline.simulate.delays import Constant, Exponential

@@ -37,7 +37,8 @@ class Lagging:
 def one(name: str, epochs: int) -> None:
     """Train under one scheme; print its line."""
     from paceline import data as datasets
-    from paceline.coordinator import Choices, Update
+    from paceline.choices import Choices
+    from paceline.coordinator import Update
     from paceline.ray import Server
     from paceline.ray.training import images_program
     from paceline.samples import Epochs

@@ -26,6 +26,7 @@ MORE = (
     "paceline.fitting",
     "paceline.tracking",
     "paceline.forecast.saved",
+    "paceline.choices",
     "paceline.coordinator",
     "paceline.rates",
     "paceline.data",

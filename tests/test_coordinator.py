@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.coordinator import Choices, Coordinator, Moved
+from paceline.choices import Choices
+from paceline.coordinator import Coordinator, Moved
 from paceline.samples import Epochs
 
 SAMPLES, EPOCHS, WORKERS = 60, 2, 4

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from common import BLUE, ORANGE, WAIT, figure, save
 
-from paceline.coordinator import Choices
+from paceline.choices import Choices
 from paceline.samples import Draws
 from paceline.simulate.delays import Constant
 from paceline.simulate.roundtrips import RoundTrips

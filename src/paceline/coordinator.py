@@ -16,19 +16,15 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import backup, policies, rates, sync
-from paceline.backup import Backup, Iteration
+from paceline.backup import Iteration
 from paceline.backup.arrivals import Arrivals
-from paceline.balancer import Balancer
+from paceline.choices import Choices
+from paceline.deadlines import Deadlines, Trip
 from paceline.errors import PacelineError
-from paceline.rates import Rate
-from paceline.rounds import Array, Cluster, Machines
+from paceline.rounds import Array, Machines
 from paceline.samples import Pool
-from paceline.sync import Apply, Drop, Effects, Gate, Gradient, Interrupt
+from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
 from paceline.within import Ran, Within
-
-RECENT = 8  # round trips of a worker from which its deadline is made
-AGAIN = 1.5  # times what it took, given up, to a worker that is back
 
 
 class Task(NamedTuple):
@@ -44,92 +40,12 @@ class Task(NamedTuple):
     shared: bool = False  # its samples are the round's: whoever is free runs them
 
 
-class Trip(NamedTuple):
-    """One finished task: seconds of the computation and of the whole round trip, and its samples."""
-
-    seconds: float
-    whole: float
-    load: int
-    overhead: float = 0.0  # of the seconds, where it is known
-    piece: float = math.nan  # seconds that a piece costs beyond its samples
-
-
 class Moved(NamedTuple):
     """What an engine knows after an update."""
 
     loss: float
     norm2: float
     variance: float
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What a run is to be coordinated by, as people write it.
-
-    workers: n. global_batch: samples that a full round of all workers has.
-    sync, mode, backup, policy, rate: a gate, how parameters reach the workers, whom to wait for, how much each
-        does, and the rule for the learning rate, whose full value is lr.
-    limits: (least, most) samples of each worker.
-    machines: what the workers' machines are, for policies that begin with that.
-
-    Raises PacelineError for whatever is unknown, out of range or excludes something else.
-    """
-
-    workers: int
-    global_batch: int
-    sync: str = "bsp"
-    mode: str = "push-wait"
-    backup: str = "everyone"
-    policy: str = "equal"
-    rate: str = "fixed"
-    lr: float = 0.1
-    momentum: float = 0.0
-    limits: tuple[tuple[int | None, int | None], ...] | None = None
-    machines: Machines | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        self.made()
-
-    def shares_rounds(self) -> bool:
-        """Whether the policy moves work within the round. Raises PacelineError where nothing else goes with it."""
-        gate, waits, _, balancer = self.made()
-        if balancer.pull(0) is None:
-            return False
-        if not isinstance(gate, sync.Bsp) or self.mode != "push-wait" or waits is not None:
-            raise PacelineError(
-                f"{self.policy} moves work within a round that all workers share; use it with sync bsp, mode "
-                "push-wait and backup everyone, or choose another policy"
-            )
-        return True
-
-    def made(self) -> tuple[Gate[Any], Backup[Any] | None, Rate, Balancer]:
-        """The parts; no backup policy where the gate alone decides."""
-        gate = sync.create(self.sync, self.workers, self.mode)
-        waits: Backup[Any] | None = backup.create(self.backup, self.workers, self.mode)
-        if isinstance(waits, backup.Everyone):
-            waits = None
-        elif not gate.takes_quorum:
-            raise PacelineError(
-                f"{self.sync} has its own rule whom to wait for, {self.backup} another; leave out --backup, or use "
-                "bsp or lsp"
-            )
-        if not 0 <= self.momentum < 1:
-            raise PacelineError(f"momentum={self.momentum:g}: expected 0 or more, and less than 1")
-        if self.global_batch < self.workers:
-            raise PacelineError(
-                f"global_batch={self.global_batch} for {self.workers} workers: expected at least 1 sample each"
-            )
-        least = [1 if self.limits is None else self.limits[i][0] or 1 for i in range(self.workers)]
-        most = [None if self.limits is None else self.limits[i][1] for i in range(self.workers)]
-        cluster = Cluster(
-            self.workers,
-            self.global_batch,
-            np.array(least, float),
-            np.array([self.global_batch if m is None else m for m in most], float),
-            self.machines,
-        )
-        rate = rates.create(self.rate, self.workers, self.lr)
-        return gate, waits, rate, Balancer(policies.create(self.policy, cluster))
 
 
 class Engine(Protocol):
@@ -205,10 +121,7 @@ class Coordinator:
         ] = {}  # arrived, not yet applied or dropped
         self.present: set[int] = set()
         self._starved: set[int] = set()  # present, but there are no samples for them now
-        self._trips: dict[int, list[Trip]] = {}  # the most recent ones of each worker
-        self._unheard: dict[int, float] = {}  # since when each worker has not answered
-        self._awaited: dict[int, int] = {}  # in a shared round: samples sent and not delivered
-        self._late: dict[int, float] = {}  # seconds a sample of what it was given up with
+        self._deadlines = Deadlines()
         self._dropped: Counter[str] = Counter()
         self._dropped_samples = 0
         self._arrivals = Arrivals(n)
@@ -260,12 +173,7 @@ class Coordinator:
         if ran is not None:
             task = task._replace(taken=ran.taken, load=len(ran.taken))
             trip = Trip(ran.seconds, ran.seconds, task.load, ran.overhead, ran.piece)
-        self._awaited.pop(worker, None)
-        self._late.pop(worker, None)
-        self._unheard.pop(worker, None)
-        if trip.load:
-            self._trips.setdefault(worker, []).append(trip)
-            del self._trips[worker][:-RECENT]
+        self._deadlines.arrived(worker, trip)
         self._arrivals.arrived(worker, task.tag, now, whole)
         self._held.setdefault((worker, task.tag), []).append((task, trip.seconds))
         effects, self._state = self.gate.arrive(self._state, worker, now)
@@ -274,10 +182,7 @@ class Coordinator:
 
     def heard(self, worker: int, now: float) -> None:
         """The worker has answered, to a task that it was told to leave undone."""
-        if worker in self.tasks:
-            self._unheard[worker] = now
-        else:
-            self._unheard.pop(worker, None)
+        self._deadlines.heard(worker, now if worker in self.tasks else None)
 
     def leave(self, worker: int, now: float, why: str = "left") -> None:
         """The worker is gone; what it was computing goes to the others."""
@@ -285,7 +190,7 @@ class Coordinator:
             return
         self.present.discard(worker)
         self._starved.discard(worker)
-        self._unheard.pop(worker, None)
+        self._deadlines.heard(worker, None)
         self._forget(worker, why)
         effects, self._state = self.gate.leave(self._state, worker, now)
         self._carry_out(effects, now)
@@ -299,44 +204,21 @@ class Coordinator:
         if worker >= self.workers:
             raise PacelineError(f"worker {worker}: expected a place below {self.workers}")
         self.present.add(worker)
-        self._trips.pop(worker, None)
-        self._late.pop(worker, None)
-        if late is not None:
-            self._late[worker] = (now - late.began) / late.load
+        self._deadlines.joined(worker, None if late is None else (now - late.began) / late.load)
         effects, self._state = self.gate.join(self._state, worker, now)
         self._carry_out(effects, now)
 
     def progress(self, worker: int, heard: float, load: int) -> None:
         """In a shared round, this worker was last heard of then, and these samples are awaited from it."""
-        self._unheard[worker], self._awaited[worker] = heard, load
+        self._deadlines.progress(worker, heard, load)
 
     def deadlines(self, factor: float, floor: float) -> dict[int, float]:
-        """When (seconds) to give up each worker that is computing, from the round trips measured so far.
-
-        Since it last answered, or got its task where it has answered to all before, a worker may take ``factor``
-        times the longest of the recent round trips, its own or its peers' median longest, in proportion to its
-        load, and ``floor`` seconds more; one that was given up and came back ``AGAIN`` times what it took then,
-        until it delivers. Workers are left out as long as nothing is measured, unless ``factor`` is 0.
-        """
-        longest = {
-            worker: max(trip.whole / trip.load for trip in trips)
-            for worker, trips in self._trips.items()
-            if trips
-        }
-        if not longest and factor:
-            return {}
-        typical = float(np.median(list(longest.values()))) if longest else 0.0
-        found = {}
-        for worker, task in self.tasks.items():
-            load = self._awaited.get(worker, task.load)
-            own, late = factor * longest.get(worker, 0.0), AGAIN * self._late.get(worker, 0.0)
-            if load:
-                found[worker] = self._unheard[worker] + floor + load * max(own, factor * typical, late)
-        return found
+        """When (seconds) to give up each worker that is computing: see ``Deadlines.of``."""
+        return self._deadlines.of({w: task.load for w, task in self.tasks.items()}, factor, floor)
 
     def _forget(self, worker: int, why: str) -> None:
         task = self.tasks.pop(worker, None)
-        self._awaited.pop(worker, None)
+        self._deadlines.delivered(worker)
         if task is not None:
             self.engine.cancel([task])
             self._lost(task, why)
@@ -420,9 +302,9 @@ class Coordinator:
         loads, seconds = np.zeros(self.workers, np.int64), np.full(self.workers, np.nan)
         overhead, piece = np.zeros(self.workers), np.full(self.workers, np.nan)
         for worker in self.present:
-            if not self._trips.get(worker):
+            newest = self._deadlines.newest(worker)
+            if newest is None:
                 return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
-            newest = self._trips[worker][-1]
             seconds[worker], loads[worker] = newest.seconds, newest.load
             overhead[worker], piece[worker] = newest.overhead, newest.piece
         if not loads.any():
@@ -451,7 +333,7 @@ class Coordinator:
         task = Task(self._numbers, worker, version, tag, taken, self.pool.count(taken), now, self._shares)
         self._numbers += 1
         self.tasks[worker] = task
-        self._unheard.setdefault(worker, now)
+        self._deadlines.sent(worker, now)
         self.engine.compute(task)
         return ()
 

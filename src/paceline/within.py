@@ -8,6 +8,7 @@ back to the others in the same round, so that the round's gradient is that of th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -17,7 +18,6 @@ from paceline.balance.factoring import divide, size
 from paceline.rounds import Array, Pull
 from paceline.samples import Indices
 
-FIRST_COST = 2e-3  # seconds of a piece beyond its samples, until measured
 COST_STEP = 1.1  # factor by which that follows each round's measurement: a running median
 SOON = 3e-3  # seconds before a piece is expected to end at which the next one is claimed: a round trip
 
@@ -217,7 +217,7 @@ class Sharing:
         return piece
 
 
-def piece_cost(sizes: list[int], seconds: list[float], before: float) -> float:
+def piece_cost(sizes: Sequence[int], seconds: Sequence[float], before: float) -> float:
     """Seconds of a piece beyond its samples, after a round's pieces: from the largest and the smallest.
 
     One round's is noisy, so the estimate only takes a step towards it.

@@ -14,7 +14,7 @@ pytest.importorskip("ray")
 from faulty import Orders, Pace, program
 from programs import X
 
-from paceline.coordinator import Choices
+from paceline.choices import Choices
 from paceline.ray import Server
 from paceline.samples import Epochs
 

@@ -19,8 +19,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.envir
 from programs import X, quadratic
 
 from paceline import runs
+from paceline.choices import Choices
 from paceline.cli import run
-from paceline.coordinator import Choices
 from paceline.errors import PacelineError
 from paceline.ray import Server
 from paceline.samples import Epochs

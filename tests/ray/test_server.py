@@ -15,7 +15,7 @@ pytest.importorskip("ray")
 
 from programs import Paced, X, quadratic
 
-from paceline.coordinator import Choices
+from paceline.choices import Choices
 from paceline.errors import PacelineError, WorkerError
 from paceline.ray import Server, train
 from paceline.samples import Epochs

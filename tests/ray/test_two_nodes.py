@@ -19,7 +19,7 @@ import json, time
 import numpy as np
 from ray.cluster_utils import Cluster
 
-from paceline.coordinator import Choices
+from paceline.choices import Choices
 from paceline.ray import Server
 from paceline.samples import Epochs
 from programs import X, Paced, wide

@@ -12,7 +12,7 @@ pytest.importorskip("ray")
 
 from programs import X, quadratic
 
-from paceline.coordinator import Choices
+from paceline.choices import Choices
 from paceline.ray import Server
 from paceline.ray.api import mean_pace
 from paceline.samples import Epochs

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.aggregate import Part, aggregate
-from paceline.coordinator import Choices
+from paceline.choices import Choices
 from paceline.errors import PacelineError
 from paceline.samples import Draws, Epochs
 from paceline.simulate.delays import Constant, Exponential, Lognormal, Replay, Uniform

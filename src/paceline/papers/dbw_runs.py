@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from paceline import data as datasets
-from paceline.coordinator import Choices, Update
+from paceline.choices import Choices
+from paceline.coordinator import Update
 from paceline.errors import PacelineError
 from paceline.samples import Draws
 from paceline.shared import data_folder

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.coordinator import Choices, Update
+from paceline.choices import Choices
+from paceline.coordinator import Update
 from paceline.papers import Result, figure, write
 from paceline.papers.dbw_runs import learner
 from paceline.samples import Draws

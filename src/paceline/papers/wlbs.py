@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from paceline import data as datasets
-from paceline.coordinator import Choices
+from paceline.choices import Choices
 from paceline.papers import Experiment, Result, figure, write
 from paceline.samples import Epochs
 from paceline.simulate.delays import Constant, Lognormal

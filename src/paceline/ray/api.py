@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from paceline.aggregate import Vector
-from paceline.coordinator import Choices, Update
+from paceline.choices import Choices
+from paceline.coordinator import Update
 from paceline.errors import PacelineError
 from paceline.ray.server import Server
 from paceline.ray.worker import Gradient, Pace, Program

@@ -10,7 +10,9 @@ import numpy as np
 from paceline.coordinator import Coordinator, Task
 from paceline.ray.shards import Arrived
 from paceline.samples import Indices
-from paceline.within import FIRST_COST, Sharing, Within
+from paceline.within import Sharing, Within
+
+FIRST_COST = 2e-3  # seconds of a piece beyond its samples, until measured
 
 
 class Portion(NamedTuple):

@@ -18,7 +18,8 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from paceline.aggregate import Vector
-from paceline.coordinator import Choices, Coordinator, Moved, Task, Update
+from paceline.choices import Choices
+from paceline.coordinator import Coordinator, Moved, Task, Update
 from paceline.errors import PacelineError, WorkerError
 from paceline.machines import sizes
 from paceline.ray.crew import Crew, said

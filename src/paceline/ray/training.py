@@ -13,7 +13,8 @@ import numpy as np
 from paceline import data as datasets
 from paceline import traces
 from paceline.aggregate import Vector
-from paceline.coordinator import Choices, Update
+from paceline.choices import Choices
+from paceline.coordinator import Update
 from paceline.errors import PacelineError
 from paceline.files import write_whole
 from paceline.ray.server import Server

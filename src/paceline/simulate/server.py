@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from paceline.aggregate import Parameters, Part, Vector, aggregate
-from paceline.coordinator import Choices, Coordinator, Moved, Task, Update
+from paceline.choices import Choices
+from paceline.coordinator import Coordinator, Moved, Task, Update
 from paceline.samples import Indices, Pool
 from paceline.simulate.roundtrips import RoundTrips
 

@@ -9,24 +9,10 @@ import numpy as np
 
 from paceline.balance.factoring import Counts
 from paceline.rounds import Array
+from paceline.within import piece_cost
 
 PIECES = 16  # of a round on record for each rank; what follows is added to the last
 FIRST_COST = 1e-3  # seconds of a piece beyond its samples, until measured
-COST_STEP = 1.1  # factor by which that follows each round's measurement: a running median
-
-
-class Within(NamedTuple):
-    """How a round was run in pieces; lists of one entry a rank.
-
-    at_once: portion of the plan that was run before anything was claimed; 1 where all of it was.
-    cost: seconds of a piece beyond its samples, mean over the ranks.
-    pieces: samples of each rank's pieces. seconds: how long each took.
-    """
-
-    at_once: float
-    cost: float
-    pieces: list[list[int]]
-    seconds: list[list[float]]
 
 
 class Book(NamedTuple):
@@ -70,12 +56,5 @@ def report(sizes: Sequence[int], seconds: Sequence[float], piece: float) -> Arra
 
 
 def cost(sizes: Sequence[int], seconds: Sequence[float], before: float) -> float:
-    """Seconds of a piece beyond its samples, after a round's pieces: from the largest and the smallest of those
-    that did not wait for a reduction. One round's is noisy, so the estimate only takes a step towards it."""
-    if len(sizes) < 3:
-        return before
-    large, small = int(np.argmax(sizes[:-1])), int(np.argmin(sizes[:-1]))
-    if sizes[large] < 2 * sizes[small]:
-        return before
-    found = (seconds[small] * sizes[large] - seconds[large] * sizes[small]) / (sizes[large] - sizes[small])
-    return float(np.clip(before * COST_STEP if found > before else before / COST_STEP, 5e-5, 1.0))
+    """Seconds of a piece beyond its samples, after a round's pieces; the last one waited for a reduction."""
+    return piece_cost(sizes[:-1], seconds[:-1], before)

@@ -7,8 +7,6 @@ part of it should be.
 
 from __future__ import annotations
 
-import os
-from datetime import timedelta
 from typing import Protocol
 
 import torch.distributed as dist
@@ -50,19 +48,9 @@ class LocalCounter:
 class StoreCounter:
     """On a TCPStore of its own, which rank 0 hosts; a key a round, deleted two rounds later."""
 
-    def __init__(self, rank: int, ranks: int, timeout: float = 60.0) -> None:
-        self._rank = rank
-        wait = timedelta(seconds=timeout)
-        self._store: dist.TCPStore | None = None
-        address: list[object] = [None]
-        if rank == 0:
-            host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-            self._store = dist.TCPStore(host, 0, ranks, True, wait_for_workers=False, timeout=wait)
-            address = [(host, self._store.port)]
-        dist.broadcast_object_list(address, src=0)
-        if rank != 0:
-            there: tuple[str, int] = address[0]  # type: ignore[assignment]
-            self._store = dist.TCPStore(*there, ranks, False, wait_for_workers=False, timeout=wait)
+    def __init__(self, timeout: float = 60.0) -> None:
+        self._rank = peers.rank()
+        self._store: dist.TCPStore | None = peers.own_store(timeout)
         self._newest = -1
 
     def add(self, step: int, samples: int, speed: int) -> tuple[int, int]:
@@ -86,4 +74,4 @@ class StoreCounter:
 
 def counter() -> Counter:
     """The counter that suits the process group. Collective."""
-    return StoreCounter(peers.rank(), peers.ranks()) if peers.ranks() > 1 else LocalCounter()
+    return StoreCounter() if peers.ranks() > 1 else LocalCounter()

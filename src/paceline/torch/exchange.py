@@ -8,9 +8,7 @@ all-reduce: 0.4 ms against 2.5 ms); a collective carries on where one store woul
 
 from __future__ import annotations
 
-import os
 import time
-from datetime import timedelta
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +17,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
+from paceline.torch import peers
 
 STORE_RANKS = 32  # above this many ranks the store's one server would see n * n requests a round
 CLOSING_SECONDS = 5.0  # how long rank 0 waits at the end for a rank that may have died
@@ -58,19 +57,9 @@ class Alone:
 class StoreExchange:
     """Through a TCPStore of its own, which rank 0 hosts for as long as the run lasts."""
 
-    def __init__(self, rank: int, ranks: int, timeout: float = 60.0) -> None:
-        self._rank, self._ranks, self._timeout = rank, ranks, timeout
-        wait = timedelta(seconds=timeout)
-        self._store: dist.TCPStore | None = None
-        address: list[object] = [None]
-        if rank == 0:
-            host = os.environ.get("MASTER_ADDR", "127.0.0.1")  # where rank 0 already is the rendezvous
-            store = dist.TCPStore(host, 0, ranks, True, wait_for_workers=False, timeout=wait)
-            self._store, address = store, [(host, store.port)]
-        dist.broadcast_object_list(address, src=0)
-        if rank != 0:
-            there: tuple[str, int] = address[0]  # type: ignore[assignment]
-            self._store = dist.TCPStore(*there, ranks, False, wait_for_workers=False, timeout=wait)
+    def __init__(self, timeout: float = 60.0) -> None:
+        self._rank, self._ranks, self._timeout = peers.rank(), peers.ranks(), timeout
+        self._store: dist.TCPStore | None = peers.own_store(timeout)
 
     def send(self, step: int, values: Array) -> None:
         assert self._store is not None
@@ -154,7 +143,7 @@ class GroupExchange:
 
 def connect() -> Exchange:
     """The exchange that suits the size of the default process group."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    ranks = peers.ranks()
+    if ranks == 1:
         return Alone()
-    ranks = dist.get_world_size()
-    return StoreExchange(dist.get_rank(), ranks) if ranks <= STORE_RANKS else GroupExchange(ranks)
+    return StoreExchange() if ranks <= STORE_RANKS else GroupExchange(ranks)

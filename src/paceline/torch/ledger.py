@@ -16,8 +16,9 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.torch.batches import Piece
-from paceline.torch.book import Book, Within
+from paceline.torch.book import Book
 from paceline.torch.meter import Measured, Meter
+from paceline.within import Within
 
 
 class RoundResult(NamedTuple):

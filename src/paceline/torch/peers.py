@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -62,6 +63,22 @@ def on_rank_0(action: Callable[[], T]) -> T | None:
     if complaint:
         raise PacelineError(complaint)
     return result
+
+
+def own_store(timeout: float) -> dist.TCPStore:
+    """A TCPStore that rank 0 hosts where it already is the rendezvous, apart from the process group's. Collective."""
+    wait = timedelta(seconds=timeout)
+    store: dist.TCPStore | None = None
+    address: list[object] = [None]
+    if rank() == 0:
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        store = dist.TCPStore(host, 0, ranks(), True, wait_for_workers=False, timeout=wait)
+        address = [(host, store.port)]
+    dist.broadcast_object_list(address, src=0)
+    if store is None:
+        there: tuple[str, int] = address[0]  # type: ignore[assignment]
+        store = dist.TCPStore(*there, ranks(), False, wait_for_workers=False, timeout=wait)
+    return store
 
 
 def machines() -> Machines:
