@@ -18,6 +18,7 @@ import numpy as np
 
 from paceline import Cluster, Round, data, policies
 from paceline.choices import Choices
+from paceline.rounds import PieceTimes
 from paceline.samples import Draws
 from paceline.shares import whole_samples
 from paceline.simulate.delays import Constant, Exponential
@@ -100,16 +101,16 @@ def planned(
         update += 1
         overhead, pace = next(overheads), next(paces)
         loads = whole_samples(plan, batch)
-        seconds, extra = overhead + loads * pace, np.zeros(pace.shape)
+        seconds, extra, pieces = overhead + loads * pace, np.zeros(pace.shape), None
         if plan.pull is not None:
             ran = play(plan.pull, loads, pace, overhead, 1e-3)
             loads, seconds, extra = ran.loads, ran.seconds, ran.pieces * 1e-3
+            pieces = PieceTimes(np.full(pace.shape, 1e-3), ran.expected, ran.strayed)
         now += float(seconds.max())
         values = values - lr * learner.gradient(values, rng.integers(len(learner.y), size=batch))[0]
         if learner.loss(values) <= target:
             break
-        cost = np.full(pace.shape, 1e-3)
-        plan, state = policy.step(state, Round(loads / batch, seconds, batch, extra, piece_seconds=cost))
+        plan, state = policy.step(state, Round(loads / batch, seconds, batch, extra, pieces=pieces))
     return Reached(now, update, 0.0)
 
 

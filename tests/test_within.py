@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.rounds import Pull
-from paceline.within import Sharing, piece_cost
+from paceline.within import Sharing, against_the_first, piece_cost
 
 
 def pull(n=3, first=0.5, part=0.5, least=4.0, speeds=None):
     return Pull(
-        np.asarray(first), np.asarray(part), np.full(n, least), np.asarray(speeds or [1000.0] * n, float)
+        np.asarray(first), *np.full(2, part), np.full(n, least), np.asarray(speeds or [1000.0] * n, float)
     )
 
 
@@ -92,20 +92,21 @@ def test_each_sample_once_whoever_is_lost(workers, first, part, lose):
 
 
 def test_exact_log_of_a_round():
-    """40 of 80 samples each at once; then half of the 80 left by the planned weights, half of what that leaves,
-    down to the least, which is half as large for who turns out to be half as fast."""
+    """40 of 80 samples each at once; then half of what is due, by the planned speeds until worker 1 has told that it
+    is half as fast: then a third of all is due to it. Where less than its part of what is left seems due to worker 0,
+    that part. Down to the least, which is half as large for who turns out to be half as fast."""
     cluster = Cluster([80, 80], [1e-3, 2e-3], pull(2, least=8.0))
     cluster.run()
     assert [(w, samples) for _, w, kind, samples in cluster.log if kind == "piece"] == [
         (0, 40),
-        (0, 20),
+        (0, 20),  # (80 - 40) / 2
+        (0, 15),  # 80 - 60 are due, a half of the 60 that are left is more: 30 / 2
         (1, 40),
-        (0, 20),
-        (1, 7),  # a third of half of 40, as both are known by now
-        (0, 14),
+        (0, 12),  # claimed before that: 45 / 4
+        (1, 7),  # (160 / 3 - 40) / 2
+        (0, 10),  # (320 / 3 - 87) / 2
         (1, 4),
         (0, 8),
-        (0, 3),
         (1, 4),
     ]
     assert cluster.log[-2:] == [(0.114, 1, "piece", 4), (0.114, 1, "deliver", 55)]
@@ -115,7 +116,7 @@ def test_exact_log_of_a_round():
 def test_who_is_stuck_in_its_first_portion_leaves_the_rest_to_the_other():
     cluster = Cluster([80, 80], [1e-3, 4e-3], pull(2, least=8.0))
     ran = cluster.run()
-    assert ran[0].sizes == [40, 20, 20, 10, 10, 8, 8, 4]
+    assert ran[0].sizes == [40, 20, 15, 12, 9, 8, 8, 8]
     assert ran[1].sizes == [40]
     assert cluster.now == pytest.approx(0.161)  # its own 40; with 80 it would have been 0.321
 
@@ -140,3 +141,12 @@ def test_the_cost_of_a_piece_is_found(cost, pace):
         found = piece_cost([40, 8], [cost + 40 * pace, cost + 8 * pace], found)
     assert found == pytest.approx(cost, rel=0.11)
     assert piece_cost([40], [1.0], 0.005) == 0.005
+
+
+def test_how_far_claims_strayed_from_the_first_piece():
+    # 40 samples in 40 ms and a piece's 1 ms; then 30 expected in 30 ms took 45, the last one left out.
+    expected, strayed = against_the_first([40, 20, 10, 5], [0.041, 0.031, 0.016, 9.0], 0.001)
+    assert expected == pytest.approx(0.030)
+    assert strayed == pytest.approx(0.015)
+    assert against_the_first([40, 5], [0.041, 0.005], 0.001) == (0.0, 0.0)
+    assert against_the_first([40, 5, 5], [0.0005, 0.005, 0.005], 0.001) == (0.0, 0.0)

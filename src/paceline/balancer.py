@@ -19,7 +19,7 @@ from paceline.aside import Aside
 from paceline.costs import Linear
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Array, Plan, Pull, Round
+from paceline.rounds import Array, PieceTimes, Plan, Pull, Round
 
 
 class Balancer:
@@ -86,7 +86,7 @@ class Balancer:
         known_overhead: Array | None = None,
         cpu: Array | None = None,
         memory: Array | None = None,
-        piece_seconds: Array | None = None,
+        pieces: PieceTimes | None = None,
     ) -> tuple[Array, Array]:
         """Take in round ``step`` and plan from it; each array of shape (n,), seconds NaN where absent.
 
@@ -107,7 +107,7 @@ class Balancer:
             overhead=overhead,
             cpu=cpu,
             memory=memory,
-            piece_seconds=piece_seconds,
+            pieces=pieces,
         )
         if self._aside is None:
             self._newest, self._state = self.policy.step(self._state, happened)

@@ -21,7 +21,7 @@ from paceline.backup.arrivals import Arrivals
 from paceline.choices import Choices
 from paceline.deadlines import Deadlines, Trip
 from paceline.errors import PacelineError
-from paceline.rounds import Array, Machines
+from paceline.rounds import Array, Machines, PieceTimes
 from paceline.samples import Pool
 from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
 from paceline.within import Ran, Within
@@ -172,7 +172,7 @@ class Coordinator:
         trip = Trip(whole if seconds is None else seconds, whole, task.load)
         if ran is not None:
             task = task._replace(taken=ran.taken, load=len(ran.taken))
-            trip = Trip(ran.seconds, ran.seconds, task.load, ran.overhead, ran.piece)
+            trip = Trip(ran.seconds, ran.seconds, task.load, ran)
         self._deadlines.arrived(worker, trip)
         self._arrivals.arrived(worker, task.tag, now, whole)
         self._held.setdefault((worker, task.tag), []).append((task, trip.seconds))
@@ -300,17 +300,18 @@ class Coordinator:
     def _rebalance(self) -> Array:
         """Let the balancing policy see the newest round trip of everybody; the shares it plans."""
         loads, seconds = np.zeros(self.workers, np.int64), np.full(self.workers, np.nan)
-        overhead, piece = np.zeros(self.workers), np.full(self.workers, np.nan)
+        overhead, pieces = np.zeros(self.workers), np.full((3, self.workers), np.nan)
         for worker in self.present:
             newest = self._deadlines.newest(worker)
             if newest is None:
                 return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
             seconds[worker], loads[worker] = newest.seconds, newest.load
-            overhead[worker], piece[worker] = newest.overhead, newest.piece
+            if newest.ran is not None:
+                overhead[worker], pieces[:, worker] = newest.ran.overhead, newest.ran.figures()
         if not loads.any():
             return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
-        costs = piece if np.isfinite(piece).any() else None
-        return self.balancer.report(self.version - 1, loads, seconds, overhead, piece_seconds=costs)[1]
+        known = PieceTimes(*pieces) if np.isfinite(pieces).any() else None
+        return self.balancer.report(self.version - 1, loads, seconds, overhead, pieces=known)[1]
 
     def _held_task(self, gradient: Gradient) -> tuple[Task, float]:
         held = self._held[gradient.worker, gradient.version]

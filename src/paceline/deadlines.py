@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+
+from paceline.within import Ran
 
 RECENT = 8  # round trips of a worker from which its deadline is made
 AGAIN = 1.5  # times what it took, given up, to a worker that is back
@@ -18,8 +19,7 @@ class Trip(NamedTuple):
     seconds: float
     whole: float
     load: int
-    overhead: float = 0.0  # of the seconds, where it is known
-    piece: float = math.nan  # seconds that a piece costs beyond its samples
+    ran: Ran | None = None  # in a shared round
 
 
 class Deadlines:

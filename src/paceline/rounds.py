@@ -116,6 +116,7 @@ class Round:
     upcoming: the next round's costs. Only a clairvoyant policy reads it (``needs_upcoming``).
     cpu, memory: portions in [0, 1] that each worker can have in the NEXT round, shape (..., n); for forecasts
         that read them, where an engine does.
+    pieces: how it went in pieces, where it did.
     """
 
     shares: Array
@@ -127,7 +128,7 @@ class Round:
     upcoming: Cost | None = None
     cpu: Array | None = None
     memory: Array | None = None
-    piece_seconds: Array | None = None
+    pieces: PieceTimes | None = None
 
     def __post_init__(self) -> None:
         if self.overhead is None:
@@ -141,18 +142,33 @@ class Round:
         return self.shares * self.batch
 
 
+class PieceTimes(NamedTuple):
+    """How a round in pieces went; each of shape (..., n), NaN where a worker reported nothing.
+
+    cost: seconds that a piece costs beyond its samples.
+    expected: seconds that what a worker claimed would have taken at the pace of its first piece.
+    strayed: how far from that it was, in seconds.
+    """
+
+    cost: Array
+    expected: Array
+    strayed: Array
+
+
 class Pull(NamedTuple):
     """How a round is run in pieces: a portion of each share first, the rest claimed while the round runs.
 
     first: portion of every share that is run at once, shape (...,); 1 leaves nothing to claim.
-    part: portion of what is left that the next stage of claims hands out; 1 for guided self-scheduling, 0 for
-        pieces of the least size.
+    part: what a worker claims, as a part of what it still has to do if all are to end together; 1 for its part of
+        all that is left (guided self-scheduling), 0 for pieces of the least size. Shape (...,).
+    then: the same once every worker has told its speed in this round.
     least: samples of the smallest piece, and of the one that each worker keeps for its end, shape (..., n).
     speeds: samples per second to expect, shape (..., n); zeros while nothing is known.
     """
 
     first: Array
     part: Array
+    then: Array
     least: Array
     speeds: Array
 

@@ -36,6 +36,10 @@ class Ran(NamedTuple):
     sizes: list[int]
     times: list[float]
 
+    def figures(self) -> tuple[float, float, float]:
+        """What ``rounds.PieceTimes`` has of this worker."""
+        return (self.piece, *against_the_first(self.sizes, self.times, self.piece))
+
 
 class Within(NamedTuple):
     """How a round was run in pieces; lists have one entry a worker.
@@ -77,7 +81,7 @@ class Sharing:
         self._pull, self._costs = pull, costs
         self._hands: dict[int, _Hand] = {}
         self._left: deque[Indices] = deque()
-        self.left = self._pool = 0  # samples not handed out now, and at the most
+        self.left = 0  # samples not handed out
         self._planned = self._first = 0
 
     def begin(self, worker: int, samples: Indices, now: float) -> Indices | None:
@@ -102,8 +106,10 @@ class Sharing:
         weight = speeds[worker] / together if together > 0 else 1.0 / len(self._hands)
         slower = min(1.0, speeds[worker] / expected) if expected > 0 else 1.0
         least = max(1.0, float(pull.least[worker]) * slower)
-        part, pool, left = np.asarray(pull.part), np.asarray(self._pool), np.asarray(self.left)
-        count = size(part, pool, left, np.asarray(weight), np.asarray(least))
+        told = all(each.sizes for each in self._hands.values())
+        due = self._planned * weight - sum(map(len, hand.holds()))
+        part, left = pull.then if told else pull.part, np.asarray(self.left)
+        count = size(part, left, np.asarray(due), np.asarray(weight), np.asarray(least))
         return self._hand_out(worker, self._take(int(count)))
 
     def reported(self, worker: int, now: float) -> None:
@@ -198,7 +204,6 @@ class Sharing:
     def _put_back(self, pieces: list[Indices]) -> None:
         self._left.extend(piece for piece in pieces if len(piece))
         self.left += sum(map(len, pieces))
-        self._pool = max(self._pool, self.left)
 
     def _take(self, count: int) -> Indices:
         parts: list[Indices] = []
@@ -229,3 +234,14 @@ def piece_cost(sizes: Sequence[int], seconds: Sequence[float], before: float) ->
         return before
     found = (seconds[small] * sizes[large] - seconds[large] * sizes[small]) / (sizes[large] - sizes[small])
     return float(np.clip(before * COST_STEP if found > before else before / COST_STEP, 5e-5, 1.0))
+
+
+def against_the_first(sizes: Sequence[int], seconds: Sequence[float], cost: float) -> tuple[float, float]:
+    """(seconds that a worker's claims would have taken at the pace of its first piece, how far from it they were).
+
+    The last piece is left out: it may have waited for others.
+    """
+    if len(sizes) < 3:
+        return 0.0, 0.0
+    expected = max(seconds[0] - cost, 0.0) / sizes[0] * sum(sizes[1:-1])
+    return expected, abs(sum(seconds[1:-1]) - cost * (len(sizes) - 2) - expected) if expected else 0.0

@@ -12,15 +12,18 @@ from hypothesis import strategies as st
 from paceline import Cluster, Round, policies
 from paceline.balance.factoring import divide, size
 from paceline.errors import PacelineError
-from paceline.rounds import Pull
+from paceline.rounds import PieceTimes, Pull
 
 
 def sizes(part: float, pool: int, weights: list[float], least: float = 1.0, unit: int = 1) -> list[int]:
     """The pieces that workers claim in turn until nothing is left."""
     taken, left, turn = [], pool, 0
+    held = [0] * len(weights)
     while left:
-        args = (part, pool, left, weights[turn % len(weights)], least)
-        taken.append(int(size(*(np.asarray(a) for a in args), unit)))
+        who = turn % len(weights)
+        args = (part, left, pool * weights[who] - held[who], weights[who], least)
+        taken.append(int(size(*(np.asarray(a, float) for a in args), unit)))
+        held[who] += taken[-1]
         left -= taken[-1]
         turn += 1
     return taken
@@ -64,7 +67,7 @@ def test_a_division_keeps_within_each_load(
     portion: float, loads: list[int], least: float, unit: int, most: int | None
 ) -> None:
     planned = np.array(loads)
-    pull = Pull(np.array(portion), np.array(0.5), np.full(len(loads), least), np.ones(len(loads)))
+    pull = Pull(np.array(portion), *np.full(2, 0.5), np.full(len(loads), least), np.ones(len(loads)))
     first, kept = divide(pull, planned, unit, most)
     left = planned - first - kept
     assert np.all(first >= 0)
@@ -89,7 +92,7 @@ def portions(text: str, slopes: Any, rounds: int = 120, piece: float = 1e-3) -> 
         chosen.append(float(plan.pull.first))
         seconds = plan.shares * 768 * slopes[t]
         plan, state = policy.step(
-            state, Round(plan.shares, seconds, 768, piece_seconds=np.full(cluster.workers, piece))
+            state, Round(plan.shares, seconds, 768, pieces=PieceTimes(*np.outer([piece, 0, 0], np.ones(3))))
         )
     return chosen
 

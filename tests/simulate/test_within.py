@@ -5,35 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline import Cluster, Round, policies
 from paceline.rounds import Array, Pull
-from paceline.shares import whole_samples
+from paceline.simulate.bound import share_of_the_bound
 from paceline.simulate.within import CLAIM_SECONDS, play
 
 BATCH = 768
-
-
-def share_of_the_bound(text: str, slopes: Array, piece: float = 1e-3, warm_up: int = 20) -> float:
-    """Seconds at the sum of all speeds over those taken; slopes: seconds per sample, (T, R, n)."""
-    _, realizations, workers = slopes.shape
-    cluster = Cluster(workers, BATCH, realizations=(realizations,))
-    policy = policies.create(text, cluster)
-    plan, state = policy.init()
-    ideal = taken = 0.0
-    for t, slope in enumerate(slopes):
-        loads = whole_samples(plan, BATCH, cluster.least, cluster.most)
-        seconds, pieces = piece + loads * slope, np.ones_like(loads)
-        if plan.pull is not None:
-            loads, seconds, pieces, _ = play(plan.pull, loads, slope, np.zeros(slope.shape), piece)
-        assert np.all(loads.sum(-1) == BATCH)
-        if t >= warm_up:
-            ideal += float((BATCH / (1 / slope).sum(-1)).sum())
-            taken += float(seconds.max(-1).sum())
-        costs = np.full(slope.shape, piece)
-        plan, state = policy.step(
-            state, Round(loads / BATCH, seconds, BATCH, pieces * costs, piece_seconds=costs)
-        )
-    return ideal / taken
 
 
 def noisy(sd: float, rounds: int = 100) -> Array:
@@ -51,23 +27,35 @@ def moving(rounds: int = 180) -> Array:
 @pytest.mark.parametrize("name", ["factoring", "auto"])
 def test_reaches_what_no_plan_can(name: str) -> None:
     for slopes, least, level_at_most in (
-        (noisy(0.3), 0.95, 0.8),
-        (noisy(0.7), 0.93, 0.55),
-        (moving(), 0.95, 0.94),
+        (noisy(0.3), 0.97, 0.8),
+        (noisy(0.7), 0.96, 0.55),
+        (moving(), 0.96, 0.94),
     ):
-        assert share_of_the_bound("level", slopes) < level_at_most
-        assert share_of_the_bound(name, slopes) > least
+        assert share_of_the_bound("level", slopes, BATCH) < level_at_most
+        assert share_of_the_bound(name, slopes, BATCH) > least
+
+
+def test_claims_follow_how_steady_paces_are_within_a_round() -> None:
+    for slopes in (noisy(0.3), noisy(0.7), moving()):
+        learned = share_of_the_bound("auto", slopes, BATCH)
+        assert learned > share_of_the_bound("auto:part=0.5", slopes, BATCH) + 0.008
+        unsteady, halves, most = (
+            share_of_the_bound(name, slopes, BATCH, unsteady=0.3)
+            for name in ("auto", "auto:part=0.5", "auto:part=0.95")
+        )
+        assert unsteady > halves - 0.005
+        assert unsteady > most + 0.05
 
 
 def test_steady_speeds_lose_nothing_to_it() -> None:
     steady = noisy(0.0)
-    planned = share_of_the_bound("level", steady)
-    assert share_of_the_bound("auto", steady) == pytest.approx(planned, abs=1e-3)
-    assert share_of_the_bound("factoring", steady) > 0.97
+    planned = share_of_the_bound("level", steady, BATCH)
+    assert share_of_the_bound("auto", steady, BATCH) == pytest.approx(planned, abs=1e-3)
+    assert share_of_the_bound("factoring", steady, BATCH) > 0.97
 
 
 def test_a_round_follows_its_claims_in_time() -> None:
-    pull = Pull(np.array([0.5]), np.array([0.0]), np.full((1, 2), 2.0), np.ones((1, 2)))
+    pull = Pull(np.array([0.5]), *np.zeros((2, 1)), np.full((1, 2), 2.0), np.ones((1, 2)))
     loads, slope = np.array([[8, 8]]), np.array([[1.0, 4.0]])
     ran = play(pull, loads, slope, np.zeros((1, 2)), 0.0, ahead=0.0)
     # Worker 0: 4 at once until 4, 2 more at 4 and 2 more at 6, until 8; worker 1 is at 16 before it could claim.
@@ -80,7 +68,9 @@ def test_realizations_together_are_realizations_one_by_one() -> None:
     rng = np.random.default_rng(3)
     slope = rng.uniform(1e-3, 4e-3, (5, 4))
     speeds, loads = 1 / slope, np.full((5, 4), 60)
-    pull = Pull(rng.uniform(0.1, 1, 5), np.full(5, 0.5), np.full((5, 4), 3.0), speeds)
+    pull = Pull(
+        rng.uniform(0.1, 1, 5), np.full(5, 0.5), rng.uniform(0.5, 0.95, 5), np.full((5, 4), 3.0), speeds
+    )
     late = slope * np.exp(0.5 * rng.standard_normal((5, 4)))
     together = play(pull, loads, late, np.zeros((5, 4)), 1e-3)
     for r in range(5):
@@ -92,7 +82,7 @@ def test_realizations_together_are_realizations_one_by_one() -> None:
 
 
 def test_memory_limits_every_piece() -> None:
-    pull = Pull(np.array([0.5]), np.array([0.5]), np.full((1, 2), 2.0), np.full((1, 2), 100.0))
+    pull = Pull(*np.full((3, 1), 0.5), np.full((1, 2), 2.0), np.full((1, 2), 100.0))
     ran = play(pull, np.array([[40, 40]]), np.full((1, 2), 0.01), np.zeros((1, 2)), 0.001, most=8)
     assert ran.loads.sum() == 80
     assert np.all(ran.pieces >= ran.loads / 8)
@@ -101,7 +91,7 @@ def test_memory_limits_every_piece() -> None:
 def test_what_a_worker_that_dies_within_the_round_was_to_run_the_others_run_once_it_is_missed() -> None:
     # Three workers at 1, 1 and 2 samples a second; half of each plan at once, and the last 2 samples of each.
     speeds = np.array([[1.0, 1.0, 2.0]])
-    pull = Pull(np.array([0.5]), np.array([0.5]), np.full((1, 3), 2.0), speeds)
+    pull = Pull(*np.full((3, 1), 0.5), np.full((1, 3), 2.0), speeds)
     slope, none = np.array([[1.0, 1.0, 0.5]]), np.zeros((1, 3))
     loads = np.array([[40, 40, 80]])
     whole = play(pull, loads, slope, none, 0.0)

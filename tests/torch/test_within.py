@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
-from paceline.torch.counter import StoreCounter
+from paceline.torch.counter import LocalCounter, StoreCounter
 from paceline.torch.exactsum import ExactSum
 from support.ranks import run_ranks
 from support.torch_jobs import (
@@ -195,11 +197,23 @@ def test_a_rank_that_cannot_claim_any_more_says_where_to_look() -> None:
     server = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     counter._store = torch.distributed.TCPStore("127.0.0.1", server.port, None, False, wait_for_workers=False)
     counter._rank, counter._newest = 1, -1
-    assert counter.add(3, 7, 2) == (0, 2)
-    assert counter.add(3, 5, -3) == (7, -1)
+    assert counter.add(3, 7, told=1, speed=2) == (0, 1, 2)
+    assert counter.add(3, 5, told=1, speed=-3) == (7, 2, -1)
     del server
     with pytest.raises(WorkerError, match="no answer from rank 0, where work is claimed"):
-        counter.add(4, 1, 0)
+        counter.add(4, 1)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 1), st.integers(-(2**15), 2**15)), max_size=20)
+)
+def test_three_numbers_travel_in_one(additions: list[tuple[int, int, int]]) -> None:
+    store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    counter, alone = StoreCounter.__new__(StoreCounter), LocalCounter()
+    counter._store, counter._rank, counter._newest = store, 1, -1
+    for samples, told, speed in additions:
+        assert counter.add(7, samples, told, speed) == alone.add(7, samples, told, speed)
 
 
 def test_what_a_frozen_rank_has_not_begun_the_others_run() -> None:

@@ -1,12 +1,13 @@
 """``factoring``: a part of the plan first, the rest in shrinking pieces that whoever is free claims.
 
 No plan can know that a worker will stall in the coming round. Here only a portion of each share is run at
-once; what is left is claimed while the round runs, in stages: each hands out a part of what the stage before
-left, to every worker by the speed that it has in this very round. So all end within one small piece of each
+once; what is left is claimed while the round runs: each claim is a part of what the worker still has to do if
+all are to end together, by the speed that each has in this very round. So all end within one small piece of each
 other, and the number of pieces grows with the logarithm of the round's length (Polychronopoulos and Kuck 1987:
 guided self-scheduling; Hummel, Schonberg and Flynn 1992: factoring; Banicescu, Velusamy and Devaprasad 2003:
 adaptive weighted factoring). How much is run at once is learned by replaying each round: what would it have
-lost to its slowest worker, had each portion been run at once?
+lost to its slowest worker, had each portion been run at once? And how large a part a claim is, once every worker
+has told its speed, by how far the claims' times strayed from what the first pieces had promised.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from paceline.rounds import Array, Cluster, Plan, Pull, Round
 PORTIONS = np.concatenate([np.arange(0.05, 0.96, 0.05), [1.0]])  # candidates for what is run at once
 AT_FIRST = 0.25  # until a plan has been measured once
 MEMORY = 0.98  # weight of what was learned, kept each round
+PART = 0.5  # of what is due to a worker: a claim before all have told their speeds, as in factoring
+MOST = 0.97  # the same afterwards, where paces hold within the round
+STRAY = 2.0  # times the mean deviation of the claims' times: left unclaimed by a claim
+STRAY_MEMORY = 0.9  # weight of the deviations seen so far, kept each round
 LEAST = 3.0  # the smallest piece takes this many times what a piece costs beyond its samples
 Counts = NDArray[np.int64]
 
@@ -36,6 +41,8 @@ class FactoringState(NamedTuple):
     weight: Array  # behind it, (..., 1)
     speeds: Array  # samples per second, (..., n); zeros while nothing is known
     piece: Array  # seconds that a piece costs beyond its samples, (..., 1)
+    claimed: Array  # weighted sum of the seconds that claims were expected to take, (..., 1)
+    strayed: Array  # the same of how far they were from it, (..., 1)
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,7 @@ class Factoring:
     scheme: "adaptive" learns what portion to run at once; "factoring" runs half, then half of what is left, and
         so on; "guided" claims an n-th (weighted) of what is left from the start; "self" pieces of one size.
     portion: run this portion of the plan at once, instead of learning it.
-    part: portion of what is left that a stage hands out.
+    part: a claim is this part of what is due to the worker, instead of learning it.
     piece: samples of the smallest piece (of every piece, under "self"), where its cost shall not decide. On a
         GPU, the load below which a piece takes no less time.
     overhead: seconds that a piece costs beyond its samples, until it has been measured.
@@ -55,7 +62,7 @@ class Factoring:
     cluster: Cluster
     scheme: Literal["adaptive", "factoring", "guided", "self"] = "adaptive"
     portion: float | None = None
-    part: float = 0.5
+    part: float | None = None
     piece: int | None = None
     overhead: float = 1e-3
     forecast: str = "tracking"
@@ -92,6 +99,8 @@ class Factoring:
             np.zeros((*lead, 1)),
             np.zeros(self.cluster.shape),
             np.full((*lead, 1), self.overhead),
+            np.zeros((*lead, 1)),
+            np.zeros((*lead, 1)),
         )
         return self._pulled(plan, state), state
 
@@ -101,13 +110,17 @@ class Factoring:
         losses, weight = _learn(state, pace)
         assert isinstance(plan.costs, Linear)
         per_sample = plan.costs.seconds_per_sample
-        piece = state.piece
-        if round.piece_seconds is not None:
-            known = np.isfinite(round.piece_seconds)
+        piece, claimed, strayed = state.piece, state.claimed, state.strayed
+        if round.pieces is not None:
+            known = np.isfinite(round.pieces.cost)
             counted = np.maximum(known.sum(-1, keepdims=True), 1)
-            measured = np.where(known, round.piece_seconds, 0.0).sum(-1, keepdims=True) / counted
+            measured = np.where(known, round.pieces.cost, 0.0).sum(-1, keepdims=True) / counted
             piece = np.where(known.any(-1, keepdims=True), measured, piece)
-        state = FactoringState(inner, plan.shares, losses, weight, 1.0 / per_sample, piece)
+            newest = np.nan_to_num(round.pieces.expected).sum(-1, keepdims=True)
+            kept = np.where(newest > 0, STRAY_MEMORY, 1.0)
+            claimed = kept * claimed + newest
+            strayed = kept * strayed + np.nan_to_num(round.pieces.strayed).sum(-1, keepdims=True)
+        state = FactoringState(inner, plan.shares, losses, weight, 1.0 / per_sample, piece, claimed, strayed)
         return self._pulled(plan, state), state
 
     def planner(self) -> Level:
@@ -121,25 +134,35 @@ class Factoring:
         seconds = np.where(known, self.cluster.global_batch / np.where(known, together, 1.0), 1.0)
         samples = self.piece
         least = LEAST * piece * speeds if samples is None else np.full(self.cluster.shape, float(samples))
-        part, first = self.part, self.portion
+        then = self._then(state)
+        part, first = PART if self.part is None else self.part, self.portion
         if self.scheme in ("guided", "self"):
             part, first = (1.0 if self.scheme == "guided" else 0.0), 0.0
         elif self.scheme == "factoring" and first is None:
             first = part
+        if self.part is not None or self.scheme != "adaptive":
+            then = np.full_like(then, part)
         portion = (
-            self._portion(state, seconds)
+            self._portion(state, seconds, part, then)
             if first is None
             else np.broadcast_to(float(first), plan.shares.shape[:-1])
         )
-        pull = Pull(portion, np.broadcast_to(part, portion.shape), np.maximum(least, 1.0), speeds)
+        pull = Pull(portion, np.broadcast_to(part, portion.shape), then, np.maximum(least, 1.0), speeds)
         return Plan(plan.shares, plan.quorum, plan.costs, pull)
 
-    def _portion(self, state: FactoringState, seconds: Array) -> Array:
+    def _then(self, state: FactoringState) -> Array:
+        """What part of what is due to a worker a claim is, once all have told their speeds; (...,)."""
+        strayed, claimed = state.strayed[..., 0], state.claimed[..., 0]
+        deviation = np.where(claimed > 0, strayed / np.where(claimed > 0, claimed, 1.0), np.inf)
+        return np.clip(1.0 - STRAY * deviation, PART, MOST)
+
+    def _portion(self, state: FactoringState, seconds: Array, part: float, then: Array) -> Array:
         """What to run at once: least loss by the replayed rounds, the cost of the pieces added; (...,)."""
         smallest = LEAST * state.piece
-        stages = np.log2(np.maximum((1 - PORTIONS) * seconds, smallest) / smallest) / -np.log2(
-            1 - min(self.part, 0.99)
-        )
+        later = np.maximum(
+            (1 - part) * (1 - PORTIONS) * seconds, smallest
+        )  # what a worker has after one claim
+        stages = np.log(later / smallest) / -np.log(1 - np.minimum(then, 0.99))[..., None]
         claiming = ((2 + stages) * state.piece + smallest / 2) / seconds
         lost = state.losses + np.where(PORTIONS < 1, claiming, 0.0 if self.whole else np.inf)
         best = PORTIONS[np.argmin(lost, axis=-1)]
@@ -199,21 +222,20 @@ def divide_grid(pull: Pull, loads: Counts, cell: int) -> tuple[Counts, Counts]:
     return first * cell, kept * cell
 
 
-def size(part: Array, pool: Array, left: Array, weight: Array, least: Array, unit: int = 1) -> Counts:
+def size(part: Array, left: Array, due: Array, weight: Array, least: Array, unit: int = 1) -> Counts:
     """Samples of the next piece; all of one shape.
 
-    part: as in Pull. pool: samples in the pool at the round's beginning; left: now. weight: the worker's part of
-    all speeds. least: as in Pull. The stage follows from what is left, so no counting of claims is needed: stage
-    k runs from pool (1 - part)^k down to pool (1 - part)^(k + 1) and hands each worker its weight's part of it.
+    part, least: as in Pull. left: samples in the pool now. due: samples that the worker would still have to claim
+    if all were to end together, by the speeds known now. weight: the worker's part of all speeds.
+
+    What is due to the workers are shares of what is left, so who claims a half each time runs stage after stage of
+    factoring without any counting. Where speeds have fallen, nothing may seem to be due while much is left: then
+    the worker's part of that is.
     """
-    staged = (part > 0) & (part < 1)
-    keep = np.where(staged, 1.0 - part, 0.5)
-    there = (left > 0) & (pool > 0)
-    ratio = np.where(there, left / np.where(pool > 0, pool, 1), 1.0)
-    stage = np.maximum(np.floor(np.log(ratio) / np.log(keep) + 1e-9), 0.0)
-    portion = np.where(staged, part * pool * keep**stage, part * left) * weight
+    remains = left * weight
+    portion = part * np.where(part < 1, np.maximum(due, remains), remains)
     samples = _up(np.ceil(np.maximum(portion, least)), unit)
-    return np.minimum(samples, left)
+    return np.minimum(samples, left).astype(np.int64)
 
 
 def _up(samples: Array, unit: int) -> Counts:

@@ -19,7 +19,7 @@ from paceline.balance.members import among_present, bounds
 from paceline.costs import Only
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Array, Cluster, Plan, Pull, Round
+from paceline.rounds import Array, Cluster, PieceTimes, Plan, Pull, Round
 from paceline.shares import water_level, whole_samples
 from paceline.simulate import within
 from paceline.simulate.scenario import Scenario
@@ -141,6 +141,13 @@ class _Whole(NamedTuple):
     ran: Array
 
 
+class _Pieces(NamedTuple):
+    """What is known of a round's pieces; seconds: of each worker's beyond their samples, (R, n)."""
+
+    seconds: Array
+    times: PieceTimes
+
+
 class _Player:
     """One policy in the middle of a simulation."""
 
@@ -167,7 +174,7 @@ class _Player:
             plan = self._policy.plan(moment.costs, moment.present & ~moment.stopped)  # type: ignore[attr-defined]
         batch = self._scenario.batch(t)
         shares = self._ran(plan, moment, batch)
-        pieces: Array | None = None  # seconds of each worker's, where the round is run in pieces
+        pieces: _Pieces | None = None  # where the round is run in pieces
         if plan.pull is None or np.all(plan.pull.first >= 1):
             if moment.stopped.any():  # their samples are lost
                 shares = np.where(moment.stopped, 0.0, shares)
@@ -220,8 +227,8 @@ class _Player:
                 shares = whole_samples(plan, batch, least, most) / batch
         return shares
 
-    def _within(self, pull: Pull, moment: Moment, shares: Array, batch: int) -> tuple[Array, Array, Array]:
-        """(shares run, seconds, those of them that the pieces cost) of a round whose work moves within it."""
+    def _within(self, pull: Pull, moment: Moment, shares: Array, batch: int) -> tuple[Array, Array, _Pieces]:
+        """(shares run, seconds, its pieces) of a round whose work moves within it."""
         here = moment.present & ~moment.stopped
         loads = np.rint(shares * batch).astype(np.int64)
         piece = float(getattr(self._policy, "overhead", within.PIECE_SECONDS))
@@ -231,7 +238,9 @@ class _Player:
         # What a single piece costs is in the round's overhead, for this policy as for the others.
         further = np.maximum(ran.pieces - 1, 0) * piece + ran.idle
         seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)
-        return ran.loads / batch, seconds if moment.everybody else np.where(here, seconds, np.nan), further
+        times = PieceTimes(np.full_like(seconds, piece), ran.expected, ran.strayed)
+        seconds = seconds if moment.everybody else np.where(here, seconds, np.nan)
+        return ran.loads / batch, seconds, _Pieces(further, times)
 
     def _record(self, t: int, moment: Moment, shares: Array, seconds: Array) -> None:
         latency = _slowest(moment, seconds)
@@ -257,13 +266,12 @@ class _Player:
         seconds: Array,
         batch: int,
         coming: Moment,
-        pieces: Array | None = None,
+        pieces: _Pieces | None = None,
     ) -> Round:
         overhead, costs = moment.overhead, moment.costs
         if pieces is not None:  # loads that follow the speeds within the round tell nothing of overhead
-            known = overhead + pieces if self._fit is None else pieces
-            piece = np.full_like(seconds, float(getattr(self._policy, "overhead", within.PIECE_SECONDS)))
-            return Round(shares, seconds, batch, known, piece_seconds=piece)
+            known = overhead + pieces.seconds if self._fit is None else pieces.seconds
+            return Round(shares, seconds, batch, known, pieces=pieces.times)
         if self._fit is not None:
             self._fit = fitting.update(self._fit, shares * batch, seconds)
             overhead = np.nan_to_num(self._fit.overhead)

@@ -24,12 +24,15 @@ class Pulled(NamedTuple):
 
     loads: samples run. seconds: until each was done, its overhead included. pieces: how many each ran. idle:
     seconds before each knew that somebody was missed, with nothing left to claim; they are in its seconds.
+    expected: seconds that its claims would have taken at the pace of its first piece; strayed: how far from it.
     """
 
     loads: Counts
     seconds: Array
     pieces: Counts
     idle: Array
+    expected: Array
+    strayed: Array
 
 
 def play(
@@ -73,6 +76,7 @@ def play(
 
     running = seconds(first, slope, cost, knees)
     free = overhead + running
+    pace = np.where(first > 0, (running - cost) / np.where(first > 0, first, 1), 0.0)
     done, pieces = first.astype(float), (first > 0).astype(np.int64)
     if most is not None:  # a load beyond the memory is run in several
         pieces = -(-first // most)
@@ -81,10 +85,12 @@ def play(
     expected = pull.speeds.copy()
     if present is not None:
         free, expected = np.where(present, free, np.inf), np.where(present, expected, 0.0)
-    part = np.broadcast_to(pull.part, pool.shape)
+    part, then = (np.broadcast_to(each, pool.shape) for each in (pull.part, pull.then))
+    told = ~np.isfinite(free)
+    claimed, took_claims = np.zeros(shape), np.zeros(shape)
     known = (expected.sum(-1) > 0)[rows]
 
-    def claim(pool: Array, measuring: bool) -> None:
+    def claim(pool: Array, batch: Array, measuring: bool) -> None:
         left = pool.copy()
         while left.any():
             who = np.argmin(free - ahead * running, axis=-1)
@@ -96,25 +102,34 @@ def play(
             weight = np.where(known, expected[at] / np.where(known, together, 1.0), 1.0 / shape[-1])
             # What the smallest piece holds follows the speed of the moment, as its seconds are what counts.
             least = np.maximum(1.0, _least(pull, expected, at))
-            samples = size(part, pool, left, weight, least, unit)
+            told[at] |= measured
+            due = batch * weight - done[at] - kept[at]
+            samples = size(np.where(told.all(-1), then, part), left, due, weight, least, unit)
             samples = samples if most is None else np.minimum(samples, most)
             asking = np.maximum(CLAIM_SECONDS - ahead * running[at], 0.0)
-            took = np.where(samples > 0, asking + seconds(samples, slope[at], cost[at], knees[at]), 0.0)
+            ran = seconds(samples, slope[at], cost[at], knees[at])
+            claimed[at] += samples
+            took_claims[at] += ran - np.where(samples > 0, cost[at], 0.0)
+            took = np.where(samples > 0, asking + ran, 0.0)
             running[at] = np.where(samples > 0, took, running[at])
             free[at] += took
             done[at] += samples
             pieces[at] += samples > 0
             left -= samples
 
-    claim(pool, True)
+    claim(pool, loads.sum(-1) - orphaned, True)
     free = free + seconds(kept, slope, cost, knees)
     done, pieces = done + kept, pieces + (kept > 0)
     idle = np.zeros(shape)
     if orphaned.any():
         idle = np.where(np.isfinite(free) & (orphaned > 0)[:, None], np.maximum(missed - free, 0.0), 0.0)
         free = free + idle
-        claim(orphaned, False)  # with the wait in it, the time that a worker took is no measure of its speed
-    return Pulled(done.astype(np.int64), free, pieces, idle)
+        claim(
+            orphaned, loads.sum(-1), False
+        )  # with the wait in it, the time that a worker took is no measure of its speed
+    expected_seconds = pace * claimed
+    strayed = np.where(pace > 0, np.abs(took_claims - expected_seconds), 0.0)
+    return Pulled(done.astype(np.int64), free, pieces, idle, expected_seconds, strayed)
 
 
 def _least(pull: Pull, expected: Array, at: tuple[Counts, Counts]) -> Array:

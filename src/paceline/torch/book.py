@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.balance.factoring import Counts
-from paceline.rounds import Array
-from paceline.within import piece_cost
+from paceline.rounds import Array, PieceTimes
+from paceline.within import against_the_first, piece_cost
 
 PIECES = 16  # of a round on record for each rank; what follows is added to the last
 FIRST_COST = 1e-3  # seconds of a piece beyond its samples, until measured
@@ -37,6 +37,11 @@ class Book(NamedTuple):
             [[int(s) for s in row[:k]] for row, k in zip(samples, kept, strict=True)],
             [[round(float(s), 6) for s in row[:k]] for row, k in zip(seconds, kept, strict=True)],
         )
+
+    def times(self) -> PieceTimes:
+        """What the ranks' pieces cost, and how far claims strayed from what the first pieces promised."""
+        both = [against_the_first(*each) for each in zip(self.pieces, self.seconds, self.cost, strict=True)]
+        return PieceTimes(self.cost, *np.array(both, float).T)
 
 
 def width() -> int:

@@ -21,9 +21,9 @@ import torch
 from paceline.balance.factoring import Counts, size
 from paceline.rounds import Array, Pull
 from paceline.torch import book, peers
-from paceline.torch.counter import SPEED_UNITS, counter
+from paceline.torch.counter import MOST_SPEED, SPEED_UNITS, counter
 
-MOST_SPEED = (
+FASTEST = (
     16.0  # times the expected speed of all, told by one rank: a plan made from a stall may be that wrong
 )
 FORWARD = 1 / 3  # of a piece until its backward pass begins, until measured
@@ -40,6 +40,11 @@ class Division(NamedTuple):
     start: int  # of the pool, among the epoch's samples
     pool: int  # samples to claim
     pull: Pull
+
+    @property
+    def batch(self) -> int:
+        """Samples of the round."""
+        return self.pool + int(self.first.sum() + self.kept.sum())
 
 
 Claim = tuple[int, int]  # start among the epoch's samples, size
@@ -82,7 +87,7 @@ class Claims:
         self._cost, self._wait, self._forward, self._trips = book.FIRST_COST, 0.0, FORWARD, TRIPS
         self._through = threading.Event()  # the piece is, behind which something is asked for
         self._opened = 0  # rounds; one that was left is counted again when it is run again
-        self._told = 0
+        self._told: int | None = None  # the newest speed that the others were told in this round
         self._began = self._mark = self._half = self._waited = 0.0
         self._sizes: list[int] = []
         self._seconds: list[float] = []
@@ -92,7 +97,7 @@ class Claims:
         """A round begins."""
         self.forget()
         self._opened += 1
-        self._told = 0
+        self._told = None
         self._began = self._mark = began
         self._half = self._waited = 0.0
         self._sizes, self._seconds, self._waits = [], [], []
@@ -206,32 +211,33 @@ class Claims:
         if room <= 0:
             return None
         expected, together = float(pull.speeds[rank]), float(pull.speeds.sum())
-        speed = done / busy if done and busy > 0 else expected
-        known = together > 0
-        told = round(min((speed - expected) / together, MOST_SPEED) * SPEED_UNITS) if known else 0
-        claimed, difference = self._counter.add(self._opened, 0, told - self._told)
-        self._told = told
-        left = division.pool - claimed
+        measured = done > 0 and busy > 0
+        speed, known = done / busy if measured else expected, together > 0
+        told, before = 0, self._told or 0
+        if measured and known:
+            told = int(self._told is None)
+            most = min(FASTEST, (MOST_SPEED - 1) / self._ranks)
+            self._told = round(min((speed - expected) / together, most) * SPEED_UNITS)
+        count = self._counter.add(self._opened, told=told, speed=(self._told or 0) - before)
+        left = division.pool - count.samples
         if left <= 0:
             return None
-        everyone = together * max(1.0 + difference / SPEED_UNITS, 1e-6)
+        everyone = together * max(1.0 + count.speed / SPEED_UNITS, 1e-6)
         weight = min(speed / everyone, 1.0) if known else 1.0 / self._ranks
         slower = min(1.0, speed / expected) if expected > 0 else 1.0
-        wanted = int(
-            size(
-                np.asarray(pull.part),
-                np.asarray(division.pool),
-                np.asarray(left),
-                np.asarray(weight),
-                np.asarray(max(1.0, float(pull.least[rank]) * slower)),
-                unit,
-            )
+        fitting = size(
+            pull.then if count.told == self._ranks else pull.part,
+            np.asarray(left),
+            np.asarray(division.batch * weight - held - int(division.kept[rank])),
+            np.asarray(weight),
+            np.asarray(max(1.0, float(pull.least[rank]) * slower)),
+            unit,
         )
-        wanted = min(wanted, room)
-        before, _ = self._counter.add(self._opened, wanted, 0)
-        if before >= division.pool:
+        wanted = min(int(fitting), room)
+        start = self._counter.add(self._opened, wanted).samples
+        if start >= division.pool:
             return None
-        return division.start + before, min(wanted, division.pool - before)
+        return division.start + start, min(wanted, division.pool - start)
 
     def forget(self) -> None:
         """Nothing is asked for any more; a loop that was left within its round may still."""

@@ -1,28 +1,37 @@
 """The counter behind claims: one number that all ranks add to, so that each sample is handed out once.
 
-It holds two numbers in one: how many samples of the pool have been claimed, and by how much the ranks run faster
-or slower in this round than was expected of them all. So one round trip tells a rank what is left and what its
-part of it should be.
+It holds three numbers in one: how many samples of the pool have been claimed, how many ranks have told their speed
+in this round, and by how much they run faster or slower than was expected of them all. So one round trip tells a
+rank what is left and what its part of it should be.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch.distributed as dist
 
 from paceline.errors import WorkerError
 from paceline.torch import peers
 
-HALF = 28  # bits of the counter for the samples; the other 35 are for the speeds
-SPEED_UNITS = 1 << 20  # of the expected speed of all
+SAMPLES, RANKS = 28, 11  # bits of the counter; the other 24 are for the speeds
+SPEED_UNITS = 1 << 12  # of the expected speed of all
+MOST_SPEED = 1 << 11  # times that; what all ranks tell together must stay below
+
+
+class Count(NamedTuple):
+    """Of the running round: samples claimed before, ranks that have told their speed, and the sum of these."""
+
+    samples: int
+    told: int
+    speed: int
 
 
 class Counter(Protocol):
-    """Adds to a number that all ranks share."""
+    """Adds to numbers that all ranks share."""
 
-    def add(self, step: int, samples: int, speed: int) -> tuple[int, int]:
-        """(samples claimed before, speeds told with these) in this round; the numbers of rounds never fall."""
+    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
+        """Add to the counts of this round; the numbers of rounds never fall."""
         ...
 
     def close(self) -> None: ...
@@ -32,14 +41,13 @@ class LocalCounter:
     """One process: nobody to share with."""
 
     def __init__(self) -> None:
-        self._step, self._samples, self._speed = -1, 0, 0
+        self._step, self._count = -1, Count(0, 0, 0)
 
-    def add(self, step: int, samples: int, speed: int) -> tuple[int, int]:
-        if step != self._step:
-            self._step, self._samples, self._speed = step, 0, 0
-        before = self._samples
-        self._samples, self._speed = self._samples + samples, self._speed + speed
-        return before, self._speed
+    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
+        before = self._count if step == self._step else Count(0, 0, 0)
+        self._step = step
+        self._count = Count(before.samples + samples, before.told + told, before.speed + speed)
+        return self._count._replace(samples=before.samples)
 
     def close(self) -> None:
         pass
@@ -53,20 +61,21 @@ class StoreCounter:
         self._store: dist.TCPStore | None = peers.own_store(timeout)
         self._newest = -1
 
-    def add(self, step: int, samples: int, speed: int) -> tuple[int, int]:
+    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
         assert self._store is not None
         if step != self._newest:
             self._newest = step
             if self._rank == 0:  # everybody has left that round: its gradients have been reduced
                 self._store.delete_key(str(step - 2))
         try:
-            after = self._store.add(str(step), samples + (speed << HALF))
+            after = self._store.add(str(step), samples + (told << SAMPLES) + (speed << SAMPLES + RANKS))
         except dist.DistError as error:
             raise WorkerError(
                 f"rank {self._rank} got no answer from rank 0, where work is claimed; rank 0 has "
                 "left the run or hangs, look there for the reason"
             ) from error
-        return (after & ((1 << HALF) - 1)) - samples, after >> HALF
+        claimed, others = after & ((1 << SAMPLES) - 1), after >> SAMPLES
+        return Count(claimed - samples, others & ((1 << RANKS) - 1), others >> RANKS)
 
     def close(self) -> None:
         self._store = None

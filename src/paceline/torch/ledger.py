@@ -111,7 +111,7 @@ class Ledger:
             known,
             measured.cpu,
             measured.memory,
-            None if book is None else book.cost,
+            None if book is None else book.times(),
         )
         result = RoundResult(
             measured.step,

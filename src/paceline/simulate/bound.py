@@ -1,0 +1,49 @@
+"""How near a policy comes to what the workers' speeds together allow, on the virtual clock."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline import policies
+from paceline.rounds import Array, Cluster, PieceTimes, Round
+from paceline.shares import whole_samples
+from paceline.simulate.within import PIECE_SECONDS, play
+
+WARM_UP = 20  # rounds
+
+
+def share_of_the_bound(
+    policy: str,
+    paces: Array,
+    batch: int,
+    piece: float = PIECE_SECONDS,
+    unsteady: float = 0.0,
+    warm_up: int = WARM_UP,
+) -> float:
+    """Seconds at the sum of all speeds over those taken, after the warm-up.
+
+    paces: seconds per sample, (rounds, realizations, n). piece: seconds that each piece costs beyond its samples,
+    a whole round as planned among them. unsteady: sd of the logarithm of each piece's own pace, where a round is
+    run in pieces. Raises PacelineError for an unknown policy.
+    """
+    rng = np.random.default_rng(5)
+    _, realizations, workers = paces.shape
+    cluster = Cluster(workers, batch, realizations=(realizations,))
+    chosen = policies.create(policy, cluster)
+    plan, state = chosen.init()
+    ideal = taken = 0.0
+    for t, pace in enumerate(paces):
+        loads = whole_samples(plan, batch, cluster.least, cluster.most)
+        seconds, pieces = piece + loads * pace, np.ones_like(loads)
+        times = PieceTimes(np.full(pace.shape, piece), *np.zeros((2, *pace.shape)))
+        if plan.pull is not None:
+            ran = play(plan.pull, loads, pace, np.zeros(pace.shape), piece, rng=rng, unsteady=unsteady)
+            loads, seconds, pieces = ran.loads, ran.seconds, ran.pieces
+            times = times._replace(expected=ran.expected, strayed=ran.strayed)
+        if t >= warm_up:
+            ideal += float((batch / (1 / pace).sum(-1)).sum())
+            taken += float(seconds.max(-1).sum())
+        plan, state = chosen.step(
+            state, Round(loads / batch, seconds, batch, piece * pieces.astype(float), pieces=times)
+        )
+    return ideal / taken
