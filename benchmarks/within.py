@@ -6,14 +6,15 @@ Groups of 3 and 6 workers, one in three of them four times slower (1, 1, 4 ms a 
 moving on every 40 steps, each worker's pace scattered anew in every round (log-normal, sd 0.3 and 0.7). A group
 of 4 at recorded speeds (ByteDance, jobs ST and SE), and of 4 even ones, where the last column is the cost of it
 all against plain DDP. "Equal" and "by hand" are plain DDP with an equal split and with one set for the mean speeds
-(both measured over the first 60 steps: they take long, and do not change). In each scenario every way runs in the
-same processes on the same speeds, one after the other; the groups run side by side, since sleeping takes no
-processor. Share of the bound: the seconds that the sum of the sleeping speeds would take over those taken, after 20
-warm-up steps (the role's first move is among those measured: it cannot be expected, the later ones can).
+(both measured over the first 40 steps: they take long, and do not change). In each scenario every way runs in the
+same processes on the same speeds, one after the other, and one scenario after the other: ranks that wake up
+together already share the processors. Share of the bound: the seconds that the sum of the sleeping speeds would
+take over those taken, after 20 warm-up steps (the role's first move is among those measured: it cannot be
+expected, the later ones can).
 
---workers and --only choose (repeat for several), --all adds every other policy. About 7 minutes as it stands, 20
-with --all. With --compute, instead, 2 minutes: real computation on two ranks, each on a core of its own, one of which
-it shares with a neighbour that comes and goes.
+--workers and --only choose (repeat for several), --all adds every other policy. About 30 minutes as it stands. With
+--virtual, instead, a minute: the same questions on the virtual clock. With --compute, 2 minutes: real computation
+on two ranks, each on a core of its own, one of which it shares with a neighbour that comes and goes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ import argparse
 import multiprocessing
 import os
 import tempfile
-import threading
 import time
 from typing import Any
 
@@ -30,11 +30,13 @@ import numpy as np
 import throughput
 
 from paceline import policies
+from paceline.simulate.bound import share_of_the_bound
 
 WAYS = ("plain DDP, equal", "plain DDP, by hand", "level", "factoring", "auto")
-SCHEMES = ("factoring:portion=0.5", "factoring:scheme=guided", "factoring:scheme=self,piece=16")
+SCHEMES = ("factoring:scheme=factoring", "factoring:scheme=guided", "factoring:scheme=self,piece=16")
+PARTS = ("auto", *(f"auto:part={part}" for part in (0.3, 0.5, 0.7, 0.95)))
 STEPS = {"constant": 40, "moving": 180, "noise": 60, "recorded": 60, "even": 60}
-PLAIN_STEPS = 60
+PLAIN_STEPS = 40
 UNFIT = ("optimum", "equal")  # looks ahead; is plain DDP's
 
 
@@ -86,6 +88,28 @@ def table(name: str, speeds: np.ndarray, batch: int, ways: list[str]) -> str:
             f"{way:34}{ideal[measured].sum() / seconds.sum():13.1%}{1e3 * seconds.mean():11.1f}"
             f"{1e3 * np.quantile(seconds, 0.95):12.1f}{results[way][both].sum() / first[both].sum():25.3f}"
         )
+    return "\n".join(lines)
+
+
+def virtual() -> str:
+    """Shares of the bound where pieces cost 1 ms each; then by the part that a claim is, for unsteady pieces, too."""
+    rng = np.random.default_rng(11)
+    paces = {
+        "constant": np.tile(base(3), (100, 1, 1)),
+        "moving": throughput.moving(3, 180)[:, None],
+        **{f"noise-{sd}": base(3) * np.exp(sd * rng.standard_normal((100, 6, 3))) for sd in (0.3, 0.7)},
+    }
+    for job in ("ST", "SE"):
+        if (recorded := throughput.recorded(job, 100)) is not None:
+            paces[f"recorded-{job}"] = recorded[:, None]
+    lines = []
+    for unsteady, columns in ((0.0, ("level", "factoring", "auto", *SCHEMES)), (0.0, PARTS), (0.3, PARTS)):
+        told = f"each piece's pace scattered by {unsteady:g}" if unsteady else "paces hold within a round"
+        lines.append(f"\nvirtual clock, batch 768, {told}")
+        lines.append(f"{'':14}" + "".join(f"{column.removeprefix('factoring:'):>22}" for column in columns))
+        for name, each in paces.items():
+            shares = [share_of_the_bound(way, each / 1e3, 768, unsteady=unsteady) for way in columns]
+            lines.append(f"{name:14}" + "".join(f"{share:22.1%}" for share in shares))
     return "\n".join(lines)
 
 
@@ -196,34 +220,25 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every policy")
     parser.add_argument("--policy", action="append")
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--round-seconds", type=float, default=0.25)
+    parser.add_argument("--round-seconds", type=float, default=1024 / 3000)  # a batch of 768 for 3 workers
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--one-by-one", action="store_true", help="no groups side by side")
+    parser.add_argument("--virtual", action="store_true", help="on the virtual clock")
     parser.add_argument("--compute", action="store_true", help="real computation beside a busy neighbour")
     parser.add_argument("--epochs", type=int, default=12, help="of --compute")
     options = parser.parse_args()
     if options.compute:
         print(computing(list(options.policy or ("plain DDP, equal", *WAYS[2:])), options.epochs))
         return
+    if options.virtual:
+        print(virtual())
+        return
     more = [name for name in policies.names() if name not in WAYS and name not in UNFIT] + list(SCHEMES)
-    printing = threading.Lock()
-
-    def group(workers: int) -> None:
+    for workers in options.workers or (3, 6, 4):
         for name, speeds in scenarios(workers, options.steps, options.seed).items():
             if speeds is None or (options.only and name not in options.only):
                 continue
             ways = list(options.policy or (*WAYS, *(more if options.all else ())))
-            text = table(name, speeds, batch_for(speeds, options.round_seconds), ways)
-            with printing:
-                print(text, flush=True)
-
-    threads = [threading.Thread(target=group, args=(workers,)) for workers in options.workers or (3, 6, 4)]
-    for thread in threads:
-        thread.start()
-        if options.one_by_one:
-            thread.join()
-    for thread in threads:
-        thread.join()
+            print(table(name, speeds, batch_for(speeds, options.round_seconds), ways), flush=True)
 
 
 if __name__ == "__main__":

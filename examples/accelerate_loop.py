@@ -18,7 +18,7 @@ from paceline.hosts.accelerate import Balanced
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--policy", default="level")
+    parser.add_argument("--policy", default="auto")
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
     accelerator = Accelerator(cpu=True)

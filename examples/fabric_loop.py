@@ -19,7 +19,7 @@ from paceline.hosts.fabric import Balanced  # 1
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--policy", default="level")
+    parser.add_argument("--policy", default="auto")
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
     digits = load("digits")

@@ -31,7 +31,7 @@ class Digits(torch.utils.data.Dataset):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--policy", default="level")
+    parser.add_argument("--policy", default="auto")
     options = parser.parse_args()
     torch.manual_seed(0)
     shape = {"image_size": 8, "patch_size": 4, "num_channels": 1, "hidden_size": 32, "intermediate_size": 64}

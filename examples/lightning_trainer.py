@@ -33,7 +33,7 @@ class Digits(L.LightningModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--policy", default="level")
+    parser.add_argument("--policy", default="auto")
     parser.add_argument("--epochs", type=int, default=4)
     options = parser.parse_args()
     digits = load("digits")

@@ -234,3 +234,24 @@ def test_a_rank_that_hangs_is_named_long_before_any_timeout() -> None:
     assert first == [(5, [1])]
     assert third == [(5, [1])]
     assert hung == []
+
+
+@pytest.mark.parametrize("once_a_round", [True, False])
+def test_a_schedule_that_follows_the_turns_is_noticed(
+    once_a_round: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    turns = 0
+    with Pace(model, 16, "factoring:portion=0.5") as pace:
+        for x in pace.loader(torch.randn(64, 2)):
+            pace.backward(model(x).square().mean())
+            if pace.step(optimizer) or not once_a_round:
+                scheduler.step()
+            turns += 1
+        assert pace.rounds == 4 < turns
+    said = [
+        str(each.message) for each in recwarn if "learning rate was changed within round" in str(each.message)
+    ]
+    assert len(said) == (0 if once_a_round else 1)

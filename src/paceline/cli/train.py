@@ -19,7 +19,10 @@ def command(
     data: Annotated[str, typer.Option(help="digits, a .npz file, or a directory of IDX files.")] = "digits",
     model: Annotated[str, typer.Option(help="mlp, lenet5, resnet18 or vgg16.")] = "mlp",
     workers: Annotated[int, typer.Option(help="Local worker processes (under torchrun: its own).")] = 4,
-    policy: Annotated[str, typer.Option(help="Who does how much: NAME or NAME:key=value,...")] = "level",
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Who does how much: NAME or NAME:key=value,...; default auto, with ray level."),
+    ] = None,
     compare: Annotated[
         str | None, typer.Option(help="Train once under each of these policies: a,b,...")
     ] = None,
@@ -83,6 +86,8 @@ def command(
             )
         session.resume(Path(resume), port, steps)
         return
+    if policy is None:
+        policy = "level" if engine == "ray" else "auto"
     config = TrainConfig(
         data=data,
         model=model,

@@ -54,7 +54,7 @@ class Balanced(Pace):
         accelerator: Accelerator,
         model: torch.nn.Module,
         global_batch: int,
-        policy: Any = "level",
+        policy: Any = "auto",
         *,
         micro_batch: int | None = None,
         **options: Any,

@@ -45,7 +45,7 @@ class Balanced(Pace):
     """
 
     def __init__(
-        self, fabric: Fabric, model: torch.nn.Module, global_batch: int, policy: Any = "level", **options: Any
+        self, fabric: Fabric, model: torch.nn.Module, global_batch: int, policy: Any = "auto", **options: Any
     ) -> None:
         if not isinstance(model, _FabricModule):
             raise PacelineError(

@@ -53,7 +53,7 @@ class Balanced(Callback):
     def __init__(
         self,
         global_batch: int,
-        policy: str | Callable[[Cluster], Policy[Any]] = "level",
+        policy: str | Callable[[Cluster], Policy[Any]] = "auto",
         *,
         reduction: str = "mean",
         **options: Any,

@@ -29,7 +29,7 @@ class TrainConfig:
     data: str = "digits"
     model: str = "mlp"
     workers: int = 4
-    policy: str = "level"
+    policy: str = "auto"
     global_batch: int = 256
     epochs: int = 2
     steps: int | None = None

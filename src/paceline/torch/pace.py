@@ -40,6 +40,7 @@ from paceline.torch.loader import BalancedLoader, check_indexed, draws_ahead
 from paceline.torch.meter import Meter
 from paceline.torch.parallel import parallel
 from paceline.torch.patience import Missed, Patience
+from paceline.torch.rates import Rates
 from paceline.torch.record import RoundRecorder, record_run
 from paceline.torch.shutdown import leave
 from paceline.torch.weighting import rescale, weigh_in_hook
@@ -79,7 +80,7 @@ class Pace:
         self,
         model: torch.nn.Module,
         global_batch: int,
-        policy: str | Callable[[Cluster], Policy[Any]] = "level",
+        policy: str | Callable[[Cluster], Policy[Any]] = "auto",
         *,
         limits: Limits | None = None,
         micro_batch: int | None = None,
@@ -117,8 +118,11 @@ class Pace:
         cluster = Cluster(self.ranks, self.global_batch, *bounds, peers.machines())
         chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
         self.policy = policy if isinstance(policy, str) else type(chosen).__name__
-        if isinstance(chosen, factoring.Auto) and (turns is not None or self._parallel.in_step or norms):
-            plans: Any = chosen.planner()  # pieces can't be, or would leave batch norm only few samples
+        whole = turns is not None or self._parallel.in_step or norms or (fill and weigh == "hook")
+        if isinstance(chosen, factoring.Auto) and (whole or self.ranks == 1) and not deterministic:
+            plans: Any = (
+                chosen.planner()
+            )  # pieces can't be, gain nothing, or leave batch norm only few samples
             chosen, self.policy = plans, "level"
         self._balancer = Balancer(chosen, quantum=quantum, floor=floor)
         self._largest = peers.agree(
@@ -196,6 +200,7 @@ class Pace:
         self._began = 0.0
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
         self._no_sync = ExitStack()
+        self._rates = Rates()
         listeners = [on_round] if on_round else []
         self._ledger = Ledger(self._balancer, self._meter, pulls, listeners)
         self._recorder: RoundRecorder | None = None
@@ -297,6 +302,7 @@ class Pace:
 
         scaler: a torch GradScaler, stepped and updated where given.
         """
+        self._rates.watch(optimizer, self.rounds, self.complete)
         if not self.complete:
             return False
         began = time.perf_counter()
