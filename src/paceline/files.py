@@ -36,6 +36,17 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     return path
 
 
+def check_place(path: str | os.PathLike[str]) -> None:
+    """Raises PacelineError where ``path`` could not be written after long work: before that."""
+    path = Path(path)
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    wrong = "it is a directory" if path.is_dir() else "" if above.is_dir() else f"{above} is no directory"
+    if not wrong and not os.access(above, os.W_OK):
+        wrong = f"{above} may not be written to"
+    if wrong:
+        raise PacelineError(f"cannot write {path}: {wrong}; choose a place that can be")
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

@@ -52,6 +52,16 @@ def test_commands_that_show_nothing(tmp_path: Path) -> None:
         paceline("doctor", "--steps", 2, "--", sys.executable, "-V"), "--steps 2: expected at least 10"
     )
     assert_refused(paceline("doctor", "--out", tmp_path.parent, "--", sys.executable, "-V"), "exists")
+    command = ("--", sys.executable, "-c", "print('trained')")
+    for options, sentence in (
+        (("--policy", "fastest"), "policy 'fastest' is unknown"),
+        (("--json", tmp_path / "no" / "d.json"), "its directory does not exist"),
+        (("--json", tmp_path), "it is a directory"),
+        (("--out", Path(__file__) / "run"), "is no directory"),
+    ):
+        refused = paceline("doctor", *options, *command)
+        assert_refused(refused, sentence)
+        assert "trained" not in refused.stderr, "the training was started all the same"
     nothing = paceline("doctor", "--", sys.executable, "-c", "print('hello')")
     assert "hello\n" in nothing.stderr
     assert_refused_at_last(nothing, "made no DistributedDataParallel module")

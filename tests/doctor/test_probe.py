@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -48,3 +50,15 @@ def test_what_cannot_be_watched_is_said() -> None:
     for first, second in run_ranks(2, watched.refusals):
         assert "expected a DistributedDataParallel" in first
         assert "steps=1" in second
+
+
+def test_a_watcher_never_ends_the_training() -> None:
+    assert run_ranks(2, watched.survives) == [8, 8]
+
+
+def test_what_prints_the_findings_is_missed_at_once() -> None:
+    code = "import sys; sys.modules['rich'] = None; import paceline.doctor; paceline.doctor.watch(None)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr.splitlines()[-1].endswith(
+        "PacelineError: rich is not installed; install paceline[cli]"
+    )

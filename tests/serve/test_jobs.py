@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import PacelineError, policies
-from paceline.serve.effects import Closed, Joined, Left, Report, Settled
+from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled
 from paceline.serve.jobs import Job
 from paceline.serve.refusals import Conflict, Forbidden, Gone, Unknown
 from paceline.serve.settings import Settings
@@ -76,8 +76,8 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
         assert part.samples == 4
     job.report(10.5, "a", Report(3, 4, 0.4))
     job.report(10.5, "c", Report(3, 4, 0.4))
-    assert job.tick(11.0) == []
-    dropped, closed = job.tick(11.25)
+    assert drop_silent(job, 11.0) == []
+    dropped, closed = drop_silent(job, 11.25)
     assert dropped == Left(11.25, "b", "silent", 1.25)
     assert closed[:2] == (11.25, 3)
     np.testing.assert_equal(closed.loads, [4, np.nan, 4])
@@ -106,14 +106,19 @@ def test_deadlines_follow_the_rounds() -> None:
     assert job.limit() == 1.0, "the long round is long ago"
 
 
+def drop_silent(job: Job, now: float) -> list[Effect]:
+    """As the service does from time to time."""
+    return [effect for name in job.silent(now) for effect in job.drop(now, name)]
+
+
 def test_a_pause_between_rounds_counts_against_nobody() -> None:
     job = started(first=5.0)
     run(job, 1.0, dict.fromkeys("abc", 0.1))
     assert job.limit() == 1.0
-    assert job.tick(1000.0) == []
+    assert drop_silent(job, 1000.0) == []
     job.ask(1000.0, "a")
-    assert job.tick(1001.0) == []
-    assert [effect.name for effect in job.tick(1001.5) if isinstance(effect, Left)] == ["a", "b", "c"]
+    assert drop_silent(job, 1001.0) == []
+    assert [effect.name for effect in drop_silent(job, 1001.5) if isinstance(effect, Left)] == ["a", "b", "c"]
 
 
 def test_the_newest_plan_at_once() -> None:

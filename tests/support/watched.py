@@ -62,3 +62,24 @@ def refusals(rank: int, ranks: int) -> list[str]:
             found.append(str(error))
     leave(ddp)
     return found
+
+
+def survives(rank: int, ranks: int) -> int:
+    """Steps trained where what should tell of them fails."""
+    from paceline.doctor.probe import Probe
+
+    ddp = DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+
+    def failing(_: object) -> None:
+        raise ZeroDivisionError
+
+    Probe(ddp, 5, None, failing)
+    steps = 0
+    for _ in range(8):
+        optimizer.zero_grad()
+        ddp(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        steps += 1
+    leave(ddp)
+    return steps

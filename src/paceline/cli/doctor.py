@@ -7,13 +7,15 @@ from typing import Annotated
 
 import typer
 
+from paceline import policies
 from paceline.cli.counter import Counter
 from paceline.cli.diagnosis import show
-from paceline.cli.simulate import console_for, write_json
+from paceline.cli.simulate import check_json, console_for, write_json
 from paceline.doctor import STEPS
 from paceline.doctor.command import observe
 from paceline.doctor.findings import POLICIES, diagnose, to_json
 from paceline.errors import PacelineError
+from paceline.rounds import Cluster
 
 
 def command(
@@ -44,9 +46,13 @@ def command(
     """
     if steps < 10:
         raise PacelineError(f"--steps {steps}: expected at least 10 steps to judge by")
+    chosen = list(dict.fromkeys(policy or POLICIES))
+    for name in chosen:
+        policies.create(name, Cluster(2, 2))
+    check_json(json_)
     console = console_for(json_)
     with Counter("watching") as progress:
         run = observe(training, steps, keep_going, progress, out)
-    found = diagnose(run, list(dict.fromkeys(policy or POLICIES)))
+    found = diagnose(run, chosen)
     show(found, console)
     write_json(json_, to_json(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -68,6 +69,7 @@ def command(
     try:
         from paceline.serve import server
         from paceline.serve.app import make
+        from paceline.serve.models import NAME
         from paceline.serve.service import Service
     except ModuleNotFoundError as error:
         raise PacelineError(f"{error.name} is not installed; install paceline[serve]") from error
@@ -83,6 +85,11 @@ def command(
     settings = None
     if (batch is None) != (workers is None):
         raise PacelineError("--batch and --workers make a job only together; give both or neither")
+    if not re.fullmatch(NAME, job):
+        raise PacelineError(
+            f"--job {job!r}: expected at most 64 letters, digits, dots, dashes and underscores, a letter or digit "
+            "first"
+        )
     if batch is not None and workers is not None:
         pairs = limits(limits_)
         settings = Settings(

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from paceline.cli.counter import Counter
 from paceline.errors import PacelineError
-from paceline.files import write_whole
+from paceline.files import check_place, write_whole
 from paceline.runs import words
 from paceline.runs.words import number
 from paceline.simulate.measures import (
@@ -110,6 +110,7 @@ def command(
         what = dataclasses.replace(read(scenario), **changes)  # type: ignore[arg-type]
     if plot is not None and plot.exists() and not plot.is_dir():
         raise PacelineError(f"--plot {plot} is a file; expected a folder")
+    check_json(json_)
     console = console_for(json_)
     if learn:
         from paceline.cli.learning import show
@@ -180,6 +181,14 @@ def bounds(outcome: Outcome) -> list[str]:
         for name, bound in found.items()
         if bound is not None
     ]
+
+
+def check_json(target: str | None) -> None:
+    """Raises PacelineError where ``write_json`` would fail, before the work is done."""
+    if target is not None and target != "-":
+        if not Path(target).absolute().parent.is_dir():
+            raise PacelineError(f"cannot write {target}: its directory does not exist; make it first")
+        check_place(target)
 
 
 def write_json(target: str | None, content: dict[str, Any]) -> None:

@@ -67,7 +67,11 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PacelineError(f"port {port} is in use; choose another with --port, or 0 for any") from error
-        raise PacelineError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise PacelineError(
+            f"cannot listen on {host}:{port}: {reason}; choose an address of this machine with --host, another "
+            "port with --port"
+        ) from error
 
 
 def make_server(run_dir: Path, host: str) -> uvicorn.Server:

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from paceline.cli.counter import Counter
-from paceline.cli.simulate import console_for, write_json
+from paceline.cli.simulate import check_json, console_for, write_json
 from paceline.errors import PacelineError
 from paceline.runs import read
 from paceline.runs.words import listing, percent, seconds, times
@@ -42,6 +42,7 @@ def command(
     For example: paceline whatif runs/digits-mlp-equal --policy level
     """
     names = list(dict.fromkeys(policy or DEFAULT))
+    check_json(json_)
     console = console_for(json_)
     with Counter("replaying") as progress:
         if record.suffix.lower() == ".csv":

@@ -13,6 +13,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from paceline.errors import PacelineError
+
 if TYPE_CHECKING:
     from paceline.doctor.probe import Probe
 
@@ -30,9 +32,15 @@ def watch(model: Any, steps: int = STEPS, run_dir: str | os.PathLike[str] | None
     model: the wrapped module. steps: optimizer steps to watch, the first few left out.
     run_dir: a new directory for the record (by default none is kept); ``paceline whatif`` reads it.
 
-    Raises PacelineError where there is nothing to watch: another kind of model, or one process only.
+    Raises PacelineError where there is nothing to watch: another kind of model, or one process only; and where what
+    prints the findings is not installed.
     """
-    from paceline.doctor.findings import print_diagnosis
+    try:
+        from paceline.cli.diagnosis import show
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        raise PacelineError(f"{missing} is not installed; install paceline[cli]") from error
+    from paceline.doctor.findings import diagnose
     from paceline.doctor.probe import Probe
 
-    return Probe(model, steps, run_dir, print_diagnosis)
+    return Probe(model, steps, run_dir, lambda run: show(diagnose(run)))

@@ -18,6 +18,7 @@ from typing import IO
 from paceline import runs
 from paceline.doctor import attached
 from paceline.errors import PacelineError, WorkerError
+from paceline.files import check_place
 from paceline.runs.run import ROUNDS, SUMMARY
 
 POLL_SECONDS = 0.1
@@ -42,6 +43,8 @@ def observe(
         raise PacelineError(f"{command[0]}: no such command; give what you start the training with, after --")
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise PacelineError(f"{keep} exists; choose another place for the record")
+    if keep is not None and not keep.exists():
+        check_place(keep)
     with tempfile.TemporaryDirectory(prefix="paceline-doctor-") as place:
         status = _play(command, steps, keep_going, progress, Path(place))
         found = Path(place) / "run"

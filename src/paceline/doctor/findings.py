@@ -85,13 +85,6 @@ def to_json(found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def print_diagnosis(run: Run) -> None:
-    """To standard output, as ``paceline doctor`` prints it."""
-    from paceline.cli.diagnosis import show
-
-    show(diagnose(run))
-
-
 def _spent(run: Run) -> Spent:
     loading, reducing = (
         np.array([row if row is not None else [np.nan] * run.workers for row in run.extras[name]], float)

@@ -197,8 +197,9 @@ class Probe:
                 record.finish()
                 if done is not None:
                     done(runs.read(record.run_dir))
-        except PacelineError as error:
-            print(f"paceline: {error}", flush=True)  # a watcher never ends the training
+        except Exception as error:  # a watcher never ends the training
+            said = str(error) if isinstance(error, PacelineError) else repr(error)
+            print(f"paceline doctor could not tell what it found: {said}", flush=True)
         finally:
             self.detach()
 

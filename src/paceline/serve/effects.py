@@ -23,22 +23,6 @@ class Report(NamedTuple):
     memory: float | None = None
 
 
-class Assignment(NamedTuple):
-    """A worker's part of a round: samples ``offset`` to ``offset + samples`` of the round's ``batch``.
-
-    present: workers in the round. weight: b_i / B, what this worker's mean gradient counts in a sum over the
-    workers; weight_in_mean: n b_i / B, in a mean over them (LB-BSP, weighted aggregation).
-    """
-
-    round: int
-    samples: int
-    offset: int
-    batch: int
-    present: int
-    weight: float
-    weight_in_mean: float
-
-
 class Joined(NamedTuple):
     """A worker took a place."""
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Array
-from paceline.serve.effects import Assignment, Closed, Effect, Joined, Left, Report, Settled
+from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled
 from paceline.serve.members import Member, Members
 from paceline.serve.refusals import Conflict
 from paceline.serve.rounds import OpenRound
@@ -76,7 +77,7 @@ class Job:
         self.drops += 1
         return self._leave(now, member, "silent", sentence, silent)
 
-    def ask(self, now: float, name: str) -> tuple[Assignment | None, list[Effect]]:
+    def ask(self, now: float, name: str) -> tuple[Part | None, list[Effect]]:
         """The worker's part of the round that it is to run next; None as long as it has to wait."""
         member = self.members.here(name)
         current = self._current(member)
@@ -139,10 +140,6 @@ class Job:
                     if now > max(each.opened, holder.heard) + limit and holder.name not in names:
                         names.append(holder.name)
         return names
-
-    def tick(self, now: float) -> list[Effect]:
-        """Drop whoever has been silent for too long."""
-        return [effect for name in self.silent(now) for effect in self.drop(now, name)]
 
     def limit(self) -> float:
         """Seconds that a worker may be silent with a part of a round in its hands."""

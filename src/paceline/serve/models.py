@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.serve import settings as asked
-from paceline.serve.effects import Assignment, Report
+from paceline.serve.effects import Report
 from paceline.serve.jobs import Job
 from paceline.serve.tokens import LEAST
 
@@ -183,11 +183,6 @@ class Error(BaseModel):
     """What was wrong, in a sentence."""
 
     error: str
-
-
-def part_of(assignment: Assignment) -> Part:
-    """For the answer."""
-    return Part.model_construct(**assignment._asdict())
 
 
 def state_of(name: str, job: Job, record: str) -> JobState:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.client import Part
 from paceline.rounds import Array
-from paceline.serve.effects import Assignment, Report
+from paceline.serve.effects import Report
 
 READINGS = ("seconds", "overhead", "cpu", "memory")
 
@@ -37,11 +38,11 @@ class OpenRound:
         self.samples = np.zeros(n, np.int64)
         self.readings = {name: np.full(n, np.nan) for name in READINGS}
 
-    def assignment(self, place: int) -> Assignment:
+    def assignment(self, place: int) -> Part:
         """The part of the worker in a place."""
         samples = int(self.loads[place])
         weight = samples / self.batch
-        return Assignment(
+        return Part(
             self.number,
             samples,
             int(self.offsets[place]),

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.serve import tokens
-from paceline.serve.effects import Assignment, Closed, Effect, Joined, Left, Report
+from paceline.serve.effects import Closed, Effect, Joined, Left, Report
 from paceline.serve.jobs import Job
 from paceline.serve.recording import Record
 from paceline.serve.refusals import Conflict, Stored, Unknown
@@ -193,7 +194,7 @@ class Service:
         self._log(self._known(job, name, secret), "leave", [name])
         await self.store.durable()
 
-    async def next(self, job: str, name: str, secret: str, wait: float) -> Assignment | str:
+    async def next(self, job: str, name: str, secret: str, wait: float) -> Part | str:
         """The worker's part of its next round, after at most ``wait`` seconds; else what it waits for."""
         until = self._clock() + wait
         while True:

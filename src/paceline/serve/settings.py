@@ -58,7 +58,10 @@ class Settings:
             ("first", self.first, 1e-3, 1e6),
         ):
             if not low <= value <= high:
-                raise PacelineError(f"{name}={value:g}: expected {low:g} to {high:g}")
+                given, least, most = (
+                    f"{x:,}" if isinstance(x, int) else f"{x:g}" for x in (value, low, high)
+                )
+                raise PacelineError(f"{name}={given}: expected {least} to {most}")
         if self.limits is not None:
             if len(self.limits) != self.workers:
                 raise PacelineError(

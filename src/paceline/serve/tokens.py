@@ -54,5 +54,7 @@ def kept_in(path: Path) -> str:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(token + "\n")
     except OSError as error:
-        raise PacelineError(f"cannot write the token to {path}: {error.strerror or error}") from error
+        raise PacelineError(
+            f"cannot write the token to {path}: {error.strerror or error}; choose another --token-file, or --dir"
+        ) from error
     return token

@@ -10,8 +10,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -67,7 +68,8 @@ def run(
                 theirs.close()
                 workers.append(worker)
                 pipes.append(ours)
-        return _watch(workers, pipes, on_event, run_dir)
+        with _interrupts() as interrupted:
+            return _watch(workers, pipes, on_event, run_dir, interrupted)
     finally:
         _end(workers)
         del store
@@ -78,6 +80,7 @@ def _watch(
     pipes: list[Connection],
     on_event: Callable[[dict[str, Any]], None],
     run_dir: Path,
+    interrupted: threading.Event,
 ) -> dict[str, Any]:
     """Pass on events until every worker has ended; the summary."""
     summary: dict[str, Any] | None = None
@@ -86,6 +89,8 @@ def _watch(
     running = dict(enumerate(workers))
     newest = 0
     while running:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
         ready = wait([*open_pipes.values(), *(w.sentinel for w in running.values())])
         for rank, worker in list(running.items()):
             ended = worker.sentinel in ready
@@ -115,6 +120,28 @@ def _watch(
     if summary is None:
         raise WorkerError("the workers ended without a result; look at what they printed")
     return summary
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Ctrl-C as ever, and an event that remembers it: one that comes while an object is being destroyed is lost."""
+    interrupted = threading.Event()
+    if (
+        threading.current_thread() is not threading.main_thread()  # the one that hears of signals
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # somebody else's affair
+    ):
+        yield interrupted
+        return
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _raise(rank: int, code: int, complaints: dict[int, tuple[str, str]], newest: int, run_dir: Path) -> None:
