@@ -20,7 +20,14 @@ if __name__ == "__main__":
     program = torch_program(model, x, y)
     losses: list[float] = []
     train(
-        program, 2000, workers=3, epochs=40, backup="dbw", lr=0.5, on_update=lambda u: losses.append(u.loss)
+        program,
+        2000,
+        workers=3,
+        epochs=20,
+        policy="equal",  # dbw counts gradients: each is to be worth as much
+        backup="dbw",
+        lr=0.5,
+        on_update=lambda update: losses.append(update.loss),
     )
     last = losses[-20:]  # one update's loss is that of a few samples
     print(f"{len(losses)} updates, loss {losses[0]:.3f} -> {sum(last) / len(last):.3f}")

@@ -29,7 +29,7 @@ def test_a_script_under_torchrun_is_watched_and_ended(
     )
     assert said.status == 0, said.stderr
     assert "Rank 1 takes" in said.stdout
-    assert 'pace = paceline.torch.Pace(ddp, global_batch=32, policy="level")' in said.stdout
+    assert "pace = paceline.torch.Pace(ddp, global_batch=32)" in said.stdout
     assert "trained step 0\n" in said.stderr, "what the training prints is passed on"
     assert "Traceback" not in said.stderr, "that it was ended from here is not shown as a fault"
     found = json.loads((tmp_path / "d.json").read_text())

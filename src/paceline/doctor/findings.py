@@ -200,7 +200,8 @@ def _exchange(spent: Spent) -> list[str]:
 
 def _lines(run: Run, policy: str) -> list[str]:
     batch = int(np.median(run.batch))
-    chosen = "" if policy == "auto" else f', policy="{policy}"'
+    # The default plans as level does where that is as good.
+    chosen = "" if policy in ("level", "auto") else f', policy="{policy}"'
     return [
         f"pace = paceline.torch.Pace(ddp, global_batch={batch}{chosen})",
         "loader = pace.loader(dataset, seed=0)  # instead of DistributedSampler and DataLoader",

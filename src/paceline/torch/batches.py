@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from paceline.torch.claims import Division
+    from paceline.torch.division import Division
 
 Indices = NDArray[np.int64]
 

@@ -18,10 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from paceline.balance.factoring import Counts, size
-from paceline.rounds import Array, Pull
+from paceline.balance.factoring import size
+from paceline.rounds import Array
 from paceline.torch import book, peers
 from paceline.torch.counter import MOST_SPEED, SPEED_UNITS, counter
+from paceline.torch.division import Division
 
 FASTEST = (
     16.0  # times the expected speed of all, told by one rank: a plan made from a stall may be that wrong
@@ -30,21 +31,6 @@ FORWARD = 1 / 3  # of a piece until its backward pass begins, until measured
 RECENT = 0.2  # weight of the newest measurement of that, of the waits for claims, and of how long these take
 TRIPS = 3e-4  # seconds that a claim takes, until measured
 MARGIN = 0.1  # of a piece that is left when the next is asked for, and twice the time that a claim takes
-
-
-class Division(NamedTuple):
-    """How one round begins; the same on every rank."""
-
-    first: Counts  # samples that each rank runs at once, (n,)
-    kept: Counts  # that it keeps for its end, (n,)
-    start: int  # of the pool, among the epoch's samples
-    pool: int  # samples to claim
-    pull: Pull
-
-    @property
-    def batch(self) -> int:
-        """Samples of the round."""
-        return self.pool + int(self.first.sum() + self.kept.sum())
 
 
 Claim = tuple[int, int]  # start among the epoch's samples, size

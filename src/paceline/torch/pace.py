@@ -30,9 +30,10 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch import book, patience, peers
+from paceline.torch import book, division, options, patience, peers
 from paceline.torch.batches import Order, Piece, batches
-from paceline.torch.claims import Claims, Division
+from paceline.torch.claims import Claims
+from paceline.torch.division import Division
 from paceline.torch.exactsum import ExactSum
 from paceline.torch.ledger import Ledger, RoundResult
 from paceline.torch.limits import Limits, has_batch_norm, least_and_most
@@ -142,35 +143,17 @@ class Pace:
         self._most = np.array(most)
         self._unit = quantum if quantum >= floor else floor  # pieces are multiples of so many samples
         pulls = self._balancer.pull(0) is not None
-        if pulls and (turns is not None or self._parallel.in_step):
-            raise PacelineError(
-                f"policy {self.policy} moves work within the round, so ranks take unlike numbers of turns, and "
-                f"{'turns=' + str(turns) if turns is not None else 'FSDP'} needs as many on each; "
-                "use a policy that plans whole rounds, such as level"
-            )
-        if pulls and self.fills and weigh == "hook":
-            raise PacelineError(
-                f"policy {self.policy} with weigh='hook': a rank's last turn in a round may be one that counts for "
-                "nothing, and the hook cannot leave its gradient out of what it claimed before; use weigh='loss'"
-            )
+        options.check_pieces(
+            self.policy, pulls, turns=turns, in_step=self._parallel.in_step, fills=self.fills, weigh=weigh
+        )
         self._turns = turns
         self.cell = 0  # samples of every turn, where results are to have the same bits
         self._sum: ExactSum | None = None
         if deterministic:
             self.cell = quantum if quantum > 1 else max(1, self.global_batch // CELLS)
-            wrong = (
-                f"policy {self.policy} does not move work within the round; use factoring or auto"
-                if not pulls
-                else "weigh='hook' leaves the sum to DDP; use weigh='loss'"
-                if weigh == "hook"
-                else "the model has batch norm, whose running statistics depend on who runs what; use another norm"
-                if norms
-                else f"micro_batch={micro_batch} holds no cell of {self.cell} samples; set a smaller quantum"
-                if micro_batch is not None and micro_batch < self.cell
-                else ""
+            options.check_deterministic(
+                self.policy, pulls, weigh=weigh, norms=norms, micro_batch=micro_batch, cell=self.cell
             )
-            if wrong:
-                raise PacelineError(f"deterministic=True: {wrong}")
             self._unit, self.micro_batch = self.cell, self.cell
             self._sum, micro_batch = ExactSum(self._parameters), None
         self._claims = Claims(device, self._unit, micro_batch, most[self.rank]) if pulls else None
@@ -416,21 +399,8 @@ class Pace:
         pull = self._balancer.pull(step)
         if pull is None:
             return None
-        if self.cell:
-            first, kept = factoring.divide_grid(pull, loads, self.cell)
-        else:
-            first, kept = factoring.divide(pull, loads, self._unit, np.array(self._largest))
-        own = first + kept
-        room = np.maximum(np.minimum(self._most, loads.sum()) - own, 0) // self._unit * self._unit
-        pool = int((loads - own).sum())
-        if self.cell and room.sum() < pool:
-            raise PacelineError(
-                f"deterministic=True: the limits leave no room for whole cells of {self.cell} samples; widen them, "
-                "or set a smaller quantum"
-            )
-        if not self.cell and (not pool or room.sum() < pool):  # some of it might find nobody
-            return None
-        return Division(first, kept, start + int(own.sum()), pool, pull)
+        largest = np.array(self._largest)
+        return division.divide(pull, loads, start, self._most, largest, self._unit, self.cell)
 
     def claim(self, piece: Piece) -> tuple[int, int] | None:
         """(start, size) of this rank's next claim before ``piece``, None when there is none (left)."""

@@ -1,0 +1,47 @@
+"""Which options of ``Pace`` go together, where work moves within the round."""
+
+from __future__ import annotations
+
+from paceline.errors import PacelineError
+
+
+def check_pieces(
+    policy: str, pulls: bool, *, turns: int | None, in_step: bool, fills: bool, weigh: str
+) -> None:
+    """Raises PacelineError where rounds cannot be run in pieces, as the policy would have it (``pulls``).
+
+    in_step: every rank must run as many turns. fills: a turn with nothing to do gets samples all the same.
+    """
+    if pulls and (turns is not None or in_step):
+        raise PacelineError(
+            f"policy {policy} moves work within the round, so ranks take unlike numbers of turns, and "
+            f"{'turns=' + str(turns) if turns is not None else 'FSDP'} needs as many on each; "
+            "use a policy that plans whole rounds, such as level"
+        )
+    if pulls and fills and weigh == "hook":
+        raise PacelineError(
+            f"policy {policy} with weigh='hook': a rank's last turn in a round may be one that counts for "
+            "nothing, and the hook cannot leave its gradient out of what it claimed before; use weigh='loss'"
+        )
+
+
+def check_deterministic(
+    policy: str, pulls: bool, *, weigh: str, norms: bool, micro_batch: int | None, cell: int
+) -> None:
+    """Raises PacelineError where results cannot have the same bits whoever runs what.
+
+    norms: the model has batch norm. cell: samples of every turn.
+    """
+    wrong = (
+        f"policy {policy} does not move work within the round; use factoring or auto"
+        if not pulls
+        else "weigh='hook' leaves the sum to DDP; use weigh='loss'"
+        if weigh == "hook"
+        else "the model has batch norm, whose running statistics depend on who runs what; use another norm"
+        if norms
+        else f"micro_batch={micro_batch} holds no cell of {cell} samples; set a smaller quantum"
+        if micro_batch is not None and micro_batch < cell
+        else ""
+    )
+    if wrong:
+        raise PacelineError(f"deterministic=True: {wrong}")
