@@ -8,7 +8,7 @@ JOBS ?= 2
 
 SECONDS ?= 120
 
-.PHONY: demo test check fuzz format bench docs clean
+.PHONY: demo test check lint fuzz format bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,11 +28,12 @@ demo: $(DEMO_STAMP)  ## train the digits on 4 uneven workers: plain equal split 
 test: $(STAMP)  ## every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-check: $(STAMP)  ## lint, format and types; the service's API against its own description
+check: lint fuzz  ## lint, format and types; the service's API against its own description
+
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	@$(MAKE) --no-print-directory fuzz
 
 fuzz: $(STAMP)  ## malformed and made-up requests to the service, for SECONDS: nothing but documented answers
 	@cd tests && PYTHONPATH=../src ../$(BIN)/python -m support.fuzz $(SECONDS)

@@ -107,7 +107,7 @@ def main() -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "paceline.torch"])
     print(f"{'policy':10}{'plain DDP':>12}{'Paceline':>12}{'ratio':>9}  (quartiles of {options.pairs} pairs)")
-    for policy in options.policy or ["equal", "level"]:
+    for policy in options.policy or ["equal", "level", "auto"]:
         ours, theirs = context.Pipe(duplex=False)
         with tempfile.TemporaryDirectory() as directory:
             arguments = (directory, policy, options.pairs, theirs)

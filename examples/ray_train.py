@@ -32,7 +32,8 @@ def train_loop_per_worker(config: dict) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     criterion = nn.CrossEntropyLoss()
 
-    pace = Balanced(model, global_batch=256)  # 1: the handle
+    rounds: list = []
+    pace = Balanced(model, global_batch=256, on_round=rounds.append)  # 1: the handle
     loader = pace.loader(dataset, seed=0)  # 2: instead of DataLoader and prepare_data_loader
     if (kept := ray.train.get_checkpoint()) is not None:
         with kept.as_directory() as folder:
@@ -46,7 +47,8 @@ def train_loop_per_worker(config: dict) -> None:
             loss = criterion(model(x), y)
             pace.backward(loss)  # 3: instead of loss.backward()
             pace.step(optimizer)  # 4: steps, and zeroes, when the round is complete
-        figures = {"loss": loss.item(), "loads": pace.loads(pace.rounds, 256).tolist()}
+        samples = sum(done.loads for done in rounds if done.epoch == pace.epoch - 1)
+        figures = {"loss": loss.item(), "samples": samples.tolist()}
         with tempfile.TemporaryDirectory() as folder:
             kept = None
             if pace.rank == 0:
@@ -68,7 +70,7 @@ def main() -> None:
             run_config=ray.train.RunConfig(storage_path=folder, name="digits"),
         )
         figures = trainer.fit().metrics
-        print(f"loss {figures['loss']:.3f}, loads {figures['loads']}")
+        print(f"loss {figures['loss']:.3f}, samples of the last epoch {figures['samples']}")
     ray.shutdown()
 
 

@@ -115,6 +115,6 @@ def test_ray_train() -> None:
     )
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("loss"))
-    loads = [int(load) for load in line.split("[")[1].split("]")[0].split(", ")]
-    assert sum(loads) == 256
-    assert loads[2] < min(loads[:2]), "the slow worker has least to do"
+    samples = [int(each) for each in line.split("[")[1].split("]")[0].split(", ")]
+    assert sum(samples) == 1500, "each sample of the training set once"
+    assert samples[2] < min(samples[:2]), "the slow worker has least to do"

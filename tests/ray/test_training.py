@@ -63,7 +63,7 @@ class TestWithRay:
         training = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         began = time.monotonic()
         while (
-            not out.exists() or len(runs.read(out).round) < 4 * every + 2
+            not (out / "run.json").exists() or len(runs.read(out).round) < 4 * every + 2
         ):  # more updates than bsp has rounds
             assert training.poll() is None
             assert time.monotonic() - began < 120

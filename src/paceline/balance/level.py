@@ -1,4 +1,4 @@
-"""``level``: everybody ends at the same time, by what each may be expected to need. The default.
+"""``level``: everybody ends at the same time, by what each may be expected to need.
 
 Water filling on the workers' paces and overheads: the same solution that the oracle finds for the true ones,
 with a margin where they are uncertain.

@@ -30,6 +30,7 @@ FASTEST = (
 FORWARD = 1 / 3  # of a piece until its backward pass begins, until measured
 RECENT = 0.2  # weight of the newest measurement of that, of the waits for claims, and of how long these take
 TRIPS = 3e-4  # seconds that a claim takes, until measured
+GROWTH = 2  # times the piece before: what is claimed at most where processes load it meanwhile
 MARGIN = 0.1  # of a piece that is left when the next is asked for, and twice the time that a claim takes
 
 
@@ -182,18 +183,21 @@ class Claims:
         running = now - before.began
         portion = 1.0 if through else min(running / before.whole, 1.0)
         busy = before.busy + (running - self._cost * portion if portion else 0.0)
+        # What is claimed is to be loaded while a piece runs that may be much smaller.
+        most = GROWTH * before.running if self.early and before.running else self._largest
         claim = self._claim(
-            division, before.done + before.running, before.done + portion * before.running, busy
+            division, before.done + before.running, before.done + portion * before.running, busy, most
         )
         self._trips += RECENT * (min(time.perf_counter() - now, 10 * self._trips) - self._trips)
         if claim is not None and self.claimed is not None:
             self.claimed(*claim)
         return claim
 
-    def _claim(self, division: Division, held: int, done: float, busy: float) -> Claim | None:
-        """The next claim of a rank that holds so many samples, and ran some in ``busy`` seconds."""
+    def _claim(self, division: Division, held: int, done: float, busy: float, most: int) -> Claim | None:
+        """The next claim, of ``most`` samples, of a rank that holds so many, and ran some in ``busy`` seconds."""
         rank, pull, unit = self._rank, division.pull, self._unit
-        room = min(self._largest, self._most - held - int(division.kept[rank])) // unit * unit
+        room = min(self._largest, self._most - held - int(division.kept[rank]))
+        room = min(room, max(most, unit)) // unit * unit
         if room <= 0:
             return None
         expected, together = float(pull.speeds[rank]), float(pull.speeds.sum())
@@ -202,8 +206,8 @@ class Claims:
         told, before = 0, self._told or 0
         if measured and known:
             told = int(self._told is None)
-            most = min(FASTEST, (MOST_SPEED - 1) / self._ranks)
-            self._told = round(min((speed - expected) / together, most) * SPEED_UNITS)
+            fastest = min(FASTEST, (MOST_SPEED - 1) / self._ranks)
+            self._told = round(min((speed - expected) / together, fastest) * SPEED_UNITS)
         count = self._counter.add(self._opened, told=told, speed=(self._told or 0) - before)
         left = division.pool - count.samples
         if left <= 0:
