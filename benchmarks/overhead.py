@@ -4,7 +4,8 @@
 
 Blocks of steps of plain DDP (equal halves) and of Pace alternate in the same processes, each with its own model, so
 that whatever else the machine does meets both. Printed: the step time of each, and the median over pairs of their
-ratio with its quartiles. "equal" shows the machinery alone; "level" also follows the machine's own noise.
+ratio with its quartiles. "equal" shows the machinery alone; "level" and "auto" also follow the machine's
+own noise.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ SCHEMES = ("factoring:scheme=factoring", "factoring:scheme=guided", "factoring:s
 PARTS = ("auto", *(f"auto:part={part}" for part in (0.3, 0.5, 0.7, 0.95)))
 STEPS = {"constant": 40, "moving": 180, "noise": 60, "recorded": 60, "even": 60}
 PLAIN_STEPS = 40
+SCENARIOS = ("constant", "moving", "noise-0.3", "noise-0.7", "even", "recorded-ST", "recorded-SE")
 UNFIT = ("optimum", "equal")  # looks ahead; is plain DDP's
 
 
@@ -215,8 +216,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workers", type=int, action="append", help="3, 4 or 6")
-    parser.add_argument("--only", action="append", metavar="SCENARIO")
+    parser.add_argument("--workers", type=int, action="append", choices=(3, 4, 6))
+    parser.add_argument("--only", action="append", choices=SCENARIOS)
     parser.add_argument("--all", action="store_true", help="every policy")
     parser.add_argument("--policy", action="append")
     parser.add_argument("--steps", type=int)

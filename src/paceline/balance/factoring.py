@@ -159,9 +159,8 @@ class Factoring:
     def _portion(self, state: FactoringState, seconds: Array, part: float, then: Array) -> Array:
         """What to run at once: least loss by the replayed rounds, the cost of the pieces added; (...,)."""
         smallest = LEAST * state.piece
-        later = np.maximum(
-            (1 - part) * (1 - PORTIONS) * seconds, smallest
-        )  # what a worker has after one claim
+        after_one_claim = (1 - part) * (1 - PORTIONS) * seconds
+        later = np.maximum(after_one_claim, smallest)
         stages = np.log(later / smallest) / -np.log(1 - np.minimum(then, 0.99))[..., None]
         claiming = ((2 + stages) * state.piece + smallest / 2) / seconds
         lost = state.losses + np.where(PORTIONS < 1, claiming, 0.0 if self.whole else np.inf)

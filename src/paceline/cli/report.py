@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.output import write_text
 from paceline.errors import PacelineError
 from paceline.files import write_whole
 from paceline.runs import Run, comparison, read, report, summarize, trace
@@ -54,7 +54,7 @@ def command(
         trace.write(run)
     console.print(f"Report: {page}", soft_wrap=True, highlight=False)
     if json_ is not None:
-        _write_json(json_, summaries[0] if len(summaries) == 1 else summaries)
+        write_text(json_, json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2))
 
 
 def comparison_table(runs: list[Run], summaries: list[dict[str, Any]]) -> Table:
@@ -89,11 +89,3 @@ def _beside(runs: list[Path]) -> Path:
         return Path(os.path.commonpath(parents)) / "compare.html"
     except ValueError as error:  # on different drives
         raise PacelineError("the runs lie on different drives; say where the page goes with --out") from error
-
-
-def _write_json(target: str, content: Any) -> None:
-    text = json.dumps(content, indent=2) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    else:
-        write_whole(target, text)

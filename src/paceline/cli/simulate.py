@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.counter import Counter
+from paceline.cli.output import check_json, console_for, write_json
 from paceline.errors import PacelineError
-from paceline.files import check_place, write_whole
 from paceline.runs import words
 from paceline.runs.words import number
 from paceline.simulate.measures import (
@@ -134,14 +131,6 @@ def command(
     write_json(json_, to_json(outcome))
 
 
-def console_for(target: str | None) -> Console:
-    """Where people read, beside figures that go to ``target``: wide enough for the table in a file or pipe."""
-    console = Console(stderr=target == "-", highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = 110
-    return console
-
-
 def heading(scenario: Scenario) -> str:
     """One line on what was simulated."""
     kind = "fractions" if scenario.fractional else "whole samples"
@@ -181,23 +170,6 @@ def bounds(outcome: Outcome) -> list[str]:
         for name, bound in found.items()
         if bound is not None
     ]
-
-
-def check_json(target: str | None) -> None:
-    """Raises PacelineError where ``write_json`` would fail, before the work is done."""
-    if target is not None and target != "-":
-        if not Path(target).absolute().parent.is_dir():
-            raise PacelineError(f"cannot write {target}: its directory does not exist; make it first")
-        check_place(target)
-
-
-def write_json(target: str | None, content: dict[str, Any]) -> None:
-    """To a file, to standard output for "-", or nowhere."""
-    text = json.dumps(content, allow_nan=False) + "\n"
-    if target == "-":
-        sys.stdout.write(text)
-    elif target is not None:
-        write_whole(target, text)
 
 
 def _spread(value: Estimate) -> str:

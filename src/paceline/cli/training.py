@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from paceline import data as datasets
+from paceline.cli.output import check_json, write_text
 from paceline.cli.progress import Progress
 from paceline.cli.report import comparison_table
 from paceline.errors import PacelineError
-from paceline.files import write_whole
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
 from paceline.torch import checkpoint, join, launch, peers
@@ -43,10 +42,7 @@ class Session:
         data = datasets.load(config.data)
         for policy in chosen:
             dataclasses.replace(config, policy=policy).check(data)
-        if self._target not in (None, "-") and not Path(self._target or "").parent.is_dir():
-            raise PacelineError(
-                f"{self._target} cannot be written: its directory does not exist; make it first"
-            )
+        check_json(self._target)
         kind = chosen[0].split(":")[0] if len(chosen) == 1 else "compare"
         label = f"{Path(config.data).stem}-{config.model}-{kind}"
         base = Path(out) if out is not None else default_run_dir(label)
@@ -99,12 +95,8 @@ class Session:
 
     def write_json(self, text: str) -> None:
         """Write the figures where ``--json`` says."""
-        if not self._leads:
-            return
-        if self._target == "-":
-            sys.stdout.write(text + "\n")
-        elif self._target is not None:
-            write_whole(self._target, text + "\n")
+        if self._leads:
+            write_text(self._target, text)
 
     def _run(self, config: TrainConfig, run_dir: Path, label: str, resume: bool, port: int) -> dict[str, Any]:
         with Progress(self._console, label) as progress:

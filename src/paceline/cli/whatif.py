@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from paceline.cli.counter import Counter
-from paceline.cli.simulate import check_json, console_for, write_json
+from paceline.cli.output import check_json, console_for, write_json
 from paceline.errors import PacelineError
 from paceline.runs import read
 from paceline.runs.words import listing, percent, seconds, times

@@ -124,9 +124,8 @@ def play(
     if orphaned.any():
         idle = np.where(np.isfinite(free) & (orphaned > 0)[:, None], np.maximum(missed - free, 0.0), 0.0)
         free = free + idle
-        claim(
-            orphaned, loads.sum(-1), False
-        )  # with the wait in it, the time that a worker took is no measure of its speed
+        # With the wait in it, the time that a worker took is no measure of its speed.
+        claim(orphaned, loads.sum(-1), False)
     expected_seconds = pace * claimed
     strayed = np.where(pace > 0, np.abs(took_claims - expected_seconds), 0.0)
     return Pulled(done.astype(np.int64), free, pieces, idle, expected_seconds, strayed)

@@ -24,9 +24,8 @@ from paceline.torch import book, peers
 from paceline.torch.counter import MOST_SPEED, SPEED_UNITS, counter
 from paceline.torch.division import Division
 
-FASTEST = (
-    16.0  # times the expected speed of all, told by one rank: a plan made from a stall may be that wrong
-)
+# Times the expected speed of all, told by one rank: a plan made from a stall may be that wrong.
+FASTEST = 16.0
 FORWARD = 1 / 3  # of a piece until its backward pass begins, until measured
 RECENT = 0.2  # weight of the newest measurement of that, of the waits for claims, and of how long these take
 TRIPS = 3e-4  # seconds that a claim takes, until measured

@@ -121,9 +121,8 @@ class Pace:
         self.policy = policy if isinstance(policy, str) else type(chosen).__name__
         whole = turns is not None or self._parallel.in_step or norms or (fill and weigh == "hook")
         if isinstance(chosen, factoring.Auto) and (whole or self.ranks == 1) and not deterministic:
-            plans: Any = (
-                chosen.planner()
-            )  # pieces can't be, gain nothing, or leave batch norm only few samples
+            # Pieces can't be, gain nothing, or leave batch norm only few samples.
+            plans: Any = chosen.planner()
             chosen, self.policy = plans, "level"
         self._balancer = Balancer(chosen, quantum=quantum, floor=floor)
         self._largest = peers.agree(
@@ -285,7 +284,8 @@ class Pace:
 
         scaler: a torch GradScaler, stepped and updated where given.
         """
-        self._rates.watch(optimizer, self.rounds, self.complete)
+        if self._piece is not None:
+            self._rates.watch(optimizer, self.rounds, self.complete)
         if not self.complete:
             return False
         began = time.perf_counter()

@@ -1,0 +1,42 @@
+"""Where a command's figures go (``--json FILE|-``), and where people read beside them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from paceline.errors import PacelineError
+from paceline.files import check_place, write_whole
+
+
+def console_for(target: str | None) -> Console:
+    """Where people read, beside figures that go to ``target``: wide enough for the table in a file or pipe."""
+    console = Console(stderr=target == "-", highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = 110
+    return console
+
+
+def check_json(target: str | None) -> None:
+    """Raises PacelineError where figures cannot be written, before the work is done."""
+    if target is not None and target != "-":
+        if not Path(target).absolute().parent.is_dir():
+            raise PacelineError(f"cannot write {target}: its directory does not exist; make it first")
+        check_place(target)
+
+
+def write_json(target: str | None, content: dict[str, Any]) -> None:
+    """To a file, to standard output for "-", or nowhere."""
+    write_text(target, json.dumps(content, allow_nan=False))
+
+
+def write_text(target: str | None, text: str) -> None:
+    """The same for figures that are text already."""
+    if target == "-":
+        sys.stdout.write(text + "\n")
+    elif target is not None:
+        write_whole(target, text + "\n")
