@@ -7,7 +7,7 @@ import numpy as np
 from paceline import policies
 from paceline.rounds import Array, Cluster, PieceTimes, Round
 from paceline.shares import whole_samples
-from paceline.simulate.within import PIECE_SECONDS, play
+from paceline.simulate.within import AHEAD, PIECE_SECONDS, play
 
 WARM_UP = 20  # rounds
 
@@ -18,13 +18,16 @@ def share_of_the_bound(
     batch: int,
     piece: float = PIECE_SECONDS,
     unsteady: float = 0.0,
+    ahead: float = AHEAD,
     warm_up: int = WARM_UP,
 ) -> float:
     """Seconds at the sum of all speeds over those taken, after the warm-up.
 
     paces: seconds per sample, (rounds, realizations, n). piece: seconds that each piece costs beyond its samples,
     a whole round as planned among them. unsteady: sd of the logarithm of each piece's own pace, where a round is
-    run in pieces. Raises PacelineError for an unknown policy.
+    run in pieces. ahead: portion of a piece that is left when the next one is claimed.
+
+    Raises PacelineError for an unknown policy.
     """
     rng = np.random.default_rng(5)
     _, realizations, workers = paces.shape
@@ -37,7 +40,9 @@ def share_of_the_bound(
         seconds, pieces = piece + loads * pace, np.ones_like(loads)
         times = PieceTimes(np.full(pace.shape, piece), *np.zeros((2, *pace.shape)))
         if plan.pull is not None:
-            ran = play(plan.pull, loads, pace, np.zeros(pace.shape), piece, rng=rng, unsteady=unsteady)
+            ran = play(
+                plan.pull, loads, pace, np.zeros(pace.shape), piece, ahead=ahead, rng=rng, unsteady=unsteady
+            )
             loads, seconds, pieces = ran.loads, ran.seconds, ran.pieces
             times = times._replace(expected=ran.expected, strayed=ran.strayed)
         if t >= warm_up:
