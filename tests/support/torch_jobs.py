@@ -314,10 +314,10 @@ def missed(rank: int, ranks: int) -> list[tuple[int, list[int]]]:
 
 
 class Slow(Samples):
-    """Samples that take 5 ms to load."""
+    """Samples that take 15 ms to load."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
-        time.sleep(5e-3)
+        time.sleep(15e-3)
         return super().__getitem__(index)
 
 
@@ -346,7 +346,7 @@ def held_up(rank: int, ranks: int, loader_workers: int) -> tuple[list[int], list
         for x, y, index in loader:
             used += index.tolist()
             loss = loss_of(ddp(x), y)
-            loss.register_hook(partial(nap, 6e-3 * len(x)))
+            loss.register_hook(partial(nap, 18e-3 * len(x)))
             pace.backward(loss)
             pace.step(optimizer)
     return used, waits

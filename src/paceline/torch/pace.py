@@ -145,6 +145,8 @@ class Pace:
         options.check_pieces(
             self.policy, pulls, turns=turns, in_step=self._parallel.in_step, fills=self.fills, weigh=weigh
         )
+        if weigh == "hook":
+            self._parallel.register_comm_hook(self._hook_weight, weigh_in_hook)
         self._turns = turns
         self.cell = 0  # samples of every turn, where results are to have the same bits
         self._sum: ExactSum | None = None
@@ -161,8 +163,6 @@ class Pace:
         self._patience = Patience(self._meter.missing, on_missed, patience) if pulls else None
         self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
         self.weigh = weigh
-        if weigh == "hook":
-            self._parallel.register_comm_hook(self._hook_weight, weigh_in_hook)
         self._any_hook = (
             torch.autograd.graph.register_multi_grad_hook(self._parameters, self._halfway, mode="any")
             if weigh == "hook" and pulls

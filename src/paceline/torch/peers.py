@@ -51,34 +51,49 @@ def agree(facts: dict[str, Any], extra: Any = None) -> list[Any]:
     return [theirs for _, theirs in everyone]
 
 
+def together(action: Callable[[], T]) -> T:
+    """What ``action`` returns on this rank; a PacelineError on any rank is raised on all of them. Collective."""
+    result, complaint = None, ""
+    try:
+        result = action()
+    except PacelineError as error:
+        complaint = str(error)
+    for words in gather(complaint):
+        if words:
+            raise PacelineError(words)
+    return result  # type: ignore[return-value]  # there was no complaint, so there is a result
+
+
 def on_rank_0(action: Callable[[], T]) -> T | None:
     """What ``action`` returns on rank 0, None elsewhere; its PacelineError is raised on every rank. Collective."""
-    result, complaint = None, ""
-    if rank() == 0:
-        try:
-            result = action()
-        except PacelineError as error:
-            complaint = str(error)
-    complaint = gather(complaint)[0]
-    if complaint:
-        raise PacelineError(complaint)
-    return result
+    return together(lambda: action() if rank() == 0 else None)
 
 
 def own_store(timeout: float) -> dist.TCPStore:
-    """A TCPStore that rank 0 hosts where it already is the rendezvous, apart from the process group's. Collective."""
+    """A TCPStore that rank 0 hosts where it already is the rendezvous, apart from the process group's. Collective.
+
+    timeout: seconds to reach it, and for each of its answers. Nobody returns before everybody is connected: rank 0
+    may find something wrong next, leave, and take the store with it.
+    Raises PacelineError on every rank where one cannot reach it.
+    """
     wait = timedelta(seconds=timeout)
-    store: dist.TCPStore | None = None
-    address: list[object] = [None]
-    if rank() == 0:
-        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        store = dist.TCPStore(host, 0, ranks(), True, wait_for_workers=False, timeout=wait)
-        address = [(host, store.port)]
+    host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+    def connect(there: tuple[str, int]) -> dist.TCPStore:
+        try:
+            return dist.TCPStore(*there, ranks(), rank() == 0, wait_for_workers=False, timeout=wait)
+        except RuntimeError as error:
+            raise PacelineError(
+                f"rank {rank()} cannot reach rank 0 at {there[0]}, where the ranks tell their speeds; expected "
+                "MASTER_ADDR to name rank 0's machine, and any port of it to be open to the other ranks"
+            ) from error
+
+    hosted = on_rank_0(lambda: connect((host, 0)))
+    address: list[tuple[str, int] | None] = [(host, hosted.port) if hosted is not None else None]
     dist.broadcast_object_list(address, src=0)
-    if store is None:
-        there: tuple[str, int] = address[0]  # type: ignore[assignment]
-        store = dist.TCPStore(*there, ranks(), False, wait_for_workers=False, timeout=wait)
-    return store
+    there = address[0]
+    assert there is not None  # rank 0 has sent it
+    return together(lambda: connect(there) if hosted is None else hosted)
 
 
 def machines() -> Machines:

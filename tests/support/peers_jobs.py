@@ -1,0 +1,48 @@
+"""What ranks do that meet with hindrances."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.errors import PacelineError
+from paceline.torch import peers
+
+
+def left_early(rank: int, ranks: int, seconds: float) -> str:
+    """Rank 0 goes as soon as it has the store that it hosts, and rank 1 connects ``seconds`` late; how that ended."""
+    connect = dist.TCPStore
+
+    @functools.wraps(connect)
+    def late(*arguments: Any, **options: Any) -> dist.TCPStore:
+        time.sleep(seconds)
+        return connect(*arguments, **options)
+
+    if rank == 1:
+        dist.TCPStore = late  # type: ignore[misc,assignment]
+    return own_store(5.0)
+
+
+def out_of_reach(rank: int, ranks: int, who: int) -> str:
+    """The sentence that a rank gets when rank ``who`` cannot reach the store."""
+    connect = dist.TCPStore
+
+    @functools.wraps(connect)
+    def elsewhere(host: str, port: int, *arguments: Any, **options: Any) -> dist.TCPStore:
+        return connect("192.0.2.1", port, *arguments, **options)  # kept for documentation: nobody is there
+
+    if rank == who:
+        dist.TCPStore = elsewhere  # type: ignore[misc,assignment]
+    return own_store(0.5)
+
+
+def own_store(timeout: float) -> str:
+    """Connect and let go again; the sentence where that fails."""
+    try:
+        peers.own_store(timeout)
+    except PacelineError as error:
+        return str(error)
+    return "connected"
