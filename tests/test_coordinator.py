@@ -124,3 +124,31 @@ def test_who_is_slow_is_waited_for_when_it_comes_back():
     assert due == pytest.approx(
         14.0 + 4 * 4.0 / load * engine.running[3].load + 0.5
     )  # by its own measure now
+
+
+@pytest.mark.parametrize(
+    ("sync", "backup"),
+    [("bsp", "static:2"), ("bsp", "everyone"), ("asp", "everyone"), ("lsp:2:2", "everyone")],
+)
+def test_a_proportional_rate_goes_by_samples_not_by_gradients(sync, backup):
+    engine, log = Engine(), []
+    choices = Choices(
+        WORKERS,
+        12,
+        sync,
+        backup=backup,
+        rate="proportional",
+        lr=0.6,
+        limits=((1, 1), (1, 2), (1, None), (1, None)),
+    )
+    coordinator = Coordinator(engine, choices, Epochs(SAMPLES, EPOCHS, seed=0), log.append)
+    coordinator.start(0.0)
+    for now in range(40):
+        if not engine.running:
+            break
+        finish(engine, coordinator, sorted(engine.running)[now * now % 7 % len(engine.running)], now + 1.0)
+    assert len(log) > 8
+    assert len({int(update.loads.sum()) for update in log}) > 1 or backup == "everyone"
+    for update in log:  # a group of lsp and asp's one gradient are divided by the whole batch as it is
+        portion = update.loads.sum() / 12 if sync == "bsp" else 1.0
+        assert update.rate == pytest.approx(0.6 * portion)

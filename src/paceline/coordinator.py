@@ -253,8 +253,10 @@ class Coordinator:
         used = [(g, *self._held_task(g)) for g in effect.gradients]
         used.sort(key=lambda item: (item[0].worker, item[1].number))  # sums must not depend on who came first
         fresh = sum(g.version == self.version for g, _, _ in used) or len(used)
-        rate = self.rate.of(min(len(used), self.workers), self._norm2, self._variance)
         batch = None if effect.scale == "mean" else float(self.batch)
+        # Gradients are of unlike numbers of samples. Divided by the whole batch, they already count by their samples.
+        worth = self.workers * (sum(task.load for _, task, _ in used) / self.batch if batch is None else 1.0)
+        rate = self.rate.of(min(worth, self.workers), self._norm2, self._variance)
         moved = self.engine.update([(task, g.weight) for g, task, _ in used if task.load], batch, rate)
         staleness = [self.version - g.version for g, _, _ in used]
         self.version += 1

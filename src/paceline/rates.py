@@ -23,9 +23,10 @@ BLOW_UP = 4.0
 class Rate(Protocol):
     """A rule for the learning rate."""
 
-    def of(self, k: int, norm2: float, variance: float) -> float:
-        """The rate for an update from k gradients.
+    def of(self, k: float, norm2: float, variance: float) -> float:
+        """The rate for an update from the mean of k gradients.
 
+        k: samples in it over those that each of n workers has when they all have as many; 0 to n.
         norm2, variance: estimates of the squared norm of the true gradient and of the summed variance of one
         gradient; NaN where unknown.
         """
@@ -39,7 +40,7 @@ class Fixed:
     workers: int
     full: float
 
-    def of(self, k: int, norm2: float, variance: float) -> float:
+    def of(self, k: float, norm2: float, variance: float) -> float:
         return self.full
 
 
@@ -50,7 +51,7 @@ class Proportional:
     workers: int
     full: float
 
-    def of(self, k: int, norm2: float, variance: float) -> float:
+    def of(self, k: float, norm2: float, variance: float) -> float:
         return self.full * k / self.workers
 
 
@@ -65,7 +66,7 @@ class AdaScale:
     full: float
     needs_variance: ClassVar[bool] = True
 
-    def of(self, k: int, norm2: float, variance: float) -> float:
+    def of(self, k: float, norm2: float, variance: float) -> float:
         if not (np.isfinite(norm2) and np.isfinite(variance)) or norm2 + variance <= 0:
             return self.full * k / self.workers
         return self.full * gain(k, norm2, variance) / gain(self.workers, norm2, variance)
@@ -75,7 +76,7 @@ class AdaScale:
 class Knee:
     """A rate of its own for each k, as range tests found them.
 
-    table: rates for k = 1..n, separated by "/".
+    table: rates for k = 1..n, separated by "/"; the nearest where k is between two.
     """
 
     workers: int
@@ -92,8 +93,8 @@ class Knee:
                 f"knee: table={self.table!r}: expected {self.workers} positive rates, one for each k, with / between"
             )
 
-    def of(self, k: int, norm2: float, variance: float) -> float:
-        return float(self.table.split("/")[k - 1])
+    def of(self, k: float, norm2: float, variance: float) -> float:
+        return float(self.table.split("/")[max(round(k), 1) - 1])
 
 
 RATES: dict[str, type[Any]] = {
@@ -112,7 +113,7 @@ def create(text: str, workers: int, full: float) -> Rate:
     return rate
 
 
-def gain(k: int, norm2: float, variance: float) -> float:
+def gain(k: float, norm2: float, variance: float) -> float:
     """AdaScale's gain ratio of k gradients over one, between 1 and k."""
     return (variance + norm2) / (variance / k + norm2)
 
