@@ -9,19 +9,18 @@ import numpy as np
 from rich.console import Console
 
 from paceline.errors import PacelineError
-from paceline.simulate.learning import Learning, Learnt, learn
+from paceline.simulate.learning import Learnt
 from paceline.simulate.scenario import Scenario
 
 
-def show(scenario: Scenario, learning: Learning, console: Console, plot: Path | None) -> dict[str, Any]:
-    """Learn, tell, draw; the figures for JSON."""
-    learnt = learn(scenario, learning)
+def show(scenario: Scenario, learnt: Learnt, console: Console, plot: Path | None) -> dict[str, Any]:
+    """Tell, draw; the figures for JSON."""
     figures = learnt.to_json()
     last, dropped = learnt.updates[-1], figures["gradients_dropped"]
     lost = ", ".join(f"{count} {what}" for what, count in sorted(dropped.items())) or "none"
     console.print(
-        f"{scenario.name}: {scenario.size} workers, batch {scenario.global_batch}; {learning.sync}, "
-        f"{learning.backup}, {learning.balance}, {learning.mode}; {learning.model} on {learning.data}",
+        f"{scenario.name}: {scenario.size} workers, batch {scenario.global_batch}; {figures['sync']}, "
+        f"{figures['backup']}, {figures['balance']}, {figures['mode']}; {figures['model']} on {figures['data']}",
         markup=False,
     )
     console.print(

@@ -111,10 +111,11 @@ def command(
     console = console_for(json_)
     if learn:
         from paceline.cli.learning import show
-        from paceline.simulate.learning import Learning
+        from paceline.simulate.learning import choices
+        from paceline.simulate.learning import learn as train
 
-        wanted = Learning(data, model, sync, backup, balance, mode, rate, lr, loss=loss)
-        write_json(json_, show(what, wanted, console, plot))
+        by = choices(what, sync=sync, mode=mode, backup=backup, policy=balance, rate=rate, lr=lr)
+        write_json(json_, show(what, train(what, by, data, model, loss), console, plot))
         return
     names = list(policy or what.policies or DEFAULT)
     with Counter("simulating") as progress:

@@ -18,38 +18,10 @@ from paceline.simulate.scenario import FREEZE, JOIN, LEAVE, Event, Scenario
 from paceline.simulate.server import Member, Server
 
 
-@dataclass(frozen=True)
-class Learning:
-    """What is learnt, and how. data, model: as for ``paceline train``. updates: at most so many.
-
-    loss: stop when the mean of the last 5 updates' losses is below it.
-    """
-
-    data: str = "digits"
-    model: str = "mlp"
-    sync: str = "bsp"
-    backup: str = "everyone"
-    balance: str = "equal"
-    mode: str = "push-wait"
-    rate: str = "fixed"
-    lr: float = 0.1
-    momentum: float = 0.0
-    loss: float | None = None
-
-    def choices(self, scenario: Scenario) -> Choices:
-        """Checked: raises PacelineError for what is unknown or excludes something else."""
-        return Choices(
-            scenario.size,
-            scenario.global_batch,
-            self.sync,
-            self.mode,
-            self.backup,
-            self.balance,
-            self.rate,
-            self.lr,
-            self.momentum,
-            machines=scenario.cluster().machines,
-        )
+def choices(scenario: Scenario, **options: Any) -> Choices:
+    """What the scenario's workers are coordinated by; options as in ``Choices``. Raises PacelineError for what is
+    unknown or excludes something else."""
+    return Choices(scenario.size, scenario.global_batch, machines=scenario.cluster().machines, **options)
 
 
 @dataclass
@@ -80,8 +52,13 @@ class Learnt:
         }
 
 
-def learn(scenario: Scenario, learning: Learning) -> Learnt:
+def learn(
+    scenario: Scenario, by: Choices, data: str = "digits", model: str = "mlp", loss: float | None = None
+) -> Learnt:
     """Train on the scenario's first realization, ``scenario.rounds`` updates at most.
+
+    by: ``choices`` for this scenario. data, model: as for ``paceline train``. loss: stop when the mean of the last 5
+    updates' losses is below it.
 
     A worker's j-th task takes as long as its round j in the scenario: overhead and link plus pace times load.
     What happens to a worker in round r happens once r - 1 updates are made; what it has begun by then is dropped
@@ -91,9 +68,8 @@ def learn(scenario: Scenario, learning: Learning) -> Learnt:
         from paceline.torch.images import Images
     except ModuleNotFoundError as error:
         raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
-    choices = learning.choices(scenario)
-    data = datasets.load(learning.data)
-    learner = Images(data, learning.model, scenario.seed)
+    samples = datasets.load(data)
+    learner = Images(samples, model, scenario.seed)
     of = scenario.classes(np.random.default_rng(scenario.seed))
     of = of if of.ndim == 1 else of[0]
     trips = RoundTrips(
@@ -109,9 +85,9 @@ def learn(scenario: Scenario, learning: Learning) -> Learnt:
     )
     server = Server(
         learner,
-        choices,
+        by,
         trips,
-        Draws(len(data.x_train), scenario.seed),
+        Draws(len(samples.x_train), scenario.seed),
         absent=np.flatnonzero(~scenario.members(0)[0]).tolist(),
         give_up=0.0,
         floor=scenario.give_up_seconds,
@@ -121,12 +97,21 @@ def learn(scenario: Scenario, learning: Learning) -> Learnt:
 
     def stop(update: Update) -> bool:
         losses.append(update.loss)
-        return learning.loss is not None and float(np.mean(losses[-5:])) < learning.loss
+        return loss is not None and float(np.mean(losses[-5:])) < loss
 
     updates = server.run(scenario.rounds, None, stop)
-    loss, accuracy = learner.test(server.parameters.values)
-    shown = {name: getattr(learning, name) for name in ("sync", "backup", "balance", "mode", "data", "model")}
-    return Learnt(updates, loss, accuracy, shown | {"scenario": scenario.name, "seed": scenario.seed})
+    test_loss, accuracy = learner.test(server.parameters.values)
+    settings = {
+        "sync": by.sync,
+        "backup": by.backup,
+        "balance": by.policy,
+        "mode": by.mode,
+        "data": data,
+        "model": model,
+        "scenario": scenario.name,
+        "seed": scenario.seed,
+    }
+    return Learnt(updates, test_loss, accuracy, settings)
 
 
 def _member(event: Event) -> Member:
