@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from itertools import chain
 from typing import Any
 
@@ -13,8 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import PacelineError, WorkerError
+from paceline.rounds import Pull
 from paceline.torch import Pace
-from paceline.torch.counter import LocalCounter, StoreCounter
+from paceline.torch.claims import Claims
+from paceline.torch.counter import SPEED_UNITS, LocalCounter, StoreCounter
+from paceline.torch.division import Division
 from paceline.torch.exactsum import ExactSum
 from support.ranks import run_ranks
 from support.torch_jobs import (
@@ -214,6 +218,22 @@ def test_three_numbers_travel_in_one(additions: list[tuple[int, int, int]]) -> N
     counter._store, counter._rank, counter._newest = store, 1, -1
     for samples, told, speed in additions:
         assert counter.add(7, samples, told, speed) == alone.add(7, samples, told, speed)
+
+
+def test_a_rank_that_has_no_room_for_a_claim_tells_its_speed_all_the_same() -> None:
+    half, ones = np.array(0.5), np.ones(2)
+    pull = Pull(first=half, part=half, then=half, least=ones, speeds=1e3 * ones)
+    division = Division(np.array([10, 10]), np.array([0, 0]), start=20, pool=20, pull=pull)
+    claims = Claims(torch.device("cpu"), unit=1, largest=None, most=10)
+    claims._counter = counter = LocalCounter()
+    claims.open(time.perf_counter())
+    time.sleep(0.02)
+    claims.done(10)
+    assert claims.take(division) is None
+    claims.close()
+    claimed, told, speed = counter.add(1)
+    assert (claimed, told) == (0, 1)
+    assert -SPEED_UNITS / 2 <= speed < -SPEED_UNITS / 8  # 500 a second at most, instead of 1,000 of 2,000
 
 
 def test_what_a_frozen_rank_has_not_begun_the_others_run() -> None:

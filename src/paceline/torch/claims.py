@@ -197,7 +197,7 @@ class Claims:
         rank, pull, unit = self._rank, division.pull, self._unit
         room = min(self._largest, self._most - held - int(division.kept[rank]))
         room = min(room, max(most, unit)) // unit * unit
-        if room <= 0:
+        if room <= 0 and self._told is not None:
             return None
         expected, together = float(pull.speeds[rank]), float(pull.speeds.sum())
         measured = done > 0 and busy > 0
@@ -209,7 +209,7 @@ class Claims:
             self._told = round(min((speed - expected) / together, fastest) * SPEED_UNITS)
         count = self._counter.add(self._opened, told=told, speed=(self._told or 0) - before)
         left = division.pool - count.samples
-        if left <= 0:
+        if left <= 0 or room <= 0:
             return None
         everyone = together * max(1.0 + count.speed / SPEED_UNITS, 1e-6)
         weight = min(speed / everyone, 1.0) if known else 1.0 / self._ranks
