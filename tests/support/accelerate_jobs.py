@@ -109,7 +109,7 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     found["accumulated"] = (
         hosts.difference(run.train(accumulate=True), whole),
         run.turns,
-        run.pace.micro_batch,
+        run.pace.terms.micro_batch,
     )
     run.pace.detach()
 

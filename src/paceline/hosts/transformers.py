@@ -108,7 +108,9 @@ class BalancedTrainer(Trainer):
             inputs.note(getattr(self.model, "main_input_name", "input_ids"), batch)
         local, self._loss = self._loss, None
         loss, everywhere = self._summed(local, labels)
-        if not pace.cell:  # where results are to have the same bits, weights leave out that DDP averages
+        if (
+            not pace.terms.cell
+        ):  # where results are to have the same bits, weights leave out that DDP averages
             loss = loss / pace.ranks
         if self._count is not None and everywhere and everywhere != inputs.samples:
             # So far the labels' sum over the round's samples; its mean over the labels is asked for.

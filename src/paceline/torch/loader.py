@@ -56,7 +56,7 @@ class BalancedLoader:
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         collate = options.pop("collate_fn", None) or default_collate
         self._early = bool(options.get("num_workers"))
-        self._fetcher = fetcher(dataset, collate, options) if pace.pulls else None
+        self._fetcher = fetcher(dataset, collate, options) if pace.terms.pulls else None
         collate = _EmptyToo(dataset, collate)
         self._loader = DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate, **options)
 
@@ -101,7 +101,7 @@ class BalancedLoader:
 
     def _turns(self, start: int, size: int) -> list[Indices]:
         """What is claimed, cut into turns of the user's loop: one, or cells of a grid."""
-        chosen, each = self._sampler.indices[start : start + size], self._pace.cell or size
+        chosen, each = self._sampler.indices[start : start + size], self._pace.terms.cell or size
         return [chosen[at : at + each] for at in range(0, size, each)]
 
     def _claimed(self, start: int, size: int) -> None:
@@ -127,19 +127,20 @@ class _Sampler:
         self.indices: Indices = np.empty(0, np.int64)  # this epoch's order
 
     def __iter__(self) -> Iterator[list[int]]:
-        pace = self._pace
+        pace, terms = self._pace, self._pace.terms
         self.indices = indices = self._order.epoch(pace.epoch)
         step = pace.rounds
         for first, size in pace.remaining():
-            loads = pace.loads(step, size)
-            division = pace.divide(step, loads, first)
+            loads = terms.balancer.loads(step, size)
+            division = terms.divide(step, loads, first)
             own = loads if division is None else division.first + division.kept
             start = first + int(own[: pace.rank].sum())
             mine = indices[start : start + int(own[pace.rank])]
-            filler = indices[: pace.floor] if pace.fills else None
+            filler = indices[: terms.floor] if terms.fills else None
             kept = 0 if division is None else int(division.kept[pace.rank])
+            turns = terms.turns(loads)
             for cut, piece in pieces(
-                mine, step, loads, pace.micro_batch, filler, division, kept, pace.turns(loads), pace.floor
+                mine, step, loads, terms.micro_batch, filler, division, kept, turns, terms.floor
             ):
                 self.queue.append(piece)
                 yield cut.tolist()

@@ -1,8 +1,16 @@
-"""Which options of ``Pace`` go together, where work moves within the round."""
+"""Which options of ``Pace`` go together."""
 
 from __future__ import annotations
 
 from paceline.errors import PacelineError
+
+
+def check_weigh(weigh: str, turns: int | None) -> None:
+    """Raises PacelineError for a way of weighing that is none, or that a fixed number of turns rules out."""
+    if weigh not in ("loss", "hook"):
+        raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'")
+    if turns is not None and (turns < 1 or weigh == "hook"):
+        raise PacelineError(f"turns={turns}, weigh={weigh!r}: expected at least one turn, and weigh='loss'")
 
 
 def check_pieces(

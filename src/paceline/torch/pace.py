@@ -20,33 +20,27 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from paceline import policies
-from paceline.balance import factoring
-from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch import book, division, options, patience, peers
-from paceline.torch.batches import Order, Piece, batches
+from paceline.torch import book, patience, peers
+from paceline.torch.batches import Order, Piece
 from paceline.torch.claims import Claims
-from paceline.torch.division import Division
 from paceline.torch.exactsum import ExactSum
 from paceline.torch.ledger import Ledger, RoundResult
-from paceline.torch.limits import Limits, has_batch_norm, least_and_most
+from paceline.torch.limits import Limits
 from paceline.torch.loader import BalancedLoader, check_indexed, draws_ahead
 from paceline.torch.meter import Meter
 from paceline.torch.parallel import parallel
 from paceline.torch.patience import Missed, Patience
+from paceline.torch.progress import Progress
 from paceline.torch.rates import Rates
 from paceline.torch.record import RoundRecorder, record_run
 from paceline.torch.shutdown import leave
+from paceline.torch.terms import agree
 from paceline.torch.weighting import rescale, weigh_in_hook
-
-CELLS = 32  # of a round, by default, where results are to have the same bits
 
 
 class Pace:
@@ -97,82 +91,40 @@ class Pace:
     ) -> None:
         self.rank, self.ranks = peers.rank(), peers.ranks()
         self._parallel = parallel(model, self.ranks)
-        if weigh not in ("loss", "hook"):
-            raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'")
-        self.global_batch, self.micro_batch = int(global_batch), micro_batch
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        norms = has_batch_norm(model)
-        self.floor = floor = 2 if norms else 1  # samples that a rank with anything to do needs
-        if micro_batch is not None and micro_batch < 2 * floor - 1:
-            raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * floor - 1} samples")
-        self.fills = fill or norms  # a turn with nothing to do
-        least, most = least_and_most(limits, self.ranks, self.global_batch, floor)
-        if turns is not None:
-            if turns < 1 or weigh == "hook":
-                raise PacelineError(
-                    f"turns={turns}, weigh={weigh!r}: expected at least one turn, and weigh='loss'"
-                )
-            most = [
-                min(m, turns * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)
-            ]
-        bounds = np.array(least, float), np.array(most, float)
-        cluster = Cluster(self.ranks, self.global_batch, *bounds, peers.machines())
-        chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
-        self.policy = policy if isinstance(policy, str) else type(chosen).__name__
-        whole = turns is not None or self._parallel.in_step or norms or (fill and weigh == "hook")
-        if isinstance(chosen, factoring.Auto) and (whole or self.ranks == 1) and not deterministic:
-            # Pieces can't be, gain nothing, or leave batch norm only few samples.
-            plans: Any = chosen.planner()
-            chosen, self.policy = plans, "level"
-        self._balancer = Balancer(chosen, quantum=quantum, floor=floor)
-        self._largest = peers.agree(
-            {
-                "global_batch": self.global_batch,
-                "policy": self.policy,
-                "limits": (least, most),
-                "quantum": quantum,
-                "turns": turns,
-                "weigh": weigh,
-                "deterministic": deterministic,
-            },
-            self.global_batch if micro_batch is None else micro_batch,
+        self.global_batch, self.weigh = int(global_batch), weigh
+        self.terms = terms = agree(
+            model,
+            self.global_batch,
+            policy,
+            limits=limits,
+            micro_batch=micro_batch,
+            turns=turns,
+            fill=fill,
+            quantum=quantum,
+            weigh=weigh,
+            deterministic=deterministic,
+            in_step=self._parallel.in_step,
         )
-
-        device = self._parameters[0].device if self._parameters else torch.device("cpu")
-        self._most = np.array(most)
-        self._unit = quantum if quantum >= floor else floor  # pieces are multiples of so many samples
-        pulls = self._balancer.pull(0) is not None
-        options.check_pieces(
-            self.policy, pulls, turns=turns, in_step=self._parallel.in_step, fills=self.fills, weigh=weigh
-        )
+        self.policy = terms.policy
         if weigh == "hook":
             self._parallel.register_comm_hook(self._hook_weight, weigh_in_hook)
-        self._turns = turns
-        self.cell = 0  # samples of every turn, where results are to have the same bits
-        self._sum: ExactSum | None = None
-        if deterministic:
-            self.cell = quantum if quantum > 1 else max(1, self.global_batch // CELLS)
-            options.check_deterministic(
-                self.policy, pulls, weigh=weigh, norms=norms, micro_batch=micro_batch, cell=self.cell
-            )
-            self._unit, self.micro_batch = self.cell, self.cell
-            self._sum, micro_batch = ExactSum(self._parameters), None
-        self._claims = Claims(device, self._unit, micro_batch, most[self.rank]) if pulls else None
-        further = book.width() if pulls else 0
-        self._meter = Meter(device, self._balancer.needs_readings, further, self._parallel.waited)
-        self._patience = Patience(self._meter.missing, on_missed, patience) if pulls else None
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        device = self._parameters[0].device if self._parameters else torch.device("cpu")
+        self._sum = ExactSum(self._parameters) if terms.cell else None
+        most = int(terms.most[self.rank])
+        largest = None if terms.cell else terms.micro_batch
+        self._claims = Claims(device, terms.unit, largest, most) if terms.pulls else None
+        further = book.width() if terms.pulls else 0
+        self._meter = Meter(device, terms.balancer.needs_readings, further, self._parallel.waited)
+        self._patience = Patience(self._meter.missing, on_missed, patience) if terms.pulls else None
         self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
-        self.weigh = weigh
         self._any_hook = (
             torch.autograd.graph.register_multi_grad_hook(self._parameters, self._halfway, mode="any")
-            if weigh == "hook" and pulls
+            if weigh == "hook" and terms.pulls
             else None
         )
 
-        self.epoch = 0  # of the next or running iteration of the loader
-        self.samples_done = 0  # of this epoch, over all ranks
-        self.rounds = 0  # finished since the beginning, over all epochs
-        self._midway = False  # the state was loaded: the next iteration goes on within its epoch
+        self._progress = Progress(self.global_batch, terms.floor)
         self._order: Order | None = None
         self._loaders: list[BalancedLoader] = []
         self._piece: Piece | None = None
@@ -184,7 +136,7 @@ class Pace:
         self._no_sync = ExitStack()
         self._rates = Rates()
         listeners = [on_round] if on_round else []
-        self._ledger = Ledger(self._balancer, self._meter, pulls, listeners)
+        self._ledger = Ledger(terms.balancer, self._meter, terms.pulls, listeners)
         self._recorder: RoundRecorder | None = None
         if record is not None:
             self._recorder = peers.on_rank_0(
@@ -197,6 +149,21 @@ class Pace:
 
     # -- what the user calls -------------------------------------------------------------------------------
 
+    @property
+    def epoch(self) -> int:
+        """Of the next or running iteration of the loader."""
+        return self._progress.epoch
+
+    @property
+    def samples_done(self) -> int:
+        """Of this epoch, over all ranks."""
+        return self._progress.samples_done
+
+    @property
+    def rounds(self) -> int:
+        """Finished since the beginning, over all epochs."""
+        return self._progress.rounds
+
     def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> BalancedLoader:
         """This rank's loader over ``dataset`` (anything with ``__len__`` and ``__getitem__``).
 
@@ -208,7 +175,7 @@ class Pace:
             raise PacelineError("the dataset is empty; expected at least one sample")
         self._order = Order(len(dataset), seed, shuffle)
         lags = peers.agree({"samples": len(dataset), "seed": seed, "shuffle": shuffle}, draws_ahead(options))
-        self._balancer.lag = max(lags) + self._meter.lag
+        self.terms.balancer.lag = max(lags) + self._meter.lag
         loader = BalancedLoader(self, dataset, self._order, options)
         self._loaders.append(loader)
         return loader
@@ -323,30 +290,20 @@ class Pace:
         self.settle()
         return {
             "version": 1,
-            "epoch": self.epoch,
-            "samples_done": self.samples_done,
-            "rounds": self.rounds,
-            "global_batch": self.global_batch,
+            **self._progress.state(),
             "policy": self.policy,
-            "balancer": self._balancer.state_dict(),
+            "balancer": self.terms.balancer.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` left off, before iterating the loader; the number of ranks may differ
         (then the policy starts afresh, and each remaining sample is still used exactly once)."""
-        if state["global_batch"] != self.global_batch:
-            raise PacelineError(
-                f"the checkpoint was made with global_batch={state['global_batch']}, this run has "
-                f"{self.global_batch}; samples done would not fall on a round: use the same batch"
-            )
-        self.epoch, self.samples_done = int(state["epoch"]), int(state["samples_done"])
-        self.rounds = int(state["rounds"])
+        self._progress.load(state)
         self._ledger.restart(self.rounds)
-        self._midway = True
         if state["policy"] == self.policy:
-            self._balancer.load_state_dict(state["balancer"], self.rounds)
+            self.terms.balancer.load_state_dict(state["balancer"], self.rounds)
         else:
-            self._balancer.restart(self.rounds)
+            self.terms.balancer.restart(self.rounds)
 
     def abandon(self) -> None:
         """Leave the running round unfinished, as after an exception; the state is the last finished one's."""
@@ -389,19 +346,6 @@ class Pace:
     # -- what the loader calls, in this order:
     # open_epoch, (before_piece, (claim, begin_piece, end_piece)*, begin_piece, end_piece)*, close_epoch
 
-    def loads(self, step: int, batch: int) -> NDArray[np.int64]:
-        """Samples of each rank in round ``step`` of ``batch`` samples, shape (n,)."""
-        return self._balancer.loads(step, batch)
-
-    def divide(self, step: int, loads: NDArray[np.int64], start: int) -> Division | None:
-        """What of round ``step``, whose samples begin at ``start``, is run at once, kept and claimed; None where
-        all of it is run as planned."""
-        pull = self._balancer.pull(step)
-        if pull is None:
-            return None
-        largest = np.array(self._largest)
-        return division.divide(pull, loads, start, self._most, largest, self._unit, self.cell)
-
     def claim(self, piece: Piece) -> tuple[int, int] | None:
         """(start, size) of this rank's next claim before ``piece``, None when there is none (left)."""
         if piece.division is None or not piece.last or self._claims is None:
@@ -409,17 +353,6 @@ class Pace:
         self._at_once = float(piece.division.pull.first)
         self._ledger.divided(piece.step, self._at_once)
         return self._claims.take(piece.division)
-
-    def turns(self, loads: NDArray[np.int64]) -> int | None:
-        """In how many turns every rank runs a round of these loads; None where that is a rank's own affair."""
-        if self._turns is None and self._parallel.in_step:
-            return int(np.max(-(-loads // np.array(self._largest))))
-        return self._turns
-
-    @property
-    def pulls(self) -> bool:
-        """Whether work may move within the round."""
-        return self._claims is not None
 
     def claims_ahead(self, told: Callable[[int, int], object], early: bool) -> None:
         """From now on ``told`` hears of each claim (start, size), from a thread: at the beginning of the piece
@@ -436,19 +369,17 @@ class Pace:
     def remaining(self) -> Iterator[tuple[int, int]]:
         """(first sample, size) of each round left in this epoch."""
         assert self._order is not None
-        return batches(self._order.samples, self.samples_done, self.global_batch, self.floor)
+        return self._progress.remaining(self._order.samples)
 
     def begin_epoch(self, epoch: int) -> None:
         """The next iteration starts this epoch from its beginning."""
-        self.epoch, self.samples_done, self._midway = epoch, 0, True
+        self._progress.begin(epoch)
 
     def open_epoch(self) -> None:
         """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one."""
         self.settle()
         self._piece = None
-        if self.samples_done and not self._midway:  # the last iteration was left early
-            self.begin_epoch(self.epoch + 1)
-        self._midway = False
+        self._progress.open()
 
     def before_piece(self) -> None:
         """A micro-batch is about to be loaded; the round's clock starts with its first."""
@@ -513,12 +444,12 @@ class Pace:
     def _stop(self, piece: Piece) -> None:
         """This rank's last gradient of the round is ready."""
         if self._claims is None:
-            self._meter.stop(piece.step, self._balancer.digest)
+            self._meter.stop(piece.step, self.terms.balancer.digest)
         elif not self._meter.stopped(piece.step):
             self._claims.done(piece.samples, last=True)
             if self._patience is not None:
                 self._patience.begin(piece.step)
-            self._meter.stop(piece.step, self._balancer.digest, self._claims.report)
+            self._meter.stop(piece.step, self.terms.balancer.digest, self._claims.report)
 
     def _hook_weight(self) -> float:
         assert self._piece is not None
@@ -530,6 +461,5 @@ class Pace:
         self._ledger.finish(self._piece.step, seconds)
         if self._patience is not None:
             self._patience.end(seconds)
-        self.samples_done += self._piece.batch
-        self.rounds += 1
+        self._progress.finish(self._piece.batch)
         self._piece = None

@@ -1,0 +1,125 @@
+"""What the ranks of a run agree on before it begins: how a round may be divided between them, and by which policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline import policies
+from paceline.balance import factoring
+from paceline.balancer import Balancer
+from paceline.errors import PacelineError
+from paceline.policies import Policy
+from paceline.rounds import Cluster
+from paceline.torch import division, options, peers
+from paceline.torch.batches import Indices
+from paceline.torch.division import Division
+from paceline.torch.limits import Limits, has_batch_norm, least_and_most
+
+CELLS = 32  # of a round, by default, where results are to have the same bits
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The same on every rank but for ``micro_batch``; see ``Pace`` for what a user chooses of it."""
+
+    policy: str  # its name
+    balancer: Balancer
+    pulls: bool  # work may move within the round
+    micro_batch: int | None  # samples of a turn at most, on this rank
+    floor: int  # samples that a rank with anything to do needs
+    fills: bool  # a turn with nothing to do gets samples that count for nothing
+    most: Indices  # samples that each rank may take in a round, (n,)
+    largest: Indices  # samples that fit into each rank's memory at once, (n,)
+    unit: int  # pieces are multiples of so many samples
+    cell: int  # samples of every turn, where results are to have the same bits; else 0
+    fixed_turns: int | None  # of every rank in every round
+    in_step: bool  # all ranks must take as many turns in a round
+
+    def divide(self, step: int, loads: Indices, start: int) -> Division | None:
+        """What of round ``step``, whose samples begin at ``start``, is run at once, kept and claimed; None where
+        all of it is run as planned."""
+        pull = self.balancer.pull(step)
+        if pull is None:
+            return None
+        return division.divide(pull, loads, start, self.most, self.largest, self.unit, self.cell)
+
+    def turns(self, loads: Indices) -> int | None:
+        """In how many turns every rank runs a round of these loads; None where that is a rank's own affair."""
+        if self.fixed_turns is None and self.in_step:
+            return int(np.max(-(-loads // self.largest)))
+        return self.fixed_turns
+
+
+def agree(
+    model: torch.nn.Module,
+    global_batch: int,
+    policy: str | Callable[[Cluster], Policy[Any]],
+    *,
+    limits: Limits | None,
+    micro_batch: int | None,
+    turns: int | None,
+    fill: bool,
+    quantum: int,
+    weigh: str,
+    deterministic: bool,
+    in_step: bool,
+) -> Terms:
+    """Check what a user chose, on this rank and against the others. Collective.
+
+    in_step: all ranks must take as many turns in a round. Raises PacelineError for what cannot be, or differs.
+    """
+    options.check_weigh(weigh, turns)
+    norms, ranks = has_batch_norm(model), peers.ranks()
+    floor = 2 if norms else 1
+    if micro_batch is not None and micro_batch < 2 * floor - 1:
+        raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * floor - 1} samples")
+    least, most = least_and_most(limits, ranks, global_batch, floor)
+    if turns is not None:
+        most = [min(m, turns * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
+    cluster = Cluster(ranks, global_batch, np.array(least, float), np.array(most, float), peers.machines())
+    chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
+    name = policy if isinstance(policy, str) else type(chosen).__name__
+    whole = turns is not None or in_step or norms or (fill and weigh == "hook")
+    if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not deterministic:
+        # Pieces can't be, gain nothing, or leave batch norm only few samples.
+        plans: Any = chosen.planner()
+        chosen, name = plans, "level"
+    balancer = Balancer(chosen, quantum=quantum, floor=floor)
+    largest = peers.agree(
+        {
+            "global_batch": global_batch,
+            "policy": name,
+            "limits": (least, most),
+            "quantum": quantum,
+            "turns": turns,
+            "weigh": weigh,
+            "deterministic": deterministic,
+        },
+        global_batch if micro_batch is None else micro_batch,
+    )
+    pulls, fills = balancer.pull(0) is not None, fill or norms
+    options.check_pieces(name, pulls, turns=turns, in_step=in_step, fills=fills, weigh=weigh)
+    unit, cell = quantum if quantum >= floor else floor, 0
+    if deterministic:
+        unit = cell = quantum if quantum > 1 else max(1, global_batch // CELLS)
+        options.check_deterministic(name, pulls, weigh=weigh, norms=norms, micro_batch=micro_batch, cell=cell)
+        micro_batch = cell
+    return Terms(
+        name,
+        balancer,
+        pulls,
+        micro_batch,
+        floor,
+        fills,
+        np.array(most),
+        np.array(largest),
+        unit,
+        cell,
+        turns,
+        in_step,
+    )
