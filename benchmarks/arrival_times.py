@@ -47,6 +47,7 @@ def peer(means: np.ndarray, counts: np.ndarray, solver: str, **options: float) -
     problem = cp.Problem(cp.Minimize(cp.sum(cp.multiply(counts, cp.square(x - means)))), order)
     began = time.perf_counter()
     problem.solve(solver=solver, **options)
+    assert x.value is not None, f"{solver} found nothing"
     return x.value, time.perf_counter() - began
 
 

@@ -10,23 +10,33 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from paceline.coded import plan, random_problem, simulate
 from paceline.coded.assign import simple
+from paceline.coded.delay import ShiftedExponential
 from paceline.coded.exact import exact, probabilistic
 from paceline.coded.iterated import iterated
 from paceline.coded.sca import sca
 
-LIMITS = {  # seconds, by size and method
+Found = TypeVar("Found")
+
+LIMITS: dict[tuple[int, int], dict[str, float | None]] = {  # seconds, by size and method
     (4, 50): {"simple": None, "iterated": 0.1, "exact": 2.0, "probabilistic": 0.05},
     (20, 2000): {"simple": 1.0, "iterated": 10.0, "probabilistic": 5.0},
 }
-METHODS = {"simple": simple, "iterated": iterated, "exact": exact, "probabilistic": probabilistic}
+METHODS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "simple": simple,
+    "iterated": iterated,
+    "exact": exact,
+    "probabilistic": probabilistic,
+}
 
 
-def timed(run: Callable[[], np.ndarray]) -> tuple[float, np.ndarray]:
+def timed(run: Callable[[], Found]) -> tuple[float, Found]:
     start = time.perf_counter()
     result = run()
     return time.perf_counter() - start, result
@@ -44,21 +54,22 @@ def main() -> None:
             random_problem(masters, workers, 1e5, np.random.default_rng(s)).delay.peak()[1] / 1e5
             for s in range(draws)
         ]
-        level = {name: [timed(lambda v=v, f=METHODS[name]: f(v)) for v in values] for name in limits}
+        level = {name: [timed(partial(METHODS[name], v)) for v in values] for name in limits}
         bounds = [(k * v).sum(1).min() for (_, k), v in zip(level["probabilistic"], values, strict=True)]
         for name, limit in limits.items():
-            seconds = [s for s, _ in level[name]]
+            taken = [s for s, _ in level[name]]
             ratio = np.mean(
                 [b / (k * v).sum(1).min() for (_, k), v, b in zip(level[name], values, bounds, strict=True)]
             )
             wanted = "-" if limit is None else f"{limit:g} s"
             print(
-                f"{masters:>4} x {workers:<4} {name:<14} {1e3 * statistics.median(seconds):>7.1f} ms "
-                f"{1e3 * max(seconds):>7.1f} ms {wanted:>8}  {ratio:.5f}"
+                f"{masters:>4} x {workers:<4} {name:<14} {1e3 * statistics.median(taken):>7.1f} ms "
+                f"{1e3 * max(taken):>7.1f} ms {wanted:>8}  {ratio:.5f}"
             )
         if workers < 1000:
             problem = random_problem(masters, workers, 1e5, np.random.default_rng(0))
-            seconds, found = timed(lambda problem=problem: sca(problem.delay, problem.rows))
+            assert isinstance(problem.delay, ShiftedExponential)
+            seconds, found = timed(partial(sca, problem.delay, problem.rows))
             ratio = found.t * bounds[0]
             print(
                 f"{masters:>4} x {workers:<4} {'sca (cvxpy)':<14} {1e3 * seconds:>7.1f} ms {'':>10} {'':>8} "
@@ -69,10 +80,7 @@ def main() -> None:
     problem = random_problem(4, 50, 1e5, np.random.default_rng(0))
     for name in ("uniform", "iterated", "probabilistic", "sca"):
         made = plan(problem, name)
-        repeats = [
-            timed(lambda made=made: simulate(made, 100_000, np.random.default_rng(0)).times)[0]
-            for _ in range(5)
-        ]
+        repeats = [timed(partial(simulate, made, 100_000, np.random.default_rng(0)))[0] for _ in range(5)]
         print(f"  {name:<14} {1e3 * statistics.median(repeats):>7.1f} ms")
 
 

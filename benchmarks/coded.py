@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import numpy as np
 import ray
@@ -43,7 +44,7 @@ def row_time(problem: Problem, master: int, worker: int, turn: int) -> float:
 
 
 def coded(
-    made: CodedPlan, pool: Pool, matrices: list[np.ndarray], x: np.ndarray, rounds: int, **options
+    made: CodedPlan, pool: Pool, matrices: list[np.ndarray], x: np.ndarray, rounds: int, **options: Any
 ) -> list[float]:
     """Seconds of each round; both masters at once."""
     both = [CodedMatrix(a, made, m, pool, **options) for m, a in enumerate(matrices)]
@@ -119,7 +120,7 @@ def main() -> None:
     by_speed = plan(problem, "exact", coded=False)
     with Pool(problem.workers, pace=stall) as pool:
 
-        def run(made: CodedPlan, **options) -> Callable[[], list[float]]:
+        def run(made: CodedPlan, **options: Any) -> Callable[[], list[float]]:
             return lambda: coded(made, pool, matrices, x, given.rounds, **options)
 
         def model(made: CodedPlan, messages: int = 1, overhead: float = 0.0) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -71,16 +72,13 @@ def speeds() -> None:
         code = MDS(k, n)
         blocks = code.encode(a)
         flat = rng.standard_normal((k, blocks[0].size))
-        encode, blas = (
-            median(lambda a=a, code=code: code.encode(a)),
-            median(lambda code=code, flat=flat: code.parity @ flat),
-        )
+        encode, blas = median(partial(code.encode, a)), median(partial(np.matmul, code.parity, flat))
         x = rng.standard_normal((columns, 64))
         products = {i: blocks[i] @ x for i in range(n - k, n)}  # every parity is needed
         missing = n - k
         small, wide = rng.standard_normal((missing, k)), rng.standard_normal((k, products[n - 1].size))
-        decode = median(lambda code=code, products=products, rows=rows: code.decode(products, rows))
-        product = median(lambda small=small, wide=wide: small @ wide)
+        decode = median(partial(code.decode, products, rows))
+        product = median(partial(np.matmul, small, wide))
         print(
             f"  {rows} x {columns}, {n} blocks of which {k}: encode {1e3 * encode:6.2f} ms, BLAS "
             f"{1e3 * blas:6.2f} ms, "

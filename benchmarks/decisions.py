@@ -48,14 +48,16 @@ def show(name: str, cells: list[tuple[float, float]]) -> None:
     print(f"{name:12s}" + "".join(columns), flush=True)
 
 
-def measure(name: str, workers: int) -> tuple[float, float]:
-    """Median seconds of a step and of a copy of everything it reads, over the rounds after a start."""
+def measure(name: str, workers: int) -> tuple[float, float, float]:
+    """Median seconds of a step, of a copy of everything it reads, and of rounding, over the rounds after a start."""
     rng = np.random.default_rng(0)
     machines = Machines(*(rng.integers(1, 9, workers).astype(float) for _ in range(3)))
     policy = policies.create(name, Cluster(workers, 64 * workers, machines=machines))
     base = rng.choice([1e-3, 4e-3], workers)
     plan, state = policy.init()
-    steps, copies, roundings = [], [], []
+    steps: list[float] = []
+    copies: list[float] = []
+    roundings: list[float] = []
     start, rounds = time.perf_counter(), 0
     while rounds < 8 or (time.perf_counter() - start < 0.3 and rounds < 300):
         costs = Linear(base * np.exp(0.05 * rng.standard_normal(workers)), rng.uniform(0, 0.02, workers))
@@ -79,6 +81,7 @@ def measure(name: str, workers: int) -> tuple[float, float]:
 def inputs(seen: Round, state: Any, upcoming: bool) -> list[np.ndarray]:
     arrays = [seen.shares, seen.seconds, seen.overhead, seen.present, *policies.leaves(state)]
     if upcoming:
+        assert isinstance(seen.upcoming, Linear)
         arrays += [seen.upcoming.seconds_per_sample, seen.upcoming.overhead]
     return arrays
 

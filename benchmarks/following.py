@@ -41,7 +41,7 @@ def ratio(way: str, batch: int, slopes: Array, overheads: Array, measured: Array
     rounds, runs, workers = slopes.shape
     policy = policies.create(f"level:forecast={way}", Cluster(workers, batch, realizations=(runs,)))
     plan, state = policy.init()
-    total = best = 0.0
+    total, best = np.zeros(runs), np.zeros(runs)
     for t in range(rounds):
         true, seen = Linear(slopes[t], overheads[t]), Linear(measured[t], overheads[t])
         loads = plan.shares * batch

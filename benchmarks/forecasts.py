@@ -15,6 +15,7 @@ import argparse
 import threading
 import time
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +54,8 @@ METHODS = [
 
 def stack(made: list[Series]) -> Series:
     """Realizations side by side: arrays of shape (rounds, realizations, n)."""
-    return Series(*(None if x[0] is None else np.stack(x, axis=1) for x in zip(*made, strict=True)))
+    columns: list[Any] = [None if x[0] is None else np.stack(x, axis=1) for x in zip(*made, strict=True)]
+    return Series(*columns)
 
 
 def scenarios(quick: bool) -> dict[str, Series]:

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -99,8 +100,8 @@ def drawing(tail: Tail) -> None:
     record = (tail.run_dir / "rounds.jsonl").stat().st_size / total
     for length in (total, total // 10, total // 100):
         start = total - length
-        thinned = least(lambda start=start: columns.window(start, None, RECENT))
-        drawn = least(lambda start=start: sections.figures(columns, start, None, RECENT), 3)
+        thinned = least(partial(columns.window, start, None, RECENT))
+        drawn = least(partial(sections.figures, columns, start, None, RECENT), 3)
         content = json.dumps(sections.figures(columns, start, None, RECENT)).encode()
         sent = len(gzip.compress(content, 1))
         print(

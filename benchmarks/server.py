@@ -110,6 +110,7 @@ def overhead(size: int, updates: int, turns: int = 5, **choice: Any) -> tuple[fl
         def compute(self, values: Any) -> Any:
             return self.gradient
 
+    made: Any = ray.remote(Bare)
     seconds: list[float] = []
     ours, bare = [], []
     with Server(
@@ -118,7 +119,7 @@ def overhead(size: int, updates: int, turns: int = 5, **choice: Any) -> tuple[fl
         Draws(1000, 0),
         lambda u: seconds.append(u.seconds),
     ) as server:
-        actors = [ray.remote(Bare).options(num_cpus=0).remote() for _ in range(WORKERS)]  # type: ignore[attr-defined]
+        actors: list[Any] = [made.options(num_cpus=0).remote() for _ in range(WORKERS)]
         values = np.zeros(size, np.float32)
         for turn in range(1, turns + 1):
             seconds.clear()

@@ -19,6 +19,8 @@ import argparse
 import dataclasses
 import time
 import tracemalloc
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -26,6 +28,7 @@ from scipy.optimize import linprog
 
 from paceline import policies, simulate
 from paceline.costs import Linear
+from paceline.rounds import Array
 from paceline.shares import water_level
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate.delays import Ar1
@@ -37,15 +40,18 @@ RHO, PACE_SD, OVERHEAD_SD = 0.9, 0.05, 0.1
 FORECASTS = ("tracking", "last", "ema", "arima")
 
 
-def profile(speeds, overheads, realizations, noise=0.0, **fields):
+def profile(
+    speeds: Sequence[float], overheads: Sequence[float], realizations: int, noise: float = 0.0, **fields: Any
+) -> Scenario:
     classes = tuple(
         WorkerClass(Ar1(1 / speed, RHO, PACE_SD), Ar1(overhead, RHO, OVERHEAD_SD), noise=noise)
         for speed, overhead in zip(speeds, overheads, strict=True)
     )
-    return Scenario(classes, draw=30, realizations=realizations, **({"fractional": True} | fields))
+    options: dict[str, Any] = {"fractional": True} | fields
+    return Scenario(classes, draw=30, realizations=realizations, **options)
 
 
-def speed(realizations):
+def speed(realizations: int) -> None:
     print("1. processor seconds, every policy at once")
     names = policies.names()
     few = 5
@@ -66,7 +72,7 @@ def speed(realizations):
         )
 
 
-def size():
+def size() -> None:
     print("2. dolbie alone, 30 rounds of fractions")
     for realizations, workers in ((100, 30), (100, 300), (100, 3000)):
         classes = (WorkerClass(Ar1(0.001), Ar1(0.02), count=workers),)
@@ -87,7 +93,7 @@ def size():
         )
 
 
-def ratios(realizations):
+def ratios(realizations: int) -> None:
     names = [*(name for name in policies.names() if name != "level")]
     names += ["abs:reading=share", "lbbsp:reading=strict", "dolbie:monotone=false", "dolbie:tight=true"]
     names += [f"level:forecast={name}" for name in FORECASTS]
@@ -114,7 +120,7 @@ def ratios(realizations):
     print(f"   {'the oracle, in seconds':24}{totals}")
 
 
-def floor(clusters, samples=400):
+def floor(clusters: int, samples: int = 400) -> None:
     print("4. profile A, one round ahead with the drift known exactly, over the oracle's")
     rng = np.random.default_rng(0)
     step = np.sqrt(1 - RHO**2)
@@ -124,7 +130,7 @@ def floor(clusters, samples=400):
         pace *= np.exp(RHO * PACE_SD * rng.standard_normal(30))
         overhead = 0.02 * np.exp(RHO * OVERHEAD_SD * rng.standard_normal(30))
 
-        def futures(count, pace=pace, overhead=overhead):
+        def futures(count: int, pace: Array = pace, overhead: Array = overhead) -> tuple[Array, Array]:
             paces = pace * np.exp(PACE_SD * step * rng.standard_normal((count, 30)))
             return paces, overhead * np.exp(OVERHEAD_SD * step * rng.standard_normal((count, 30)))
 

@@ -101,7 +101,8 @@ def planned(
         update += 1
         overhead, pace = next(overheads), next(paces)
         loads = whole_samples(plan, batch)
-        seconds, extra, pieces = overhead + loads * pace, np.zeros(pace.shape), None
+        extra: np.ndarray = np.zeros(pace.shape)
+        seconds, pieces = overhead + loads * pace, None
         if plan.pull is not None:
             ran = play(plan.pull, loads, pace, overhead, 1e-3)
             loads, seconds, extra = ran.loads, ran.seconds, ran.pieces * 1e-3

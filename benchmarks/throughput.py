@@ -140,7 +140,7 @@ def rank_of(
         stamps.append(time.perf_counter())
         if rank == 0:
             pipe.send((name, np.diff(stamps)))
-        ddp.reducer = None
+        ddp.reducer = None  # type: ignore[assignment]
     leave()
 
 

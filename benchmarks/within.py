@@ -181,7 +181,7 @@ def computing_rank(rank: int, directory: str, ways: list[str], epochs: int, pipe
     for way, model in models.items():
         if way in paces:
             paces[way].detach()
-        model.reducer = None
+        model.reducer = None  # type: ignore[assignment]
     leave()
 
 
