@@ -88,3 +88,13 @@ def test_quanta_and_floors() -> None:
         balancer("equal", quantum=30)
     with pytest.raises(PacelineError, match="looks into the future"):
         balancer("optimum")
+
+
+@pytest.mark.parametrize("policy", [name for name in policies.names() if not name.startswith("optim")])
+def test_another_worker_than_those_planned_for_may_be_all_that_is_left(policy: str) -> None:
+    loop = Balancer(policies.create(policy, Cluster(3, 30, np.array([1.0, 0, 0]), np.array([20.0, 30, 30]))))
+    only_the_first, only_the_second = np.array([True, False, False]), np.array([False, True, False])
+    loop.report(0, np.array([20, 0, 0]), np.where(only_the_first, 2.0, np.nan))
+    assert loop.loads(1, 30, only_the_second).tolist() == [0, 30, 0]
+    with pytest.raises(PacelineError, match="without a place"):
+        loop.loads(1, 30, only_the_first)

@@ -161,7 +161,9 @@ def _among(plan: Plan, present: NDArray[np.bool_]) -> Plan:
         return Plan(present / present.sum())  # nobody of them was planned for: equal parts
     costs = plan.costs
     if isinstance(costs, Linear):
-        costs = Linear(np.where(present, costs.seconds_per_sample, np.inf), costs.overhead)
+        slope = np.where(present, costs.seconds_per_sample, np.inf)
+        # Who was gone when the plan was made may be all that is left now: then the shares alone must do.
+        costs = Linear(slope, costs.overhead) if np.isfinite(slope).any() else None
     return Plan(kept / kept.sum(), costs=costs)
 
 

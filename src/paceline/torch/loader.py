@@ -131,7 +131,7 @@ class _Sampler:
         self.indices = indices = self._order.epoch(pace.epoch)
         step = pace.rounds
         for first, size in pace.remaining():
-            loads = terms.balancer.loads(step, size)
+            loads = pace.loads(step, size)
             division = terms.divide(step, loads, first)
             own = loads if division is None else division.first + division.kept
             start = first + int(own[: pace.rank].sum())

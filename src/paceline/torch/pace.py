@@ -20,7 +20,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
 from paceline.policies import Policy
@@ -225,6 +227,10 @@ class Pace:
     def place(self, batch: Any) -> Any:
         """A batch on its way to the user; hosts that move it to their device override this."""
         return batch
+
+    def loads(self, step: int, batch: int) -> NDArray[np.int64]:
+        """Samples of each rank in round ``step`` of ``batch`` samples as planned, shape (n,)."""
+        return self.terms.balancer.loads(step, batch)
 
     @property
     def first(self) -> bool:
