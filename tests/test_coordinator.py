@@ -90,6 +90,22 @@ def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
     assert set(engine.running) <= coordinator.present
 
 
+@pytest.mark.parametrize(
+    ("sync", "mode"), [("asp", "push-wait"), ("bsp", "push-wait"), ("bsp", "pull"), ("ssp:1", "push-wait")]
+)
+def test_what_the_last_one_leaves_undone_goes_to_those_who_had_nothing_left(sync, mode):
+    engine, pool, log = Engine(), Epochs(18, 1, seed=0), []
+    coordinator = Coordinator(engine, Choices(2, 12, sync, mode), pool, log.append)
+    coordinator.start(0.0)  # 6 samples each; then 6 are left
+    for worker in (0, 1):
+        finish(engine, coordinator, worker, 1.0 + worker)
+    assert set(engine.running) == {0}
+    coordinator.leave(0, 3.0)
+    finish(engine, coordinator, 1, 4.0)
+    assert pool.finished()
+    assert sum(update.samples for update in log) == 18
+
+
 def test_who_is_interrupted_and_does_not_answer_is_given_up():
     engine, _, _, coordinator = made(mode="push-interrupt", backup="static:3", policy="equal")
     coordinator.start(0.0)

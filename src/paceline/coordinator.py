@@ -232,7 +232,10 @@ class Coordinator:
     def _carry_out(self, effects: Effects, now: float) -> None:
         """Do what the gate says, and what follows from it, in order."""
         queue = list(effects)
-        while queue:
+        while queue or (self._starved and self.pool.available()):
+            if not queue:
+                queue += self._feed(now)
+                continue
             effect = queue.pop(0)
             if isinstance(effect, Apply):
                 self._apply(effect, now)
@@ -246,8 +249,6 @@ class Coordinator:
             else:
                 for worker in sorted(self.present.intersection(effect.workers)):
                     queue += self._release(worker, effect.version, effect.tag, now)
-            if not queue and self._starved:
-                queue += self._feed(now)
 
     def _apply(self, effect: Apply, now: float) -> None:
         used = [(g, *self._held_task(g)) for g in effect.gradients]
@@ -342,8 +343,6 @@ class Coordinator:
 
     def _feed(self, now: float) -> Effects:
         """Samples may have come back for who has none."""
-        if not self.pool.available():
-            return ()
         worker = min(self._starved)
         self._starved.discard(worker)
         effects, self._state = self.gate.join(self._state, worker, now)

@@ -106,7 +106,8 @@ class Bsp:
             effects += (Interrupt(busy),)
             state = state._replace(doing=tuple(min(doing, IDLE) for doing in state.doing))
         if self.mode == "pull":
-            present = sum(doing != GONE for doing in state.doing)
+            # One at least: who has nothing to do counts as gone, and may come back before the next version.
+            present = max(sum(doing != GONE for doing in state.doing), 1)
             state = state._replace(tokens=(*state.tokens, (version, present)))
         idle = tuple(worker for worker, doing in enumerate(state.doing) if doing == IDLE)
         released, state = self._release(state, idle)
