@@ -12,7 +12,8 @@ together already share the processors. Share of the bound: the seconds that the 
 take over those taken, after 20 warm-up steps (the role's first move is among those measured: it cannot be
 expected, the later ones can).
 
---workers and --only choose (repeat for several), --all adds every other policy. About 30 minutes as it stands. With
+--workers, --only and --policy choose (repeat for several), --all adds every other policy; --round-seconds sets the
+batch such that the best round takes so long. About 30 minutes as it stands. With
 --virtual, instead, a minute: the same questions on the virtual clock. With --compute, 2 minutes: real computation
 on two ranks, each on a core of its own, one of which it shares with a neighbour that comes and goes.
 """
