@@ -141,11 +141,12 @@ def test_a_frozen_worker_is_given_up_by_a_measured_deadline_and_returns(sync, mo
     assert log[-1].now - there[-1] < 1.0  # and back
 
 
-def test_workers_leave_and_new_ones_join_with_the_current_model():
+@pytest.mark.parametrize("first", ["leave", "add"])
+def test_workers_leave_and_new_ones_join_with_the_current_model(first):
     def during(server, update):
-        if update.version == 3:
+        if update.version == (3 if first == "leave" else 6):
             server.leave(0)
-        if update.version == 6:
+        if update.version == (3 if first == "add" else 6):
             server.add()
 
     _, log, pool = served(choices(), during=during, pace=Paced([0.03] * 3), epochs=12)

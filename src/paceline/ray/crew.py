@@ -47,12 +47,13 @@ class Crew:
         """What these workers answer to a question before their first task."""
         return _told([getattr(self.actors[place], method).remote() for place in places])
 
-    def add(self) -> None:
-        """Start a worker in the first free place, if there is one."""
+    def add(self) -> bool:
+        """Start a worker in the first free place; False where there is none."""
         free = [place for place in range(self._places) if place not in self.actors]
         if free:
             ref = self._actor(free[0])
             self.starting[ref] = free[0], self.actors[free[0]]
+        return bool(free)
 
     def welcome(self, ref: Any) -> int | None:
         """A starting worker's first word is here: its place; None where it died, or was told to leave meanwhile."""

@@ -80,6 +80,7 @@ class Server:
         self.on_update = on_update or (lambda update: None)
         self._give_up, self._floor, self._replace = give_up, floor, replace
         self._commands: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._wanted = 0  # workers to be started as soon as there is a place
         self._pending: dict[Any, _Sent] = {}  # by the ref of its report
         self._moving: dict[Any, tuple[_Sent, Report]] = {}  # by the refs of parts on their way here
         self._here: dict[int, _Here] = {}  # by task
@@ -142,7 +143,8 @@ class Server:
         self._commands.put(("leave", worker))
 
     def add(self) -> None:
-        """Start a worker in the first free place; it joins when it is up. Safe from any thread."""
+        """Start a worker in the first place that is free, or becomes so; it joins when it is up. Safe from any
+        thread."""
         self._commands.put(("add", -1))
 
     def close(self) -> None:
@@ -359,10 +361,13 @@ class Server:
         while not self._commands.empty():
             name, worker = self._commands.get()
             if name == "add":
-                self._crew.add()
+                self._wanted += 1
             elif worker in self._actors:
                 self._coordinator.leave(worker, now, "left")
                 self._crew.remove(worker)
+        # Who was given up may turn out to be dead, and its place free, only later.
+        while self._wanted and self._crew.add():
+            self._wanted -= 1
 
     def _gone(self, sent: _Sent) -> None:
         """The process of the task's worker has died; by now another may be in its place."""
@@ -372,7 +377,7 @@ class Server:
         del self._actors[worker]
         self._coordinator.leave(worker, self._now(), "died")
         if self._replace:
-            self._crew.add()
+            self._wanted += 1
 
     def _now(self) -> float:
         return time.perf_counter() - self._began
