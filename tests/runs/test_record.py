@@ -25,7 +25,6 @@ def test_what_is_written_is_read(tmp_path, config):
             recorder,
             0,
             overhead=np.array([0.1, 0.2]),
-            wait=[0.4, 0.0],
             shares=np.array([0.75, 0.25]),
             loss=2.5,
         )
@@ -41,7 +40,7 @@ def test_what_is_written_is_read(tmp_path, config):
     nan = np.nan
     assert np.array_equal(run.compute, [[0.5, 1], [0.25, nan]], equal_nan=True)
     assert np.array_equal(run.overhead, [[0.1, 0.2], [0, nan]], equal_nan=True)
-    assert np.array_equal(run.wait, [[0.4, 0], [0.75, nan]], equal_nan=True)
+    assert np.array_equal(run.wait, [[0.5, 0], [0, nan]], equal_nan=True)
     assert np.array_equal(run.shares, [[0.75, 0.25], [nan, nan]], equal_nan=True)
     assert np.array_equal(run.loss, [2.5, nan], equal_nan=True)
     assert run.extras == {"pieces": [None, [[1, 2]]]}
@@ -182,6 +181,6 @@ def test_resume_of_what_is_no_run(tmp_path, config):
 def test_floats_come_back_to_the_last_bit(tmp_path, config):
     random = np.random.default_rng(0).random((4, 64))
     with Recorder.create(tmp_path / "run", config) as recorder:
-        line(recorder, 0, loads=random[0], compute=random[1], wait=random[2], shares=random[3])
+        line(recorder, 0, loads=random[0], compute=random[1], shares=random[3])
     run = read(tmp_path / "run")
-    assert np.array_equal([run.loads[0], run.compute[0], run.wait[0], run.shares[0]], random)
+    assert np.array_equal([run.loads[0], run.compute[0], run.shares[0]], random[[0, 1, 3]])

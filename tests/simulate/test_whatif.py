@@ -72,7 +72,7 @@ def test_a_record_of_equal_shares_foretells_the_other_policies(tmp_path, name):
 def test_who_is_to_blame(tmp_path):
     answer = of_run(record(tmp_path / "run", cluster_paces()), ["level"])
     assert answer.blame[:2].sum() == 0  # worker 2 is three times slower than the next
-    assert answer.blame[2] == pytest.approx(answer.lost - 3 * ROUNDS * BEYOND)
+    assert answer.blame[2] == pytest.approx(answer.lost)
 
 
 def test_overhead_and_pace_come_apart_as_the_run_found_them(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.rounds import Array
 from paceline.runs import Run
 from paceline.runs.analysis import Change, changes, median, straggler_share, typical
+from paceline.runs.waiting import waiting_share
 from paceline.runs.words import listing, percent, plural, seconds, times
 from paceline.simulate.whatif import Answer, of_run
 
@@ -112,8 +113,7 @@ def _take(answer: Answer) -> str:
 
 def _idle(run: Run) -> float:
     """Portion of the ranks' time that went into waiting for the slowest of each step."""
-    behind = np.nanmax(run.compute, axis=1)[:, None] - run.compute
-    return float(np.nansum(behind) / (run.seconds.sum() * run.workers))
+    return waiting_share(run.seconds, run.compute) or 0.0
 
 
 def _who(run: Run, spent: Spent) -> str:

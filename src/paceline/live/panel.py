@@ -13,6 +13,7 @@ from paceline.live.tail import Tail
 from paceline.runs.columns import Columns
 from paceline.runs.page import cards
 from paceline.runs.sections import about_config
+from paceline.runs.waiting import waiting_share
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
 ROWS = 64  # up to so many workers have a row each
@@ -88,9 +89,8 @@ def _cards(
     known = ~np.isnan(ideal)
     whole = float(length.sum())
     reach = float(ideal[known].sum() / length[known].sum()) if length[known].sum() > 0 else None
-    _, _, _, waited, there = columns.sums(max(len(columns) - now.JUDGED, 0), len(columns))
-    paid = whole / len(length) * float(there.sum())
-    idle = min(float(waited.sum()) / paid, 1.0) if paid > 0 else None
+    judged = columns.part(max(len(columns) - now.JUDGED, 0), len(columns))
+    idle = waiting_share(judged.seconds, judged.compute)
     steps = config.get("steps")
     elapsed = seconds(float(columns["time"][-1]))
     entries: list[tuple[str, str, str, float | None]] = [

@@ -183,7 +183,8 @@ def time_spent(window: Window) -> str:
     extra = [("over", "overhead")] if overhead.sum() > 0 else []
     return draw.figure(
         "Where the time went",
-        f"Each worker's seconds, all rounds together{some}.",
+        f"Each worker's seconds, all rounds together{some}. What a bar leaves free went into the exchange of "
+        "gradients, the optimizer's step and the like.",
         draw.bars(bars),
         draw.legend([("c0", "computing"), *extra, ("idle", "waiting")]),
     )

@@ -18,6 +18,7 @@ from paceline.errors import PacelineError
 from paceline.files import write_whole
 from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, read
 from paceline.runs.summary import summarize
+from paceline.runs.waiting import waits
 
 PerWorker = Sequence[float | None] | np.ndarray
 
@@ -76,7 +77,6 @@ class Recorder:
         loads: PerWorker,
         compute: PerWorker,
         overhead: PerWorker | None = None,
-        wait: PerWorker | None = None,
         shares: PerWorker | None = None,
         loss: float | None = None,
         **extras: Any,
@@ -91,7 +91,6 @@ class Recorder:
         loads: samples that each worker ran, shape (n,).
         compute: seconds that each computed, its wait excluded, shape (n,); None or NaN where absent.
         overhead: the part of compute that does not grow with the load, shape (n,); default 0.
-        wait: seconds that each waited for others, shape (n,); default ``seconds - compute``.
         shares: the next round's plan, shape (n,).
         loss: mean over the batch, before the step.
         extras: anything else that JSON holds (pieces, quorum, staleness, dropped, events).
@@ -106,7 +105,7 @@ class Recorder:
             "loads": loads,
             "compute": spent,
             "overhead": np.where(np.isnan(spent), np.nan, 0.0) if overhead is None else overhead,
-            "wait": np.maximum(float(seconds) - spent, 0.0) if wait is None else wait,
+            "wait": waits(seconds, spent),  # for other readers: ours work it out from the two
             "shares": shares,
             "loss": loss,
         }

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
+from paceline.runs.waiting import waits
 
 CONFIG, ROUNDS, SUMMARY = "run.json", "rounds.jsonl", "summary.json"
 Array = NDArray[np.float64]
@@ -31,7 +32,7 @@ class Run:
     batch: samples of each round, shape (T,).
     loss: shape (T,), NaN where none was recorded.
     loads, compute, overhead, wait: samples and seconds of each worker, shape (T, n); NaN where it was absent,
-        n being the most workers that the run ever had.
+        n being the most workers that the run ever had. For ``wait`` see ``paceline.runs.waiting``.
     shares: what was planned for the round after, shape (T, n), NaN where not recorded.
     extras: the other fields, a list of T values each, None where a round had none.
     summary: what the engine left in summary.json; empty before the end.
@@ -92,6 +93,7 @@ def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]])
     columns |= {name: columns[name].astype(np.int64) for name in ("round", "epoch")}
     width = max((len(line["loads"]) for line in lines), default=_workers(config))
     columns |= {name: _matrix([line[name] for line in lines], width) for name in PER_WORKER}
+    columns["wait"] = waits(columns["seconds"], columns["compute"])  # records of old versions counted more
     others = dict.fromkeys(name for line in lines for name in line if name not in columns)
     extras = {name: [line.get(name) for line in lines] for name in others}
     return Run(run_dir, config, **columns, extras=extras, summary={}, notes=[])

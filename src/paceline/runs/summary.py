@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline.runs import pieces
 from paceline.runs.run import Array, Run
+from paceline.runs.waiting import waiting_share
 
 
 def speeds(run: Run, before: Array | None = None) -> Array:
@@ -65,7 +66,7 @@ def summarize(run: Run) -> dict[str, Any]:
     steps, samples, seconds (of all rounds), samples_per_second.
     bound_samples_per_second: samples over the sum of the rounds' ideal seconds: the workers' speeds together.
     share_of_bound: the sum of the ideal seconds over that of the real ones, 1 at best.
-    idle_share: seconds waited over seconds paid for, summed over rounds and workers.
+    idle_share: the part of the workers' time that was waiting, see ``paceline.runs.waiting``.
     final_batches: the last full round's loads.
     train_loss: mean over the last epoch. test_accuracy: as the engine left it.
     Where work could move within the rounds, also what ``pieces.figures`` tells of it.
@@ -73,7 +74,6 @@ def summarize(run: Run) -> dict[str, Any]:
     ideal = ideal_seconds(run)
     known = ~np.isnan(ideal)
     samples, seconds = float(run.batch.sum()), float(run.seconds.sum())
-    paid = float((run.seconds[:, None] * ~np.isnan(run.loads)).sum())
     figures = {
         "policy": run.policy,
         "workers": run.config.get("workers", run.workers),
@@ -84,7 +84,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "samples_per_second": _ratio(samples, seconds),
         "bound_samples_per_second": _ratio(float(run.batch[known].sum()), float(ideal[known].sum())),
         "share_of_bound": _ratio(float(ideal[known].sum()), float(run.seconds[known].sum())),
-        "idle_share": _ratio(float(np.nansum(run.wait)), paid),
+        "idle_share": waiting_share(run.seconds, run.compute),
         "final_batches": final_batches(run),
         "train_loss": last_loss(run),
         "test_accuracy": None,

@@ -17,6 +17,7 @@ from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.runs import Run
 from paceline.runs.summary import carried
+from paceline.runs.waiting import waiting_share, waits
 from paceline.simulate.delays import Replay
 from paceline.simulate.rounds import Played, run
 from paceline.simulate.scenario import Scenario, WorkerClass
@@ -29,7 +30,7 @@ PREFETCHED = 2  # batches that each of a loader's processes draws ahead, torch's
 class Predicted(NamedTuple):
     """One policy's rounds on the recorded paces; T rounds, n workers.
 
-    seconds: of all rounds together. idle: portion of the workers' time that was not computing.
+    seconds: of all rounds together. idle: portion of the workers' time spent waiting (``paceline.runs.waiting``).
     rounds: seconds of each, (T,). loads: samples, (T, n).
     """
 
@@ -99,16 +100,15 @@ def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], Non
     outcome = run(scenario, names, progress)
     beyond = np.maximum(record.seconds - np.nanmax(record.compute, axis=1), 0.0)
     members = (~np.isnan(record.compute)).sum(1)
-    paid, lost = float((members * record.seconds).sum()), float(np.nansum(record.wait))
     predicted = {
         name: _predicted(played, beyond, members, batches) for name, played in outcome.policies.items()
     }
     return Answer(
         record.policy,
         float(record.seconds.sum()),
-        lost / paid if paid > 0 else 0.0,
-        lost,
-        _blame(record.compute),
+        waiting_share(record.seconds, record.compute) or 0.0,
+        float(np.nansum(record.wait)),
+        _blame(record.seconds, record.compute),
         predicted,
         list(record.notes),
     )
@@ -133,7 +133,7 @@ def of_trace(
     equal = predicted["equal"]
     seconds = outcome.policies["equal"].first_seconds
     asked = {name: predicted[name] for name in names}
-    blame = _blame(seconds)
+    blame = _blame(seconds.max(axis=1), seconds)
     return Answer("", equal.seconds, equal.idle, float(blame.sum()), blame, asked, [])
 
 
@@ -172,12 +172,12 @@ def _predicted(played: Played, beyond: Array, members: Array, batches: Sequence[
     rounds = played.latency[:, 0] + beyond
     paid = float((members * rounds).sum())
     loads = played.first_shares * np.array(batches)[:, None]
-    idle = float(played.wait[0] + (members * beyond).sum()) / paid if paid > 0 else 0.0
+    idle = float(played.wait[0]) / paid if paid > 0 else 0.0
     return Predicted(float(rounds.sum()), idle, rounds, loads)
 
 
-def _blame(seconds: Array) -> Array:
+def _blame(seconds: Array, compute: Array) -> Array:
     """Seconds that the others together waited for each worker, (n,); the slowest of a round is to blame."""
-    slowest = np.nanargmax(seconds, axis=1)
-    waited = np.nansum(np.nanmax(seconds, axis=1)[:, None] - seconds, axis=1)
-    return np.bincount(slowest, waited, minlength=seconds.shape[1]).astype(float)
+    slowest = np.nanargmax(compute, axis=1)
+    waited = np.nansum(waits(seconds, compute), axis=1)
+    return np.bincount(slowest, waited, minlength=compute.shape[1]).astype(float)
