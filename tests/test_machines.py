@@ -1,6 +1,7 @@
 """What the workers' machines are, and each one's part of it."""
 
 import os
+import platform
 
 import numpy as np
 import pytest
@@ -25,9 +26,16 @@ def test_workers_share_what_they_run_on():
 
 
 def test_this_machine():
-    found = measure("here")
-    assert found.host == "here"
+    found = measure()
     assert len(found.processors) == len(os.sched_getaffinity(0))
     assert 2**27 < found.memory < 2**50
-    again = [measure("here").speed for _ in range(3)]
-    assert max(again) == pytest.approx(found.speed, rel=2.0)  # seen again, give or take who else is busy
+    again = [measure() for _ in range(3)]
+    assert {machine.host for machine in again} == {found.host}
+    assert max(machine.speed for machine in again) == pytest.approx(
+        found.speed, rel=2.0
+    )  # seen again, give or take who else is busy
+
+
+def test_a_kernel_without_a_boot_id_goes_by_the_machines_name(monkeypatch, tmp_path):
+    monkeypatch.setattr("paceline.machines.BOOT", tmp_path / "none")
+    assert measure().host == platform.node()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from paceline.rounds import Machines
 
 ATTEMPTS, SIZE = 50, 8192  # of the probe: exponentials of so many numbers, by one thread
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for a running kernel, whatever a container calls itself
 
 
 class Machine(NamedTuple):
@@ -28,14 +31,14 @@ class Machine(NamedTuple):
     memory: float
 
 
-def measure(host: str) -> Machine:
+def measure() -> Machine:
     """This process's machine, in some milliseconds."""
     if hasattr(os, "sched_getaffinity"):
         processors = tuple(sorted(os.sched_getaffinity(0)))
     else:
         processors = tuple(range(os.cpu_count() or 1))
     memory = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
-    return Machine(host, processors, _speed(), memory)
+    return Machine(_host(), processors, _speed(), memory)
 
 
 def sizes(machines: Sequence[Machine]) -> Machines:
@@ -51,6 +54,14 @@ def sizes(machines: Sequence[Machine]) -> Machines:
         cpus * np.array([m.speed for m in machines]),
         np.array([m.memory / neighbours[m.host] for m in machines]),
     )
+
+
+def _host() -> str:
+    """A name that processes share if and only if they run on one machine."""
+    try:
+        return BOOT.read_text().strip()
+    except OSError:  # not Linux
+        return platform.node()
 
 
 def _speed() -> float:

@@ -60,9 +60,7 @@ class Worker:
 
     def machine(self) -> Machine:
         """What this worker's machine is."""
-        import ray
-
-        return measure(ray.get_runtime_context().get_node_id())
+        return measure()
 
     def compute(self, number: int, version: int, samples: Indices, *values: Vector) -> tuple[Any, ...]:
         """The mean gradient over the samples, a part for each shard, and a Report.

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import numpy as np
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
+from paceline.machines import measure, sizes
 from paceline.rounds import Machines
 
 T = TypeVar("T")
@@ -97,13 +97,8 @@ def own_store(timeout: float) -> dist.TCPStore:
 
 
 def machines() -> Machines:
-    """Every rank's CPUs, cores and memory (GiB), for policies that divide by them. Collective."""
-    import psutil
-
-    cpus = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    cores = float(min(psutil.cpu_count(logical=False) or cpus, cpus))
-    rows = np.array(gather((cpus, cores, psutil.virtual_memory().total / 2**30)))
-    return Machines(cpus=rows[:, 0], cores=rows[:, 1], memory=rows[:, 2])
+    """Every rank's part of its machine, for policies that divide by it. Collective."""
+    return sizes(gather(measure()))
 
 
 def joined() -> bool:
