@@ -188,6 +188,22 @@ def test_the_bound_on_a_still_cluster_by_hand():
     assert regret_bound(outcome.policies["dolbie"], outcome) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("name", ["factoring", "auto", "factoring:scheme=guided"])
+def test_what_a_piece_costs_is_the_worlds_not_the_policys_belief(name):
+    def seconds(believed, cost=1e-3):
+        joint = "," if ":" in name else ":"
+        asked = f"{name}{joint}overhead={believed}"
+        played = from_trace(uneven, global_batch=256, piece_seconds=cost)
+        return run(played, [asked]).policies[asked].latency.sum()
+
+    pace = np.array([1.0, 1.0, 4.0]) * 1e-3 * np.exp(0.5 * np.random.default_rng(0).standard_normal((40, 3)))
+    uneven = Trace(pace, 0 * pace)
+    # A cost of .05 s that is only believed is found to be wrong in the first round; one that is real is paid.
+    assert seconds(0.05) == pytest.approx(seconds(0.001), rel=0.01)
+    assert seconds(0.001, cost=0.05) > 1.15 * seconds(0.001)
+    assert seconds(0.05, cost=0.05) == pytest.approx(seconds(0.001, cost=0.05), rel=0.01)
+
+
 def test_memory_does_not_grow_with_rounds_times_workers_times_realizations():
     import tracemalloc
 

@@ -101,6 +101,7 @@ def test_traces_of_workers_lie_beside_the_scenario(file, tmp_path):
         (f"global_batch = 100\n{WORKER}least = 101", "least 101"),
         (f"draw = 4\n{WORKER}most = 60", "give counts instead"),
         (f"rounds = 0\n{WORKER}", "rounds=0"),
+        (f"piece_seconds = 0\n{WORKER}", "piece_seconds=0: expected more than 0"),
         (f"rounds = true\n{WORKER}", "expected a whole number"),
         (f"seed = -1\n{WORKER}", "seed=-1"),
         (f"fractional = 1\n{WORKER}", "expected true or false"),

@@ -18,7 +18,7 @@ def cluster_paces(seed=0, workers=3):
     return np.array([1.0, 2.0, 6.0])[:workers] * 1e-3 * np.exp(0.05 * rng.standard_normal((ROUNDS, workers)))
 
 
-def record(path, pace, policy="equal", batches=None, overhead=None, **config):
+def record(path, pace, policy="equal", batches=None, overhead=None, extras=None, **config):
     """The record of a run on these paces, as the training engine writes it."""
     rounds, workers = pace.shape
     sizes = batches or [BATCH] * rounds
@@ -42,6 +42,7 @@ def record(path, pace, policy="equal", batches=None, overhead=None, **config):
                 loads=loads,
                 compute=took,
                 overhead=fixed,
+                **(extras[t] if extras else {}),
             )
             plan, state = made.step(state, Round(loads / batch, took, batch, fixed))
     return runs.read(path)
@@ -123,3 +124,12 @@ def test_a_trace_is_compared_with_equal_shares(tmp_path):
     assert answer.seconds == pytest.approx((BATCH / 3 * pace).max(1).sum())
     assert list(answer.policies) == ["level", "optimum"]
     assert answer.policies["optimum"].seconds <= answer.policies["level"].seconds < answer.seconds
+
+
+def test_pieces_cost_what_the_run_measured(tmp_path):
+    def seconds(cost):
+        rows = [{"at_once": 0.5, "piece_cost": cost, "pieces": [[8], [8], [8]]}] * ROUNDS
+        run = record(tmp_path / f"run{cost}", cluster_paces(), extras=rows)
+        return of_run(run, ["factoring"]).policies["factoring"].seconds
+
+    assert seconds(0.05) > seconds(0.0005) + 0.5

@@ -7,7 +7,8 @@ import numpy as np
 from paceline import policies
 from paceline.rounds import Array, Cluster, PieceTimes, Round
 from paceline.shares import whole_samples
-from paceline.simulate.within import AHEAD, PIECE_SECONDS, play
+from paceline.simulate.scenario import PIECE_SECONDS
+from paceline.simulate.within import AHEAD, play
 
 WARM_UP = 20  # rounds
 

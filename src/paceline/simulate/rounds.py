@@ -231,7 +231,7 @@ class _Player:
         """(shares run, seconds, its pieces) of a round whose work moves within it."""
         here = moment.present & ~moment.stopped
         loads = np.rint(shares * batch).astype(np.int64)
-        piece = float(getattr(self._policy, "overhead", within.PIECE_SECONDS))
+        piece = self._scenario.piece_seconds  # what it does cost, whatever the policy believes
         knee = getattr(moment.costs, "knee", 0.0)
         missed = self._scenario.give_up_seconds
         ran = within.play(pull, loads, moment.slope, moment.overhead, piece, knee, here, missed=missed)

@@ -17,6 +17,7 @@ from paceline.rounds import Array, Cluster, Machines
 from paceline.simulate.delays import Constant, Delay, Replay
 from paceline.traces import Trace
 
+PIECE_SECONDS = 1e-3  # about what the torch engine takes for a piece beyond its samples
 LEAVE, DIE, FREEZE, JOIN = KINDS = ("leave", "die", "freeze", "join")
 
 
@@ -161,6 +162,8 @@ class Scenario:
     known_overhead: whether workers know their overhead (they time their communication); otherwise it is fitted
         from seconds and loads, as in real training.
     give_up_seconds: how long the others wait for a worker that stopped without notice.
+    piece_seconds: what a piece costs beyond its samples, for policies that run a round in pieces; what they
+        believe of it themselves is theirs to find out.
     events: what happens to workers. policies: which to try where none are named. name: for titles.
     """
 
@@ -174,6 +177,7 @@ class Scenario:
     decision_delay: int = 0
     known_overhead: bool = True
     give_up_seconds: float = 10.0
+    piece_seconds: float = PIECE_SECONDS
     batches: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()
     policies: tuple[str, ...] = ()
@@ -190,6 +194,8 @@ class Scenario:
                 raise PacelineError(f"{name}={getattr(self, name)}: expected 0 or more")
         if not (self.give_up_seconds >= 0 and np.isfinite(self.give_up_seconds)):
             raise PacelineError(f"give_up_seconds={self.give_up_seconds:g}: expected 0 or more")
+        if not (self.piece_seconds > 0 and np.isfinite(self.piece_seconds)):
+            raise PacelineError(f"piece_seconds={self.piece_seconds:g}: expected more than 0")
         if self.draw:
             for each in self.workers:
                 if each.least or each.most is not None or isinstance(each.seconds_per_sample, Replay):

@@ -15,12 +15,12 @@ import numpy as np
 
 from paceline.errors import PacelineError
 from paceline.rounds import Array
-from paceline.runs import Run
+from paceline.runs import Run, pieces
 from paceline.runs.summary import carried
 from paceline.runs.waiting import waiting_share, waits
 from paceline.simulate.delays import Replay
 from paceline.simulate.rounds import Played, run
-from paceline.simulate.scenario import Scenario, WorkerClass
+from paceline.simulate.scenario import PIECE_SECONDS, Scenario, WorkerClass
 
 LEAST_PACE = 0.05  # of a worker's seconds, at least, are taken to grow with its load
 WORTHWHILE = 0.98  # of the recorded seconds: less gained is not worth another policy
@@ -96,6 +96,7 @@ def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], Non
         batches=batches,
         decision_delay=PREFETCHED * int(record.config.get("loader_workers") or 0),
         known_overhead=False,
+        piece_seconds=pieces.figures(record).get("piece_cost") or PIECE_SECONDS,  # as this run measured it
     )
     outcome = run(scenario, names, progress)
     beyond = np.maximum(record.seconds - np.nanmax(record.compute, axis=1), 0.0)

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from paceline.balance.factoring import Counts, divide, size
 from paceline.rounds import Array, Pull
 
-PIECE_SECONDS = 1e-3  # of a piece beyond its samples, where a policy does not say otherwise
 CLAIM_SECONDS = 2e-4  # two round trips to a store, as measured between processes of one machine
 AHEAD = 0.1  # of a piece that is left to run when the next one is claimed: as the torch engine does
 
