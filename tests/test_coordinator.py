@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline import PacelineError
 from paceline.choices import Choices
 from paceline.coordinator import Coordinator, Moved
 from paceline.samples import Epochs
@@ -168,3 +169,17 @@ def test_a_proportional_rate_goes_by_samples_not_by_gradients(sync, backup):
     for update in log:  # a group of lsp and asp's one gradient are divided by the whole batch as it is
         portion = update.loads.sum() / 12 if sync == "bsp" else 1.0
         assert update.rate == pytest.approx(0.6 * portion)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (((0, None), (None, None)), "limits of worker 0: least 0; expected 1 sample or more"),
+        (((None, None), (-3, 5)), "limits of worker 1: least -3; expected 1"),
+        (((None, None),), "limits for 1 of 2 workers"),
+        (((None, None),) * 3, "limits for 3 of 2 workers"),
+    ],
+)
+def test_a_least_of_nothing_is_refused_instead_of_changed(limits, words):
+    with pytest.raises(PacelineError, match=words):
+        Choices(2, 12, limits=limits)

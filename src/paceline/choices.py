@@ -23,7 +23,8 @@ class Choices:
     workers: n. global_batch: samples that a full round of all workers has.
     sync, mode, backup, policy, rate: a gate, how parameters reach the workers, whom to wait for, how much each
         does, and the rule for the learning rate, whose full value is lr.
-    limits: (least, most) samples of each worker.
+    limits: (least, most) samples of each worker; None for 1 and for no limit. A least of 0 is refused: a worker
+        without samples has no gradient to send, and nobody could wait for it.
     machines: what the workers' machines are, for policies that begin with that.
 
     Raises PacelineError for whatever is unknown, out of range or excludes something else.
@@ -73,8 +74,17 @@ class Choices:
             raise PacelineError(
                 f"global_batch={self.global_batch} for {self.workers} workers: expected at least 1 sample each"
             )
-        least = [1 if self.limits is None else self.limits[i][0] or 1 for i in range(self.workers)]
-        most = [None if self.limits is None else self.limits[i][1] for i in range(self.workers)]
+        pairs = self.limits or ((None, None),) * self.workers
+        if len(pairs) != self.workers:
+            raise PacelineError(f"limits for {len(pairs)} of {self.workers} workers: expected one pair each")
+        for worker, (low, _) in enumerate(pairs):
+            if low is not None and low < 1:
+                raise PacelineError(
+                    f"limits of worker {worker}: least {low}; expected 1 sample or more, as a worker without any has "
+                    "no gradient to send to the parameter server"
+                )
+        least = [1 if low is None else low for low, _ in pairs]
+        most = [high for _, high in pairs]
         cluster = Cluster(
             self.workers,
             self.global_batch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -16,6 +17,10 @@ from paceline.cli import run
 from paceline.papers import experiments
 from paceline.papers.dbw_runs import reached, smoothed
 from paceline.shared import data_folder
+from paceline.simulate import Scenario, WorkerClass
+from paceline.simulate import run as run_rounds
+from paceline.simulate.delays import Constant
+from paceline.simulate.learning import choices, learn
 
 SCENARIO = """
 global_batch = 80
@@ -45,6 +50,23 @@ def test_learning_tells_what_was_used_and_dropped(scenario, tmp_path, capsys):
     assert found["curves"]["quorum"] == [3] * 25
     assert found["curves"]["loss"][-1] < found["curves"]["loss"][0]
     assert (tmp_path / "pictures" / "learning.png").stat().st_size > 0
+
+
+def test_the_scenarios_limits_and_drawn_classes_hold_in_learning_too(tmp_path):
+    classes = tuple(
+        WorkerClass(Constant(pace), least=least, most=most)
+        for pace, least, most in ((0.001, 0, 5), (0.001, 0, None), (0.004, 12, None))
+    )
+    limited = Scenario(classes, global_batch=40, rounds=6)
+    learnt = learn(limited, choices(limited, policy="level", lr=0.1))
+    loads = np.array([update.loads for update in learnt.updates])
+    assert loads[:, 0].max() <= 5
+    assert loads[:, 2].min() >= 12
+    drawn = Scenario(tuple(WorkerClass(Constant(s)) for s in (0.001, 0.1)), global_batch=40, draw=4, rounds=1)
+    for seed in range(3):  # the slowest of an equal division ends the round, in both
+        each = dataclasses.replace(drawn, seed=seed)
+        played = run_rounds(each, ["equal"]).policies["equal"].latency[0, 0]
+        assert learn(each, choices(each)).updates[0].seconds == pytest.approx(played)
 
 
 def test_what_happens_to_workers(tmp_path, capsys):

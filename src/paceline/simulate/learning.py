@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline import data as datasets
 from paceline.choices import Choices
@@ -16,12 +17,21 @@ from paceline.simulate.delays import assemble
 from paceline.simulate.roundtrips import RoundTrips
 from paceline.simulate.scenario import FREEZE, JOIN, LEAVE, Event, Scenario
 from paceline.simulate.server import Member, Server
+from paceline.simulate.world import classes_of
 
 
 def choices(scenario: Scenario, **options: Any) -> Choices:
     """What the scenario's workers are coordinated by; options as in ``Choices``. Raises PacelineError for what is
     unknown or excludes something else."""
-    return Choices(scenario.size, scenario.global_batch, machines=scenario.cluster().machines, **options)
+    kinds = [scenario.workers[kind] for kind in _classes(scenario)]
+    return Choices(
+        scenario.size,
+        scenario.global_batch,
+        # At least a sample each, as a parameter server has it.
+        limits=tuple((each.least or None, each.most) for each in kinds),
+        machines=scenario.cluster().machines,
+        **options,
+    )
 
 
 @dataclass
@@ -70,8 +80,7 @@ def learn(
         raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
     samples = datasets.load(data)
     learner = Images(samples, model, scenario.seed)
-    of = scenario.classes(np.random.default_rng(scenario.seed))
-    of = of if of.ndim == 1 else of[0]
+    of = _classes(scenario)
     trips = RoundTrips(
         scenario.size,
         assemble([each.overhead for each in scenario.workers], of),
@@ -112,6 +121,12 @@ def learn(
         "seed": scenario.seed,
     }
     return Learnt(updates, test_loss, accuracy, settings)
+
+
+def _classes(scenario: Scenario) -> NDArray[np.int64]:
+    """Each worker's class in the first realization, as the rounds of a simulation have it; shape (n,)."""
+    of = classes_of(scenario)
+    return of if of.ndim == 1 else of[0]
 
 
 def _member(event: Event) -> Member:
