@@ -66,6 +66,8 @@ class Worker:
         place: int | None = None,
         patience: float = 60.0,
     ) -> None:
+        if not job or not name:
+            raise PacelineError(f"job={job!r}, name={name!r}: expected the names of a job and of this worker")
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise PacelineError(f"{url!r} is no service's address: expected one as http://127.0.0.1:7070")

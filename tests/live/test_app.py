@@ -1,6 +1,8 @@
 """The page's endpoints without a browser: mounted, and asked for what is not there."""
 
 import asyncio
+import base64
+import hashlib
 import json
 import re
 
@@ -27,7 +29,11 @@ def run_dir(tmp_path):
 
 def test_the_page_asks_for_nothing_but_its_own(run_dir):
     answer = TestClient(app(run_dir)).get("/")
-    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert policy.endswith("frame-ancestors 'none'")
+    for script in re.findall(r"<script>(.*?)</script>", answer.text, re.DOTALL):
+        assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy
     assert not re.search(r"https?://|@import|url\(|\bsrc=|href=\"(?!data:)", answer.text)
 
 
@@ -45,6 +51,13 @@ def test_mounted_under_names(run_dir):
         assert "no run of that name" in answer.json()["error"]
 
 
+def test_other_paths_are_refused_in_a_sentence(run_dir):
+    client = TestClient(app(run_dir))
+    assert client.get("/nope").status_code == 404
+    assert client.get("/nope").json()["error"].startswith("not found: expected GET of the run's page")
+    assert client.post("/").json()["error"].startswith("method not allowed")
+
+
 def test_figures_of_any_stretch_have_a_bounded_size(run_dir):
     client = TestClient(app(run_dir))
     for query, span in (
@@ -58,7 +71,16 @@ def test_figures_of_any_stretch_have_a_bounded_size(run_dir):
         answer = client.get(f"/figures{query}")
         assert answer.json()["span"] == span
         assert len(answer.content) < 250_000
-    for query in ("?from=x", "?to=-1", "?newest=nan", "?from=1e9", f"?to={'9' * 400}"):
+    for query in (
+        "?from=x",
+        "?to=-1",
+        "?newest=nan",
+        "?from=1e9",
+        f"?to={'9' * 400}",
+        "?from=²",
+        "?to=.",
+        "?to=",
+    ):
         answer = client.get(f"/figures{query}")
         assert answer.status_code == 400
         assert "expected a round's number" in answer.json()["error"]

@@ -1,5 +1,7 @@
 """The report: one file that asks for nothing, shows what the record says, and stays small."""
 
+import base64
+import hashlib
 import json
 import re
 import struct
@@ -80,6 +82,19 @@ def test_the_page_stands_alone_and_is_well_formed(run):
         ElementTree.fromstring(picture)
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text
+
+
+def test_nothing_but_the_pages_own_script_may_run(run):
+    text = report.render(run)
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', text)
+    for kind in ("default-src", "connect-src", "base-uri", "form-action"):
+        assert f"{kind} 'none'" in policy
+    assert text.index("Content-Security-Policy") < text.index("<script")
+    scripts = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    assert len(scripts) == policy.count("sha256-") == 1
+    digest = hashlib.sha256(scripts[0].encode()).digest()
+    assert f"script-src 'sha256-{base64.b64encode(digest).decode()}'" in policy
+    assert not re.search(r"<[^>]*\son[a-z]+=", text), "handlers in the markup would not run"
 
 
 def test_the_page_says_what_the_record_says(run):

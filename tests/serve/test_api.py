@@ -204,6 +204,11 @@ MISTAKES = [
     ({"seconds": "1"}, 422, "seconds: input should be a valid number"),
     ({"samples": -1}, 422, "samples: input should be greater"),
     ({"samples": 2**40}, 422, "samples: input should be less"),
+    (
+        {"samples": 2**31 - 1},
+        422,
+        "samples=2147483647: expected at most 6, what round 0 planned for worker 'a'",
+    ),
     ({"overhead": 2.0}, 422, "overhead=2: expected 0 to seconds=1"),
     ({"cpu": 1.5}, 422, "cpu: input should be less"),
     ({"sample": 6}, 422, "sample: extra inputs are not permitted"),
@@ -278,6 +283,25 @@ def test_bad_requests(play: Callable[..., None]) -> None:
         refused(await call.ask("GET", "/nothing"), 404, "not found")
 
     play(scenario)
+
+
+def test_paths_that_lead_nowhere(play: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(call: Caller) -> None:
+        await call.service.store.durable()
+        key = {"Authorization": f"Bearer {TOKEN}"}
+        for path in ("/jobs/j/nope", "/jobs//", "/jobs/", "/v1/jobs/", "/v1/jobs//workers", "/jobs/no/such"):
+            answer = await call.http.get(path, headers=key)
+            refused((answer.status_code, answer.json()), 404, "not found")
+        refused(await call.ask("PUT", "/jobs/", JOB), 404, "not found")
+        answer = await call.http.get("/jobs/j?token=x&a=b", headers=key)
+        assert (answer.status_code, answer.headers["location"]) == (307, "j/?token=x&a=b")
+        for path in ("/", "/docs", "/jobs/j/"):
+            policy = (await call.http.get(path, headers=key)).headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "frame-ancestors 'none'" in policy
+
+    play(scenario)
+    assert not caplog.records
 
 
 def test_the_silent_are_dropped(play: Callable[..., None]) -> None:

@@ -170,6 +170,19 @@ def test_reports_of_other_rounds_are_refused(report: Report, words: str) -> None
     assert json.dumps(job.state_dict()) == before
 
 
+def test_more_samples_than_planned_are_refused() -> None:
+    job = started()
+    job.ask(1.0, "a")
+    before = json.dumps(job.state_dict())
+    for samples in (5, 2**31 - 1):
+        with pytest.raises(
+            PacelineError, match=f"samples={samples}: expected at most 4, what round 0 planned"
+        ):
+            job.report(1.0, "a", Report(0, samples, 1.0))
+    assert json.dumps(job.state_dict()) == before
+    job.report(1.0, "a", Report(0, 3, 1.0))
+
+
 def test_a_repeated_report_changes_nothing() -> None:
     job = started()
     part, _ = job.ask(1.0, "a")
@@ -239,11 +252,11 @@ def test_everybody_goes_and_others_come() -> None:
         job.leave(2.0, name)
     for name in "xyz":
         job.join(100.0, name, digest(name))
-    part, (settled,) = job.ask(101.0, "x")
+    _, (settled,) = job.ask(101.0, "x")
     assert settled.round == 1
     assert sum(settled.loads) == 12
     for name in "xyz":
-        job.report(102.0, name, Report(1, part.samples, 1.0))
+        job.report(102.0, name, Report(1, job.ask(101.0, name)[0].samples, 1.0))
     assert job.closed == 2
 
 

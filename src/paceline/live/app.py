@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
-import hashlib
 import os
 import re
 from collections import OrderedDict
@@ -16,6 +14,7 @@ from paceline.errors import PacelineError
 
 try:
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.requests import Request
     from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
@@ -24,7 +23,7 @@ except ModuleNotFoundError as error:
 
 from paceline.live import events
 from paceline.live.follower import Follower
-from paceline.runs.page import header, page
+from paceline.runs.page import header, page, policy
 
 FOLLOWED = 4  # runs whose records are kept in memory
 Find = Callable[[Request], Path | str | None]
@@ -38,7 +37,7 @@ def app(run_dir: str | os.PathLike[str] | Find, *, closed: Callable[[], bool] = 
         with what the page asks for.
     closed: tells when the server is about to stop, so that open event streams end.
     """
-    return Starlette(routes=Live(run_dir, closed).routes())
+    return Starlette(routes=Live(run_dir, closed).routes(), exception_handlers={HTTPException: _refused})
 
 
 class Live:
@@ -109,6 +108,13 @@ _HEADERS = {
 }
 
 
+def _refused(request: Request, error: Exception) -> Response:
+    """Another path than the page's own, or another method."""
+    assert isinstance(error, HTTPException)
+    sentence = f"{error.detail.lower()}: expected GET of the run's page, its events or its figures"
+    return JSONResponse({"error": sentence}, error.status_code, error.headers)
+
+
 def _unknown() -> Response:
     return JSONResponse({"error": "there is no run of that name; look at the list of runs"}, 404)
 
@@ -117,24 +123,16 @@ def _number(request: Request, name: str) -> float | None:
     text = request.query_params.get(name)
     if text is None:
         return None
-    value = float(text) if text.replace(".", "", 1).isdigit() and len(text) < 16 else None
-    if value is None:
+    if not re.fullmatch(r"[0-9]{1,15}(\.[0-9]{0,15})?", text):
         raise ValueError(f"{name}={text[:40]!r}: expected a round's number, 0 or more")
-    return value
+    return float(text)
 
 
 def _page() -> tuple[str, str]:
-    """The page's HTML, and the policy that keeps it to its own script and its own server."""
+    """The page's HTML, and the policy that keeps it to its own script, its own server and a window of its own."""
     here = resources.files("paceline.live").joinpath("static")
     body = here.joinpath("live.html").read_text(encoding="utf-8")
     script = here.joinpath("live.js").read_text(encoding="utf-8")
     pill = '<p class="pill" id="state" role="status"><i></i><span></span></p>'
     html = page("Paceline", header("Paceline", "", pill), body, script)
-    allowed = " ".join(
-        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-        for text in re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
-    )
-    return html, (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
-        "connect-src 'self'; base-uri 'none'; form-action 'none'"
-    )
+    return html, f"{policy(script)}; frame-ancestors 'none'"  # which only a header can say

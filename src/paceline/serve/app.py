@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.security import APIKeyHeader, HTTPBearer
 from starlette.exceptions import HTTPException
 
@@ -28,6 +28,12 @@ from paceline.serve.service import TICK, Served, Service
 from paceline.serve.settings import Settings
 
 STATUS = {Unknown: 404, Forbidden: 403, Conflict: 409, Gone: 410, Stored: 507}
+PAGES = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
 MOST_WAIT = 60.0  # seconds that one request may wait for a plan
 SAID = {
     400: "The body is no JSON.",
@@ -92,6 +98,7 @@ def make(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # "/v1/jobs/" is a job without a name, not the list of them
         generate_unique_id_function=lambda route: route.name,
     )
     guarded = (
@@ -107,11 +114,16 @@ def make(
 
     @app.get("/docs", include_in_schema=False)
     async def description() -> HTMLResponse:
-        return HTMLResponse(page(app.openapi()))
+        return HTMLResponse(page(app.openapi()), headers=PAGES)
 
     @app.get("/", include_in_schema=False)
     async def jobs(request: Request) -> HTMLResponse:
-        return HTMLResponse(index(list(service.jobs), request.url.query))
+        return HTMLResponse(index(list(service.jobs), request.url.query), headers=PAGES)
+
+    @app.get("/jobs/{job}", include_in_schema=False)
+    async def live_page(job: Name, request: Request) -> RedirectResponse:
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(f"{job}/{query}")
 
     def run_of(request: Request) -> pathlib.Path | None:
         name = request.path_params["job"]
@@ -226,9 +238,10 @@ class _Timed:
         try:
             await self._app(scope, receive, send)
         finally:
-            endpoint = scope.get("endpoint")
-            if endpoint is not None:
-                self._metrics.answered(endpoint.__name__, time.perf_counter() - begin)
+            # A mounted application without a route for the path has no name.
+            name = getattr(scope.get("endpoint"), "__name__", None)
+            if name is not None:
+                self._metrics.answered(name, time.perf_counter() - begin)
 
 
 def _refused(request: Request, error: Exception) -> Response:

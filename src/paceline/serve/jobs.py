@@ -123,6 +123,12 @@ class Job:
             raise Conflict(
                 f"worker {name!r} reports round {report.round}, {past} one: expected round {current.number}"
             )
+        planned = int(current.loads[member.place])
+        if report.samples > planned:
+            raise PacelineError(
+                f"samples={report.samples}: expected at most {planned}, what round {current.number} planned for "
+                f"worker {name!r}"
+            )
         current.report(member.place, report, now - max(current.opened, member.heard))
         member.heard, member.last = now, report
         self.reports += 1
