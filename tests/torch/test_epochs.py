@@ -60,5 +60,5 @@ def test_a_resumed_run_divides_as_an_unbroken_one() -> None:
     expected, found = (
         torch.load(io.BytesIO(part[0]["saved"]), weights_only=True)["model"] for part in (whole, after)
     )
-    for name, value in expected.items():
-        assert torch.equal(value, found[name]), name
+    # Within rounding: DDP orders its buckets by the first round that it sees, and so the sums of all later ones.
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)

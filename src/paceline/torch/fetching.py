@@ -73,7 +73,7 @@ class Beside:
         loader: DataLoader[Any] = DataLoader(
             _Asked(dataset, collate, self._queues),
             batch_size=None,
-            collate_fn=_as_it_is,
+            collate_fn=as_it_is,
             generator=torch.Generator(),  # of its own: the user's numbers shall not depend on who claims
             **{name: options[name] for name in TAKEN_OVER if name in options},
         )
@@ -124,7 +124,8 @@ def _read(dataset: Any, indices: list[int]) -> Any:
     return whole(indices) if whole else [dataset[index] for index in indices]
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """For those that change nothing about a batch."""
     return batch
 
 

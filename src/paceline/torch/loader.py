@@ -18,7 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError
 from paceline.torch.batches import Indices, Order, Piece, pieces
-from paceline.torch.fetching import fetcher
+from paceline.torch.fetching import as_it_is, fetcher
+from paceline.torch.same_bits import aligned
 
 if TYPE_CHECKING:
     from paceline.torch.pace import Pace
@@ -76,6 +77,7 @@ class BalancedLoader:
         if self._fetcher is not None:
             pace.claims_ahead(self._claimed, self._early)
             self._fetcher.reset()
+        laid = aligned if pace.terms.cell else as_it_is
         source = iter(self._loader)
         while pace.samples_done < self._order.samples:
             pace.before_piece()
@@ -87,10 +89,10 @@ class BalancedLoader:
                     more = self._fetch(turn)
                     then = None if left else piece.division
                     pace.begin_piece(piece._replace(samples=len(turn), last=False, division=then))
-                    yield pace.place(more)
+                    yield pace.place(laid(more))
                     pace.end_piece()
             pace.begin_piece(piece)
-            yield pace.place(batch)
+            yield pace.place(laid(batch))
             pace.end_piece()
         pace.close_epoch()
 

@@ -15,7 +15,7 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch import division, options, peers
+from paceline.torch import division, options, peers, same_bits
 from paceline.torch.batches import Indices
 from paceline.torch.division import Division
 from paceline.torch.limits import Limits, has_batch_norm, least_and_most
@@ -108,6 +108,8 @@ def agree(
     if deterministic:
         unit = cell = quantum if quantum > 1 else max(1, global_batch // CELLS)
         options.check_deterministic(name, pulls, weigh=weigh, norms=norms, micro_batch=micro_batch, cell=cell)
+        peers.together(lambda: same_bits.check_model(model))
+        same_bits.check_ranks()
         micro_batch = cell
     return Terms(
         name,

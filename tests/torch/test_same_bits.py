@@ -1,0 +1,103 @@
+"""What ``deterministic=True`` asks for beside sums without rounding: kernels that compute alike everywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace
+from paceline.torch.same_bits import aligned
+from support.ranks import run_ranks
+from support.torch_jobs import with_as_many_threads
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+COMMAND = Path(__file__).parents[2] / "benchmarks" / "determinism.py"
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: Any
+
+
+def anywhere(values: torch.Tensor, start: int = 3) -> torch.Tensor:
+    """The same values in memory that begins 4 or 8 bytes times ``start`` after a multiple of 64."""
+    memory = torch.empty(start + values.numel(), dtype=values.dtype)
+    memory[start:] = values.reshape(-1)
+    return memory[start:].view(values.shape)
+
+
+def test_what_begins_anywhere_is_copied_and_all_else_stays() -> None:
+    well, odd = torch.randn(4, 5), anywhere(torch.randn(4, 5))
+    assert odd.data_ptr() % 64
+    found = aligned({"pair": Pair(odd, "name"), "list": [well, (odd.T, 7)]})
+    assert found["list"][0] is well
+    assert found["pair"].y == "name"
+    assert found["list"][1][1] == 7
+    for copy, of in ((found["pair"].x, odd), (found["list"][1][0], odd.T)):
+        assert copy.data_ptr() % 64 == 0
+        assert torch.equal(copy, of)
+
+
+@pytest.mark.parametrize("options", [{"deterministic": True}, {}])
+def test_batches_of_numpy_arrays_begin_where_sums_come_in_one_order(options: dict[str, Any]) -> None:
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+        return anywhere(torch.from_numpy(np.stack([sample.numpy() for sample in samples])))
+
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    begins = set()
+    with Pace(model, 16, "factoring", **options) as pace:
+        for x in pace.loader(torch.randn(40, 6), collate_fn=collate):
+            begins.add(x.data_ptr() % 64)
+            pace.backward(model(x).square().mean())
+            pace.step(optimizer)
+    assert begins == ({0} if options else {12})
+
+
+def test_a_parameter_that_begins_anywhere_is_refused() -> None:
+    model = nn.Linear(6, 2)
+    model.weight.data = anywhere(model.weight.data)
+    with pytest.raises(PacelineError, match=r"weight of the model does not begin at a multiple of 64 bytes"):
+        Pace(model, 16, "factoring", deterministic=True)
+    model.weight.data = model.weight.data.clone()
+    Pace(model, 16, "factoring", deterministic=True).close()
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (nn.Dropout(0.1), "1"),
+        (nn.LSTM(3, 3, num_layers=2, dropout=0.1), "1"),
+        (nn.TransformerEncoderLayer(6, 2, 8), r"1\.self_attn"),
+    ],
+)
+def test_what_drops_out_at_random_is_refused(layer: nn.Module, name: str) -> None:
+    with pytest.raises(PacelineError, match=f"{name} of the model drops out at random"):
+        Pace(nn.Sequential(nn.Linear(6, 6), layer), 16, "factoring", deterministic=True)
+    Pace(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0)), 16, "factoring", deterministic=True).close()
+
+
+def test_ranks_that_compute_in_unlike_ways_are_refused() -> None:
+    sentences = run_ranks(2, with_as_many_threads, [1, 2])
+    assert sentences[0] == sentences[1]
+    assert "deterministic=True: rank 1 was given torch.get_num_threads()=2 and rank 0" in sentences[0]
+    assert run_ranks(2, with_as_many_threads, [2, 2]) == ["", ""]
+
+
+def test_the_command_that_repeats_runs_finds_the_same_bits() -> None:
+    case = ["--case", "arrays at any address"]
+    told = subprocess.run(
+        [sys.executable, str(COMMAND), "--here", "--repetitions", "4", *case],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert told.stdout.count("the same bits") == 2
