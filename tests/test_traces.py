@@ -56,12 +56,24 @@ def test_a_missing_row_means_absent_when_asked(tmp_path):
         (HEADER + "\n\n", "no rows"),
         (HEADER + "0,0,1,0\n\n0,1,fast,0\n", "line 4: seconds_per_sample is 'fast'"),
         (HEADER + "0,0,1,0\n0,1,1\n", "line 3: no overhead_seconds"),
-        (HEADER + "0,0,1,0\n\n0,1,0,0\n", "line 4: seconds_per_sample is 0; expected more than 0"),
+        (HEADER + "0,0,1,0\n\n0,1,0,0\n", "line 4: seconds_per_sample is 0; expected 1e-12 to 1e9 seconds"),
         (HEADER + "0,0,-1,0\n", "line 2: seconds_per_sample is -1"),
         (HEADER + "0,0,nan,0\n", "line 2: seconds_per_sample is nan"),
         (HEADER + "0,0,,0\n", "line 2: seconds_per_sample is nan"),
         (HEADER + "0,0,inf,0\n", "line 2: seconds_per_sample is inf"),
         (HEADER + "0,0,1,-2\n", "line 2: overhead_seconds is -2"),
+        (HEADER + "0,0,1,0\n0,1,1e308,0\n", "line 3: seconds_per_sample is 1e\\+308; expected 1e-12 to 1e9"),
+        (HEADER + "0,0,1e-300,0\n", "line 2: seconds_per_sample is 1e-300"),
+        (HEADER + "0,0,1,1e10\n", "line 2: overhead_seconds is 1e\\+10; expected 0 to 1e9"),
+        (HEADER + "0,0,1_0,0\n", "line 2: seconds_per_sample is '1_0'"),
+        (HEADER + GOOD + "2,0,1,0\n2,1,1,0,0\n", "line 7: 5 fields; expected 4, as in the header"),
+        (HEADER + GOOD + "2,0,1,0\n2,1,1,0,\n", "line 7: 5 fields"),
+        (HEADER + '0,0,1,0\n0,1,"1",0,"x, y"\n', "line 3: 5 fields"),
+        (
+            "round,note,worker,seconds_per_sample,overhead_seconds,end\n0,a,0,1,0\n",
+            "line 2: 5 fields; expected 6",
+        ),
+        ("round,worker,seconds_per_sample,overhead_seconds,round\n0,0,1,0,7\n", "line 1: 2 columns round"),
         (HEADER + "0,0,1,nan\n", "line 2: overhead_seconds is nan"),
         (HEADER + "0,0.5,1,0\n", "line 2: worker is 0.5"),
         (HEADER + "-1,0,1,0\n", "line 2: round is -1"),
@@ -78,6 +90,17 @@ def test_bad_traces_name_the_line(tmp_path, text, words):
     with pytest.raises(PacelineError, match=words) as caught:
         read(save(tmp_path, text))
     assert "\n" not in str(caught.value)
+
+
+def test_few_rows_that_span_more_than_memory_holds(tmp_path):
+    far = "".join(f"{t},0,1,0\n" for t in range(11_000)) + "".join(f"0,{i},1,0\n" for i in range(1, 11_000))
+    with pytest.raises(PacelineError, match=r"11,000 rounds of 11,000 workers"):
+        read(save(tmp_path, HEADER + far), gaps="absent")
+
+
+def test_quoted_fields_and_other_columns(tmp_path):
+    text = 'round,"worker",seconds_per_sample,overhead_seconds,note\n"0",0,1,0,"a, b"\r\n0,1,"2",0,\n'
+    assert read(save(tmp_path, text)).seconds_per_sample.tolist() == [[1, 2]]
 
 
 def test_files_that_cannot_be_read(tmp_path):

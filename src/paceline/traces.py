@@ -11,6 +11,7 @@ ignored. A worker that was absent from a round has no row for it, or an empty or
 from __future__ import annotations
 
 import csv
+import io
 import os
 import warnings
 from pathlib import Path
@@ -19,11 +20,13 @@ from typing import Literal, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline import clock
 from paceline.errors import PacelineError
 from paceline.files import write_whole
 
 Array = NDArray[np.float64]
 COLUMNS = ("round", "worker", "seconds_per_sample", "overhead_seconds")
+CELLS = 10**8  # rounds times workers, at most: each takes 16 bytes, however few rows there are
 
 
 class Trace(NamedTuple):
@@ -40,8 +43,9 @@ class Trace(NamedTuple):
 def read(path: str | os.PathLike[str], gaps: Literal["error", "absent"] = "error") -> Trace:
     """Read a trace. With ``gaps="absent"`` a missing row or a NaN means that the worker was absent.
 
-    Raises PacelineError, naming the line, for a missing column, a field that is no number, seconds that are
-    not positive, an overhead below zero, a row given twice, a worker or a round left out.
+    Raises PacelineError, naming the line, for a missing or repeated column, a row with more or fewer fields than
+    the header, a field that is no number, seconds outside of ``clock.SPAN``, a row given twice, a worker or a round
+    left out.
     """
     path = Path(path)
     rows = _rows(path)
@@ -66,25 +70,40 @@ def _rows(path: Path) -> Array:
         with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "loadtxt")  # no rows: said below
             header = [name.strip() for name in next(csv.reader(file), [])]
-            missing = [name for name in COLUMNS if name not in header]
-            if missing:
-                raise PacelineError(
-                    f"{path}, line 1: no column {', '.join(missing)}; expected {','.join(COLUMNS)}"
-                )
-            places = [header.index(name) for name in COLUMNS]
+            places = _places(path, header)
+            body = file.read()
+            if '"' in body or not _even(body, len(header)):
+                return _rows_slowly(path, places, len(header))
             try:
-                return np.loadtxt(
-                    file, delimiter=",", usecols=places, ndmin=2, comments=None, quotechar='"'
-                ).reshape(-1, 4)
+                rows: Array = np.loadtxt(
+                    io.StringIO(body), delimiter=",", usecols=places, ndmin=2, comments=None
+                )
+                return rows.reshape(-1, 4)
             except ValueError:
-                return _rows_slowly(path, places)
+                return _rows_slowly(path, places, len(header))
     except OSError as error:
         raise PacelineError(f"cannot read the trace {path}: {error.strerror}; expected a CSV file") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise PacelineError(f"{path} is no text; expected a CSV file with {','.join(COLUMNS)}") from error
 
 
-def _rows_slowly(path: Path, places: list[int]) -> Array:
+def _places(path: Path, header: list[str]) -> list[int]:
+    """Where the four columns stand."""
+    for name in COLUMNS:
+        if header.count(name) > 1:
+            raise PacelineError(f"{path}, line 1: {header.count(name)} columns {name}; expected one")
+    missing = [name for name in COLUMNS if name not in header]
+    if missing:
+        raise PacelineError(f"{path}, line 1: no column {', '.join(missing)}; expected {','.join(COLUMNS)}")
+    return [header.index(name) for name in COLUMNS]
+
+
+def _even(body: str, width: int) -> bool:
+    """Whether every line has as many fields as the header, by its commas; quotes are for the slow way."""
+    return all(line.count(",") == width - 1 for line in body.split("\n") if line.strip())
+
+
+def _rows_slowly(path: Path, places: list[int], width: int) -> Array:
     """As ``_rows``, line by line: finds the line at fault, and takes empty fields for NaN."""
     rows = []
     for line, fields in _lines(path):
@@ -92,13 +111,24 @@ def _rows_slowly(path: Path, places: list[int]) -> Array:
         for name, place in zip(COLUMNS, places, strict=True):
             text = fields[place].strip() if place < len(fields) else None
             if text is None:
-                raise PacelineError(f"{path}, line {line}: no {name}; expected {len(COLUMNS)} fields")
+                raise PacelineError(f"{path}, line {line}: no {name}; expected {width} fields")
             try:
-                row.append(float(text) if text or name in COLUMNS[:2] else np.nan)
+                row.append(_number(text) if text or name in COLUMNS[:2] else np.nan)
             except ValueError as error:
                 raise PacelineError(f"{path}, line {line}: {name} is {text!r}; expected a number") from error
+        if len(fields) != width:
+            raise PacelineError(
+                f"{path}, line {line}: {len(fields)} fields; expected {width}, as in the header"
+            )
         rows.append(row)
     return np.array(rows, np.float64).reshape(-1, 4)
+
+
+def _number(text: str) -> float:
+    """As ``float``, without what only Python's own source calls a number: 1_0."""
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return float(text)
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
@@ -117,14 +147,14 @@ def _check_rows(path: Path, rows: Array, gaps: str) -> None:
         _refuse(path, ~ok, f"{name} is {{}}; expected a whole number, 0 or more", values)
     _refuse(
         path,
-        ~(absent | (seconds > 0) & (seconds < np.inf)),
-        "seconds_per_sample is {}; expected more than 0",
+        clock.outside(seconds) & ~absent,
+        f"seconds_per_sample is {{}}; expected {clock.SPAN} seconds",
         seconds,
     )
     _refuse(
         path,
-        ~(absent | (overhead >= 0) & (overhead < np.inf)),
-        "overhead_seconds is {}; expected 0 or more",
+        clock.outside(overhead, 0.0) & ~absent,
+        f"overhead_seconds is {{}}; expected {clock.SPAN_0} seconds",
         overhead,
     )
 
@@ -149,6 +179,10 @@ def _fill(path: Path, rows: Array, gaps: str) -> Trace:
             before = seen[np.argmax(step > 1)]
             row = int(np.argmax(values == before))
             _fail(path, row, f"{name} {before} with no {name} {before - 1}; expected none left out")
+    if shape[0] * shape[1] > CELLS:
+        raise PacelineError(
+            f"{path}: {shape[0]:,} rounds of {shape[1]:,} workers; expected at most {CELLS:,} of both together"
+        )
     order = np.lexsort((worker, number))
     cell = (number - first)[order] * shape[1] + worker[order]
     again = np.diff(cell) == 0
