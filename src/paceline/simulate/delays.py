@@ -16,6 +16,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from paceline import clock
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 
@@ -40,7 +41,7 @@ class Constant:
     seconds: Numbers
 
     def __post_init__(self) -> None:
-        _require(self, "seconds", _some(self.seconds) >= 0, "0 or more")
+        _require_seconds(self, "seconds", 0.0)
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         seconds = np.broadcast_to(np.asarray(self.seconds, float), shape)
@@ -61,7 +62,7 @@ class Ar1:
     sd: Numbers = 0.05
 
     def __post_init__(self) -> None:
-        _require(self, "mean", _some(self.mean) > 0, "more than 0")
+        _require_seconds(self, "mean")
         _require(self, "rho", np.abs(_some(self.rho)) < 1, "a number between -1 and 1")
         _require(self, "sd", _some(self.sd) >= 0, "0 or more")
 
@@ -90,7 +91,7 @@ class OnOff:
     off: Numbers = 0.05
 
     def __post_init__(self) -> None:
-        _require(self, "seconds", _some(self.seconds) > 0, "more than 0")
+        _require_seconds(self, "seconds")
         _require(self, "factor", _some(self.factor) > 0, "more than 0")
         for name in ("on", "off"):
             chance = _some(getattr(self, name))
@@ -116,8 +117,8 @@ class Exponential:
     shift: Numbers = 0.0
 
     def __post_init__(self) -> None:
-        _require(self, "mean", _some(self.mean) > 0, "more than 0")
-        _require(self, "shift", _some(self.shift) >= 0, "0 or more")
+        _require_seconds(self, "mean")
+        _require_seconds(self, "shift", 0.0)
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         while True:
@@ -135,8 +136,9 @@ class Uniform:
     high: Numbers
 
     def __post_init__(self) -> None:
-        _require(self, "low", _some(self.low) >= 0, "0 or more")
+        _require_seconds(self, "low", 0.0)
         _require(self, "high", _some(self.high) >= _some(self.low), "no less than low")
+        _require_seconds(self, "high", 0.0)
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         spread = np.subtract(self.high, self.low)
@@ -155,7 +157,7 @@ class Pareto:
     shape: Numbers = 2.0
 
     def __post_init__(self) -> None:
-        _require(self, "least", _some(self.least) > 0, "more than 0")
+        _require_seconds(self, "least")
         _require(self, "shape", _some(self.shape) > 0, "more than 0")
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
@@ -177,7 +179,7 @@ class Lognormal:
     factor: Numbers = 3.0
 
     def __post_init__(self) -> None:
-        _require(self, "median", _some(self.median) > 0, "more than 0")
+        _require_seconds(self, "median")
         _require(self, "sd", _some(self.sd) >= 0, "0 or more")
         _require(self, "tail", (_some(self.tail) >= 0) & (_some(self.tail) <= 1), "a probability")
         _require(self, "factor", _some(self.factor) > 0, "more than 0")
@@ -267,9 +269,14 @@ def _some(value: Numbers) -> Array:
     return np.asarray(value, float)
 
 
+def _require_seconds(model: Any, name: str, least: float = clock.LEAST) -> None:
+    span = clock.SPAN if least else clock.SPAN_0
+    _require(model, name, ~clock.outside(_some(getattr(model, name)), least), f"{span} seconds")
+
+
 def _require(model: Any, name: str, holds: Any, expected: str) -> None:
     value = _some(getattr(model, name))
-    if not np.all(holds & np.isfinite(value)):
+    sound = np.broadcast_to(holds & np.isfinite(value), value.shape)
+    if not np.all(sound):
         kind = next(key for key, each in MODELS.items() if each is type(model))
-        worst = value if value.ndim == 0 else value[~np.broadcast_to(holds, value.shape)].ravel()[:1][0]
-        raise PacelineError(f"timing model {kind}: {name}={float(worst):g}: expected {expected}")
+        raise PacelineError(f"timing model {kind}: {name}={value[~sound].ravel()[0]:g}: expected {expected}")

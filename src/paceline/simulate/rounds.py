@@ -157,7 +157,8 @@ class _Player:
         began = time.perf_counter()
         plan, self._state = policy.init()
         self._decide = time.perf_counter() - began
-        self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else scenario.decision_delay)))
+        delay = min(scenario.decision_delay, rounds)  # later than the last round is never
+        self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else delay)))
         self._fit = None if scenario.known_overhead else fitting.start(cluster.shape)
         self._whole = _Whole(np.empty(0), 0, np.empty(0))
         self._latency = np.empty((rounds, realizations))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline import clock
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.simulate.delays import Constant, Delay
@@ -53,14 +54,20 @@ class RoundTrips:
 
     def seconds(self, worker: int, number: int, load: int, now: float) -> float:
         """What the worker's ``number``-th task (from 0) with ``load`` samples takes if begun at ``now``."""
-        pace = self._pace.row(number)[worker]
-        if self._noise[worker]:
-            pace = pace * np.exp(self._noise[worker] * self._further.row(number)[worker])
-        overhead = self._overhead.row(number)[worker] + self._transfer(number)[worker]
-        seconds = overhead + max(load, self._knee[worker]) * pace
+        with np.errstate(over="ignore", invalid="ignore"):  # said below
+            pace = self._pace.row(number)[worker]
+            if self._noise[worker]:
+                pace = pace * np.exp(self._noise[worker] * self._further.row(number)[worker])
+            overhead = self._overhead.row(number)[worker] + self._transfer(number)[worker]
+            seconds = overhead + max(load, self._knee[worker]) * pace
         if np.isnan(seconds):
             raise PacelineError(
                 f"the trace has no time for task {number + 1} of worker {worker}; give one without gaps"
+            )
+        if seconds > clock.MOST:
+            raise PacelineError(
+                f"task {number + 1} of worker {worker} with {load} samples would take {seconds:.3g} seconds; "
+                f"expected {clock.SPAN_0}: give its timing model a smaller spread"
             )
         for change in self._changes:
             if change.at <= now and worker in change.workers:

@@ -12,9 +12,11 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from paceline import clock
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Machines
 from paceline.simulate.delays import Constant, Delay, Replay
+from paceline.simulate.ranges import CELLS, ROUNDS, SAMPLES, SHARES, SIZES, SPREAD, require, seconds
 from paceline.traces import Trace
 
 PIECE_SECONDS = 1e-3  # about what the torch engine takes for a piece beyond its samples
@@ -34,8 +36,7 @@ class Change:
     def __post_init__(self) -> None:
         if self.round < 1:
             raise PacelineError(f"round={self.round}: expected 1 or more, the first round being 1")
-        if not (self.mbps > 0 and np.isfinite(self.mbps)):
-            raise PacelineError(f"mbps={self.mbps:g}: expected more than 0")
+        require(self, ("mbps",), 1 / SIZES, SIZES)
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,8 @@ class Link:
     changes: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (self.megabytes >= 0 and np.isfinite(self.megabytes)):
-            raise PacelineError(f"megabytes={self.megabytes:g}: expected 0 or more")
-        if not (self.mbps > 0 and np.isfinite(self.mbps)):
-            raise PacelineError(f"mbps={self.mbps:g}: expected more than 0")
+        require(self, ("megabytes",), 0, SIZES)
+        require(self, ("mbps",), 1 / SIZES, SIZES)
 
     def seconds(self, index: int) -> float:
         """What the transfer takes in the round of that index, counted from 0."""
@@ -97,18 +96,14 @@ class WorkerClass:
     def __post_init__(self) -> None:
         if self.count < 1:
             raise PacelineError(f"count={self.count}: expected at least 1 worker")
-        if isinstance(self.seconds_per_sample, Constant) and not np.all(
-            np.asarray(self.seconds_per_sample.seconds) > 0
-        ):
-            raise PacelineError(
-                f"seconds_per_sample={self.seconds_per_sample.seconds:g}: expected more than 0"
-            )
-        for name in ("noise", "knee", "least"):
-            if not (getattr(self, name) >= 0 and np.isfinite(getattr(self, name))):
-                raise PacelineError(f"{name}={getattr(self, name):g}: expected 0 or more")
-        for name in ("weight", "cpus", "cores", "memory"):
-            if not (getattr(self, name) > 0 and np.isfinite(getattr(self, name))):
-                raise PacelineError(f"{name}={getattr(self, name):g}: expected more than 0")
+        require(self, ("count",), 1, CELLS)
+        source = self.seconds_per_sample
+        if isinstance(source, Constant) and (wrong := clock.outside(source.seconds)).any():
+            worst = np.asarray(source.seconds, float)[wrong].ravel()[0]
+            raise PacelineError(f"seconds_per_sample={worst:g}: expected {clock.SPAN} seconds")
+        require(self, ("noise",), 0, SPREAD)
+        require(self, ("knee", "least"), 0, SAMPLES)
+        require(self, ("weight", "cpus", "cores", "memory"), 1 / SIZES, SIZES)
         for name in ("seconds_per_sample", "overhead"):
             source = getattr(self, name)
             if isinstance(source, Replay) and source.table.shape[1] != self.count:
@@ -186,16 +181,15 @@ class Scenario:
     def __post_init__(self) -> None:
         if not self.workers:
             raise PacelineError("no workers: expected at least one [[workers]] table")
-        for name in ("rounds", "realizations"):
-            if getattr(self, name) < 1:
-                raise PacelineError(f"{name}={getattr(self, name)}: expected 1 or more")
-        for name in ("seed", "draw", "decision_delay"):
-            if getattr(self, name) < 0:
-                raise PacelineError(f"{name}={getattr(self, name)}: expected 0 or more")
-        if not (self.give_up_seconds >= 0 and np.isfinite(self.give_up_seconds)):
-            raise PacelineError(f"give_up_seconds={self.give_up_seconds:g}: expected 0 or more")
-        if not (self.piece_seconds > 0 and np.isfinite(self.piece_seconds)):
-            raise PacelineError(f"piece_seconds={self.piece_seconds:g}: expected more than 0")
+        require(self, ("global_batch",), 1, SAMPLES)
+        require(self, ("rounds", "realizations"), 1, ROUNDS)
+        require(self, ("decision_delay",), 0, ROUNDS)
+        require(self, ("draw",), 0, CELLS)
+        if self.seed < 0:
+            raise PacelineError(f"seed={self.seed}: expected 0 or more")
+        seconds(self, "give_up_seconds")
+        seconds(self, "piece_seconds", clock.LEAST)
+        self._check_memory()
         if self.draw:
             for each in self.workers:
                 if each.least or each.most is not None or isinstance(each.seconds_per_sample, Replay):
@@ -284,6 +278,18 @@ class Scenario:
                 stopped[event.worker] = sudden
             known.add(event.worker)
         return here, stopped
+
+    def _check_memory(self) -> None:
+        for what, cells, most in (
+            ("rounds of realizations", self.rounds * self.realizations, ROUNDS),
+            ("workers of realizations", self.size * self.realizations, CELLS),
+            ("rounds of workers", self.rounds * self.size, SHARES),
+        ):
+            if cells > most:
+                raise PacelineError(
+                    f"rounds={self.rounds:,}, realizations={self.realizations:,} and {self.size:,} workers: "
+                    f"{cells:,} {what} together, more than memory is meant for; expected at most {most:,}"
+                )
 
     def _check_members(self, index: int) -> None:
         here, stopped = self.members(index)

@@ -16,6 +16,8 @@ from paceline.errors import PacelineError
 from paceline.simulate.delays import MODELS, Constant, Delay, Replay
 from paceline.simulate.scenario import Scenario, from_trace
 
+LARGEST = 2**63 - 1  # of a whole number
+
 
 def read(path: str | os.PathLike[str]) -> Scenario:
     """Read a scenario. Raises PacelineError, naming the file and the table, for whatever is wrong in it."""
@@ -28,7 +30,7 @@ def read(path: str | os.PathLike[str]) -> Scenario:
         ) from error
     except UnicodeDecodeError as error:
         raise PacelineError(f"{path} is no text; expected a TOML file") from error
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise PacelineError(f"{path} is no TOML: {error}") from error
     try:
         if "workers" not in content:
@@ -93,6 +95,10 @@ class _Reader:
         kinds = (int, float) if hint is float else (hint,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and hint is not bool):
             raise PacelineError(f"{path}={value!r}: expected {words[hint]}")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise PacelineError(
+                f"{path} is a number of {len(str(value))} digits; expected {words[hint]} below 2**63"
+            )
         return float(value) if hint is float else value
 
     def _delay(self, value: Any, path: str, name: str) -> Delay:

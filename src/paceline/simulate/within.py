@@ -12,9 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balance.factoring import Counts, divide, size
+from paceline.errors import PacelineError
 from paceline.rounds import Array, Pull
 
 CLAIM_SECONDS = 2e-4  # two round trips to a store, as measured between processes of one machine
+CLAIMS = 100_000  # of a round, at most: they follow each other in time, so a million would take a minute
 AHEAD = 0.1  # of a piece that is left to run when the next one is claimed: as the torch engine does
 
 
@@ -57,6 +59,8 @@ def play(
     seconds after the round began. most: samples of a piece at most. ahead: portion of a piece that is left to
     run when the next one is claimed, which hides the claim.
     unsteady: sd of the logarithm of each piece's own pace.
+
+    Raises PacelineError where the pieces are so small that a round would need more than ``CLAIMS``.
     """
     shape = loads.shape
     first, kept = divide(pull, loads, unit, most)
@@ -90,8 +94,14 @@ def play(
     known = (expected.sum(-1) > 0)[rows]
 
     def claim(pool: Array, batch: Array, measuring: bool) -> None:
-        left = pool.copy()
+        left, number = pool.copy(), 0
         while left.any():
+            number += 1
+            if number > CLAIMS:
+                raise PacelineError(
+                    f"a round of {loads.sum(-1).max():,} samples comes to more than {CLAIMS:,} pieces; choose larger "
+                    "pieces, or a policy that plans whole rounds"
+                )
             who = np.argmin(free - ahead * running, axis=-1)
             at = rows, who
             busy = free[at] - overhead[at] - pieces[at] * cost[at]

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline import clock
 from paceline.costs import Cost, Linear, Only, Saturating
+from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.simulate.delays import assemble
 from paceline.simulate.scenario import Scenario
@@ -38,7 +40,10 @@ def classes_of(scenario: Scenario) -> NDArray[np.int64]:
 
 
 def moments(scenario: Scenario) -> Iterator[Moment]:
-    """Every round of every realization, all realizations of a round at once."""
+    """Every round of every realization, all realizations of a round at once.
+
+    Raises PacelineError where the timing models draw what no clock tells (``clock.SPAN``).
+    """
     _, pacing, noising, waiting = np.random.default_rng(scenario.seed).spawn(4)
     shape = (scenario.realizations, scenario.size)
     of, classes = classes_of(scenario), scenario.workers
@@ -53,12 +58,15 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
     saturating = bool(knee.any())
     linked = any(each.link for each in classes)
     for index in range(scenario.rounds):
-        slope, overhead = next(slopes), next(overheads)
-        if noise.any():
-            slope = slope * np.exp(noise * noising.standard_normal(shape))
-        if linked:
-            transfer = [each.link.seconds(index) if each.link else 0.0 for each in classes]
-            overhead = overhead + np.array(transfer)[of]
+        with np.errstate(over="ignore", invalid="ignore"):  # said below
+            slope, overhead = next(slopes), next(overheads)
+            if noise.any():
+                slope = slope * np.exp(noise * noising.standard_normal(shape))
+            if linked:
+                transfer = [each.link.seconds(index) if each.link else 0.0 for each in classes]
+                overhead = overhead + np.array(transfer)[of]
+        check(slope, index, "seconds_per_sample", clock.LEAST)
+        check(overhead, index, "overhead", 0.0)
         here, stops = scenario.members(index)
         present = np.broadcast_to(here, shape) & ~np.isnan(slope) & ~np.isnan(overhead)
         stopped = present & stops
@@ -69,3 +77,15 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
         if not everybody:
             costs = Only(costs, present & ~stopped)
         yield Moment(costs, slope, overhead, present, stopped, everybody)
+
+
+def check(seconds: Array, index: int, name: str, least: float) -> None:
+    """Raise PacelineError for drawn seconds that no clock tells; NaN, an absent worker, may be."""
+    wrong = (seconds < least) | (seconds > clock.MOST)
+    if wrong.any():
+        worker = int(np.argwhere(wrong)[0][-1])
+        span = clock.SPAN if least else clock.SPAN_0
+        raise PacelineError(
+            f"{name} of worker {worker} in round {index + 1} is drawn as {seconds[wrong].ravel()[0]:.3g} seconds; "
+            f"expected {span}: give its timing model a smaller spread"
+        )
