@@ -48,7 +48,8 @@ class Linear:
             return self.overhead + np.where(load > 0, self.seconds_per_sample * load, 0.0)
 
     def load_at(self, seconds: Array) -> Array:
-        return np.maximum((seconds - self.overhead) / np.maximum(self.seconds_per_sample, QUICKEST), 0.0)
+        with np.errstate(over="ignore"):  # any load at all, for a level beyond all seconds
+            return np.maximum((seconds - self.overhead) / np.maximum(self.seconds_per_sample, QUICKEST), 0.0)
 
     def __getitem__(self, index: Any) -> Linear:
         return Linear(self.seconds_per_sample[index], self.overhead[index])
@@ -72,7 +73,8 @@ class Saturating:
 
     def load_at(self, seconds: Array) -> Array:
         reach = np.maximum(self.seconds_per_sample, QUICKEST)
-        load = np.minimum((seconds - self.overhead) / reach, self.most)
+        with np.errstate(over="ignore"):
+            load = np.minimum((seconds - self.overhead) / reach, self.most)
         flat = self.overhead + self.seconds_per_sample * self.knee
         # At exactly the flat level the whole knee is free, whatever rounding says of the division.
         return np.where(seconds >= flat, np.maximum(load, self.knee), 0.0)

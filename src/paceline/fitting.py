@@ -25,6 +25,7 @@ JUMP = 4.0  # standard deviations that no scatter explains
 JUMP_LEAST = 0.1  # and the relative change below which it is not worth a new start
 VARIED = 0.1  # relative change of load that may teach about overhead, if it is
 VARIED_SCATTERS = 4.0  # this many times the scatter, too
+NOTHING = 1e-9  # samples, a fraction of one: its seconds tell nothing, and its square would be none
 MEMORY = 0.2  # weight of a round in the load that changes are measured from, and in the scatter
 
 
@@ -55,7 +56,7 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
         the fit is of the rest. Until a worker's load has varied, the overhead is 0 (beyond the known part).
     """
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN wherever nothing is known; replaced at the end
-        here = (loads > 0) & np.isfinite(seconds)
+        here = (loads > NOTHING) & np.isfinite(seconds)
         b = np.where(here, loads, 1.0)
         t = np.maximum(np.where(here, seconds - known, 1.0), 1e-12)
         first = here & np.isnan(fit.overhead)

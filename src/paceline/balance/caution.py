@@ -73,4 +73,7 @@ def cautious(expected: Linear, errors: Errors) -> Linear:
     speed = 1.0 / expected.seconds_per_sample
     last = np.minimum(speed / speed.sum(-1, keepdims=True), 0.5)
     margin = -ndtri(last)
-    return Linear(expected.seconds_per_sample * np.exp(margin * pace), expected.overhead + margin * overhead)
+    with np.errstate(over="ignore"):  # who strays without measure may well take forever
+        return Linear(
+            expected.seconds_per_sample * np.exp(margin * pace), expected.overhead + margin * overhead
+        )

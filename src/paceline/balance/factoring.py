@@ -31,6 +31,7 @@ MOST = 0.97  # the same afterwards, where paces hold within the round
 STRAY = 2.0  # times the mean deviation of the claims' times: left unclaimed by a claim
 STRAY_MEMORY = 0.9  # weight of the deviations seen so far, kept each round
 LEAST = 3.0  # the smallest piece takes this many times what a piece costs beyond its samples
+LARGEST = 2.0**62  # samples of a piece
 Counts = NDArray[np.int64]
 
 
@@ -238,4 +239,5 @@ def size(part: Array, left: Array, due: Array, weight: Array, least: Array, unit
 
 
 def _up(samples: Array, unit: int) -> Counts:
-    return (np.ceil(samples / unit) * unit).astype(np.int64)
+    # A piece larger than any batch is as good as the batch; beyond 2**63 it would turn negative.
+    return np.minimum(np.ceil(samples / unit) * unit, LARGEST).astype(np.int64)

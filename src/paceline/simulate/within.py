@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 from paceline.rounds import Array, Pull
 
 CLAIM_SECONDS = 2e-4  # two round trips to a store, as measured between processes of one machine
-CLAIMS = 100_000  # of a round, at most: they follow each other in time, so a million would take a minute
+CLAIMS = 20_000  # of a round, at most: they follow each other in time, so a million would take minutes
 AHEAD = 0.1  # of a piece that is left to run when the next one is claimed: as the torch engine does
 
 
@@ -60,7 +60,7 @@ def play(
     run when the next one is claimed, which hides the claim.
     unsteady: sd of the logarithm of each piece's own pace.
 
-    Raises PacelineError where the pieces are so small that a round would need more than ``CLAIMS``.
+    Raises PacelineError where the pieces are so small that a round would need more than ``CLAIMS``, and 20 a worker.
     """
     shape = loads.shape
     first, kept = divide(pull, loads, unit, most)
@@ -97,10 +97,10 @@ def play(
         left, number = pool.copy(), 0
         while left.any():
             number += 1
-            if number > CLAIMS:
+            if number > CLAIMS + 20 * shape[-1]:
                 raise PacelineError(
-                    f"a round of {loads.sum(-1).max():,} samples comes to more than {CLAIMS:,} pieces; choose larger "
-                    "pieces, or a policy that plans whole rounds"
+                    f"a round of {loads.sum(-1).max():,} samples comes to more than {number - 1:,} pieces; choose "
+                    "larger pieces, or a policy that plans whole rounds"
                 )
             who = np.argmin(free - ahead * running, axis=-1)
             at = rows, who

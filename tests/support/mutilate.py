@@ -1,0 +1,32 @@
+"""Files as disks, editors and careless scripts leave them."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+
+@st.composite
+def mutilations(draw: st.DrawFn, sound: bytes) -> bytes:
+    """A file that is not what was written: a line dropped, doubled, swapped, longer, a byte flipped, an end lost."""
+    lines = sound.splitlines(keepends=True)
+    kind = draw(st.sampled_from(["drop", "double", "swap", "add", "flip", "cut", "insert", "join"]))
+    at = draw(st.integers(0, len(lines) - 1))
+    other = draw(st.integers(0, len(lines) - 1).filter(lambda i: i != at))
+    place = draw(st.integers(0, len(sound) - 1))
+    if kind == "drop":
+        return b"".join(lines[:at] + lines[at + 1 :])
+    if kind == "double":
+        return b"".join([*lines[: at + 1], lines[at], *lines[at + 1 :]])
+    if kind == "swap":
+        lines[at], lines[other] = lines[other], lines[at]
+        return b"".join(lines)
+    if kind == "add":
+        lines[at] = lines[at].rstrip(b"\n") + draw(st.sampled_from([b",0", b",", b',"x"', b";1"])) + b"\n"
+        return b"".join(lines)
+    if kind == "flip":
+        return sound[:place] + bytes([sound[place] ^ draw(st.integers(1, 255))]) + sound[place + 1 :]
+    if kind == "cut":
+        return sound[:place]
+    if kind == "insert":
+        return sound[:place] + draw(st.binary(min_size=1, max_size=4)) + sound[place:]
+    return sound[:place] + sound[draw(st.integers(place, len(sound))) :]
