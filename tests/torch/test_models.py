@@ -15,6 +15,7 @@ def parameters(model):
 @pytest.mark.parametrize(
     ("name", "shape", "count"),
     [
+        ("cnn", (1, 28, 28), 10 * 25 + 10 + 20 * 10 * 25 + 20 + 320 * 50 + 50 + 50 * 10 + 10),
         ("lenet5", (1, 32, 32), 61_706),
         ("lenet5", (1, 28, 28), 61_706),
         ("lenet5", (3, 32, 32), 62_006),
@@ -53,11 +54,11 @@ def test_gradients_reach_every_parameter():
 
 
 def test_a_border_keeps_the_image_and_the_seed_keeps_the_weights():
-    from paceline.torch.models.fit import Fit32
+    from paceline.torch.models.fit import Fit
 
     x = torch.rand(2, 1, 28, 28)
-    assert torch.equal(Fit32()(x)[:, :, 2:30, 2:30], x)
-    assert Fit32()(x).sum() == pytest.approx(x.sum().item(), rel=1e-5)
+    assert torch.equal(Fit(32)(x)[:, :, 2:30, 2:30], x)
+    assert Fit(32)(x).sum() == pytest.approx(x.sum().item(), rel=1e-5)
     torch.manual_seed(3)
     one = models.create("lenet5", (1, 28, 28))
     torch.manual_seed(3)
@@ -68,7 +69,7 @@ def test_a_border_keeps_the_image_and_the_seed_keeps_the_weights():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("alexnet", (1, 8, 8)), "'alexnet' is unknown; expected one of mlp, lenet5, resnet18, vgg16"),
+        (("alexnet", (1, 8, 8)), "'alexnet' is unknown; expected one of mlp, cnn, lenet5, resnet18, vgg16"),
         (("mlp", (8, 8)), r"shape \(8, 8\)"),
         (("mlp", (0, 8, 8)), r"shape \(0, 8, 8\)"),
         (("mlp", (1, 8, 8), 1), "classes=1"),

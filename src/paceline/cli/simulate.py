@@ -80,7 +80,7 @@ def command(
         typer.Option(help="With --learn, the learning rate for k gradients: fixed, proportional, adascale."),
     ] = "fixed",
     data: Annotated[str, typer.Option(help="With --learn: digits, a .npz file, or IDX files.")] = "digits",
-    model: Annotated[str, typer.Option(help="With --learn: mlp, lenet5, resnet18 or vgg16.")] = "mlp",
+    model: Annotated[str, typer.Option(help="With --learn: mlp, cnn, lenet5, resnet18 or vgg16.")] = "mlp",
     lr: Annotated[float, typer.Option(help="With --learn, the learning rate.")] = 0.1,
     loss: Annotated[float | None, typer.Option(help="With --learn, stop at this training loss.")] = None,
 ) -> None:

@@ -17,7 +17,7 @@ Text = Annotated[str | None, typer.Option()]
 
 def command(
     data: Annotated[str, typer.Option(help="digits, a .npz file, or a directory of IDX files.")] = "digits",
-    model: Annotated[str, typer.Option(help="mlp, lenet5, resnet18 or vgg16.")] = "mlp",
+    model: Annotated[str, typer.Option(help="mlp, cnn, lenet5, resnet18 or vgg16.")] = "mlp",
     workers: Annotated[int, typer.Option(help="Local worker processes (under torchrun: its own).")] = 4,
     policy: Annotated[
         str | None,

@@ -28,18 +28,26 @@ class Images:
         torch.manual_seed(seed)
         self.data = data
         self._flat = FlatModel(models.create(model, data.shape, data.classes))
+        self._start = self._flat.values()
         self._targets = torch.from_numpy(data.y_train)
         sample = datasets.floats(data.x_train[:: max(1, len(data.x_train) // 2000)])
         self._mean, self._sd = (float(sample.mean()), float(sample.std())) if standardize else (0.0, 1.0)
 
     def start(self) -> NDArray[np.float32]:
-        """The weights that torch's generator drew for the seed."""
-        return self._flat.values()
+        """The weights that torch's generator drew for the seed, whatever has been computed since."""
+        return self._start.copy()
 
     def gradient(self, values: Vector, samples: Indices) -> tuple[Vector, float]:
         """Gradient of the mean cross-entropy over these training samples, and its value."""
         self._flat.set(values)
         return self._flat.gradient(self._inputs(self.data.x_train[samples]), self._targets[samples])
+
+    @torch.no_grad()
+    def loss(self, values: Vector, samples: Indices) -> float:
+        """The mean cross-entropy over these training samples, without its gradient."""
+        self._flat.set(values)
+        logits = self._flat.model(self._inputs(self.data.x_train[samples]))
+        return float(functional.cross_entropy(logits, self._targets[samples]))
 
     def buffers(self) -> NDArray[np.float32]:
         """What the model keeps beside its parameters."""

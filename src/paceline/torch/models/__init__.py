@@ -12,6 +12,7 @@ from collections.abc import Callable
 from torch import nn
 
 from paceline.errors import PacelineError
+from paceline.torch.models.cnn import cnn
 from paceline.torch.models.lenet5 import lenet5
 from paceline.torch.models.mlp import mlp
 from paceline.torch.models.resnet18 import resnet18
@@ -20,6 +21,7 @@ from paceline.torch.models.vgg16 import vgg16
 Shape = tuple[int, int, int]
 _BUILDERS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": mlp,
+    "cnn": cnn,
     "lenet5": lenet5,
     "resnet18": resnet18,
     "vgg16": vgg16,

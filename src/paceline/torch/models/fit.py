@@ -1,18 +1,25 @@
-"""Brings images to the 32 x 32 that LeNet-5 and VGG-16 were laid out for."""
+"""Brings images to the size that a network of fixed size was laid out for."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn import functional
 
+BORDER = 4  # pixels a side that zeros may add: MNIST's 28 become the 32 of LeNet-5
 
-class Fit32(nn.Module):
-    """Images of 28 to 32 pixels a side get a border of zeros; others (8 x 8 digits) are resized."""
+
+class Fit(nn.Module):
+    """Images up to 4 pixels smaller than ``side`` get a border of zeros; others (8 x 8 digits) are resized."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
 
     def forward(self, x: Tensor) -> Tensor:
-        """(count, channels, height, width) to (count, channels, 32, 32)."""
-        height, width = x.shape[-2:]
-        if not (28 <= height <= 32 and 28 <= width <= 32):
-            return functional.interpolate(x, size=(32, 32), mode="bilinear", align_corners=False)
-        rows, columns = 32 - height, 32 - width
+        """(count, channels, height, width) to (count, channels, side, side)."""
+        rows, columns = self.side - x.shape[-2], self.side - x.shape[-1]
+        if rows == columns == 0:
+            return x
+        if not (0 <= rows <= BORDER and 0 <= columns <= BORDER):
+            return functional.interpolate(x, size=(self.side,) * 2, mode="bilinear", align_corners=False)
         return functional.pad(x, (columns // 2, columns - columns // 2, rows // 2, rows - rows // 2))

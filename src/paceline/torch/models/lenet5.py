@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.torch.models.fit import Fit32
+from paceline.torch.models.fit import Fit
 
 
 def lenet5(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Works on 32 x 32; 28 x 28 gets a border of 2, other sizes are resized (``Fit32``)."""
+    """Works on 32 x 32; 28 x 28 gets a border of 2, other sizes are resized (``Fit``)."""
     return nn.Sequential(
-        Fit32(),
+        Fit(32),
         nn.Conv2d(shape[0], 6, kernel_size=5),  # 28 x 28
         nn.ReLU(),
         nn.MaxPool2d(2),  # 14 x 14

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from paceline.torch.models.fit import Fit32
+from paceline.torch.models.fit import Fit
 
 STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 
@@ -28,8 +28,8 @@ def features(channels: int, batch_norm: bool) -> nn.Sequential:
 
 
 def vgg16(shape: tuple[int, int, int], classes: int) -> nn.Module:
-    """Works on 32 x 32; 28 x 28 gets a border of 2, other sizes are resized (``Fit32``)."""
-    return nn.Sequential(Fit32(), features(shape[0], batch_norm=True), nn.Flatten(), nn.Linear(512, classes))
+    """Works on 32 x 32; 28 x 28 gets a border of 2, other sizes are resized (``Fit``)."""
+    return nn.Sequential(Fit(32), features(shape[0], batch_norm=True), nn.Flatten(), nn.Linear(512, classes))
 
 
 def vgg16_imagenet(classes: int = 1000) -> nn.Module:
