@@ -7,10 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
+from torch.nn import functional
 
-from paceline.papers import REQUIRED, dbw_estimates, experiments
+from paceline import data as datasets
+from paceline.papers import REQUIRED, dbw_alphas, dbw_compare, dbw_estimates, dbw_slowdown, experiments
+from paceline.papers.dbw_memory import Remembering
 from paceline.shared import data_folder
+from paceline.torch.images import Images
 
 with_data = pytest.mark.skipif(not (data_folder() / "mnist").is_dir(), reason="the shared MNIST is not here")
 
@@ -51,3 +56,106 @@ def test_a_slowdown_of_half_of_the_workers_is_noticed(tmp_path: Path) -> None:
     result = experiments("dbw")["fig9"](tmp_path, True)  # 40 virtual seconds
     assert "dbw:memory=0.9 16 -> 8" in result["ours"]
     assert (tmp_path / "fig9.png").read_bytes()[:4] == b"\x89PNG"
+
+
+SHAPES = [(10, 1, 5, 5), (10,), (20, 10, 5, 5), (20,), (50, 320), (50,), (10, 50), (10,)]
+
+
+@pytest.fixture
+def images() -> Images:
+    """The network of the figures on 60 images of noise."""
+    rng = np.random.default_rng(5)
+    x = rng.integers(256, size=(60, 1, 28, 28), dtype=np.uint8)
+    y = rng.integers(10, size=60)
+    return Images(datasets.Data(x, y, x, y, 10, "noise"), "cnn", seed=1)
+
+
+def test_the_network_has_two_convolutions_of_5_by_5_and_two_dense_layers(images: Images) -> None:
+    assert [tuple(p.shape) for p in images._flat.model.parameters()] == SHAPES
+    assert len(images.start()) == 260 + 5_020 + 16_050 + 510 == 21_840
+
+
+def test_its_gradient_is_the_one_that_a_plain_computation_gives(images: Images) -> None:
+    samples = np.array([3, 3, 17, 40, 59])
+    values = images.start()
+    gradient, loss = images.gradient(values, samples)
+    parameters, place = [], 0
+    for shape in SHAPES:  # float64, ReLU before pooling, channels in their usual order
+        size = int(np.prod(shape))
+        flat = torch.tensor(values[place : place + size], dtype=torch.float64)
+        parameters.append(flat.reshape(shape).requires_grad_())
+        place += size
+    w1, b1, w2, b2, w3, b3, w4, b4 = parameters
+    pixels = images.data.x_train / 255.0
+    x = torch.from_numpy((pixels - pixels.mean()) / pixels.std())[samples]
+    x = functional.max_pool2d(functional.relu(functional.conv2d(x, w1, b1)), 2)
+    x = functional.max_pool2d(functional.relu(functional.conv2d(x, w2, b2)), 2)
+    logits = functional.relu(x.flatten(1) @ w3.T + b3) @ w4.T + b4
+    chosen = torch.log_softmax(logits, 1)[torch.arange(5), torch.from_numpy(images.data.y_train[samples])]
+    expected = -chosen.mean()
+    expected.backward()
+    direct = torch.cat([p.grad.flatten() for p in parameters if p.grad is not None]).numpy()
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    assert images.loss(values, samples) == pytest.approx(expected.item(), rel=1e-5)
+    np.testing.assert_allclose(gradient, direct, rtol=0, atol=1e-5 * np.abs(direct).max())
+
+
+def test_every_run_starts_from_the_same_weights(images: Images) -> None:
+    first = images.start()
+    images.gradient(first * 2, np.arange(5))
+    assert np.array_equal(images.start(), first)
+    assert len(np.unique(first)) > 20_000
+
+
+def test_the_gradient_of_the_whole_set_is_that_of_its_parts(
+    images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, everything = images.start() * np.float32(1.1), np.arange(60)
+    whole, loss = images.gradient(values, everything)
+    monkeypatch.setattr(dbw_estimates, "PART", 25)  # parts of 25, 25 and 10
+    parts, mean = dbw_estimates._whole(images, values, everything)
+    assert mean == pytest.approx(loss, rel=1e-5)
+    assert dbw_estimates._loss(images, values, everything) == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
+
+
+def test_what_is_remembered_is_what_was_computed(images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.papers.dbw_memory.KEPT", 3 * 21_840 * 4)  # bytes: three gradients
+    asked = []
+
+    class Counting:
+        def gradient(self, values: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, float]:
+            asked.append(samples.tolist())
+            return images.gradient(values, samples)
+
+    learns, values = Remembering(Counting()), images.start()
+    for each in (values, values * np.float32(1.01), values):
+        for samples in (np.array([1, 2]), np.array([2, 3])):
+            gradient, loss = learns.gradient(each, samples)
+            expected, mean = images.gradient(each, samples)
+            assert np.array_equal(gradient, expected)
+            assert loss == mean
+    assert asked == [[1, 2], [2, 3]] * 2  # nothing the third time
+    learns.gradient(values * np.float32(1.01), np.array([2, 3]))  # there was no room for this one
+    assert len(asked) == 5
+
+
+@pytest.mark.parametrize("name", ["fig1", "fig4", "fig6", "fig9", "fig10"])
+@pytest.mark.parametrize(("quick", "model"), [(False, "cnn"), (True, "mlp")])
+def test_figures_on_mnist_train_the_papers_network_unless_they_must_be_quick(
+    name: str, quick: bool, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Asked(Exception):
+        pass
+
+    def play(*args: object, **setting: object) -> None:
+        raise Asked(setting["model"])
+
+    def learner(data: str, asked: str) -> None:
+        raise Asked(asked)
+
+    for module in (dbw_alphas, dbw_compare, dbw_slowdown):
+        monkeypatch.setattr(module, "play", play)
+    monkeypatch.setattr(dbw_estimates, "learner", learner)
+    with pytest.raises(Asked, match=f"^{model}$"):
+        experiments("dbw")[name](tmp_path, quick)

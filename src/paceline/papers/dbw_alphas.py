@@ -12,6 +12,7 @@ from paceline.papers.dbw_compare import DYNAMIC, best, compare, ratios, statics,
 from paceline.papers.dbw_runs import (
     MNIST_RATE,
     WORKERS,
+    network,
     play,
     reached,
     shifted,
@@ -22,7 +23,7 @@ from paceline.papers.dbw_runs import (
 def fig4(out: Path, quick: bool) -> Result:
     """MNIST, .3 + .7 Exp(1): loss and k over time."""
     ks, control = ((10,), (10,)) if quick else ((6, 8, 10, 12, 16), (8, 10))
-    setting = {"target": 1.0} if quick else {}
+    setting: dict[str, Any] = {"target": 1.0 if quick else 0.2, "model": network(quick)}
     configs = [(name, "fixed") for name in DYNAMIC] + statics(ks, control)
     times, runs = compare(configs, shifted(0.7), 1, **setting)
     picture = figure(2)
@@ -61,7 +62,7 @@ def fig4(out: Path, quick: bool) -> Result:
             "why": "under push-wait the most gradients a second come with k near 12; 9 belongs to "
             "push-interrupt. The perceptron's loss falls slowly, so that L, from differences of noisy "
             "losses, makes k jump late in the run",
-            "setting": f"MNIST, n = 16, B = 500, rate .08 (static: .005 k), loss {setting.get('target', 0.2)}, 1 run",
+            "setting": f"MNIST, n = 16, B = 500, rate .08 (static: .005 k), loss {setting['target']}, 1 run",
             "command": "paceline reproduce dbw fig4" + (" --quick" if quick else ""),
         },
     )
@@ -78,7 +79,7 @@ def fig6(out: Path, quick: bool) -> Result:
         configs = [(name, "fixed") for name in DYNAMIC] + statics(
             ks[-1:] if quick else ks, control[-1:] if quick else control
         )
-        times, _ = compare(configs, shifted(alpha), seeds, target=target)
+        times, _ = compare(configs, shifted(alpha), seeds, target=target, model=network(quick))
         rows += table(times, alpha=alpha)
         axes.boxplot(list(times.values()), orientation="horizontal", tick_labels=list(times))
         axes.set(title=f"alpha = {alpha:g}", xlabel=f"virtual seconds to loss {target}")
@@ -106,14 +107,15 @@ def fig6(out: Path, quick: bool) -> Result:
 
 def fig10(out: Path, quick: bool) -> Result:
     """Push-and-interrupt: DBW against AdaSync for several alpha."""
-    seeds, target, alphas = (1, 1.0, (0.2, 1.0)) if quick else (2, 0.1, (0.1, 0.3, 0.7, 1.0))
+    seeds, target, alphas = (1, 1.0, (0.2, 1.0)) if quick else (1, 0.07, (0.1, 0.3, 0.7, 1.0))
+    setting: dict[str, Any] = {"mode": "push-interrupt", "model": network(quick)}
     picture = figure(1)
     rows: list[dict[str, Any]] = []
     means: dict[str, list[float]] = {}
     for alpha in alphas:
         for name in ("dbw", "dbw:worth=noise", "adasync"):
             found = [
-                reached(play(name, shifted(alpha), seed=s, mode="push-interrupt", target=target)[0], target)
+                reached(play(name, shifted(alpha), seed=s, target=target, **setting)[0], target)
                 for s in range(seeds)
             ]
             rows += table({name: found}, alpha=alpha)

@@ -13,6 +13,7 @@ import numpy as np
 
 from paceline.coordinator import Update
 from paceline.papers.dbw_runs import (
+    learner,
     play,
     reached,
     said,
@@ -29,9 +30,10 @@ def compare(
     seed."""
     times: dict[str, list[float]] = {}
     first: dict[str, list[Update]] = {}
-    for backup, rate in configs:
-        label = backup if rate == "fixed" and not backup.startswith("static") else f"{backup} {rate}"
-        for seed in range(seeds):
+    for seed in range(seeds):
+        learner.cache_clear()  # what it remembers is of use within a seed and a kind of cluster
+        for backup, rate in configs:
+            label = backup if rate == "fixed" and not backup.startswith("static") else f"{backup} {rate}"
             updates, _ = play(backup, delay, seed=seed, rate=rate, **setting)
             times.setdefault(label, []).append(reached(updates, setting.get("target", 0.2)))
             first.setdefault(label, updates)

@@ -10,17 +10,18 @@ import numpy as np
 from paceline.backup import arrival_times, gain
 from paceline.backup.protocol import Iteration, Timings
 from paceline.papers import Result, figure, write
-from paceline.papers.dbw_runs import WORKERS, dataset, learner, shifted
+from paceline.papers.dbw_runs import WORKERS, dataset, learner, network, shifted
 from paceline.samples import Draws
 from paceline.simulate.roundtrips import RoundTrips
 
 NONE = Timings(*(np.zeros(0, np.int64),) * 2, np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
-PROBES = 40  # gradients from which the exact variance is taken
+PROBES = 20  # gradients from which the exact variance is taken
+PART = 1000  # samples of the training set at a time: more would not fit into the caches
 
 
 def fig1(out: Path, quick: bool) -> Result:
     """MNIST: norm, variance and gain as estimated, and as they are."""
-    return _estimates(out, quick, "fig1", "mnist", "mlp", 500, 0.01, 15 if quick else 150)
+    return _estimates(out, quick, "fig1", "mnist", network(quick), 500, 0.01, 15 if quick else 150)
 
 
 def fig2(out: Path, quick: bool) -> Result:
@@ -47,14 +48,14 @@ def _estimates(
         mean = np.mean(gradients, 0)
         found = gain.estimate(state)
         if t % (3 if quick else 2) == 0 and np.isfinite(found.smoothness):
-            full, loss = learns.gradient(values, everything)
+            full, loss = _whole(learns, values, everything)
             exact = float(np.dot(full, full))
             probes = [
                 learns.gradient(values, rng.integers(len(dataset(data).x_train), size=batch))[0]
-                for _ in range(PROBES // 2)
+                for _ in range(PROBES)
             ]
             variance = float(np.mean([np.sum((probe - full) ** 2) for probe in probes]))
-            after = learns.gradient(values - np.float32(rate) * mean, everything)[1]
+            after = _loss(learns, values - np.float32(rate) * mean, everything)
             rows.append(
                 {
                     "iteration": t,
@@ -109,6 +110,23 @@ def _estimates(
             "command": f"paceline reproduce dbw {name}" + (" --quick" if quick else ""),
         },
     )
+
+
+def _whole(learns: Any, values: np.ndarray, samples: np.ndarray) -> tuple[np.ndarray, float]:
+    """The gradient and the loss over all of these samples, a part of them at a time."""
+    total, loss = np.zeros(len(values)), 0.0
+    for start in range(0, len(samples), PART):
+        part = samples[start : start + PART]
+        gradient, mean = learns.gradient(values, part)
+        total += gradient * (len(part) / len(samples))
+        loss += mean * (len(part) / len(samples))
+    return total, loss
+
+
+def _loss(learns: Any, values: np.ndarray, samples: np.ndarray) -> float:
+    """The loss over all of these samples."""
+    parts = [samples[start : start + PART] for start in range(0, len(samples), PART)]
+    return sum(learns.loss(values, part) * len(part) for part in parts) / len(samples)
 
 
 def fig3(out: Path, quick: bool) -> Result:

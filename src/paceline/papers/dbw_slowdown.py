@@ -10,6 +10,7 @@ from paceline.papers import Result, figure, write
 from paceline.papers.dbw_compare import DYNAMIC
 from paceline.papers.dbw_runs import (
     WORKERS,
+    network,
     play,
     smoothed,
 )
@@ -26,7 +27,15 @@ def fig9(out: Path, quick: bool) -> Result:
     remembering = ("dbw:memory=0.9", "dbw:worth=noise,memory=0.9")  # old times fade: within about 10 updates
     for name in (*DYNAMIC, *remembering, "static:8", "static:16"):
         rate = "proportional" if name.startswith("static") else "fixed"
-        updates, _ = play(name, Constant(1.0), rate=rate, target=None, seconds=seconds, changes=change)
+        updates, _ = play(
+            name,
+            Constant(1.0),
+            rate=rate,
+            target=None,
+            seconds=seconds,
+            changes=change,
+            model=network(quick),
+        )
         now = [u.now for u in updates]
         picture.axes[0].plot(now, smoothed(updates), label=name, linewidth=1)
         picture.axes[1].plot(now, [u.quorum for u in updates], label=name, linewidth=1)
