@@ -9,6 +9,7 @@ import pytest
 
 from paceline.live.tail import Tail
 from paceline.runs import Recorder, read
+from paceline.runs.line import seal, sum_of
 from paceline.runs.summary import ideal_seconds
 
 
@@ -57,8 +58,10 @@ def test_a_line_that_is_being_written_waits_for_its_end(recorder):
     tail = Tail(recorder.run_dir)
     write(recorder, 0, 3)
     path = recorder.run_dir / "rounds.jsonl"
-    line = json.dumps(json.loads(path.read_text().splitlines()[2]) | {"round": 3}) + "\n"
-    with path.open("a") as file:
+    last = path.read_bytes().splitlines()[2]
+    fields = {name: value for name, value in json.loads(last).items() if name != "sum"} | {"round": 3}
+    line, _ = seal(json.dumps(fields), sum_of(last))
+    with path.open("ab") as file:
         file.write(line[:50])
         file.flush()
         tail.poll()
@@ -128,7 +131,7 @@ def test_a_damaged_line_is_named_and_what_stands_before_it_stays(recorder):
     sound = path.read_bytes()
     path.write_bytes(sound + b'{"round": 5}\n')
     tail.poll()
-    assert "line 6 is damaged: it has no number for epoch" in tail.damaged
+    assert "line 6 is damaged: it has no checksum, and the line above it has one" in tail.damaged
     assert len(tail.columns) == 5
     assert not tail.poll()
     path.write_bytes(sound)
@@ -155,7 +158,7 @@ def test_reading_costs_what_is_new(recorder, monkeypatch):
     tail.poll()
     parsed = []
     loads = json.loads
-    monkeypatch.setattr("paceline.live.tail.json.loads", lambda text: parsed.append(1) or loads(text))
+    monkeypatch.setattr("paceline.runs.line.json.loads", lambda text: parsed.append(1) or loads(text))
     write(recorder, 300, 303)
     tail.poll()
     assert len(parsed) == 3

@@ -12,6 +12,7 @@ import pytest
 import paceline
 from paceline.errors import PacelineError
 from paceline.runs import Recorder, read
+from support.mutilate import unsealed
 
 
 def line(recorder, t, **changes):
@@ -97,16 +98,69 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
         ({"wait": [1, 2, 3, "x"]}, "no number in wait"),
         ({"seconds": None}, "no number for seconds"),
         ({"round": 0}, "is round 0, after round 0"),
+        ({"round": 2}, "is round 2, after round 0; the rounds between them are missing"),
+        ({"round": 1.5}, "has 1.5 for round; expected a whole number"),
+        ({"epoch": -1}, "has -1 for epoch"),
+        ({"batch": 10**400}, "no number for batch"),
+        ({"seconds": float("nan")}, "no number for seconds"),
+        ({"seconds": True}, "no number for seconds"),
+        ({"seconds": 1e308}, "no number for seconds"),
+        ({"seconds": 1e100}, "has 1e\\+100 for seconds"),
+        ({"time": -1.0}, "has -1 for time"),
+        ({"loss": float("inf")}, "no number for loss"),
+        ({"loss": "low"}, "no number for loss"),
+        ({"compute": [1, 1, 1, -1]}, "has -1 in compute; expected 0 or more"),
+        ({"compute": [1, 1, 1, 1e10]}, "has 1e\\+10 in compute"),
+        ({"loads": [16, 16, 16, -16]}, "has -16 in loads"),
+        ({"loads": [16, 16, 16, float("nan")]}, "something that is no number in loads"),
+        ({"pieces": 3}, "something odd for pieces"),
+        ({"pieces": [[1, 2]], "piece_seconds": [[1]]}, "has pieces without their seconds"),
+        ({"staleness": ["x"]}, "something odd for staleness"),
+        ({"dropped": [1]}, "something odd for dropped"),
+        ({"at_once": "all"}, "something odd for at_once"),
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, write, damage, words):
-    folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
+    folder = unsealed(write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4))))
     path = folder / "rounds.jsonl"
     lines = path.read_text().splitlines()
     lines[1] = damage if isinstance(damage, str) else json.dumps(json.loads(lines[1]) | damage)
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(PacelineError, match=words):
         read(folder)
+
+
+def test_records_of_earlier_versions_have_no_checksums(tmp_path, write):
+    folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
+    sealed = read(folder)
+    old = read(unsealed(folder))
+    assert np.array_equal(old.compute, sealed.compute)
+    assert old.extras == sealed.extras == {}
+    with Recorder.create(folder, {}, resume=3) as recorder:  # goes on, sealed from here
+        line(recorder, 3, loads=[16] * 4, compute=[1] * 4)
+    assert read(folder).round.tolist() == [0, 1, 2, 3]
+
+
+def test_a_summary_does_not_outlive_further_rounds(tmp_path, config):
+    with Recorder.create(tmp_path / "run", config) as recorder:
+        line(recorder, 0)
+        recorder.finish()
+        line(recorder, 1)
+        assert len(read(tmp_path / "run").round) == 2
+        recorder.finish()
+    assert read(tmp_path / "run").summary["steps"] == 2
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path, config):
+    with Recorder.create(tmp_path / "run", config) as recorder:
+        line(recorder, 0, seconds=-1e-6, time=-2.0, compute=[-1.0, 1.0])  # a clock that was set back
+        for wrong in ({"loads": [8, -1]}, {"loads": [8]}, {"batch": -8}, {"pieces": "x"}, {"round": -1}):
+            with pytest.raises(PacelineError, match="cannot go on record"):
+                line(recorder, 1, **wrong)
+        line(recorder, 1)
+    run = read(tmp_path / "run")
+    assert run.seconds.tolist() == [0, 1]
+    assert run.compute.tolist() == [[0, 1], [0.5, 1]]
 
 
 def test_what_is_no_run(tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from hypothesis import strategies as st
 
 
@@ -30,3 +33,10 @@ def mutilations(draw: st.DrawFn, sound: bytes) -> bytes:
     if kind == "insert":
         return sound[:place] + draw(st.binary(min_size=1, max_size=4)) + sound[place:]
     return sound[:place] + sound[draw(st.integers(place, len(sound))) :]
+
+
+def unsealed(folder: Path) -> Path:
+    """A run directory as earlier versions wrote it: a record without checksums."""
+    path = folder / "rounds.jsonl"
+    path.write_text(re.sub(r',"sum":"[0-9a-f]{8}"\}', "}", path.read_text()))
+    return folder

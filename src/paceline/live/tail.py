@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceline.errors import PacelineError
 from paceline.runs.columns import Columns
-from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, fault, of_lines, read_object
+from paceline.runs.facts import check_config, check_summary
+from paceline.runs.line import read as read_line
+from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, of_lines, read_object, resumed
 
 CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
 MARK = 256  # bytes before the place read up to, by which a file that was cut and written anew is known
@@ -43,10 +44,14 @@ class Tail:
             if self._signatures[CONFIG] is None:
                 raise FileNotFoundError
             if config or self.gone:
-                self.config = read_object(self.run_dir / CONFIG) or {}
+                found = read_object(self.run_dir / CONFIG) or {}
+                check_config(found, self.run_dir / CONFIG)
+                self.config = found
                 self.columns.config = self.config
             if self._changed(SUMMARY):
-                self.summary = read_object(self.run_dir / SUMMARY) or {}
+                found = read_object(self.run_dir / SUMMARY) or {}
+                check_summary(found, self.run_dir / SUMMARY)
+                self.summary = found
             self._read_rounds()
             self.gone = ""
         except (FileNotFoundError, NotADirectoryError):
@@ -84,6 +89,7 @@ class Tail:
         self.columns = Columns(self.run_dir, self.config)
         self._inode = self._offset = 0
         self._mark = b""
+        self._last: dict[str, Any] | None = None  # the newest line
         self._stuck = -1  # the file's size when a bad line was met: until it changes there is nothing to do
         self.damaged = ""
 
@@ -120,25 +126,20 @@ class Tail:
     def _take(self, data: bytes, size: int) -> None:
         lines: list[dict[str, Any]] = []
         known = self.columns["round"]
-        before = {"round": int(known[-1])} if len(known) else None
-        read = 0
+        parts, read = resumed(self.config), 0
         for text in data.splitlines(keepends=True):
-            try:
-                line = json.loads(text)
-                wrong = fault(line, before)
-            except ValueError:
-                wrong = "is no JSON"
+            line, wrong = read_line(text, lines[-1] if lines else self._last, parts)
             if wrong:
                 number = len(known) + len(lines) + 1
                 self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."
                 self._stuck = size
                 break
             lines.append(line)
-            before = line
             read += len(text)
         else:
             self.damaged, self._stuck = "", -1
         if lines:
+            self._last = lines[-1]
             self.columns.extend(of_lines(self.run_dir, self.config, lines))
         self._offset += read
         self._mark = (self._mark + data[:read])[-MARK:]

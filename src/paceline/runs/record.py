@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +15,10 @@ from typing import Any, Self
 import numpy as np
 
 import paceline
+from paceline import clock
 from paceline.errors import PacelineError
 from paceline.files import write_whole
+from paceline.runs.line import fault, seal, sum_of
 from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, read
 from paceline.runs.summary import summarize
 from paceline.runs.waiting import waits
@@ -29,9 +32,11 @@ class Recorder:
     Only one process of a run may hold one.
     """
 
-    def __init__(self, run_dir: Path, before: float) -> None:
+    def __init__(self, run_dir: Path, before: float, sum: str = "") -> None:
         self.run_dir = run_dir
         self._before = before  # seconds that an earlier part of the run took
+        self._sum = sum  # of the last line
+        self._finished = False
         # Unbuffered: what ``round`` wrote outlives the process, however it ends.
         self._file = (run_dir / ROUNDS).open("ab", buffering=0)
 
@@ -53,13 +58,13 @@ class Recorder:
         stamp = {"version": paceline.__version__, "started": datetime.now(UTC).isoformat(timespec="seconds")}
         try:
             if resume is not None:
-                return cls(run_dir, _cut(run_dir, stamp | dict(config), resume))
+                return cls(run_dir, *_cut(run_dir, stamp | dict(config), resume))
             if run_dir.is_dir() and any(run_dir.iterdir()):
                 raise PacelineError(
                     f"run directory {run_dir} exists; choose another, or resume the run in it"
                 )
             run_dir.mkdir(parents=True, exist_ok=True)
-            write_whole(run_dir / CONFIG, _json(stamp | dict(config), indent=2) + "\n")
+            write_whole(run_dir / CONFIG, _json(stamp | dict(config)) + "\n")
             return cls(run_dir, 0.0)
         except OSError as error:
             raise PacelineError(
@@ -94,13 +99,16 @@ class Recorder:
         shares: the next round's plan, shape (n,).
         loss: mean over the batch, before the step.
         extras: anything else that JSON holds (pieces, quorum, staleness, dropped, events).
+
+        A duration below 0, as of a clock that was set back, counts as 0. Raises PacelineError where the line cannot
+        be written, or could not be read again (a negative load, lists of unlike lengths).
         """
-        spent = _floats(compute)
+        spent = _durations(compute)
         line = {
             "round": int(round),
             "epoch": int(epoch),
-            "time": self._before + float(time),
-            "seconds": float(seconds),
+            "time": self._before + float(_durations([time])[0]),
+            "seconds": float(_durations([seconds])[0]),
             "batch": int(batch),
             "loads": loads,
             "compute": spent,
@@ -109,19 +117,32 @@ class Recorder:
             "shares": shares,
             "loss": loss,
         }
-        data = memoryview((_json(line | extras) + "\n").encode())
+        plain = _plain(line | extras)
+        wrong = fault(plain)
+        if wrong:
+            raise PacelineError(f"round {int(round):,} cannot go on record: it {wrong}")
+        written, found = seal(json.dumps(plain, separators=(",", ":"), allow_nan=False), self._sum)
+        data, start = memoryview(written), os.fstat(self._file.fileno()).st_size
+        if self._finished:  # the summary spoke of fewer rounds
+            self._finished = False
+            (self.run_dir / SUMMARY).unlink(missing_ok=True)
         try:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), start)  # half a line would spoil the one after it
             raise PacelineError(
                 f"cannot write {self._file.name}: {error.strerror}; make room and resume"
             ) from error
+        self._sum = found
 
     def finish(self, **fields: Any) -> dict[str, Any]:
         """Write summary.json: the summary of the record, and ``fields`` (test_accuracy, ...) over it."""
+        os.fsync(self._file.fileno())  # a summary must not outlive the rounds that it tells of
         summary = summarize(read(self.run_dir)) | fields
-        write_whole(self.run_dir / SUMMARY, _json(summary, indent=2) + "\n")
+        write_whole(self.run_dir / SUMMARY, _json(summary) + "\n")
+        self._finished = True
         return summary
 
     def close(self) -> None:
@@ -139,29 +160,30 @@ class Recorder:
         self.close()
 
 
-def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> float:
-    """Cut a record back to its rounds below ``keep``; the seconds that they took."""
+def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> tuple[float, str]:
+    """Cut a record back to its rounds below ``keep``; the seconds that they took, and the last one's sum."""
     run = read(run_dir)
     kept = int(np.searchsorted(run.round, keep))
-    path = run_dir / ROUNDS
+    (run_dir / SUMMARY).unlink(missing_ok=True)  # it speaks of rounds that will be gone
+    path, last = run_dir / ROUNDS, b""
     if path.exists():
         with path.open("r+b") as file:
             for _ in range(kept):
-                file.readline()
+                last = file.readline()
             file.truncate(file.tell())
-    (run_dir / SUMMARY).unlink(missing_ok=True)  # it spoke of the rounds that are gone
     resumed = [*run.config.get("resumed", []), config | {"round": keep}]
-    write_whole(run_dir / CONFIG, _json(run.config | {"resumed": resumed}, indent=2) + "\n")
-    return float(run.time[kept - 1]) if kept else 0.0
+    write_whole(run_dir / CONFIG, _json(run.config | {"resumed": resumed}) + "\n")
+    return (float(run.time[kept - 1]) if kept else 0.0), sum_of(last)
 
 
-def _floats(values: PerWorker) -> np.ndarray:
-    return np.array([math.nan if value is None else value for value in values], np.float64)
+def _durations(values: PerWorker) -> np.ndarray:
+    """As floats that a record may hold; NaN where nothing is known."""
+    floats = np.array([math.nan if value is None else value for value in values], np.float64)
+    return np.clip(floats, 0.0, clock.MOST)
 
 
-def _json(value: Any, indent: int | None = None) -> str:
-    separators = None if indent else (",", ":")
-    return json.dumps(_plain(value), indent=indent, separators=separators, allow_nan=False)
+def _json(value: Any) -> str:
+    return json.dumps(_plain(value), indent=2, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

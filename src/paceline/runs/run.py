@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
+from paceline.runs.facts import check_config, check_summary
+from paceline.runs.line import PER_WORKER, SCALARS
+from paceline.runs.line import read as read_line
 from paceline.runs.waiting import waits
 
 CONFIG, ROUNDS, SUMMARY = "run.json", "rounds.jsonl", "summary.json"
 Array = NDArray[np.float64]
-SCALARS = ("round", "epoch", "time", "seconds", "batch", "loss")
-PER_WORKER = ("loads", "compute", "overhead", "wait", "shares")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     """Read a run directory, also of a run that is still going or was killed.
 
     A last line that was cut off is left out, and ``notes`` says so. Raises PacelineError where there is no
-    run, or where the record is damaged elsewhere.
+    run, or where the record is damaged elsewhere: see ``line`` for what is noticed.
     """
     run_dir = Path(run_dir)
     config = read_object(run_dir / CONFIG)
@@ -79,22 +80,36 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
         raise PacelineError(
             f"{run_dir} is no run directory (it has no {CONFIG}); expected what a run left behind"
         )
+    check_config(config, run_dir / CONFIG)
+    summary = read_object(run_dir / SUMMARY) or {}
+    check_summary(summary, run_dir / SUMMARY)
     notes: list[str] = []
-    run = of_lines(run_dir, config, _lines(run_dir / ROUNDS, notes))
+    run = of_lines(run_dir, config, _lines(run_dir / ROUNDS, resumed(config), notes))
+    steps = summary.get("steps")
+    if steps is not None and steps != len(run.round):
+        raise PacelineError(
+            f"{run_dir / ROUNDS} holds {len(run.round):,} rounds, and {SUMMARY} tells of {steps:,}: lines at its end "
+            f"are lost; put it back, or delete {SUMMARY} to go on with what is left"
+        )
     gaps = np.flatnonzero(np.diff(run.round, prepend=-1) != 1)
     if len(gaps):
         notes.append(f"Rounds are missing from the record, first before round {run.round[gaps[0]]:,}.")
-    return replace(run, summary=read_object(run_dir / SUMMARY) or {}, notes=notes)
+    return replace(run, summary=summary, notes=notes)
+
+
+def resumed(config: dict[str, Any]) -> list[int]:
+    """The rounds from which the run was resumed."""
+    return [int(part["round"]) for part in config.get("resumed", []) if "round" in part]
 
 
 def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
-    """The rounds that sound lines of a record tell of; ``fault`` says which are sound."""
+    """The rounds that sound lines of a record tell of."""
     columns: dict[str, Any] = {name: np.array([line[name] for line in lines], float) for name in SCALARS}
     columns |= {name: columns[name].astype(np.int64) for name in ("round", "epoch")}
     width = max((len(line["loads"]) for line in lines), default=_workers(config))
     columns |= {name: _matrix([line[name] for line in lines], width) for name in PER_WORKER}
     columns["wait"] = waits(columns["seconds"], columns["compute"])  # records of old versions counted more
-    others = dict.fromkeys(name for line in lines for name in line if name not in columns)
+    others = dict.fromkeys(name for line in lines for name in line if name not in columns and name != "sum")
     extras = {name: [line.get(name) for line in lines] for name in others}
     return Run(run_dir, config, **columns, extras=extras, summary={}, notes=[])
 
@@ -119,7 +134,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
+def _lines(path: Path, parts: list[int], notes: list[str]) -> list[dict[str, Any]]:
     try:
         raw = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -130,36 +145,11 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         notes.append(f"The last line of {path.name} was cut off, as when a run is killed; it is left out.")
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(raw, 1):
-        try:
-            line = json.loads(text)
-            wrong = fault(line, lines[-1] if lines else None)
-        except ValueError:
-            wrong = "is no JSON"
+        line, wrong = read_line(text, lines[-1] if lines else None, parts)
         if wrong:
             raise PacelineError(f"{path}, line {number} is damaged: it {wrong}; cut the file before it")
         lines.append(line)
     return lines
-
-
-def fault(line: Any, before: dict[str, Any] | None) -> str:
-    """What is wrong with a line of the record, empty when nothing is."""
-    if not isinstance(line, dict):
-        return "holds no JSON object"
-    for name in SCALARS:
-        number = isinstance(line.get(name, "missing"), int | float)
-        if not (number or (name == "loss" and line.get(name, "missing") is None)):
-            return f"has no number for {name}"
-    for name in PER_WORKER:
-        value = line.get(name, "missing")
-        if name == "shares" and value is None:
-            continue
-        if not isinstance(value, list) or len(value) != len(line["loads"]):
-            return f"has no list for {name}, one number a worker"
-        if not all(item is None or isinstance(item, int | float) for item in value):
-            return f"has something that is no number in {name}"
-    if before is not None and line["round"] <= before["round"]:
-        return f"is round {line['round']}, after round {before['round']}"
-    return ""
 
 
 def _matrix(rows: list[list[float | None] | None], width: int) -> Array:

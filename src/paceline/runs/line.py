@@ -1,0 +1,141 @@
+"""One line of the record: how it is sealed when it is written, and what may be wrong with one that is read.
+
+    {"round":7,...,"loss":0.52,"sum":"1f0c9a3e"}
+
+``sum`` is the CRC-32 of the line before it, begun with the sum of the line above: a changed byte, and a line that
+was left out, doubled or moved, shows at the first line that no longer fits. Lines of earlier versions have no
+sum; they are taken as far as their numbers make sense.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Collection
+from typing import Any
+
+from paceline import clock
+
+SCALARS = ("round", "epoch", "time", "seconds", "batch", "loss")
+PER_WORKER = ("loads", "compute", "overhead", "wait", "shares")
+SECONDS = ("time", "seconds", "compute", "overhead", "wait")
+COUNTS = ("round", "epoch", "batch")
+MANY = 2**53  # whole numbers up to this are exact as floats
+SEAL = re.compile(rb',"sum":"([0-9a-f]{8})"\}\s*')
+# What a parameter server and rounds in pieces add, and reports read.
+NUMBERS = ("quorum", "present", "rate", "at_once", "piece_cost", "dropped_samples")
+LISTS = ("staleness", "loading", "reducing")
+NESTED = ("pieces", "piece_seconds")
+
+
+def seal(text: str, before: str = "") -> tuple[bytes, str]:
+    """A line, ready to be appended, and its sum; text: a JSON object; before: the sum of the line above."""
+    body = text[:-1].encode()
+    found = _sum(body, before)
+    return body + f',"sum":"{found}"}}\n'.encode(), found
+
+
+def sum_of(text: bytes) -> str:
+    """The sum of a line as it stands in the file, "" where it has none."""
+    found = SEAL.search(text)
+    return found[1].decode() if found is not None and found.end() == len(text) else ""
+
+
+def read(
+    text: bytes, before: dict[str, Any] | None = None, resumed: Collection[int] = ()
+) -> tuple[dict[str, Any], str]:
+    """A line as it was written, and what is wrong with it ("" where nothing is).
+
+    before: the line above; resumed: the rounds that the run was resumed from, before which some may be missing.
+    """
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}, "is no JSON"
+    above = "" if before is None else before.get("sum", "")
+    seal = SEAL.search(text)
+    if seal is not None and seal.end() == len(text):
+        if _sum(text[: seal.start()], above) != seal[1].decode():
+            return {}, "does not match its checksum: it or a line above it was changed, left out or moved"
+    elif above:
+        return {}, "has no checksum, and the line above it has one"
+    elif isinstance(line, dict):
+        line.pop("sum", None)
+    wrong = fault(line)
+    if not wrong and before is not None:
+        wrong = _order(line, before, resumed)
+    return (line, "") if not wrong else ({}, wrong)
+
+
+def fault(line: Any) -> str:
+    """What is wrong with a line by itself, empty when nothing is."""
+    if not isinstance(line, dict):
+        return "holds no JSON object"
+    for name in SCALARS:
+        value = line.get(name, "missing")
+        if name == "loss" and value is None:
+            continue
+        if not _number(value):
+            return f"has no number for {name}"
+        if name in SECONDS and clock.outside(value, 0.0):
+            return f"has {value:g} for {name}; expected {clock.SPAN_0} seconds"
+        if name in COUNTS and not (0 <= value < MANY and value == int(value)):
+            return f"has {value:g} for {name}; expected a whole number, 0 or more"
+    for name in PER_WORKER:
+        value = line.get(name, "missing")
+        if name == "shares" and value is None:
+            continue
+        if not isinstance(value, list) or len(value) != len(line["loads"]):
+            return f"has no list for {name}, one number a worker"
+        for item in value:
+            if item is None:
+                continue
+            if not _number(item):
+                return f"has something that is no number in {name}"
+            if item < 0 or (name in SECONDS and item > clock.MOST) or item > MANY:
+                return f"has {item:g} in {name}; expected 0 or more, and seconds up to 1e9"
+    return _extras(line)
+
+
+def _extras(line: dict[str, Any]) -> str:
+    checks = (
+        [(name, _number) for name in NUMBERS]
+        + [(name, lambda value: _list(value, _numbered)) for name in LISTS]
+        + [(name, lambda value: _list(value, lambda row: _list(row, _numbered))) for name in NESTED]
+        + [("dropped", lambda value: isinstance(value, dict) and all(map(_number, value.values())))]
+        + [("events", lambda value: isinstance(value, list))]
+    )
+    for name, sound in checks:
+        if line.get(name) is not None and not sound(line[name]):
+            return f"has something odd for {name}"
+    sizes, times = line.get("pieces"), line.get("piece_seconds")
+    if sizes and times and [len(row) for row in sizes] != [len(row) for row in times]:
+        return "has pieces without their seconds"
+    return ""
+
+
+def _order(line: dict[str, Any], before: dict[str, Any], resumed: Collection[int]) -> str:
+    now, last = int(line["round"]), int(before["round"])
+    if now <= last:
+        return f"is round {now}, after round {last}"
+    lost = now - last > 1 and not any(last < each <= now for each in resumed)
+    if lost and "sum" not in line:  # where it is sealed, nothing was taken out: they were never written
+        return f"is round {now}, after round {last}; the rounds between them are missing"
+    return ""
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _numbered(value: Any) -> bool:
+    return value is None or _number(value)
+
+
+def _list(value: Any, sound: Any) -> bool:
+    return isinstance(value, list) and all(map(sound, value))
+
+
+def _sum(body: bytes, before: str) -> str:
+    return f"{zlib.crc32(body, int(before, 16) if before else 0):08x}"
