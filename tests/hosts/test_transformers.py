@@ -81,6 +81,12 @@ def test_bf16(found: list[dict[str, Any]]) -> None:
         assert off < 0.02
 
 
+def test_evaluates_as_a_plain_trainer_does(found: list[dict[str, Any]]) -> None:
+    for pairs in (rank["evaluated"] for rank in found):
+        assert len(pairs) == 3 * (1 + 4 + 1)
+        assert all(ours == theirs for ours, theirs in pairs), pairs
+
+
 def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
     for says in (rank["refused"] for rank in found):
         assert "train_sampling_strategy='group_by_length'" in says["lengths"]

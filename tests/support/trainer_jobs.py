@@ -100,12 +100,12 @@ def trainer_of(
     folder: str,
     model: nn.Module,
     data: Any,
-    kind: type[BalancedTrainer] = BalancedTrainer,
+    kind: type[Trainer] = BalancedTrainer,
     ranks: int = 3,
     balance: dict[str, Any] | None = None,
     clip: float = 0.0,
     **arguments: Any,
-) -> BalancedTrainer:
+) -> Any:
     given: dict[str, Any] = {
         "per_device_train_batch_size": BATCH // ranks, "num_train_epochs": EPOCHS, "seed": SEED,
         "max_grad_norm": clip, "save_strategy": "no", "logging_strategy": "no",
@@ -114,9 +114,11 @@ def trainer_of(
         output_dir=folder, use_cpu=True, ddp_backend="gloo", report_to=[], disable_tqdm=True,
         remove_unused_columns=False, **(given | arguments),
     )  # fmt: skip
-    balance = {"policy": UNEVEN, "limits": FREE[:ranks]} if balance is None else balance
+    own: dict[str, Any] = {}
+    if issubclass(kind, BalancedTrainer):
+        own["balance"] = {"policy": UNEVEN, "limits": FREE[:ranks]} if balance is None else balance
     trainer = kind(
-        model=model, args=args, train_dataset=data, eval_dataset=data, optimizers=sgd(model), balance=balance
+        model=model, args=args, train_dataset=data, eval_dataset=data, optimizers=sgd(model), **own
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -205,6 +207,10 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
             eval_strategy="steps", eval_steps=1, **saves, **extra,
         )  # fmt: skip
         found[name] = hosts.difference(model.parameters(), expected), before, after, trainer.state.epoch
+
+    from support.trainer_evaluates import evaluated
+
+    found["evaluated"] = evaluated(folder, ranks)
 
     model, _, _ = classified(folder, dtype=torch.float32, bf16=True)
     found["bf16"] = hosts.difference(model.parameters(), expected), str(model.dtypes)

@@ -14,6 +14,7 @@ samples, where batches have no "labels"), whether the model, ``compute_loss_func
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from collections.abc import Iterator
@@ -62,11 +63,10 @@ class BalancedTrainer(Trainer):
         if steps > 1:
             self.balance["micro_batch"] = own
         self.balance |= balance or {}
-        # The loop is to see a whole round as one batch, and to leave it to us to count tokens and to go on within
-        # an epoch after a checkpoint. The user's own args stay as they are.
+        # The loop is to see a whole round as one batch, and to leave it to us to go on within an epoch after a
+        # checkpoint. The user's own args stay as they are.
         self.args = copy.copy(self.args)
         self.args.gradient_accumulation_steps = 1
-        self.args.average_tokens_across_devices = False
         self.args.ignore_data_skip = True
         self.add_callback(Pacing())
 
@@ -98,13 +98,14 @@ class BalancedTrainer(Trainer):
         self._loss = torch.zeros((), device=self.args.device)
         labels = 0
         for batch in inputs.turns():
-            _, items = super().get_batch_samples(iter([batch]), 1, self.args.device)
-            items = None if items is None else torch.as_tensor(items)
-            self._count = _labels(batch) if items is None else int(items)
-            if self._count is not None:
-                self._count *= pace.counts  # else its samples only keep the others company
-                labels += self._count
-            super().training_step(model, batch, None if items is None else items.clamp(min=1))
+            with self._tokens_of_this_rank():
+                _, items = super().get_batch_samples(iter([batch]), 1, self.args.device)
+                items = None if items is None else torch.as_tensor(items)
+                self._count = _labels(batch) if items is None else int(items)
+                if self._count is not None:
+                    self._count *= pace.counts  # else its samples only keep the others company
+                    labels += self._count
+                super().training_step(model, batch, None if items is None else items.clamp(min=1))
             inputs.note(getattr(self.model, "main_input_name", "input_ids"), batch)
         local, self._loss = self._loss, None
         loss, everywhere = self._summed(local, labels)
@@ -130,6 +131,15 @@ class BalancedTrainer(Trainer):
         self._loss = self._loss + weighted.detach()
         self._plain_backward(weighted, **options)
         pace.backward_done()
+
+    @contextlib.contextmanager
+    def _tokens_of_this_rank(self) -> Iterator[None]:
+        """In a micro-batch the Trainer leaves the other ranks' tokens to us; evaluation stays as it is."""
+        kept, self.args.average_tokens_across_devices = self.args.average_tokens_across_devices, False
+        try:
+            yield
+        finally:
+            self.args.average_tokens_across_devices = kept
 
     def _summed(self, loss: torch.Tensor, labels: int) -> tuple[torch.Tensor, int]:
         """Both over all ranks."""
