@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.hosts import difference, every_sample_once, whole_batch
+from support.hosts import COUNT, difference, every_sample_once, whole_batch
 from support.ranks import run_ranks
 
 pytest.importorskip("lightning")
@@ -26,10 +26,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+EVALUATED = -1  # what follows the cases' results
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+    return run_ranks(3, trained, str(tmp_path_factory.mktemp("fabric")), list(CASES.values()))
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_equals_one_process_with_the_whole_batch(ranks: int, tmp_path: Path) -> None:
+def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[Any]], tmp_path: Path) -> None:
     names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
-    found = run_ranks(ranks, trained, str(tmp_path), [CASES[name] for name in names])
+    found = three if ranks == 3 else run_ranks(ranks, trained, str(tmp_path), [CASES[name] for name in names])
     for number, name in enumerate(names):
         results = [rank[number] for rank in found]
         every_sample_once([result["used"] for result in results])
@@ -43,6 +51,12 @@ def test_equals_one_process_with_the_whole_batch(ranks: int, tmp_path: Path) -> 
         limit = 2e-2 if mixed else 1e-12 if kind == "float64" else 2e-6
         assert far < limit, f"{name}: relative difference {far:.1e}"
         assert far > 1e-5 or not mixed, "bfloat16 was not used"
+
+
+def test_evaluates_as_without_it(three: list[list[Any]]) -> None:
+    for ours, theirs in (rank[EVALUATED] for rank in three):
+        assert sum(map(len, ours)) >= 3 * COUNT
+        assert ours == theirs
 
 
 def test_what_cannot_be_balanced_is_refused() -> None:

@@ -24,13 +24,19 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded": {"sharding": True, "dtype": "float32", "precision": "32-true"},
     "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
 }
+VALIDATED = -1  # what follows the cases' fits
 CLIPPED = {"accumulated and clipped": 0.05}
 
 
+@pytest.fixture(scope="module")
+def three() -> list[list[Any]]:
+    return run_ranks(3, fits, list(CASES.values()))
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_equals_one_process_with_the_whole_batch(ranks: int) -> None:
+def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[Any]]) -> None:
     names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
-    found = run_ranks(ranks, fits, [CASES[name] for name in names])
+    found = three if ranks == 3 else run_ranks(ranks, fits, [CASES[name] for name in names])
     for number, name in enumerate(names):
         results = [rank[number] for rank in found]
         case = CASES[name]
@@ -46,6 +52,12 @@ def test_equals_one_process_with_the_whole_batch(ranks: int) -> None:
         far = difference(results[0]["parameters"], expected)
         limit = 2e-2 if mixed else 1e-12 if kind == "float64" else 2e-6
         assert far < limit, f"{name}: relative difference {far:.1e}"
+
+
+def test_validates_as_without_it(three: list[list[Any]]) -> None:
+    for pairs in (rank[VALIDATED] for rank in three):
+        assert len(pairs) == 1 + 2  # the sanity check, and every sixth of 12 batches
+        assert all(ours == theirs for ours, theirs in pairs), pairs
 
 
 def test_goes_on_after_a_checkpoint_as_if_unbroken(tmp_path: Path) -> None:

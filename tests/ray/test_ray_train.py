@@ -73,6 +73,12 @@ def test_goes_on_after_a_failure(found: list[dict[str, Any]]) -> None:
     )
 
 
+def test_evaluates_as_without_it(found: list[dict[str, Any]]) -> None:
+    for ours, theirs in (rank["evaluated"] for rank in found):
+        assert sum(map(len, ours)) >= hosts.COUNT
+        assert ours == theirs
+
+
 def test_bf16(found: list[dict[str, Any]]) -> None:
     for off, dtypes in (rank["bf16"] for rank in found):
         assert dtypes == ["torch.bfloat16"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 import warnings
@@ -11,7 +12,20 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
-from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, as_torchrun, fresh, optimizer_of
+from support import hosts
+from support.hosts import (
+    BATCH,
+    COUNT,
+    EPOCHS,
+    FREE,
+    SEED,
+    UNEVEN,
+    Samples,
+    as_torchrun,
+    fresh,
+    normed,
+    optimizer_of,
+)
 
 
 def sharded(model: nn.Module, mesh: Any) -> nn.Module:
@@ -91,10 +105,11 @@ def train(
     return {"used": used, "parameters": found, "loads": loads, "kind": str(out.dtype)}
 
 
-def trained(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each case trained; one with ``steps`` is stopped after so many rounds, and another goes on from there."""
+def trained(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[Any]:
+    """Each case trained; one with ``steps`` is stopped after so many rounds, and another goes on from there. With
+    three ranks at last what evaluation gave."""
     as_torchrun(rank, ranks)
-    found = []
+    found: list[Any] = []
     for number, case in enumerate(cases):
         if "steps" not in case:
             found.append(train(ranks, **case))
@@ -105,7 +120,38 @@ def trained(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> 
         then = train(ranks, load=path, **case)
         used = [first["used"][0] + then["used"][0], *then["used"][1:]]
         found.append(then | {"used": used, "loads": first["loads"] + then["loads"]})
-    return found
+    return [*found, evaluated(ranks)] if ranks == 3 else found
+
+
+def evaluated(ranks: int) -> tuple[Any, Any]:
+    """What evaluation gives in mid-epoch of a balanced run, and without Paceline with the same parameters."""
+    from lightning.fabric import Fabric
+
+    from paceline.hosts.fabric import Balanced
+
+    torch.set_default_dtype(torch.float64)
+
+    def fabric_and_model(state: Any = None) -> tuple[Any, Any, Any]:
+        fabric, net = Fabric(accelerator="cpu", devices=ranks, strategy="ddp", precision="64-true"), normed()
+        fabric.launch()
+        net.load_state_dict(state or net.state_dict())
+        return fabric, *fabric.setup(net, optimizer_of(net))
+
+    def evaluation(fabric: Any, model: nn.Module) -> Any:
+        loader = fabric.setup_dataloaders(torch.utils.data.DataLoader(Samples(COUNT), 7))
+        return hosts.evaluation(model, loader, fabric.all_gather)
+
+    fabric, model, optimizer = fabric_and_model()
+    pace = Balanced(fabric, model, BATCH, policy=UNEVEN)
+    for x, y, _ in pace.loader(Samples(COUNT), seed=SEED):
+        pace.backward(nn.CrossEntropyLoss()(model(x), y))
+        if pace.step(optimizer) and pace.rounds == 3:
+            break
+    state = copy.deepcopy(model.state_dict())
+    ours = evaluation(fabric, model)
+    pace.detach()
+    fabric, model, _ = fabric_and_model(state)
+    return ours, evaluation(fabric, model)
 
 
 def refusal(kind: str) -> str:

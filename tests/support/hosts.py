@@ -17,7 +17,7 @@ from torch import nn
 
 from paceline.torch.batches import Order, batches
 from support.scripted import Script
-from support.torch_jobs import Samples, fresh, optimizer_of
+from support.torch_jobs import FEATURES, Samples, fresh, optimizer_of
 
 COUNT, BATCH, EPOCHS, SEED = 83, 16, 2, 5
 # every round divided otherwise, ranks with nothing to do among them
@@ -62,6 +62,22 @@ def whole_batch(
             stepper.step()
             stepper.zero_grad()
     return [p.detach() for p in model.parameters()]
+
+
+def normed() -> nn.Module:
+    """A model whose evaluation depends on what its batch norm saw in training, on each rank for itself."""
+    return nn.Sequential(nn.BatchNorm1d(FEATURES), fresh(torch.float64)).double()
+
+
+def evaluation(
+    model: nn.Module, loader: Iterable[Any], gather: Callable[[torch.Tensor], Any]
+) -> list[list[float]]:
+    """What a user's evaluation gives: the outputs for each batch, ``gather``ed over the ranks."""
+    model.eval()
+    with torch.no_grad():
+        found = [gather(model(x)).reshape(-1).tolist() for x, _, _ in loader]
+    model.train()
+    return found
 
 
 def difference(found: Iterable[Any], expected: Iterable[torch.Tensor]) -> float:

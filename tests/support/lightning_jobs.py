@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from pathlib import Path
@@ -13,7 +14,19 @@ from torch import nn
 from paceline.errors import PacelineError
 from paceline.torch import RoundResult
 from support.fabric_jobs import sharded, whole
-from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, as_torchrun, fresh, optimizer_of
+from support.hosts import (
+    BATCH,
+    COUNT,
+    EPOCHS,
+    FREE,
+    SEED,
+    UNEVEN,
+    Samples,
+    as_torchrun,
+    fresh,
+    normed,
+    optimizer_of,
+)
 
 SILENT = {
     "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
@@ -117,10 +130,10 @@ def fit(
     }
 
 
-def fits(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A fit for each case."""
+def fits(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[Any]:
+    """A fit for each case, and with three ranks what validation gave."""
     as_torchrun(rank, ranks)
-    return [fit(ranks, **case) for case in cases]
+    return [*(fit(ranks, **case) for case in cases), *([evaluated(ranks)] if ranks == 3 else [])]
 
 
 def stopped_and_resumed(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[Any]:
@@ -141,6 +154,54 @@ def stopped_and_resumed(rank: int, ranks: int, folder: str, cases: list[dict[str
         (kept,) = where.glob("*.ckpt")
         pairs.append((first, fit(ranks, ckpt=str(kept), **case)))
     return [*pairs, fit(ranks)]
+
+
+def evaluated(ranks: int) -> list[tuple[float, float]]:
+    """The validation losses within a balanced fit, each beside that of a Trainer without Paceline that is given the
+    same parameters."""
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
+    from paceline.hosts.lightning import Balanced
+
+    class Task(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.loss_of = normed(), nn.CrossEntropyLoss()
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            return self.loss_of(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.log("loss", self.loss_of(self.net(batch[0]), batch[1]), sync_dist=True)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return optimizer_of(self.net)
+
+    class Keeps(Callback):
+        def on_validation_end(self, trainer: Any, task: Any) -> None:
+            kept.append((trainer.callback_metrics["loss"].item(), copy.deepcopy(task.state_dict())))
+
+    kept: list[tuple[float, Any]] = []
+    balanced, pairs = Balanced(BATCH, policy=UNEVEN), []
+    options: dict[str, Any] = {"devices": ranks, "strategy": "ddp", "precision": "64-true"} | SILENT
+    fitting = {
+        "max_epochs": 1,
+        "accumulate_grad_batches": 2,
+        "val_check_interval": 6,
+        "num_sanity_val_steps": -1,
+    }
+    plain = torch.utils.data.DataLoader(Samples(COUNT), 7)
+    Trainer(**options, **fitting, callbacks=[balanced, Keeps()]).fit(
+        Task(), balanced.loader(Samples(COUNT), seed=SEED), plain
+    )
+    for loss, state in kept:
+        task = Task()
+        task.load_state_dict(state)
+        (found,) = Trainer(**options).validate(
+            task, torch.utils.data.DataLoader(Samples(COUNT), 7), verbose=False
+        )
+        pairs.append((loss, found["loss"]))
+    return pairs
 
 
 def failed_and_resumed(folder: str, fails_at: int) -> tuple[list[list[int]], dict[str, Any]]:

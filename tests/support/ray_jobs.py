@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import random
 import tempfile
@@ -26,8 +27,10 @@ FALLS = 8  # rounds after which a worker fails, once; within the second epoch
 class Run:
     """A worker's training loop, as Ray Train's users write it."""
 
-    def __init__(self, ranks: int, dtype: torch.dtype = torch.float64, **options: Any) -> None:
-        self.net = fresh(dtype)
+    def __init__(
+        self, ranks: int, dtype: torch.dtype = torch.float64, net: nn.Module | None = None, **options: Any
+    ) -> None:
+        self.net = net or fresh(dtype)
         self.model = ray.train.torch.prepare_model(self.net)
         self.optimizer = optimizer_of(self.model)
         options = {"policy": UNEVEN, "limits": FREE[:ranks]} | options
@@ -91,6 +94,23 @@ def loop(config: dict[str, Any]) -> None:
         _leave(config["folder"], f"second-{rank}", {"off": off, "after": run.used})
 
 
+def evaluated(ranks: int) -> tuple[Any, Any]:
+    """What evaluation gives in mid-epoch of a balanced run, and without Paceline with the same parameters."""
+
+    def evaluation(model: nn.Module) -> Any:
+        loader = ray.train.torch.prepare_data_loader(torch.utils.data.DataLoader(Samples(COUNT), 7))
+        return hosts.evaluation(model, loader, lambda output: output)
+
+    run = Run(ranks, net=hosts.normed(), limits=None)
+    run.train(rounds=3)
+    state = copy.deepcopy(run.net.state_dict())
+    ours = evaluation(run.model)
+    run.pace.close()
+    net = hosts.normed()
+    net.load_state_dict(state)
+    return ours, evaluation(ray.train.torch.prepare_model(net))
+
+
 def cases(ranks: int) -> dict[str, Any]:
     whole = hosts.whole_batch()
     found: dict[str, Any] = {}
@@ -106,6 +126,7 @@ def cases(ranks: int) -> dict[str, Any]:
     run = Run(ranks, torch.float32)
     found["bf16"] = hosts.difference(run.train(precision=torch.bfloat16), whole), sorted(run.dtypes)
     run.pace.close()
+    found["evaluated"] = evaluated(ranks)
     try:
         run = Run(ranks)
         run.pace.loader(iter([1, 2]))
