@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from paceline import runs
+from paceline import PacelineError, runs
 from paceline.doctor.findings import Diagnosis, diagnose, to_json
+from paceline.doctor.phases import Phase
 
 STEPS = 60
+LOADER = {"processes": 0, "stream": False}
 
 
 def diagnosis(
-    place: Path, loading: np.ndarray, computing: np.ndarray, exchanging: float = 0.001, rest: float = 0.001
+    place: Path,
+    seconds: dict[Phase, Any],
+    exchanging: float = 0.001,
+    loader: dict[str, Any] | None = LOADER,
+    lines: dict[int, dict[str, str]] | None = None,
+    host: str = "",
+    backwards: int = 1,
+    exchanges: int = 1,
 ) -> Diagnosis:
-    """Of 60 steps with these seconds of each rank, shape (n,) or (60, n)."""
-    ranks = np.shape(loading)[-1]
-    loading, computing = (np.broadcast_to(part, (STEPS, ranks)) for part in (loading, computing))
+    """Of 60 steps in which the phases took these seconds of each rank, shape (n,) or (60, n)."""
+    ranks = max(np.shape(each)[-1] for each in seconds.values())
+    phases = {phase: np.broadcast_to(seconds.get(phase, 0.0), (STEPS, ranks)) for phase in Phase}
+    own = sum(phases.values())
+    told = [{"lines": (lines or {}).get(rank, {}), "loader": loader, "host": host} for rank in range(ranks)]
+    counts = {"fetches": 0 if loader is None else backwards, "backwards": backwards, "exchanges": exchanges}
     with runs.Recorder.create(
         place / "run", {"policy": "equal", "workers": ranks, "first_step": 2}
     ) as record:
         now = 0.0
         for step in range(STEPS):
-            own = loading[step] + computing[step]
-            wall = own.max() + exchanging + rest
+            wall = own[step].max() + exchanging
             now += wall
+            spent = {phase.name: phases[phase][step] for phase in Phase}
             record.round(
                 round=step,
                 epoch=0,
@@ -34,45 +47,130 @@ def diagnosis(
                 seconds=wall,
                 batch=16 * ranks,
                 loads=[16] * ranks,
-                compute=own,
-                loading=loading[step],
-                reducing=own.max() - own + exchanging,
+                compute=own[step],
+                overhead=phases[Phase.FINISH][step],
+                phases=spent | {"REDUCE": wall - own[step]},
+                counts={name: [value] * ranks for name, value in counts.items()},
+                loop=told if step == STEPS - 1 else None,
             )
     return diagnose(runs.read(place / "run"))
 
 
+def forward(*seconds: float) -> dict[Phase, Any]:
+    return {Phase.FORWARD: np.array(seconds)}
+
+
 def test_a_rank_that_computes_slowly(tmp_path: Path) -> None:
-    found = diagnosis(tmp_path, np.full(3, 0.002), np.array([0.01, 0.01, 0.046]))
-    text = " ".join(found.sentences)
-    assert "Rank 2 takes 4.0x the fastest rank's time per sample, from the first step on." in text
-    assert "Rank 2 loses it in computing: 46 ms a step against 10 ms." in text
-    # Two ranks wait 36 of 50 ms.
-    assert f"Waiting for rank 2 takes {100 * 2 * 36 / 150:.0f} % of all ranks' time" in text
-    assert "exchange of gradients itself takes 1 ms of a step, 2 %." in text
+    found = diagnosis(
+        tmp_path,
+        {Phase.FETCH: np.full(3, 0.002), Phase.FORWARD: [0.004, 0.004, 0.02], Phase.BACKWARD: [0.006, 0.006, 0.026]},
+        exchanging=0.002,
+    )  # fmt: skip
+    assert found.sentences[:3] == [
+        "Rank 2 takes 4.0x the fastest rank's time per sample, from the first step on.",
+        "Rank 2 loses its time in computing (forward and backward pass): 46 ms a step against 10 ms.",
+        # Two ranks wait 36 of 50 ms.
+        f"Waiting for rank 2 takes {100 * 2 * 36 / 150:.0f} % of all ranks' time: of a step's 50 ms, a rank works "
+        "24 ms on average.",
+    ]
+    assert "The exchange of gradients itself takes 2 ms of a step, 4 %." in found.sentences
     assert np.allclose(found.spent.waiting, [0.036, 0.036, 0])
-    assert found.lines[0] == "pace = paceline.torch.Pace(ddp, global_batch=48)"
-    # At best all end together: 48 samples at speeds of 16 per 12, 12 and 48 ms, and 2 ms of exchange and rest.
+    assert found.spent.exchanging == pytest.approx(0.002)
+    assert found.lines[:2] == [
+        "+ import paceline.torch",
+        "+ pace = paceline.torch.Pace(ddp, global_batch=48)",
+    ]
+    # At best all end together: 48 samples at speeds of 16 per 12, 12 and 48 ms, and 2 ms of exchange.
     ideal = STEPS * (48 / (16 / 0.012 * 2 + 16 / 0.048) + 0.002)
     assert found.answer.seconds == pytest.approx(STEPS * 0.05)
     assert ideal < found.answer.policies["level"].seconds < 1.1 * ideal
 
 
-def test_a_rank_that_loads_slowly(tmp_path: Path) -> None:
-    found = diagnosis(tmp_path, np.array([0.002, 0.03]), np.full(2, 0.01))
-    assert "Rank 1 loses it in loading: 30 ms a step against 2 ms" in " ".join(found.sentences)
+def test_prose_and_table_tell_one_share_of_waiting(tmp_path: Path) -> None:
+    """Half of each step is exchange, which is nobody's waiting."""
+    found = diagnosis(tmp_path, forward(0.01, 0.01, 0.04), exchanging=0.04)
+    share = 2 * 0.03 / (3 * 0.08)
+    assert any(each.startswith(f"Waiting for rank 2 takes {100 * share:.0f} %") for each in found.sentences)
+    assert found.answer.idle == pytest.approx(share)
+    assert found.spent.waiting.sum() / (3 * found.spent.step) == pytest.approx(share)
+    assert to_json(found)["waiting_share"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("phase", "where"),
+    [
+        (Phase.FETCH, "in fetching (the loader's next batch): 30 ms a step against 2 ms."),
+        (Phase.PREPARE, "in preparing (the script's own code before the forward pass): 30 ms a step against 2 ms."),
+        (Phase.MOVE, "in moving the batch to the device: 30 ms a step against 2 ms."),
+        (Phase.FORWARD, "in the forward pass: 30 ms a step against 2 ms."),
+        (Phase.BETWEEN, "between the forward and the backward pass (the loss, and the script's own code there): 30"),
+        (Phase.BACKWARD, "in the backward pass: 30 ms a step against 2 ms."),
+        (Phase.FINISH, "between the exchange and the end of the optimizer's step: 30 ms a step against 2 ms."),
+    ],
+)  # fmt: skip
+def test_what_a_rank_loses_its_time_in(tmp_path: Path, phase: Phase, where: str) -> None:
+    work = {Phase.FORWARD: np.full(3, 0.01)} | ({phase: [0.002, 0.03, 0.002]})
+    found = diagnosis(tmp_path, work, lines={1: {phase.name: "train.py, line 7: work()"}})
+    assert found.sentences[1].startswith(f"Rank 1 loses its time {where}")
+    assert found.sentences[2] == "Most of that goes into train.py, line 7: work()"
+    text = " ".join(found.sentences)
+    assert ("num_workers" in text) == (phase is Phase.FETCH), "only a loader is told to have more processes"
+
+
+def test_two_losses_are_both_named(tmp_path: Path) -> None:
+    found = diagnosis(tmp_path, {Phase.FETCH: [0.002, 0.02], Phase.BACKWARD: [0.01, 0.03]})
+    assert found.sentences[1] == (
+        "Rank 1 loses its time in the backward pass: 30 ms a step against 10 ms and in fetching (the loader's next "
+        "batch): 20 ms a step against 2 ms."
+    )
+
+
+def test_what_helps_a_loader_goes_by_its_processes(tmp_path: Path) -> None:
+    work = {Phase.FETCH: [0.002, 0.03], Phase.FORWARD: [0.01, 0.01]}
+    none = diagnosis(tmp_path / "0", work, lines={1: {"FETCH": "set.py, line 3: read()"}})
+    assert "Most of that goes into set.py, line 3: read()" in none.sentences
+    assert "num_workers=0" in " ".join(none.sentences)
+    some = diagnosis(tmp_path / "4", work, loader=LOADER | {"processes": 4}, lines={1: {"FETCH": "the loop"}})
+    assert "The loader's 4 processes cannot keep up" in " ".join(some.sentences)
+    assert "Most of that goes into" not in " ".join(some.sentences), "the line is in another process"
+
+
+def test_loading_that_slows_everybody_is_said_where_nothing_is_to_be_balanced(tmp_path: Path) -> None:
+    found = diagnosis(tmp_path, {Phase.FETCH: np.full(3, 0.03), Phase.FORWARD: np.full(3, 0.01)})
+    text = " ".join(found.sentences)
+    assert "No rank is slow" in text
+    assert "The ranks spend 73 % of a step in fetching. The loader makes each batch while" in text
+    assert found.lines == []
 
 
 def test_a_rank_that_becomes_slow_is_dated(tmp_path: Path) -> None:
     computing = np.full((STEPS, 2), 0.01)
     computing[30:, 0] = 0.03
-    found = diagnosis(tmp_path, np.zeros(2), computing)
-    # 30 steps of 12 ms, and one more that is over when its end is noted; the first two were left out.
-    assert found.sentences[0].startswith("Rank 0 is 3.0x slower than before, since step 32, ")
-    assert "380 ms" in found.sentences[0]
+    found = diagnosis(tmp_path, {Phase.BACKWARD: computing})
+    # 30 steps of 11 ms, and one more that is over when its end is noted; the first two were left out.
+    assert found.sentences[0] == (
+        "Rank 0 takes 3.0x the fastest rank's time per sample, since step 32, 350 ms into the watching."
+    )
+    assert found.spent.steps == 30, "the table is of the steps since then"
+    assert found.spent.waiting.tolist() == pytest.approx([0, 0.02])
+
+
+def test_the_slow_rank_comes_first_whatever_else_changed(tmp_path: Path) -> None:
+    computing = np.full((STEPS, 3), 0.01)
+    computing[:, 2] = 0.036
+    computing[:30, 1] = 0.05
+    found = diagnosis(tmp_path, {Phase.BACKWARD: computing})
+    assert found.sentences[:2] == [
+        "Rank 2 takes 3.6x the fastest rank's time per sample, from the first step on.",
+        "Rank 1 became 5.0x faster than it was before, since step 32, 1.52 s into the watching.",
+    ]
+    computing[:30, 1] = 0.02  # it never was the slowest: nobody's step depended on it
+    found = diagnosis(tmp_path / "other", {Phase.BACKWARD: computing})
+    assert not any(each.startswith("Rank 1") for each in found.sentences)
 
 
 def test_even_ranks_are_left_alone(tmp_path: Path) -> None:
-    found = diagnosis(tmp_path, np.full(3, 0.001), np.full(3, 0.01))
+    found = diagnosis(tmp_path, forward(0.01, 0.01, 0.01))
     text = " ".join(found.sentences)
     assert "No rank is slow" in text
     assert "leave the script as it is" in text
@@ -81,14 +179,36 @@ def test_even_ranks_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_slow_exchange_is_not_blamed_on_a_rank(tmp_path: Path) -> None:
-    found = diagnosis(tmp_path, np.zeros(3), np.full(3, 0.01), exchanging=0.03)
+    found = diagnosis(tmp_path, forward(0.01, 0.01, 0.01), exchanging=0.03)
     text = " ".join(found.sentences)
-    assert "The exchange of gradients itself takes 30 ms of a step, 73 %: no division of the batch" in text
+    assert "The exchange of gradients itself takes 30 ms of a step, 75 %: no division of the batch" in text
     assert found.lines == []
 
 
 def test_changing_stragglers_are_told_from_a_lasting_one(tmp_path: Path) -> None:
     computing = 0.02 * np.exp(np.random.default_rng(0).normal(0, 0.5, (STEPS, 3)))
-    found = diagnosis(tmp_path, np.zeros(3), computing)
-    assert "No rank is slow for good, but each is at times" in found.sentences[0]
+    found = diagnosis(tmp_path, {Phase.FORWARD: computing})
+    assert found.sentences[0].startswith("No rank is slow all the time, but each is slow at times: rank ")
     assert "Waiting for each other takes" in " ".join(found.sentences)
+
+
+def test_what_an_optimizer_takes_does_not_grow_with_the_samples(tmp_path: Path) -> None:
+    found = diagnosis(tmp_path, {Phase.FORWARD: np.full(2, 0.01), Phase.FINISH: [0.001, 0.04]})
+    assert "so no division of the batch shortens it." in " ".join(found.sentences)
+    # The other rank can take over all of 10 ms, but nothing of the 40.
+    assert found.answer.policies["level"].seconds > STEPS * 0.04
+
+
+def test_exchanges_that_could_be_saved_are_counted(tmp_path: Path) -> None:
+    work = forward(0.01, 0.04)
+    found = diagnosis(tmp_path / "each", work, backwards=4, exchanges=4)
+    assert "Each of the 4 backward passes of a step exchanges the gradients" in " ".join(found.sentences)
+    found = diagnosis(tmp_path / "last", work, backwards=4, exchanges=1)
+    assert "backward passes of a step exchanges" not in " ".join(found.sentences)
+
+
+def test_another_record_is_refused(tmp_path: Path) -> None:
+    with runs.Recorder.create(tmp_path / "run", {"policy": "equal", "workers": 2}) as record:
+        record.round(round=0, epoch=0, time=1, seconds=1, batch=8, loads=[4, 4], compute=[1, 0.5])
+    with pytest.raises(PacelineError, match="no record of the doctor"):
+        diagnose(runs.read(tmp_path / "run"))

@@ -10,6 +10,7 @@ import pytest
 
 from paceline import runs
 from paceline.doctor.findings import diagnose, to_json
+from paceline.doctor.phases import Phase
 from paceline.live.panel import panel
 from paceline.live.tail import Tail
 from paceline.runs.run import ROUNDS
@@ -17,6 +18,7 @@ from paceline.runs.waiting import waiting_share, waits
 from paceline.simulate.whatif import of_run
 
 NAN = np.nan
+SPENT = {Phase.FORWARD: [0.02, 0.02, 0.06], Phase.REDUCE: [0.08, 0.08, 0.04]}
 
 
 def test_a_worker_waits_until_the_last_one_is_done_and_no_longer() -> None:
@@ -46,8 +48,9 @@ def folder(tmp_path: Path) -> Path:
                 batch=48,
                 loads=[16] * 3,
                 compute=[0.02, 0.02, 0.06],
-                loading=[0.0] * 3,
-                reducing=[0.08, 0.08, 0.04],
+                phases={phase.name: SPENT.get(phase, [0.0] * 3) for phase in Phase},
+                counts={"fetches": [0] * 3, "backwards": [1] * 3, "exchanges": [1] * 3},
+                loop=[{"lines": {}, "loader": None, "host": ""}] * 3,
             )
     return tmp_path / "run"
 

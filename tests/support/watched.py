@@ -13,37 +13,81 @@ from paceline import PacelineError
 from paceline.torch import leave
 
 
+class Sleepy(torch.utils.data.Dataset[torch.Tensor]):
+    """Eight samples a batch, the last of which takes a while to fetch."""
+
+    def __init__(self, rank: int, steps: int, pause: float) -> None:
+        made = torch.Generator().manual_seed(rank)
+        self.samples = torch.randn(8 * steps, 4, generator=made, dtype=torch.float64)
+        self.pause = pause
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index % 8 == 7:
+            time.sleep(self.pause)
+        return self.samples[index]
+
+
+PHASES = ("FETCH", "PREPARE", "FORWARD", "BETWEEN", "BACKWARD", "FINISH")
+
+
+class Net(torch.nn.Module):
+    """Sleeps in the forward and in the backward pass."""
+
+    def __init__(self, forward: float, backward: float) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2, dtype=torch.float64)
+        self.forward_pause, self.backward_pause = forward, backward
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time.sleep(self.forward_pause)
+        y = self.layer(x)
+        y.register_hook(lambda _: time.sleep(self.backward_pause))
+        return y
+
+
 def train(
     rank: int,
     ranks: int,
     run_dir: str | None,
     steps: int,
     watched: int,
-    loading: list[float],
-    computing: list[float],
+    pauses: list[dict[str, float]],
     micro: int = 1,
+    synchronised: bool = False,
+    loader: bool = True,
 ) -> tuple[list[float], bool]:
-    """Ranks that sleep before and after the forward pass; the parameters, and whether gradients still report."""
+    """Ranks that sleep so long in each phase of a step; the parameters, and whether they are watched to the end.
+
+    micro: backward passes in a step. synchronised: each of them exchanges gradients. loader: batches come from a
+    DataLoader.
+    """
     torch.manual_seed(0)
-    ddp = DistributedDataParallel(torch.nn.Linear(4, 2, dtype=torch.float64))
+    pause = {name: pauses[rank].get(name, 0.0) / micro for name in PHASES}
+    ddp = DistributedDataParallel(Net(pause["FORWARD"], pause["BACKWARD"]))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
     probe = None
     if run_dir is not None:
         from paceline.doctor.probe import Probe
 
         probe = Probe(ddp, watched, run_dir)
-    data = torch.Generator().manual_seed(rank)
+    data = Sleepy(rank, steps * micro, pause["FETCH"])
+    batches = iter(torch.utils.data.DataLoader(data, batch_size=8) if loader else data.samples.split(8))
     for _ in range(steps):
         optimizer.zero_grad()
         for part in range(micro):
-            time.sleep(loading[rank] / micro)
-            x = torch.randn(8, 4, generator=data, dtype=torch.float64)
-            with ddp.no_sync() if part < micro - 1 else contextlib.nullcontext():
-                y = ddp(x)
-                time.sleep(computing[rank] / micro)
-                y.square().mean().backward()
+            x = next(batches)
+            time.sleep(pause["PREPARE"])
+            alone = part < micro - 1 and not synchronised
+            with ddp.no_sync() if alone else contextlib.nullcontext():
+                loss = ddp(x).square().mean()
+                time.sleep(pause["BETWEEN"])
+                loss.backward()
+        time.sleep(pauses[rank].get("FINISH", 0.0))
         optimizer.step()
-    attached = probe is not None and bool(probe._handles)
+    attached = probe is not None and probe.attached
     if probe is not None:
         probe.detach()
     values = torch.cat([p.detach().flatten() for p in ddp.parameters()]).tolist()

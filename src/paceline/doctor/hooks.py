@@ -1,0 +1,156 @@
+"""Follows one rank's training loop from hooks and tells where each optimizer step's time went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from paceline.doctor import watches
+from paceline.doctor.clock import clock
+from paceline.doctor.phases import Phase, Phases
+
+MOVABLE = (Phase.PREPARE, Phase.BETWEEN)  # elsewhere a move belongs to what it happens in
+
+
+class Step(NamedTuple):
+    """What one optimizer step was on this rank. seconds: of each ``Phase``. samples: first dimensions of what the
+    forward passes were given. fetches, backwards, exchanges: batches from a DataLoader, backward passes, and those
+    among them that ended in an all-reduce."""
+
+    seconds: list[float]
+    samples: int
+    fetches: int
+    backwards: int
+    exchanges: int
+
+
+class Hooks:
+    """On a DistributedDataParallel module, until ``remove``; ``stepped`` is called after each optimizer step."""
+
+    def __init__(self, model: DistributedDataParallel, stepped: Callable[[], None]) -> None:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        device = parameters[0].device if parameters else torch.device("cpu")
+        self._model, self._stepped = model, stepped
+        self._ours = {id(p) for p in parameters}
+        self._clock = clock(device)
+        self.phases = Phases(self._clock)
+        self.loader: dict[str, Any] | None = None  # what feeds the training: see ``watches.loader_of``
+        self._newest: dict[str, Any] | None = None
+        self._closed: list[tuple[list[tuple[Any, Phase]], tuple[int, int, int, int]]] = []
+        self._before = Phase.PREPARE  # the phase that a fetch or a move interrupted
+        self._forward = self._ready = self._reduced = False
+        self._samples = self._fetched = self._backwards = self._exchanges = 0
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
+            model.register_forward_hook(self._on_forwarded),
+            torch.autograd.graph.register_multi_grad_hook(parameters, self._on_gradients),
+            register_optimizer_step_post_hook(self._on_optimizer),
+            *watches.fetches(self._on_fetch, self._on_fetched),
+            *watches.backwards(self._on_backward, self._on_backward_end),
+            *(watches.moves(self._on_move, self._on_moved) if device.type != "cpu" else []),
+        ]
+
+    @property
+    def attached(self) -> bool:
+        """Whether the hooks are in place."""
+        return bool(self._handles)
+
+    def remove(self) -> None:
+        """Take all hooks away; safe to call twice."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def steps(self, all_of_them: bool = False) -> list[Step]:
+        """The steps that ended and were not told of yet, but for those whose times the device still owes."""
+        count = len(self._closed) - (0 if all_of_them else self._clock.lag)
+        told, self._closed = self._closed[: max(count, 0)], self._closed[max(count, 0) :]
+        return [Step(self.phases.seconds(marks), *counts) for marks, counts in told]
+
+    def _trains(self) -> bool:
+        return self._model.training and torch.is_grad_enabled()
+
+    def _on_fetch(self, iterator: Any) -> None:
+        self.phases.go_on()
+        self._before = self.phases.now
+        self.phases.enter(Phase.FETCH)
+        self._newest = watches.loader_of(iterator)
+
+    def _on_fetched(self, _: Any) -> None:
+        self._fetched += 1
+        self.phases.enter(self._before)
+
+    def _on_move(self, _: Any) -> None:
+        self.phases.go_on()
+        if self.phases.now in MOVABLE:
+            self._before = self.phases.now
+            self.phases.enter(Phase.MOVE)
+
+    def _on_moved(self, _: Any) -> None:
+        if self.phases.now is Phase.MOVE:
+            self.phases.enter(self._before)
+
+    def _on_forward(self, _: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if not self._trains():
+            return
+        self.phases.go_on()
+        self.phases.enter(Phase.FORWARD)
+        self._forward = True
+        self._samples += _samples((arguments, named))
+        self.loader = self._newest or self.loader
+
+    def _on_forwarded(self, *_: Any) -> None:
+        if self.phases.now is Phase.FORWARD:
+            self.phases.enter(Phase.BETWEEN)
+
+    def _on_backward(self, _: Any) -> None:
+        if self.phases.now is Phase.BETWEEN:
+            self.phases.enter(Phase.BACKWARD)
+
+    def _on_backward_end(self, _: Any) -> None:
+        if (
+            self.phases.now is Phase.BACKWARD
+        ):  # a parameter had no part in it, so no hook told of the last gradient
+            self.phases.enter(Phase.PREPARE)
+
+    def _on_gradients(self, _: object) -> None:
+        if not self._forward:
+            return
+        self._backwards += 1
+        if not self._model.require_backward_grad_sync:
+            self.phases.enter(Phase.PREPARE)
+            return
+        self._ready, self._reduced = True, False
+        self._exchanges += 1
+        self.phases.enter(Phase.REDUCE)
+        # DDP waits for its all-reduce in a callback that it queues after this one; so comes ours behind it.
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        queue(lambda: queue(self._on_reduced))
+
+    def _on_reduced(self) -> None:
+        if self._ready and not self._reduced:
+            self._reduced = True
+            self.phases.reduced()
+
+    def _on_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not self._ready or id(optimizer.param_groups[0]["params"][0]) not in self._ours:
+            return
+        self._on_reduced()
+        counts = self._samples, self._fetched, self._backwards, self._exchanges
+        self._closed.append((self.phases.close(), counts))
+        self.phases.enter(Phase.PREPARE)
+        self._forward = self._ready = False
+        self._samples = self._fetched = self._backwards = self._exchanges = 0
+        self._stepped()
+
+
+def _samples(given: Any) -> int:
+    """The first dimension of the first tensor in a forward pass's arguments; 0 where there is none."""
+    if isinstance(given, torch.Tensor):
+        return int(given.shape[0]) if given.ndim else 0
+    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
+    return next((found for found in map(_samples, parts) if found), 0)

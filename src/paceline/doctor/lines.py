@@ -1,0 +1,88 @@
+"""Which lines of the script a rank's own time goes into: found by looking at them now and then.
+
+A thread looks at where the training thread is, some fifty times a second, and counts the innermost line of the
+user's own files. It never stops the training thread, and it draws from a random generator of its own.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import random
+import site
+import sys
+import sysconfig
+import threading
+from collections import Counter
+from collections.abc import Callable
+from types import FrameType
+
+import paceline
+from paceline.doctor.phases import Phase
+
+PAUSE = 0.02  # seconds between two looks, on average; they vary, so as not to keep step with the training
+ENOUGH = 5  # looks at a phase below which nothing is said of it
+MOST = 0.5  # of a phase's looks, for a line to be named
+WIDTH = 60  # characters of a line that are shown
+NEVER = (Phase.REDUCE,)  # others are waited for there
+
+
+class Lines:
+    """Looks at the thread that made it until ``stop``; ``found`` says what it saw."""
+
+    def __init__(self, phase: Callable[[], Phase]) -> None:
+        self._phase, self._watched = phase, threading.get_ident()
+        self._seen: dict[Phase, Counter[tuple[str, int]]] = {}
+        self._looks: Counter[Phase] = Counter()
+        self._foreign = _foreign_places()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-doctor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; safe to call twice."""
+        self._ended.set()
+
+    def found(self) -> dict[str, str]:
+        """The line that most of a phase's time goes into, by the phase's name; only where there is one."""
+        lines = {}
+        for phase, seen in list(self._seen.items()):
+            looks = self._looks[phase]
+            (place, number), count = seen.most_common(1)[0]
+            if looks >= ENOUGH and count >= MOST * looks:
+                text = linecache.getline(place, number).strip()
+                text = text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
+                lines[phase.name] = f"{os.path.basename(place)}, line {number}" + (
+                    f": {text}" if text else ""
+                )
+        return lines
+
+    def _run(self) -> None:
+        vary = random.Random(os.getpid())
+        while not self._ended.wait(PAUSE * vary.uniform(0.5, 1.5)):
+            phase = self._phase()
+            if phase in NEVER:
+                continue
+            frame = sys._current_frames().get(self._watched)
+            place = self._place(frame)
+            del frame  # it holds the training's variables
+            self._looks[phase] += 1
+            if place is not None:
+                self._seen.setdefault(phase, Counter())[place] += 1
+
+    def _place(self, frame: FrameType | None) -> tuple[str, int] | None:
+        """The innermost line in a file of the user's own."""
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if not name.startswith(self._foreign):
+                return name, frame.f_lineno
+            frame = frame.f_back
+        return None
+
+
+def _foreign_places() -> tuple[str, ...]:
+    """Where files lie that are not the user's: Python's own, installed packages', this one's."""
+    installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    places = [*installed, *site.getsitepackages(), site.getusersitepackages(), *paceline.__path__]
+    unique = {form for place in places if place for form in (place, os.path.realpath(place))}
+    return (*(os.path.join(place, "") for place in sorted(unique)), "<")

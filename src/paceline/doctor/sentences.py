@@ -1,0 +1,213 @@
+"""What the doctor says: who is slow and since when, at what, what that costs, and what would help first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.doctor.phases import Phase
+from paceline.doctor.spent import Loop, Slow, Spent
+from paceline.rounds import Array
+from paceline.runs import Run
+from paceline.runs.analysis import WINDOW, Change, changes, median, seconds_per_sample, straggler_share
+from paceline.runs.words import listing, percent, plural, seconds, times
+
+LITTLE = 0.03  # of the ranks' time lost in waiting: not worth a change
+MUCH_EXCHANGE = 0.25  # of a step
+MUCH_FETCHING = 0.2  # of a step, on every rank
+MAIN = 0.7  # of what a rank loses: named alone; below, the next one is named, too
+NAMED = 3  # ranks and changes that are told one by one
+
+COMPUTING = {
+    Phase.FORWARD: "in the forward pass",
+    Phase.BETWEEN: "between the forward and the backward pass (the loss, and the script's own code there)",
+    Phase.BACKWARD: "in the backward pass",
+}
+PLACES = {  # what a rank may lose its time in, beside computing
+    Phase.FETCH: "in fetching (the loader's next batch)",
+    Phase.PREPARE: "in preparing (the script's own code before the forward pass)",
+    Phase.MOVE: "in moving the batch to the device",
+    Phase.FINISH: "between the exchange and the end of the optimizer's step",
+}
+
+
+def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
+    """The slow ranks first, then whose speed changed otherwise; or that nobody is slow. idle: share of waiting."""
+    said = [_slow(run, [each for each in slow[:NAMED] if each.since == at]) for at in _dates(slow[:NAMED])]
+    if len(slow) > NAMED:
+        said.append(
+            f"{plural(len(slow) - NAMED, 'more rank')} {'is' if len(slow) == NAMED + 1 else 'are'} slow."
+        )
+    told = {(each.rank, each.since) for each in slow}
+    others = [
+        change
+        for change in changes(run)
+        if (change.worker, change.round) not in told and _matters(run, change)
+    ]
+    for change in others[:NAMED]:
+        slower = change.ratio > 1
+        ratio = times(change.ratio if slower else 1 / change.ratio)
+        became = f"became {ratio} {'slower' if slower else 'faster'} than it was before"
+        said.append(f"Rank {change.worker} {became}, {_since(run, change.round)}.")
+    if len(others) > NAMED:
+        said.append(f"{plural(len(others) - NAMED, 'more lasting change')} of speed followed.")
+    if slow:
+        return said
+    if idle < LITTLE:
+        return [f"No rank is slow: all {run.workers} take the same time, to {percent(idle)}.", *said]
+    share = straggler_share(run)
+    most = int(share.argmax())
+    often = f"rank {most} was last most often, in {percent(share[most])} of the steps"
+    return [f"No rank is slow all the time, but each is slow at times: {often}.", *said]
+
+
+def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
+    """What the slowest rank loses its time in, and what helps there before any balancing."""
+    if not slow:
+        return []
+    rank = slow[0].rank
+    mine, others = spent.phases[:, rank], np.median(np.delete(spent.phases, rank, axis=1), axis=1)
+    lost = {phase: float(mine[phase] - others[phase]) for phase in PLACES}
+    lost[Phase.FORWARD] = float(
+        sum(mine[phase] - others[phase] for phase in COMPUTING)
+    )  # stands for computing
+    total = sum(max(value, 0.0) for value in lost.values())
+    if total < LITTLE * spent.step:
+        return []
+    order = sorted(lost, key=lambda phase: -lost[phase])
+    named = order[:1] if lost[order[0]] >= MAIN * total else order[:2]
+    places = [
+        _computing(mine, others) if phase is Phase.FORWARD else _place(phase, mine, others) for phase in named
+    ]
+    said = [f"Rank {rank} loses its time {' and '.join(places)}."]
+    for phase in named:
+        where = loop.lines[rank] if rank < len(loop.lines) else {}
+        spot = _main(mine, others) if phase is Phase.FORWARD else phase
+        if spot is not None and spot.name in where and not (spot is Phase.FETCH and _processes(loop)):
+            said.append(f"Most of that goes into {where[spot.name]}")
+        said += _remedy(phase, loop)
+    return said
+
+
+def _computing(mine: Array, others: Array) -> str:
+    main = _main(mine, others)
+    if main is not None:
+        return f"{COMPUTING[main]}: {_against(mine[main], others[main])}"
+    parts = list(COMPUTING)
+    return f"in computing (forward and backward pass): {_against(mine[parts].sum(), others[parts].sum())}"
+
+
+def _main(mine: Array, others: Array) -> Phase | None:
+    """Which of computing's parts most of the loss lies in; None where no part has most of it."""
+    lost = {phase: float(mine[phase] - others[phase]) for phase in COMPUTING}
+    most = max(lost, key=lambda phase: lost[phase])
+    return most if lost[most] >= MAIN * sum(max(value, 0.0) for value in lost.values()) else None
+
+
+def _place(phase: Phase, mine: Array, others: Array) -> str:
+    return f"{PLACES[phase]}: {_against(mine[phase], others[phase])}"
+
+
+def _against(mine: float, others: float) -> str:
+    return f"{seconds(float(mine))} a step against {seconds(float(others))}"
+
+
+def _remedy(phase: Phase, loop: Loop) -> list[str]:
+    if phase is Phase.FETCH:
+        return [_fetching(loop)]
+    if phase is Phase.MOVE:
+        return [
+            "Pinned memory (pin_memory=True in the loader, non_blocking=True in .to) may help before any balancing."
+        ]
+    if phase is Phase.PREPARE:
+        return [
+            "Where that time does not grow with the number of samples, balancing gains less than is forecast below."
+        ]
+    if phase is Phase.FINISH:
+        return [
+            "That time does not grow with the number of samples, so no division of the batch shortens it."
+        ]
+    return []
+
+
+def _fetching(loop: Loop) -> str:
+    count = _processes(loop)
+    if count == 0:
+        return (
+            "The loader makes each batch while the training waits (num_workers=0); with num_workers=2 or more it is "
+            "made meanwhile, which may help before any balancing."
+        )
+    processes = f"{count} processes" if count > 1 else "process"
+    return (
+        f"The loader's {processes} cannot keep up: more of them (num_workers), a faster disk or cheaper transforms "
+        "may help before any balancing."
+    )
+
+
+def _processes(loop: Loop) -> int:
+    return 0 if loop.loader is None else int(loop.loader["processes"])
+
+
+def cost(spent: Spent, blame: Array, idle: float) -> str:
+    """What waiting costs; blame: seconds that the others waited for each rank, shape (n,)."""
+    if idle < LITTLE:
+        return f"Waiting for each other takes {percent(idle)} of the ranks' time."
+    whom = np.flatnonzero(blame >= 0.8 * blame.sum())
+    whose = f" for rank {whom[0]}" if len(whom) else " for each other"
+    return (
+        f"Waiting{whose} takes {percent(idle)} of all ranks' time: of a step's {seconds(spent.step)}, a rank works "
+        f"{seconds(float(np.mean(spent.own)))} on average."
+    )
+
+
+def exchange(spent: Spent, loop: Loop) -> list[str]:
+    """What the all-reduce takes by itself, and what shortens it."""
+    share = spent.exchanging / spent.step
+    text = f"The exchange of gradients itself takes {seconds(spent.exchanging)} of a step, {percent(share)}"
+    if share >= MUCH_EXCHANGE:
+        text += ": no division of the batch shortens that; larger batches, fewer bytes or a faster link do"
+    said = [f"{text}."]
+    if loop.exchanges > 1:
+        said.append(
+            f"Each of the {loop.exchanges} backward passes of a step exchanges the gradients; under ddp.no_sync() "
+            "all but the last would save that."
+        )
+    return said
+
+
+def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, told: bool) -> list[str]:
+    """What slows all ranks alike, and no balancing shortens. told: what helps there has been said already."""
+    quick = np.delete(spent.phases, [each.rank for each in slow], axis=1)
+    share = float(np.median(quick[Phase.FETCH])) / spent.step if quick.size else 0.0
+    if share < MUCH_FETCHING:
+        return []
+    whom = "The other ranks" if slow else "The ranks"
+    text = f"{whom} spend {percent(share)} of a step in fetching."
+    return [text] if told else [f"{text} {_fetching(loop)}"]
+
+
+def _slow(run: Run, slow: Sequence[Slow]) -> str:
+    ranks, ratios = [each.rank for each in slow], listing([times(each.ratio) for each in slow])
+    subject = f"Rank {ranks[0]} takes" if len(ranks) == 1 else f"Ranks {listing(ranks)} take"
+    return f"{subject} {ratios} the fastest rank's time per sample, {_since(run, slow[0].since)}."
+
+
+def _matters(run: Run, change: Change) -> bool:
+    """Whether the rank was the slowest of all on the slower side of its change."""
+    start, end = (
+        (change.round, change.round + WINDOW) if change.ratio > 1 else (change.round - WINDOW, change.round)
+    )
+    own = median(seconds_per_sample(run)[max(start, 0) : end])
+    return bool(own[change.worker] >= np.nanmax(own))
+
+
+def _dates(slow: Sequence[Slow]) -> list[int]:
+    return list(dict.fromkeys(each.since for each in slow))
+
+
+def _since(run: Run, at: int) -> str:
+    if at == 0:
+        return "from the first step on"
+    step = int(run.config.get("first_step", 0)) + int(run.round[at])
+    return f"since step {step:,}, {seconds(float(run.time[at] - run.time[0]))} into the watching"

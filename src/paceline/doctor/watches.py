@@ -1,0 +1,112 @@
+"""Notices what DistributedDataParallel has no hook for: batches being fetched, tensors being moved, backward passes.
+
+Each watch replaces one method by one that calls it and tells when it began and ended; ``remove`` puts the method
+back. Only the thread that made the watch counts: a loader's own threads fetch and move beside the training.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
+Told = Callable[[Any], None]
+"""Called with the object whose method it is."""
+
+
+class Watch:
+    """Tells of the calls of one method, nested ones left out.
+
+    begins, ends: called around each call that ``counts``.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        begins: Told,
+        ends: Told | None = None,
+        counts: Callable[..., bool] | None = None,
+    ) -> None:
+        self._owner, self._name, self._inherited = owner, name, name not in vars(owner)
+        method = self._method = getattr(owner, name)
+        thread, inside = threading.get_ident(), False
+
+        @functools.wraps(method)
+        def watched(*arguments: Any, **named: Any) -> Any:
+            nonlocal inside
+            if (
+                inside
+                or threading.get_ident() != thread
+                or (counts is not None and not counts(*arguments, **named))
+            ):
+                return method(*arguments, **named)
+            subject = arguments[0] if arguments else None
+            inside = True
+            begins(subject)
+            try:
+                return method(*arguments, **named)
+            finally:
+                inside = False
+                if ends is not None:
+                    ends(subject)
+
+        self._watched = watched
+        setattr(owner, name, watched)
+
+    def remove(self) -> None:
+        """Put the method back, unless somebody else has replaced it since; safe to call twice."""
+        if vars(self._owner).get(self._name) is self._watched:
+            if self._inherited:
+                delattr(self._owner, self._name)
+            else:
+                setattr(self._owner, self._name, self._method)
+
+
+def fetches(begins: Told, ends: Told) -> list[Watch]:
+    """Of every DataLoader's iterator, subclasses with a ``__next__`` of their own included."""
+    kinds = [kind for kind in _family(_BaseDataLoaderIter) if "__next__" in vars(kind)]
+    return [Watch(kind, "__next__", begins, ends) for kind in kinds]
+
+
+def moves(begins: Told, ends: Told) -> list[Watch]:
+    """Of tensors that are copied to a device."""
+    return [
+        Watch(torch.Tensor, "to", begins, ends, _to_another_device),
+        Watch(torch.Tensor, "cuda", begins, ends, lambda tensor, *_, **__: not tensor.is_cuda),
+    ]
+
+
+def backwards(begins: Told, ends: Told) -> list[Watch]:
+    """Of backward passes, which all go through this function."""
+    return [Watch(torch.autograd, "backward", begins, ends)]
+
+
+def loader_of(iterator: Any) -> dict[str, Any]:
+    """What a DataLoader's iterator tells of its loader: its processes, and whether it reads a stream."""
+    return {
+        "processes": int(getattr(iterator, "_num_workers", 0)),
+        "stream": getattr(iterator, "_dataset_kind", None) == _DatasetKind.Iterable,
+    }
+
+
+def _family(kind: type) -> Iterator[type]:
+    yield kind
+    children: list[type] = kind.__subclasses__()
+    for child in children:
+        yield from _family(child)
+
+
+def _to_another_device(tensor: torch.Tensor, *arguments: Any, **named: Any) -> bool:
+    """Whether ``tensor.to(...)`` with these arguments copies from the host, or another device, to a device."""
+    target = named.get("device", named.get("other", arguments[0] if arguments else None))
+    if isinstance(target, torch.Tensor):
+        target = target.device
+    if isinstance(target, int) and not isinstance(target, bool):
+        return not tensor.is_cuda
+    kind = target.partition(":")[0] if isinstance(target, str) else getattr(target, "type", None)
+    return kind not in (None, "cpu", tensor.device.type)
