@@ -41,7 +41,9 @@ def train(
     optimizer, loss_of = optimizer_of(model), nn.CrossEntropyLoss()
     results: list[RoundResult] = []
     pace = Pace(
-        model, BATCH, **{"policy": UNEVEN, "limits": FREE[:ranks], "on_round": results.append} | options
+        model,
+        BATCH,
+        **{"policy": UNEVEN, "limits": FREE[:ranks], "loop": "pieces", "on_round": results.append} | options,
     )
     loader = pace.loader(Samples(COUNT, kind), seed=SEED)
 

@@ -115,7 +115,7 @@ def _exact_case(
     model = fresh(kind, sometimes=sometimes)
     ddp = DistributedDataParallel(model, find_unused_parameters=sometimes)
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss(reduction=reduction)
-    pace = Pace(ddp, batch, options.pop("policy", UNEVEN), limits=limits, **options)
+    pace = Pace(ddp, batch, options.pop("policy", UNEVEN), limits=limits, **({"loop": "pieces"} | options))
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
     loader = pace.loader(Samples(count, kind), seed=5, **forked(loader_workers))
     stalls = random.Random(rank)  # so that the ranks claim in another order every round
@@ -159,7 +159,7 @@ def _indices_case(
     ddp = DistributedDataParallel(model)
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     options.setdefault("limits", [(0, None)] * 3)
-    pace = Pace(ddp, batch, options.pop("policy", UNEVEN), **options)
+    pace = Pace(ddp, batch, options.pop("policy", UNEVEN), **({"loop": "pieces"} | options))
     loader = pace.loader(Samples(count), seed=5, shuffle=shuffle, **forked(loader_workers))
     epochs = []
     stalls = random.Random(rank)
@@ -192,7 +192,7 @@ def part_of_an_epoch(
     if state is not None:
         optimizer.load_state_dict(state["optimizer"])
     results: list[RoundResult] = []
-    pace = Pace(ddp, 16, policy, on_round=results.append)
+    pace = Pace(ddp, 16, policy, loop="pieces", on_round=results.append)
     loader = pace.loader(Samples(83), seed=5, num_workers=loader_workers)
     if state is not None:
         pace.load_state_dict(state["pace"])
@@ -217,7 +217,7 @@ def measured(rank: int, ranks: int, policy: str, milliseconds: list[float], step
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     results: list[RoundResult] = []
-    with Pace(ddp, 60, policy, on_round=results.append) as pace:
+    with Pace(ddp, 60, policy, loop="pieces", on_round=results.append) as pace:
         for x, y, _ in pace.loader(Samples(60 * steps), seed=5):
             time.sleep(milliseconds[rank] * len(x) / 1e3)
             pace.backward(loss_of(ddp(x), y))
@@ -277,7 +277,7 @@ def bits(rank: int, ranks: int, seed: int, dtype: str, steps: int, **options: An
     model = fresh(kind)
     ddp = DistributedDataParallel(model)
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
-    pace = Pace(ddp, 48, "factoring", deterministic=True, **options)
+    pace = Pace(ddp, 48, "factoring", loop="pieces", deterministic=True, **options)
     loader = pace.loader(Samples(230, kind), seed=5)
     stalls = random.Random(seed * ranks + rank)
     while pace.rounds < steps:
@@ -314,7 +314,7 @@ def missed(rank: int, ranks: int) -> list[tuple[int, list[int]]]:
     def note(step: int, who: list[int], seconds: float) -> None:
         seen.append((step, who))
 
-    with Pace(ddp, 60, "factoring", on_missed=note, patience=1.5) as pace:
+    with Pace(ddp, 60, "factoring", loop="pieces", on_missed=note, patience=1.5) as pace:
         for x, y, _ in pace.loader(Samples(60 * 8), seed=5):
             if rank == 1 and pace.rounds == 5 and pace.first:
                 time.sleep(4.0)
@@ -342,7 +342,7 @@ def held_up(rank: int, ranks: int, loader_workers: int) -> tuple[list[int], list
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     used: list[int] = []
     waits: list[tuple[int, float]] = []
-    with Pace(ddp, 120, "factoring:portion=0.3") as pace:
+    with Pace(ddp, 120, "factoring:portion=0.3", loop="pieces") as pace:
         loader = pace.loader(Slow(120 * 4), seed=5, **forked(loader_workers))
         fetch = loader._fetch
 
@@ -369,7 +369,7 @@ def frozen(rank: int, ranks: int, steps: int, seconds: float) -> tuple[float, li
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     results: list[RoundResult] = []
     count, me = 60 * steps, os.getpid()
-    with Pace(ddp, 60, "factoring:portion=0.3", on_round=results.append) as pace:
+    with Pace(ddp, 60, "factoring:portion=0.3", loop="pieces", on_round=results.append) as pace:
         for x, y, _ in pace.loader(Samples(count), seed=5):
             if rank == 1 and pace.rounds == 5 and pace.first:
                 with subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {me}"]):

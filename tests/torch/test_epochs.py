@@ -20,7 +20,7 @@ CASES = {
     "prefetching by 1": {"loader_workers": 1, "micro_batch": 4},
     "prefetching by 4": {"loader_workers": 4},
     "in order": {"shuffle": False},
-    "quantum": {"quantum": 4},
+    "quantum": {"quantum": 4, "count": 84},
     "last batch smaller than the ranks": {"count": 34},
     "batch norm": {"count": 33, "norm": True},
     "equal turns": {"turns": 4},

@@ -17,7 +17,7 @@ CASES = {
     "hook": {"weigh": "hook"},
     "hook, micro-batches": {"weigh": "hook", "micro_batch": 3},
     "hook, unused parameters": {"weigh": "hook", "sometimes": True},
-    "quantum": {"quantum": 4},
+    "quantum": {"quantum": 4, "count": 84},
     "batch larger than the data": {"count": 11},
     "prefetching": {"loader_workers": 1},
     "scaled": {"scaled": True, "micro_batch": 5},

@@ -44,7 +44,7 @@ def test_what_does_not_go_together() -> None:
         ({"turns": 0}, "at least one turn"),
         ({"turns": 2, "weigh": "hook"}, "weigh='loss'"),
         ({"turns": 2, "policy": "factoring"}, "plans whole rounds"),
-        ({"fill": True, "weigh": "hook", "policy": "factoring"}, "counts for nothing"),
+        ({"fill": True, "weigh": "hook", "policy": "factoring", "loop": "pieces"}, "counts for nothing"),
         ({"turns": 2, "micro_batch": 3}, "8"),  # 2 turns of 3 samples hold 6
     ):
         with pytest.raises(PacelineError, match=sentence):

@@ -59,7 +59,7 @@ class BalancedTrainer(Trainer):
         _check(self)
         self.pace: Pace | None = None
         steps, own = self.args.gradient_accumulation_steps, self.args.per_device_train_batch_size
-        self.balance = {"global_batch": own * steps * self.args.world_size, "fill": True}
+        self.balance = {"global_batch": own * steps * self.args.world_size, "loop": "pieces", "fill": True}
         if steps > 1:
             self.balance["micro_batch"] = own
         self.balance |= balance or {}

@@ -68,8 +68,9 @@ def pieces(
     kept: int = 0,
     turns: int | None = None,
     floor: int = 1,
+    unit: int = 1,
 ) -> Iterator[tuple[Indices, Piece]]:
-    """Cut this rank's samples of a round into micro-batches of at most ``most`` samples.
+    """Cut this rank's samples of a round into micro-batches of at most ``most`` samples, in multiples of ``unit``.
 
     A rank with nothing to do still gets one turn, so that it joins the all-reduce: an empty one, or
     ``filler`` samples that count for nothing where the model cannot take an empty batch.
@@ -79,7 +80,7 @@ def pieces(
     """
     batch = int(loads.sum())
     at_once = len(mine) - kept
-    cuts = spread(at_once, turns, floor) if turns else cut(at_once, most) if at_once else []
+    cuts = spread(at_once, turns, floor, unit) if turns else cut(at_once, most, unit) if at_once else []
     if kept or not cuts:
         cuts.append(kept)
     start = 0
@@ -91,20 +92,21 @@ def pieces(
         start += size
 
 
-def cut(load: int, most: int | None) -> list[int]:
-    """Sizes of the fewest micro-batches of at most ``most`` samples, as even as they can be (larger first):
-    a tiny last one would cost a whole overhead, and fail under batch norm."""
+def cut(load: int, most: int | None, unit: int = 1) -> list[int]:
+    """Sizes of the fewest micro-batches of at most ``most`` samples, as even as they can be (larger first) in
+    multiples of ``unit``: a tiny last one would cost a whole overhead, and fail under batch norm."""
     if most is None or load <= most:
         return [load]
-    return _even(load, -(-load // most))
+    return _even(load, -(-load // (most // unit * unit)), unit)
 
 
-def spread(load: int, turns: int, floor: int = 1) -> list[int]:
-    """Sizes of ``turns`` micro-batches, as even as they can be with at least ``floor`` samples or none in each."""
-    count = min(turns, load // floor)
-    return (_even(load, count) if count else []) + [0] * (turns - count)
+def spread(load: int, turns: int, floor: int = 1, unit: int = 1) -> list[int]:
+    """Sizes of ``turns`` micro-batches, as even as they can be in multiples of ``unit``, with at least ``floor``
+    samples or none in each."""
+    count = min(turns, load // max(floor, unit))
+    return (_even(load, count, unit) if count else []) + [0] * (turns - count)
 
 
-def _even(load: int, count: int) -> list[int]:
-    size, larger = divmod(load, count)
-    return [size + 1] * larger + [size] * (count - larger)
+def _even(load: int, count: int, unit: int) -> list[int]:
+    size, larger = divmod(load // unit, count)
+    return [(size + 1) * unit] * larger + [size * unit] * (count - larger)

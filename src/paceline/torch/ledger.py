@@ -6,6 +6,7 @@ reports are taken in: then the next plan is made, and listeners hear of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -34,6 +35,9 @@ class RoundResult(NamedTuple):
     loss: float  # mean over the round's samples; NaN where backward() was not used
     shares: Array  # the plan made from it
     within: Within | None = None  # its pieces, where work may move within the round
+    learning_rate: float = (
+        math.nan
+    )  # of the first optimizer's first group; NaN where pace.step did not step it
 
 
 class _Open(NamedTuple):
@@ -44,6 +48,7 @@ class _Open(NamedTuple):
     loads: NDArray[np.int64]
     seconds: float
     at_once: float
+    learning_rate: float = math.nan
 
 
 class Ledger:
@@ -74,9 +79,9 @@ class Ledger:
         if step in self._open:
             self._open[step] = self._open[step]._replace(at_once=at_once)
 
-    def finish(self, step: int, seconds: float) -> None:
-        """The round's optimizer step is done, ``seconds`` after its beginning."""
-        self._open[step] = self._open[step]._replace(seconds=seconds)
+    def finish(self, step: int, seconds: float, learning_rate: float) -> None:
+        """The round's optimizer step is done, ``seconds`` after its beginning, at this learning rate."""
+        self._open[step] = self._open[step]._replace(seconds=seconds, learning_rate=learning_rate)
 
     def settle(self, rounds: int) -> None:
         """Take in what the ranks reported of the newest of so many finished rounds, once."""
@@ -124,6 +129,7 @@ class Ledger:
             float(measured.loss_sums.sum() / opened.batch),
             shares,
             within,
+            opened.learning_rate,
         )
         for listener in self.listeners:
             listener(result)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +17,11 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError
-from paceline.torch.batches import Indices, Order, Piece, pieces
+from paceline.torch.batches import Indices, Order, Piece
+from paceline.torch.empty import EmptyToo
 from paceline.torch.fetching import as_it_is, fetcher
 from paceline.torch.same_bits import aligned
+from paceline.torch.turns import by_round, round_in_pieces, turns
 
 if TYPE_CHECKING:
     from paceline.torch.pace import Pace
@@ -32,74 +34,133 @@ def draws_ahead(options: Mapping[str, Any]) -> int:
     return workers * (2 if factor is None else int(factor))
 
 
-def check_indexed(dataset: Any) -> None:
-    """Raises PacelineError for a stream, whose samples can't be told apart beforehand."""
+def is_indexed(dataset: Any) -> bool:
+    """False for a stream, whose samples can't be told apart beforehand."""
     indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")  # torch takes either
-    if isinstance(dataset, IterableDataset) or not (indexed and hasattr(dataset, "__len__")):
+    return indexed and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
+
+
+def check_indexed(dataset: Any) -> None:
+    """Raises PacelineError for a stream."""
+    if not is_indexed(dataset):
         raise PacelineError(
             f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, of which "
-            "each rank can be given its part anew in each round"
+            "each rank can be given another part in each round"
         )
 
 
-class BalancedLoader:
-    """Iterate it once an epoch; each turn is one micro-batch. Made by ``Pace.loader``.
+def check_options(options: Mapping[str, Any], global_batch: int, ranks: int) -> None:
+    """Raises PacelineError for options of DataLoader that the balancing decides."""
+    if "batch_size" in options:
+        each = options["batch_size"]
+        instead = (
+            f"for {each} samples a rank on average write Pace(..., global_batch={each * ranks})"
+            if isinstance(each, int)
+            else f"global_batch={global_batch} says how many samples all ranks take together"
+        )
+        raise PacelineError(
+            f"batch_size={each} is what Paceline decides for each rank; leave it out: {instead}"
+        )
+    for name in ("sampler", "batch_sampler"):
+        if name in options:
+            raise PacelineError(
+                f"{name}= is what Paceline replaces, so that each rank's part can change; leave it out: shuffle= and "
+                "seed= choose the order; torch.utils.data.Subset(dataset, indices) with shuffle=False takes your own"
+            )
 
-    Each full iteration is one epoch and moves on to the next one's order; ``set_epoch`` chooses another.
+
+class BalancedLoader:
+    """Iterate it once an epoch. Made by ``Pace.loader``.
+
+    Each full iteration is one epoch and moves on to the next one's order; ``set_epoch`` chooses another. Where an
+    iteration is left early, the next one begins a fresh round of the next epoch (of the same one where no round of
+    it was done).
+
+    dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses.
     """
 
-    def __init__(self, pace: Pace, dataset: Any, order: Order, options: dict[str, Any]) -> None:
-        for owned in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
-            if owned in options:
-                raise PacelineError(f"{owned}= belongs to the balancing; leave it out of pace.loader(...)")
-        self._pace, self._order = pace, order
-        self._sampler = _Sampler(pace, order)
+    def __init__(
+        self, pace: Pace, dataset: Any, order: Order, number: int, drop_last: bool, options: dict[str, Any]
+    ) -> None:
+        check_options(options, pace.global_batch, pace.ranks)
+        self.dataset, self.number = dataset, number
+        self.samples = order.samples - (order.samples % pace.global_batch if drop_last else 0)
+        self._check_sizes(pace, drop_last)
+        self._pace = pace
+        self._sampler = _Sampler(pace, order, self.samples)
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         collate = options.pop("collate_fn", None) or default_collate
         self._early = bool(options.get("num_workers"))
         self._fetcher = fetcher(dataset, collate, options) if pace.terms.pulls else None
-        collate = _EmptyToo(dataset, collate)
+        collate = EmptyToo(dataset, collate)
         self._loader = DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate, **options)
+        self._laid = aligned if pace.terms.cell else as_it_is
+        self._source: Iterator[Any] = iter(())
+        self._length: int | None = None  # rounds of the running iteration
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch in the next iteration, from its beginning."""
         if epoch != self._pace.epoch:
             self._pace.begin_epoch(epoch)
 
+    @property
+    def sampler(self) -> BalancedLoader:
+        """Where programs written for DistributedSampler look for ``set_epoch``."""
+        return self
+
     def __len__(self) -> int:
-        """Rounds left in this epoch; a round may take several turns."""
-        return sum(1 for _ in self._pace.remaining())
+        """Rounds of the running iteration, or else of the next one: as many turns, but for loop="pieces"."""
+        if self._length is None:
+            return sum(1 for _ in self._pace.rounds_ahead(self))
+        return self._length
 
     def __iter__(self) -> Iterator[Any]:
-        pace = self._pace
-        pace.open_epoch()
-        self._sampler.queue.clear()
-        if self._fetcher is not None:
-            pace.claims_ahead(self._claimed, self._early)
-            self._fetcher.reset()
-        laid = aligned if pace.terms.cell else as_it_is
-        source = iter(self._loader)
-        while pace.samples_done < self._order.samples:
-            pace.before_piece()
-            batch = next(source)
-            piece = self._sampler.queue.popleft()
-            while (claimed := pace.claim(piece)) is not None:
-                turns = self._turns(*claimed)
-                for left, turn in zip(range(len(turns) - 1, -1, -1), turns, strict=True):
-                    more = self._fetch(turn)
-                    then = None if left else piece.division
-                    pace.begin_piece(piece._replace(samples=len(turn), last=False, division=then))
-                    yield pace.place(laid(more))
-                    pace.end_piece()
-            pace.begin_piece(piece)
-            yield pace.place(laid(batch))
-            pace.end_piece()
-        pace.close_epoch()
+        each = turns(self._pace, self)
+        return by_round(self._pace, each) if self._pace.terms.loop == "round" else each
 
     def close(self) -> None:
         """No more claims."""
         if self._fetcher is not None:
             self._fetcher.close()
+
+    # -- what turns ask of a Source ----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self._length = sum(1 for _ in self._pace.remaining())
+        self._sampler.queue.clear()
+        if self._fetcher is not None:
+            self._pace.claims_ahead(self._claimed, self._early)
+            self._fetcher.reset()
+        self._source = iter(self._loader)
+
+    def more(self) -> bool:
+        if self._pace.samples_done < self.samples:
+            return True
+        self._length = None
+        return False
+
+    def planned(self) -> tuple[Any, Piece]:
+        batch = next(self._source)
+        return self._laid(batch), self._sampler.queue.popleft()
+
+    def claimed(self, start: int, size: int) -> Iterator[tuple[Any, int]]:
+        for turn in self._turns(start, size):
+            yield self._laid(self._fetch(turn)), len(turn)
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _check_sizes(self, pace: Pace, drop_last: bool) -> None:
+        if not self.samples:
+            raise PacelineError(
+                f"drop_last=True leaves nothing of {len(self.dataset)} samples, fewer than global_batch="
+                f"{pace.global_batch}; leave it out, or choose a smaller batch"
+            )
+        short, quantum = self.samples % pace.global_batch, pace.terms.quantum
+        if short % quantum:
+            raise PacelineError(
+                f"the last round of an epoch has {short} samples, which is no multiple of quantum={quantum}; use "
+                "drop_last=True, which leaves it out, or another quantum"
+            )
 
     def _turns(self, start: int, size: int) -> list[Indices]:
         """What is claimed, cut into turns of the user's loop: one, or cells of a grid."""
@@ -123,29 +184,20 @@ class BalancedLoader:
 class _Sampler:
     """Yields the indices of this rank's micro-batches, and keeps beside them what each one is."""
 
-    def __init__(self, pace: Pace, order: Order) -> None:
-        self._pace, self._order = pace, order
+    def __init__(self, pace: Pace, order: Order, samples: int) -> None:
+        self._pace, self._order, self._samples = pace, order, samples
         self.queue: deque[Piece] = deque()
         self.indices: Indices = np.empty(0, np.int64)  # this epoch's order
 
     def __iter__(self) -> Iterator[list[int]]:
-        pace, terms = self._pace, self._pace.terms
+        pace = self._pace
         self.indices = indices = self._order.epoch(pace.epoch)
         step = pace.rounds
         for first, size in pace.remaining():
             loads = pace.loads(step, size)
-            division = terms.divide(step, loads, first)
-            own = loads if division is None else division.first + division.kept
-            start = first + int(own[: pace.rank].sum())
-            mine = indices[start : start + int(own[pace.rank])]
-            filler = indices[: terms.floor] if terms.fills else None
-            kept = 0 if division is None else int(division.kept[pace.rank])
-            turns = terms.turns(loads)
-            for cut, piece in pieces(
-                mine, step, loads, terms.micro_batch, filler, division, kept, turns, terms.floor
-            ):
+            for chosen, piece in round_in_pieces(pace.terms, pace.rank, step, loads, first, indices):
                 self.queue.append(piece)
-                yield cut.tolist()
+                yield chosen.tolist()
             step += 1
 
 
@@ -153,32 +205,3 @@ def _pinned(batch: Any) -> Any:
     from torch.utils.data._utils.pin_memory import pin_memory
 
     return pin_memory(batch)
-
-
-class _EmptyToo:
-    """A collate function that can also make an empty batch, with the shapes of a real one."""
-
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self._collate = dataset, collate
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self._collate(samples) if samples else _nothing_of(self._collate([self._dataset[0]]))
-
-
-def _nothing_of(batch: Any) -> Any:
-    """The same structure with no samples in it."""
-    if isinstance(batch, torch.Tensor):
-        return batch[:0]
-    if isinstance(batch, Mapping):
-        return type(batch)({key: _nothing_of(value) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_nothing_of(value) for value in batch))
-    if (
-        isinstance(batch, list | tuple)
-        and batch
-        and isinstance(batch[0], torch.Tensor | Mapping | list | tuple)
-    ):
-        return type(batch)(_nothing_of(value) for value in batch)
-    if isinstance(batch, Sequence) and not isinstance(batch, str):
-        return batch[:0]
-    return batch

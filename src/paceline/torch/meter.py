@@ -56,7 +56,7 @@ class Meter:
         self._nothing = np.full(further, np.nan)
         self._sent = -1  # newest round announced
         self._running = -1
-        self._sequence = -1  # of announcements: one a round, and one where a flush asks for it
+        self._sequence = -1  # of announcements: one for each round begun, and one where a flush asks for it
 
     @property
     def lag(self) -> int:
@@ -66,6 +66,8 @@ class Meter:
     def start(self, step: int, carry: float) -> None:
         """Round ``step`` begins; ``carry`` seconds of it were spent before, on the optimizer."""
         self._running = step
+        self._losses.pop(step, None)
+        self._sequence += 1
         self._carry[step] = carry
         self._waits[step] = self._waited()
         self._watch.start(step)
@@ -89,10 +91,15 @@ class Meter:
         self._sent = step
         self._announce(step - self._watch.lag, digest)
 
+    def drop(self, step: int) -> None:
+        """Round ``step`` was left unfinished, and may be run again."""
+        self._sent = min(self._sent, step - 1)
+
     def flush(self, digest: int) -> Measured | None:
         """The newest round's reading, where the device's would only come with the next round's. Collective."""
         if not self._watch.lag or self._sent not in self._carry:
             return None
+        self._sequence += 1
         self._announce(self._sent, digest)
         return self.collect(self._sent)
 
@@ -121,7 +128,6 @@ class Meter:
         self._exchange.close()
 
     def _announce(self, step: int, digest: int) -> None:
-        self._sequence += 1
         self._exchange.send(self._sequence, self._report(step, digest))
 
     def _report(self, step: int, digest: int) -> Array:

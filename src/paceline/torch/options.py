@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from paceline.errors import PacelineError
+
+LOOPS = ("whole", "round", "pieces")
+
+
+def check_loop(loop: str, deterministic: bool) -> None:
+    """Raises PacelineError for a form of the training loop that is none, or that cannot run pieces where it must."""
+    if loop not in LOOPS:
+        raise PacelineError(f"loop={loop!r}: expected one of {', '.join(map(repr, LOOPS))}")
+    if deterministic and loop == "whole":
+        raise PacelineError(
+            "deterministic=True runs each round in many small pieces, and loop='whole' takes it in one turn; "
+            "use loop='round' and pace.round(batch, function), or loop='pieces'"
+        )
+
+
+def check_room(most: Sequence[int], global_batch: int, loop: str) -> None:
+    """Raises PacelineError where one turn of the loop on each rank cannot hold the batch.
+
+    most: samples that each rank may take in a round.
+    """
+    if loop == "whole" and sum(most) < global_batch:
+        raise PacelineError(
+            f"micro_batch and limits leave room for {sum(most)} samples on {len(most)} ranks, and the global batch "
+            f"has {global_batch}; in this loop each rank runs its part of a round at once: use loop='round' and "
+            "pace.round(batch, function), which accumulates, or a smaller global_batch"
+        )
 
 
 def check_weigh(weigh: str, turns: int | None) -> None:
@@ -14,12 +42,17 @@ def check_weigh(weigh: str, turns: int | None) -> None:
 
 
 def check_pieces(
-    policy: str, pulls: bool, *, turns: int | None, in_step: bool, fills: bool, weigh: str
+    policy: str, pulls: bool, *, loop: str, turns: int | None, in_step: bool, fills: bool, weigh: str
 ) -> None:
     """Raises PacelineError where rounds cannot be run in pieces, as the policy would have it (``pulls``).
 
     in_step: every rank must run as many turns. fills: a turn with nothing to do gets samples all the same.
     """
+    if pulls and turns is None and not in_step and loop == "whole":
+        raise PacelineError(
+            f"policy {policy} moves work within the round, and loop='whole' takes each round in one turn; use "
+            "loop='round' and pace.round(batch, function), or a policy that plans whole rounds, such as level"
+        )
     if pulls and (turns is not None or in_step):
         raise PacelineError(
             f"policy {policy} moves work within the round, so ranks take unlike numbers of turns, and "

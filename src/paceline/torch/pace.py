@@ -4,9 +4,15 @@
     pace = paceline.torch.Pace(ddp, global_batch=256)
     loader = pace.loader(dataset, seed=0)
     for epoch in range(epochs):
-        for x, y in loader:                          # this rank's part of the round, in one or more micro-batches
+        for x, y in loader:                          # this rank's part of the round
             pace.backward(criterion(ddp(x), y))
-            pace.step(optimizer)                     # steps, and zeroes, when the round is complete
+            pace.step(optimizer)                     # steps, and zeroes
+
+With loop="round" a rank's part may be run in several pieces, and work moves between the ranks within the round:
+
+        for batch in loader:
+            loss = pace.round(batch, lambda x, y: criterion(ddp(x), y))
+            pace.step(optimizer)
 
 The gradient is that of one process with the whole batch: DDP averages over n ranks, so a micro-batch of m
 samples with a mean loss is weighted by n m / B (LB-BSP, weighted aggregation: g = (1/X) sum_i |B_i| g_i).
@@ -15,7 +21,8 @@ samples with a mean loss is weighted by n m / B (LB-BSP, weighted aggregation: g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -31,6 +38,7 @@ from paceline.torch import book, patience, peers
 from paceline.torch.batches import Order, Piece
 from paceline.torch.claims import Claims
 from paceline.torch.exactsum import ExactSum
+from paceline.torch.gradients import Gradients
 from paceline.torch.ledger import Ledger, RoundResult
 from paceline.torch.limits import Limits
 from paceline.torch.loader import BalancedLoader, check_indexed, draws_ahead
@@ -41,8 +49,11 @@ from paceline.torch.progress import Progress
 from paceline.torch.rates import Rates
 from paceline.torch.record import RoundRecorder, record_run
 from paceline.torch.shutdown import leave
+from paceline.torch.sizes import Sizes
+from paceline.torch.steps import Steps
 from paceline.torch.terms import agree
-from paceline.torch.weighting import rescale, weigh_in_hook
+from paceline.torch.turns import RoundBatch, Source, by_round, turns
+from paceline.torch.weighting import weigh_in_hook
 
 
 class Pace:
@@ -53,12 +64,20 @@ class Pace:
     global_batch: B, samples per optimizer step over all ranks; constant, whatever the split.
     policy: a name from ``paceline.policies.names()``, with options as ``name:key=value,...``, or a function
         that makes a policy of your own for a cluster.
+    loop: what one turn of the training loop is. "whole" (default): a round, which this rank runs at once; every turn
+        is an optimizer step, on every rank. "round": a round, which ``pace.round(batch, function)`` runs in one or
+        more pieces. "pieces": one piece of a round, so that turns differ from rank to rank and ``pace.step`` does
+        nothing until the round is complete. Policies that move work within the round need one of the last two;
+        under "whole", "auto" plans as "level" does.
     limits: (least, most) samples of a round for each rank, None for the default: at least 1 (2 with batch
         norm, which needs a variance), at most B.
-    micro_batch: samples that fit into this rank's memory at once; a larger load is accumulated.
+    micro_batch: samples that fit into this rank's memory at once. A larger load is accumulated, piece by piece; where
+        the loop takes whole rounds, loads stay below it.
     turns: every round takes exactly so many turns on every rank, for hosts that step on every so manyth batch.
-    fill: a turn with nothing to do gets a sample that counts for nothing, instead of an empty batch.
-    quantum: loads are multiples of this many samples, where captured graphs want few shapes.
+    fill: a turn with nothing to do gets a sample that counts for nothing, instead of an empty batch; by default so
+        unless the loop takes pieces.
+    quantum: every batch that the loop sees is a multiple of this many samples, where captured graphs want few shapes
+        or an augmentation pairs samples.
     weigh: "loss" (default) or "hook", a DDP communication hook for loops whose loss can't be touched:
         there call ``loss.backward()`` as before.
     deterministic: the same bits whoever runs what, for policies that move work within the round: every turn is
@@ -82,7 +101,8 @@ class Pace:
         limits: Limits | None = None,
         micro_batch: int | None = None,
         turns: int | None = None,
-        fill: bool = False,
+        loop: str = "whole",
+        fill: bool | None = None,
         quantum: int = 1,
         weigh: str = "loss",
         deterministic: bool = False,
@@ -101,11 +121,12 @@ class Pace:
             limits=limits,
             micro_batch=micro_batch,
             turns=turns,
-            fill=fill,
+            fill=loop != "pieces" if fill is None else fill,
             quantum=quantum,
             weigh=weigh,
             deterministic=deterministic,
             in_step=self._parallel.in_step,
+            loop=loop,
         )
         self.policy = terms.policy
         if weigh == "hook":
@@ -121,23 +142,38 @@ class Pace:
         self._patience = Patience(self._meter.missing, on_missed, patience) if terms.pulls else None
         self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
         self._any_hook = (
-            torch.autograd.graph.register_multi_grad_hook(self._parameters, self._halfway, mode="any")
-            if weigh == "hook" and terms.pulls
+            torch.autograd.graph.register_multi_grad_hook(self._parameters, self._backward_begins, mode="any")
+            if weigh == "hook"
             else None
         )
+        self._gradients = Gradients(self._parameters)
+        self._steps = Steps(self._parameters, self._step_begins, self._step_ended)
+        self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers, in this turn of the loop
+        self._ever_stepped = False
+        self._began_step = 0.0
 
         self._progress = Progress(self.global_batch, terms.floor)
-        self._order: Order | None = None
         self._loaders: list[BalancedLoader] = []
+        self._samples = 0  # of an epoch of the loader that is in use
+        self._running: object = None  # the iteration that is
         self._piece: Piece | None = None
         self._piece_done = False
+        self._begun = False  # the backward pass of the running turn
+        self._counts_epochs = True  # the running iteration is over a loader
+        self._own_end = (
+            False  # the last turn of a loop that draws its own samples is over, and its step to come
+        )
+        self._learning_rate = float("nan")
+        self._carry_own = 0.0  # seconds of a step that the user took alone
         self._at_once = 1.0  # portion of the plan that this round ran before anything was claimed
         self._weighed = 0  # samples of which the gathered gradients are a mean, under the hook
+        self._scale = 1.0  # of the gradients gathered so far, before the coming piece's are added
         self._began = 0.0
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
         self._no_sync = ExitStack()
         self._rates = Rates()
-        listeners = [on_round] if on_round else []
+        self._loss = float("nan")
+        listeners = [self._note_loss, *([on_round] if on_round else [])]
         self._ledger = Ledger(terms.balancer, self._meter, terms.pulls, listeners)
         self._recorder: RoundRecorder | None = None
         if record is not None:
@@ -166,28 +202,96 @@ class Pace:
         """Finished since the beginning, over all epochs."""
         return self._progress.rounds
 
-    def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> BalancedLoader:
+    @property
+    def loss(self) -> float:
+        """The mean loss of the newest round that all ranks have reported, over all its samples: usually the one
+        before the running one; NaN before there is one."""
+        return self._loss
+
+    def loader(
+        self, dataset: Any, *, seed: int = 0, shuffle: bool = True, drop_last: bool = False, **options: Any
+    ) -> BalancedLoader:
         """This rank's loader over ``dataset`` (anything with ``__len__`` and ``__getitem__``).
 
         Every sample is used exactly once an epoch over all ranks; the order depends on (seed, epoch) alone.
-        Further options go to torch's DataLoader (num_workers, collate_fn, pin_memory, ...).
+        drop_last: leave out the last round of an epoch where it would be short.
+        Further options go to torch's DataLoader (num_workers, collate_fn, pin_memory, ...). Several loaders may be
+        iterated in turn.
         """
         check_indexed(dataset)
         if len(dataset) == 0:
             raise PacelineError("the dataset is empty; expected at least one sample")
-        self._order = Order(len(dataset), seed, shuffle)
-        lags = peers.agree({"samples": len(dataset), "seed": seed, "shuffle": shuffle}, draws_ahead(options))
-        self.terms.balancer.lag = max(lags) + self._meter.lag
-        loader = BalancedLoader(self, dataset, self._order, options)
+        order, number = Order(len(dataset), seed, shuffle), len(self._loaders)
+        facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
+        lags = peers.agree(facts, draws_ahead(options))
+        loader = BalancedLoader(self, dataset, order, number, drop_last, options)
+        self.terms.balancer.lag = max(self.terms.balancer.lag, max(lags) + self._meter.lag)
         self._loaders.append(loader)
+        self._samples = loader.samples
         return loader
 
-    def backward(self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None) -> None:
-        """Backward through the loss of this micro-batch, weighted so that the round's gradient is exact.
+    def sizes(self, rounds: int | None = None) -> Iterator[Any]:
+        """For loops that make their own batches: how many samples this rank is to run in each turn.
 
-        reduction: what the loss is over this micro-batch's samples, "mean" or "sum".
+            for size in pace.sizes(1000):
+                x, y = draw(size)
+                pace.backward(criterion(ddp(x), y))
+                pace.step(optimizer)
+
+        rounds: how many; None for no end. Each has ``global_batch`` samples over all ranks, and its gradient is their
+        mean. A size is never 0: a rank with nothing to do gets a turn whose samples count for nothing. With
+        loop="pieces" a round may take several turns, so that ``pace.sizes(1)`` is one step's; with loop="round" each
+        item is handed to ``pace.round``, whose function is called with the size of each piece.
+        """
+        if rounds is not None and rounds < 1:
+            raise PacelineError(f"pace.sizes({rounds}): expected at least one round, or None for no end")
+        if self.terms.cell:
+            raise PacelineError(
+                "deterministic=True fixes who runs which sample, and a loop that draws its own cannot; leave it out"
+            )
+        self.terms.balancer.lag = max(self.terms.balancer.lag, self._meter.lag)
+        each = turns(self, Sizes(self, rounds))
+        return by_round(self, each) if self.terms.loop == "round" else each
+
+    def round(
+        self, batch: Any, function: Callable[..., torch.Tensor], reduction: str = "mean", scaler: Any = None
+    ) -> torch.Tensor:
+        """Run this rank's part of a round: ``function`` gives the loss of each piece, and its backward pass follows.
+
+        batch: what the loader yields with loop="round" (a plain batch of another loop is one piece). A tuple or list
+            is spread over the function's arguments, anything else is its one argument.
+        reduction, scaler: as for ``backward``.
+        Returns the loss of this rank's part, detached: the mean over its samples, or the sum where that is the
+        reduction.
+        """
+        pieces = batch.pieces() if isinstance(batch, RoundBatch) else iter([batch])
+        total: torch.Tensor | None = None
+        count, last = 0, None
+        for part in pieces:
+            loss = function(*part) if isinstance(part, list | tuple) else function(part)
+            self.backward(loss, reduction, scaler)
+            last = loss.detach()
+            samples = self.piece.samples
+            if samples:
+                counted = last * samples if reduction == "mean" else last
+                total = counted if total is None else total + counted
+                count += samples
+        assert last is not None
+        if total is None:
+            return last
+        return total / count if reduction == "mean" else total
+
+    def backward(self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None) -> None:
+        """Backward through the loss of this turn's batch, weighted so that the round's gradient is exact.
+
+        reduction: what the loss is over this batch's samples, "mean" or "sum".
         scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """
+        if self._piece is not None and self._piece_done:
+            raise PacelineError(
+                f"round {self._piece.step}: pace.backward() was called twice in one turn of the loop; expected once: "
+                "add the losses, and call it with the sum"
+            )
         loss = loss * self.weight(loss, reduction)
         (loss if scaler is None else scaler.scale(loss)).backward()
         self.backward_done()
@@ -208,14 +312,17 @@ class Pace:
         self._halfway()
         if self.weigh != "loss":
             return 1.0
+        self._parallel.check_sync(piece.last and self._sum is None)
+        if not self._begun:
+            self._begun = True
+            self._gradients.begin(piece.step)
         count = piece.samples if reduction == "mean" else min(piece.samples, 1)
         averaged = self.ranks if self._sum is None else 1  # DDP divides by them
         return averaged * count / piece.batch
 
     def backward_done(self) -> None:
         """The backward pass of this micro-batch is through."""
-        piece = self._piece
-        assert piece is not None
+        piece = self.piece
         self._piece_done = True
         if piece.last:  # for a graph in which no hooked parameter took part
             self._stop(piece)
@@ -223,6 +330,10 @@ class Pace:
             self._sum.add()
             if piece.last:
                 self._sum.finish()
+        if piece.last:
+            self._gradients.ready()
+        elif self._sum is None and self.weigh == "loss":
+            self._gradients.put_aside()
 
     def place(self, batch: Any) -> Any:
         """A batch on its way to the user; hosts that move it to their device override this."""
@@ -231,6 +342,18 @@ class Pace:
     def loads(self, step: int, batch: int) -> NDArray[np.int64]:
         """Samples of each rank in round ``step`` of ``batch`` samples as planned, shape (n,)."""
         return self.terms.balancer.loads(step, batch)
+
+    @property
+    def piece(self) -> Piece:
+        """What the running turn is given. Raises PacelineError between rounds."""
+        if self._piece is None:
+            raise PacelineError("no round is running; expected this within `for ... in pace.loader(...)`")
+        return self._piece
+
+    @property
+    def in_round(self) -> bool:
+        """True from a round's first turn to its optimizer step."""
+        return self._piece is not None
 
     @property
     def first(self) -> bool:
@@ -252,28 +375,59 @@ class Pace:
         """True when the round's gradients are all in, and an optimizer step is due."""
         return self._piece is not None and self._piece.last and self._meter.stopped(self._piece.step)
 
-    def step(self, optimizer: torch.optim.Optimizer, scaler: Any = None) -> bool:
+    def step(
+        self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], scaler: Any = None
+    ) -> bool:
         """Step and zero the optimizer when the round is complete; otherwise do nothing. True when it stepped.
 
-        scaler: a torch GradScaler, stepped and updated where given.
+        optimizer: one, or several in a list; or call it once for each of them.
+        scaler: a torch GradScaler, stepped and updated where given; several optimizers then go in one call.
         """
-        if self._piece is not None:
-            self._rates.watch(optimizer, self.rounds, self.complete)
-        if not self.complete:
+        several = isinstance(optimizer, list | tuple)
+        optimizers: list[Any] = list(optimizer) if several else [optimizer]  # type: ignore[arg-type]
+        for one in optimizers:
+            if hasattr(one, "param_groups") and not self._steps.concern(one):
+                raise PacelineError(
+                    f"pace.step() was given a {type(one).__name__} without any parameter of this Pace's model; "
+                    "expected one made with the model's own parameters"
+                )
+            if self._piece is not None:
+                self._rates.watch(one, self.rounds, self.complete)
+        if self._piece is None:  # the round's step was taken in this turn; another optimizer's may follow
+            optimizers = [one for one in optimizers if self._stepped and one not in self._stepped]
+            if optimizers and scaler is not None:
+                raise PacelineError(
+                    "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
+                )
+        elif self.complete:
+            optimizers = [one for one in optimizers if one not in self._stepped]
+            self._gradients.check_there(self._piece.step, optimizers)
+        else:
             return False
         began = time.perf_counter()
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
+        for one in optimizers:
+            if scaler is None:
+                one.step()
+            else:
+                scaler.step(one)
+            self._stepped.add(one)
+        if scaler is not None and optimizers:
             scaler.update()
-        optimizer.zero_grad()
-        self.stepped(time.perf_counter() - began)
-        return True
+        for one in optimizers:
+            one.zero_grad()
+        seconds = time.perf_counter() - began
+        if self._piece is not None:
+            self._learning_rate = _learning_rate(optimizers[0]) if optimizers else float("nan")
+            self.stepped(seconds)
+            return True
+        self._carry += seconds
+        self._gradients.used()
+        return bool(optimizers)
 
     def stepped(self, seconds: float = 0.0) -> None:
         """The round's optimizer step is done and took so long; for hosts that step by themselves."""
         self._carry = seconds
+        self._ever_stepped = True
         self._finish_round()
 
     def settle(self) -> None:
@@ -312,8 +466,14 @@ class Pace:
             self.terms.balancer.restart(self.rounds)
 
     def abandon(self) -> None:
-        """Leave the running round unfinished, as after an exception; the state is the last finished one's."""
+        """Leave the running round unfinished, as after an exception; the state is the last finished one's. Its
+        gradients are dropped, and its samples are used again where the epoch goes on."""
         self._no_sync.close()
+        if self._piece is not None:
+            self._gradients.drop()
+            self._meter.drop(self._piece.step)
+            if self._patience is not None:
+                self._patience.drop()
         self._piece = None
 
     def detach(self) -> None:
@@ -323,6 +483,7 @@ class Pace:
             self._recorder.close()
             self._recorder = None
         self._hook.remove()
+        self._steps.close()
         if self._any_hook is not None:
             self._any_hook.remove()
         self._meter.close()
@@ -349,8 +510,8 @@ class Pace:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- what the loader calls, in this order:
-    # open_epoch, (before_piece, (claim, begin_piece, end_piece)*, begin_piece, end_piece)*, close_epoch
+    # -- what the turns of a loop call, in this order:
+    # open_epoch, (before_piece, (claim, begin_piece, end_piece)*, begin_piece, end_piece)*, close_epoch, leave_epoch
 
     def claim(self, piece: Piece) -> tuple[int, int] | None:
         """(start, size) of this rank's next claim before ``piece``, None when there is none (left)."""
@@ -373,19 +534,32 @@ class Pace:
             self._claims.waited(seconds)
 
     def remaining(self) -> Iterator[tuple[int, int]]:
-        """(first sample, size) of each round left in this epoch."""
-        assert self._order is not None
-        return self._progress.remaining(self._order.samples)
+        """(first sample, size) of each round left in this epoch of the loader in use."""
+        return self._progress.remaining(self._samples)
+
+    def rounds_ahead(self, loader: BalancedLoader) -> Iterator[tuple[int, int]]:
+        """(first sample, size) of each round of the loader's next iteration."""
+        return self._progress.ahead(loader.samples)
 
     def begin_epoch(self, epoch: int) -> None:
         """The next iteration starts this epoch from its beginning."""
         self._progress.begin(epoch)
 
-    def open_epoch(self) -> None:
-        """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one."""
+    def open_epoch(self, source: Source) -> object:
+        """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one. Returns what tells
+        it from other iterations."""
+        if self._own_end and self._piece is not None:
+            self._end_round()  # a loop that draws its own samples goes on
+        self.abandon()
         self.settle()
-        self._piece = None
-        self._progress.open()
+        self._own_end = False
+        if source.number is not None and source.samples is not None:
+            self._progress.open(source.number, source.samples)
+            self._samples = source.samples
+        self._counts_epochs = source.number is not None
+        self._running = object()
+        source.open()
+        return self._running
 
     def before_piece(self) -> None:
         """A micro-batch is about to be loaded; the round's clock starts with its first."""
@@ -403,45 +577,92 @@ class Pace:
         self._no_sync.close()
         if not piece.last or self._sum is not None:
             self._no_sync.enter_context(self._parallel.no_sync())
-        if self.weigh == "hook" and self._piece is not None and piece.samples:
-            rescale(self._parameters, self._weighed, piece.samples)
         piece = piece._replace(first=self._piece is None)
+        if self.weigh == "hook" and not piece.first and piece.samples:
+            # With mean losses g_1, g_2 over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B. Gathered as
+            # g_1 (m_1 / m_2) + g_2, the hook's m_2 / B gives just that.
+            self._scale *= self._weighed / piece.samples
         self._weighed = piece.samples or (0 if piece.first else self._weighed)
         if piece.first:
+            self._scale = 1.0
+            self._stepped.clear()
             self._ledger.open(piece, self.epoch, self._at_once)
-        self._piece, self._piece_done = piece, False
+        self._piece, self._piece_done, self._begun = piece, False, False
         if self._claims is not None and not piece.last:
             self._claims.begin(piece.division, piece.samples)
 
-    def end_piece(self) -> None:
-        """The user's turn is over."""
+    def check_piece(self, running: object = None) -> None:
+        """The user's turn is over: raises PacelineError where it left something out."""
+        if running is not None and self._running is not running:
+            raise PacelineError(
+                "another loop over a loader of this Pace was begun within this one; expected one to end before the "
+                "next begins: draw both batches from one loader, or make a Pace for each model"
+            )
         piece = self._piece
         if piece is None:
             return  # the round was finished by step()
-        if not (self._piece_done or self.weigh == "hook"):
+        if not self._piece_done:
+            how = "loss.backward()" if self.weigh == "hook" else "pace.backward(loss)"
             raise PacelineError(
-                f"round {piece.step}: the loop went on without pace.backward(loss); call it once for each "
-                "micro-batch that the loader yields"
+                f"round {piece.step}: the loop went on without {how}; call it once for each micro-batch that the "
+                "loader yields"
             )
-        if self._claims is not None and not piece.last:
-            self._claims.done(piece.samples)
+        if piece.last and not self._meter.stopped(piece.step):
+            raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
+        self._own_end = not self._counts_epochs and piece.last
+
+    def end_piece(self, running: object = None) -> None:
+        """The user's turn is over, and another may follow."""
+        self.check_piece(running)
+        piece = self._piece
+        if piece is None:
+            return
         if piece.last:
-            if not self._meter.stopped(piece.step):
-                raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
-            self._finish_round()  # the user stepped the optimizer alone
+            self._end_round()
+        elif self._claims is not None:
+            self._claims.done(piece.samples)
 
     def close_epoch(self) -> None:
         """Every sample of the epoch has been used."""
         self.flush()
         self.begin_epoch(self.epoch + 1)
 
+    def leave_epoch(self, running: object) -> None:
+        """The iteration is over, or was left: what is unfinished is dropped, but a step may still follow a complete
+        round."""
+        if self._running is running:
+            self._running = None
+            if not self.complete:
+                self.abandon()
+
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _halfway(self, _: object = None) -> None:
+    def _halfway(self) -> None:
         """The backward pass begins: behind it there is time to ask for what comes next."""
         piece = self._piece
         if self._claims is not None and piece is not None and not piece.last:
             self._claims.halfway(piece.division, piece.samples)
+
+    def _backward_begins(self, _: object) -> None:
+        """Under the hook, nothing else tells of a backward pass."""
+        piece = self._piece
+        if piece is None or self._begun:
+            return
+        self._begun = True
+        self._halfway()
+        self._parallel.check_sync(piece.last)
+        self._gradients.begin(piece.step, self._scale)
+        self._scale = 1.0
+        # as soon as the whole pass is through, and with it DDP's reduction
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        piece = self._piece
+        if piece is None:
+            return
+        self._piece_done = True
+        if not piece.last:
+            self._gradients.put_aside()
 
     def _gradients_ready(self, _: object) -> None:
         if self._piece is not None and self._piece.last:
@@ -458,14 +679,56 @@ class Pace:
             self._meter.stop(piece.step, self.terms.balancer.digest, self._claims.report)
 
     def _hook_weight(self) -> float:
-        assert self._piece is not None
-        return self._weighed / self._piece.batch
+        return self._weighed / self.piece.batch
+
+    def _step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Before any step of an optimizer that holds the model's parameters, whoever takes it."""
+        self._began_step = time.perf_counter()
+        piece = self._piece
+        if piece is not None and not self.complete:
+            raise PacelineError(
+                f"optimizer.step() was called within round {piece.step}, before all its gradients were there; "
+                "expected pace.step(optimizer), which steps when the round is complete"
+            )
+        if optimizer in self._stepped:
+            raise PacelineError(
+                "optimizer.step() was called twice for one round; expected once: leave it out where "
+                "pace.step(optimizer) is called"
+            )
+
+    def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._running is not None or self._piece is not None:
+            self._stepped.add(optimizer)
+            self._carry_own = time.perf_counter() - self._began_step
+
+    def _end_round(self) -> None:
+        """The turn of a complete round is over, and pace.step() did not end it."""
+        piece = self.piece
+        if self._stepped:  # by the user alone
+            self.stepped(self._carry_own)
+        elif self._ever_stepped or not self._gradients.finite():  # left out on purpose, or by a scaler
+            self._finish_round()
+        else:
+            raise PacelineError(
+                f"round {piece.step}: the loop went on without an optimizer step; expected pace.step(optimizer) "
+                "once a round, behind pace.backward(loss)"
+            )
 
     def _finish_round(self) -> None:
-        assert self._piece is not None
+        piece = self.piece
         seconds = time.perf_counter() - self._began
-        self._ledger.finish(self._piece.step, seconds)
+        self._ledger.finish(piece.step, seconds, self._learning_rate)
         if self._patience is not None:
             self._patience.end(seconds)
-        self._progress.finish(self._piece.batch)
+        self._gradients.used()
+        self._progress.finish(piece.batch if self._counts_epochs else 0)
         self._piece = None
+
+    def _note_loss(self, result: RoundResult) -> None:
+        self._loss = result.loss
+
+
+def _learning_rate(optimizer: Any) -> float:
+    """Of the optimizer's first group; NaN where it has none."""
+    groups = getattr(optimizer, "param_groups", None)
+    return float(groups[0].get("lr", float("nan"))) if groups else float("nan")

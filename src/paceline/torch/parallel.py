@@ -27,6 +27,10 @@ class Alone:
         """Backward passes in here leave the gradients on this rank."""
         return nullcontext()
 
+    def check_sync(self, last: bool) -> None:
+        """Raises PacelineError where the coming backward pass would not reduce the gradients in a round's last piece
+        alone."""
+
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Let ``hook`` reduce the gradients."""
 
@@ -42,6 +46,13 @@ class Replicated(Alone):
 
     def no_sync(self) -> AbstractContextManager[Any]:
         return self._ddp.no_sync()
+
+    def check_sync(self, last: bool) -> None:
+        if bool(self._ddp.require_backward_grad_sync) != last:
+            raise PacelineError(
+                "the model's no_sync() or require_backward_grad_sync was used within pace's loop; expected neither: "
+                "Paceline itself reduces the gradients in each round's last backward pass"
+            )
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         self._ddp.register_comm_hook(state, hook)

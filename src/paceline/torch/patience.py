@@ -64,6 +64,10 @@ class Patience:
         self._waiting = None
         self._rounds.append(seconds)
 
+    def drop(self) -> None:
+        """The round was left unfinished."""
+        self._waiting = None
+
     def close(self) -> None:
         """No more rounds."""
         self._waiting, self._ended = None, True

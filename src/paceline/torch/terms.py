@@ -35,10 +35,12 @@ class Terms:
     fills: bool  # a turn with nothing to do gets samples that count for nothing
     most: Indices  # samples that each rank may take in a round, (n,)
     largest: Indices  # samples that fit into each rank's memory at once, (n,)
-    unit: int  # pieces are multiples of so many samples
+    unit: int  # claimed pieces are multiples of so many samples
+    quantum: int  # and every turn of so many
     cell: int  # samples of every turn, where results are to have the same bits; else 0
     fixed_turns: int | None  # of every rank in every round
     in_step: bool  # all ranks must take as many turns in a round
+    loop: str  # how the training loop takes a round
 
     def divide(self, step: int, loads: Indices, start: int) -> Division | None:
         """What of round ``step``, whose samples begin at ``start``, is run at once, kept and claimed; None where
@@ -68,23 +70,31 @@ def agree(
     weigh: str,
     deterministic: bool,
     in_step: bool,
+    loop: str,
 ) -> Terms:
     """Check what a user chose, on this rank and against the others. Collective.
 
     in_step: all ranks must take as many turns in a round. Raises PacelineError for what cannot be, or differs.
     """
     options.check_weigh(weigh, turns)
+    options.check_loop(loop, deterministic)
     norms, ranks = has_batch_norm(model), peers.ranks()
     floor = 2 if norms else 1
     if micro_batch is not None and micro_batch < 2 * floor - 1:
         raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * floor - 1} samples")
+    if quantum > 1 and micro_batch is not None:
+        if micro_batch < quantum:
+            raise PacelineError(f"micro_batch={micro_batch}: expected at least quantum={quantum} samples")
+        micro_batch = micro_batch // quantum * quantum
     least, most = least_and_most(limits, ranks, global_batch, floor)
-    if turns is not None:
-        most = [min(m, turns * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
+    fixed = 1 if turns is None and loop == "whole" else turns
+    if fixed is not None:
+        most = [min(m, fixed * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
+        options.check_room(most, global_batch, loop)
     cluster = Cluster(ranks, global_batch, np.array(least, float), np.array(most, float), peers.machines())
     chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
     name = policy if isinstance(policy, str) else type(chosen).__name__
-    whole = turns is not None or in_step or norms or (fill and weigh == "hook")
+    whole = fixed is not None or in_step or norms or (fill and weigh == "hook")
     if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not deterministic:
         # Pieces can't be, gain nothing, or leave batch norm only few samples.
         plans: Any = chosen.planner()
@@ -97,13 +107,14 @@ def agree(
             "limits": (least, most),
             "quantum": quantum,
             "turns": turns,
+            "loop": loop,
             "weigh": weigh,
             "deterministic": deterministic,
         },
         global_batch if micro_batch is None else micro_batch,
     )
     pulls, fills = balancer.pull(0) is not None, fill or norms
-    options.check_pieces(name, pulls, turns=turns, in_step=in_step, fills=fills, weigh=weigh)
+    options.check_pieces(name, pulls, loop=loop, turns=turns, in_step=in_step, fills=fills, weigh=weigh)
     unit, cell = quantum if quantum >= floor else floor, 0
     if deterministic:
         unit = cell = quantum if quantum > 1 else max(1, global_batch // CELLS)
@@ -121,7 +132,9 @@ def agree(
         np.array(most),
         np.array(largest),
         unit,
+        1 if cell else quantum,  # cells are cut from the claimed samples, the last of which may be short
         cell,
-        turns,
+        fixed,
         in_step,
+        loop,
     )

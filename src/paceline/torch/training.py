@@ -78,6 +78,7 @@ def train(
         micro_batch=config.micro_batch,
         quantum=config.quantum,
         weigh=config.weigh,
+        loop="pieces",
         on_round=guard,
         on_missed=missed,
     )

@@ -5,7 +5,7 @@ summed, the buckets give the gradient of the whole batch (LB-BSP, weighted aggre
 """
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations as types.
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,15 +16,3 @@ def weigh_in_hook(weight: Callable[[], float], bucket: dist.GradBucket) -> torch
     buffer = bucket.buffer().mul_(weight())
     work = dist.all_reduce(buffer, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
-
-
-def rescale(parameters: Iterable[torch.nn.Parameter], before: int, now: int) -> None:
-    """Between micro-batches of unequal size: the gradients gathered so far, in terms of the coming one's mean.
-
-    With mean losses g_1, g_2 over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B. Gathered as
-    g_1 (m_1 / m_2) + g_2, the hook's m_2 / B gives just that.
-    """
-    if before != now:
-        for parameter in parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(before / now)
