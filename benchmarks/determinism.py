@@ -102,7 +102,9 @@ def trained(case: str, quantum: int, rank: int, repetition: int) -> Outcome:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     stalls = random.Random(1000 * repetition + rank)
     rounds: list[RoundResult] = []
-    pace = Pace(ddp, BATCH, "factoring", deterministic=True, quantum=quantum, on_round=rounds.append)
+    pace = Pace(
+        ddp, BATCH, "factoring", loop="pieces", deterministic=True, quantum=quantum, on_round=rounds.append
+    )
     options: dict[str, Any] = {}
     if case == "arrays at any address":
         options["collate_fn"] = numpy_batch

@@ -79,7 +79,9 @@ def rank_of(rank: int, directory: str, policy: str, pairs: int, pipe: Any) -> No
         ddp = DistributedDataParallel(models.create("lenet5", (1, 28, 28)))
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
         if paced:
-            ways.append(paced_steps(Pace(ddp, BATCH, policy), ddp, optimizer, loss_of, Images()))
+            ways.append(
+                paced_steps(Pace(ddp, BATCH, policy, loop="pieces"), ddp, optimizer, loss_of, Images())
+            )
         else:
             ways.append(plain_steps(rank, ddp, optimizer, loss_of, Images()))
     seconds = np.zeros((pairs + 2, 2))

@@ -125,7 +125,7 @@ def rank_of(
                 optimizer.step()
                 optimizer.zero_grad()
         else:
-            pace = Pace(ddp, batch, name)
+            pace = Pace(ddp, batch, name, loop="pieces")
             loader = pace.loader(Batched(inputs, labels), collate_fn=lambda batch: batch)
             while pace.rounds < steps:
                 for x, y in loader:

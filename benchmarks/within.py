@@ -155,7 +155,7 @@ def computing_rank(rank: int, directory: str, ways: list[str], epochs: int, pipe
         for way in ways
     }
     optimizers = {way: torch.optim.SGD(model.parameters(), lr=0.01) for way, model in models.items()}
-    paces = {way: Pace(models[way], batch, way) for way in ways if not way.startswith("plain")}
+    paces = {way: Pace(models[way], batch, way, loop="pieces") for way in ways if not way.startswith("plain")}
     loaders = {
         way: pace.loader(throughput.Batched(inputs, labels), collate_fn=lambda got: got)
         for way, pace in paces.items()

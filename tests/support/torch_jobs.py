@@ -299,7 +299,9 @@ def with_as_many_threads(rank: int, ranks: int, threads: list[int]) -> str:
     """The sentence that a rank gets whose sums are to have the same bits as the others'; none where all is well."""
     torch.set_num_threads(threads[rank])
     try:
-        Pace(DistributedDataParallel(fresh(torch.float64)), 16, "factoring", deterministic=True).close()
+        Pace(
+            DistributedDataParallel(fresh(torch.float64)), 16, "factoring", loop="pieces", deterministic=True
+        ).close()
     except PacelineError as error:
         return str(error)
     return ""

@@ -55,7 +55,7 @@ def test_batches_of_numpy_arrays_begin_where_sums_come_in_one_order(options: dic
     model = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     begins = set()
-    with Pace(model, 16, "factoring", **options) as pace:
+    with Pace(model, 16, "factoring", loop="pieces", **options) as pace:
         for x in pace.loader(torch.randn(40, 6), collate_fn=collate):
             begins.add(x.data_ptr() % 64)
             pace.backward(model(x).square().mean())
@@ -67,9 +67,9 @@ def test_a_parameter_that_begins_anywhere_is_refused() -> None:
     model = nn.Linear(6, 2)
     model.weight.data = anywhere(model.weight.data)
     with pytest.raises(PacelineError, match=r"weight of the model does not begin at a multiple of 64 bytes"):
-        Pace(model, 16, "factoring", deterministic=True)
+        Pace(model, 16, "factoring", loop="pieces", deterministic=True)
     model.weight.data = model.weight.data.clone()
-    Pace(model, 16, "factoring", deterministic=True).close()
+    Pace(model, 16, "factoring", loop="pieces", deterministic=True).close()
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,10 @@ def test_a_parameter_that_begins_anywhere_is_refused() -> None:
 )
 def test_what_drops_out_at_random_is_refused(layer: nn.Module, name: str) -> None:
     with pytest.raises(PacelineError, match=f"{name} of the model drops out at random"):
-        Pace(nn.Sequential(nn.Linear(6, 6), layer), 16, "factoring", deterministic=True)
-    Pace(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0)), 16, "factoring", deterministic=True).close()
+        Pace(nn.Sequential(nn.Linear(6, 6), layer), 16, "factoring", loop="pieces", deterministic=True)
+    Pace(
+        nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.0)), 16, "factoring", loop="pieces", deterministic=True
+    ).close()
 
 
 def test_ranks_that_compute_in_unlike_ways_are_refused() -> None:
