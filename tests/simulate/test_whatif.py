@@ -5,8 +5,9 @@ from paceline import PacelineError, Round, policies, runs, traces
 from paceline.costs import Linear
 from paceline.rounds import Cluster
 from paceline.shares import whole_samples
+from paceline.simulate.recorded import paces
 from paceline.simulate.toml import of_trace
-from paceline.simulate.whatif import of_run, paces
+from paceline.simulate.whatif import of_run
 from paceline.simulate.whatif import of_trace as answer_of_trace
 
 ROUNDS, BATCH = 30, 96
@@ -133,3 +134,90 @@ def test_pieces_cost_what_the_run_measured(tmp_path):
         return of_run(run, ["factoring"]).policies["factoring"].seconds
 
     assert seconds(0.05) > seconds(0.0005) + 0.5
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"sync": "asp"}, "was run with sync asp"),
+        ({"sync": "lsp:3:5"}, "was run with sync lsp:3:5"),
+        ({"backup": "static:2"}, "was run with backup static:2"),
+        ({"mode": "pull"}, "was run with mode pull"),
+    ],
+)
+def test_single_updates_tell_nothing_of_rounds(tmp_path, config, words):
+    with pytest.raises(PacelineError, match=words):
+        of_run(record(tmp_path / "run", cluster_paces(), **config), ["level"])
+    bulk = record(tmp_path / "bulk", cluster_paces(), sync="bsp", mode="push-wait", backup="everyone")
+    assert of_run(bulk, ["level"]).best == "level"
+
+
+def rounds_of(path, rows, **config):
+    """A record of given (loads, compute, further fields), None where absent."""
+    with runs.Recorder.create(path, {"policy": "equal", "workers": 3} | config) as recorder:
+        for t, (loads, compute, fields) in enumerate(rows):
+            spent = [seconds for seconds in compute if seconds is not None]
+            seconds, batch = max(spent, default=1.0), sum(load or 0 for load in loads)
+            given = {"time": t + 1.0, "seconds": seconds, "batch": batch, "loads": loads, "compute": compute}
+            recorder.round(round=t, epoch=0, **given | fields)
+    return runs.read(path)
+
+
+PLAIN = [([16, 16, 16], [0.1, 0.1, 0.4], {})]
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [([0, 0, 0], [0.0, 0.0, 0.0], {}), ([None] * 3, [None] * 3, {}), ([0, 0, None], [0.3, 0.3, None], {})],
+)
+def test_rounds_without_samples_are_left_out_and_said(tmp_path, empty):
+    whole = of_run(rounds_of(tmp_path / "whole", PLAIN * 10), ["level"])
+    found = of_run(rounds_of(tmp_path / "gaps", PLAIN * 5 + [empty] + PLAIN * 5), ["level"])
+    assert found.policies["level"].seconds == whole.policies["level"].seconds
+    assert found.seconds == pytest.approx(whole.seconds)
+    assert found.notes == ["1 round without samples left out."]
+    with pytest.raises(PacelineError, match="no round in which anybody ran a sample"):
+        of_run(rounds_of(tmp_path / "none", [empty] * 3), ["level"])
+
+
+def test_nothing_is_promised_of_a_worker_that_never_ran_a_sample(tmp_path):
+    run = rounds_of(tmp_path / "run", [([24, 24, 0], [0.2, 0.2, 0.0], {})] * 10)
+    found = of_run(run, ["equal", "level"])
+    assert found.policies["level"].seconds == pytest.approx(found.seconds)
+    assert "the speed of worker 2" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    "lost", [([16, 16, 16], [0.1, 0.2, None], {}), ([16, 16, None], [0.1, 0.2, 0.9], {"seconds": 0.2})]
+)
+def test_samples_of_who_told_no_seconds_are_no_ones(tmp_path, lost):
+    """Its part was lost in that round, so that the others had theirs, as recorded."""
+    found = of_run(rounds_of(tmp_path / "run", [lost] * 10), ["equal"])
+    assert found.policies["equal"].loads[-1][:2].tolist() == [16, 16]
+    assert found.policies["equal"].seconds == pytest.approx(10 * 0.2)
+
+
+def test_a_worker_that_appears_in_mid_run(tmp_path):
+    rows = [([24, 24], [0.15, 0.15], {})] * 10 + PLAIN * 10
+    found = of_run(rounds_of(tmp_path / "run", rows), ["equal"])
+    loads = found.policies["equal"].loads
+    assert np.isnan(loads[:10, 2]).all()
+    assert loads[12:].tolist() == [[16, 16, 16]] * 8
+    assert found.policies["equal"].rounds[12:] == pytest.approx([0.4] * 8)
+
+
+def test_what_is_odd_about_a_record_is_said(tmp_path):
+    early = rounds_of(tmp_path / "early", [([16, 16, 16], [0.1, 0.1, 0.4], {"seconds": 0.2})] * 3)
+    assert of_run(early, ["equal"]).notes == [
+        "3 rounds ended before the slowest worker was done; here, every policy waits for it."
+    ]
+    limited = rounds_of(tmp_path / "limited", PLAIN, limits=[[1, 10]])
+    assert of_run(limited, ["equal"]).notes == [
+        "run.json has limits of 1 worker, not of 3; none are kept to."
+    ]
+    narrow = rounds_of(tmp_path / "narrow", PLAIN, limits=[[1, 10]] * 3)
+    with pytest.raises(PacelineError, match=r"narrow: the workers' most loads sum to 30"):
+        of_run(narrow, ["equal"])
+    parts = rounds_of(tmp_path / "parts", [([0.5, 0.5, 1.0], [0.1, 0.1, 0.4], {})])
+    with pytest.raises(PacelineError, match="fractions of samples"):
+        of_run(parts, ["equal"])

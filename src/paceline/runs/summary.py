@@ -89,7 +89,10 @@ def summarize(run: Run) -> dict[str, Any]:
         "train_loss": last_loss(run),
         "test_accuracy": None,
     }
-    return figures | pieces.figures(run) | run.summary | {"run_dir": str(run.path)}
+    figures |= pieces.figures(run)
+    # The record itself is the witness; summary.json adds what it cannot tell, such as the test accuracy.
+    left = {name: value for name, value in run.summary.items() if figures.get(name) is None}
+    return figures | left | {"run_dir": str(run.path)}
 
 
 def _ratio(part: float, whole: float) -> float | None:

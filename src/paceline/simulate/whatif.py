@@ -13,18 +13,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.errors import PacelineError
 from paceline.rounds import Array
-from paceline.runs import Run, pieces
-from paceline.runs.summary import carried
+from paceline.runs import Run
 from paceline.runs.waiting import waiting_share, waits
-from paceline.simulate.delays import Replay
+from paceline.simulate.recorded import of_record, usable
 from paceline.simulate.rounds import Played, run
-from paceline.simulate.scenario import PIECE_SECONDS, Scenario, WorkerClass
+from paceline.simulate.scenario import Scenario
 
-LEAST_PACE = 0.05  # of a worker's seconds, at least, are taken to grow with its load
 WORTHWHILE = 0.98  # of the recorded seconds: less gained is not worth another policy
-PREFETCHED = 2  # batches that each of a loader's processes draws ahead, torch's default
 
 
 class Predicted(NamedTuple):
@@ -68,41 +64,16 @@ class Answer(NamedTuple):
 def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], None] | None = None) -> Answer:
     """What each policy would have cost in a recorded run.
 
-    Raises PacelineError for a record without rounds or with one worker only.
+    Raises PacelineError for a record that tells nothing of it: see ``recorded.usable``.
     """
-    rounds, workers = record.loads.shape
-    if not rounds:
-        raise PacelineError(f"{record.path} has no finished round yet; let the run go on and ask again")
-    if workers < 2:
-        raise PacelineError(f"{record.path} has 1 worker only; expected at least 2 to divide a batch between")
-    pace, overhead = paces(record)
-    ran = np.nan_to_num(record.loads)
-    batches = tuple(int(b) for b in np.rint(ran.sum(1)))
-    full = max(batches)
-    least, most = _limits(record, full)
-    classes = tuple(
-        WorkerClass(
-            Replay(pace[:, i : i + 1]),
-            Replay(overhead[:, i : i + 1]),
-            least=least[i],
-            most=most[i],
-        )
-        for i in range(workers)
-    )
-    scenario = Scenario(
-        classes,
-        global_batch=full,
-        rounds=rounds,
-        batches=batches,
-        decision_delay=PREFETCHED * int(record.config.get("loader_workers") or 0),
-        known_overhead=False,
-        piece_seconds=pieces.figures(record).get("piece_cost") or PIECE_SECONDS,  # as this run measured it
-    )
+    record = usable(record)
+    scenario = of_record(record)
     outcome = run(scenario, names, progress)
     beyond = np.maximum(record.seconds - np.nanmax(record.compute, axis=1), 0.0)
     members = (~np.isnan(record.compute)).sum(1)
     predicted = {
-        name: _predicted(played, beyond, members, batches) for name, played in outcome.policies.items()
+        name: _predicted(played, beyond, members, scenario.batches)
+        for name, played in outcome.policies.items()
     }
     return Answer(
         record.policy,
@@ -136,37 +107,6 @@ def of_trace(
     asked = {name: predicted[name] for name in names}
     blame = _blame(seconds.max(axis=1), seconds)
     return Answer("", equal.seconds, equal.idle, float(blame.sum()), blame, asked, [])
-
-
-def paces(record: Run) -> tuple[Array, Array]:
-    """Seconds per sample and overhead of each worker in each round, (T, n); NaN where it was absent.
-
-    The overhead is what the run's later half found it to be (0 where it could not tell); where a worker had
-    no load, its pace is the last one known.
-    """
-    overhead = np.nan_to_num(record.overhead)
-    settled = np.median(overhead[len(overhead) // 2 :], axis=0)
-    fixed = np.minimum(settled, (1 - LEAST_PACE) * record.compute)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        pace = np.where(record.loads > 0, (record.compute - fixed) / record.loads, np.nan)
-    known = carried(pace)
-    known = np.where(
-        np.isnan(known), carried(pace[::-1])[::-1], known
-    )  # before its first load: the first known
-    anybody = np.nanmean(known) if not np.isnan(known).all() else 1.0
-    known = np.where(np.isnan(known), anybody, known)
-    absent = np.isnan(record.compute)
-    return np.where(absent, np.nan, np.maximum(known, 1e-12)), np.where(absent, np.nan, fixed)
-
-
-def _limits(record: Run, batch: int) -> tuple[list[int], list[int | None]]:
-    """As the run had them: at least one sample each where there are enough."""
-    workers = record.loads.shape[1]
-    given = record.config.get("limits") or [(None, None)] * workers
-    if len(given) != workers:
-        given = [(None, None)] * workers
-    least = [min(1, batch // workers) if low is None else int(low) for low, _ in given]
-    return least, [None if high is None else int(high) for _, high in given]
 
 
 def _predicted(played: Played, beyond: Array, members: Array, batches: Sequence[int]) -> Predicted:
