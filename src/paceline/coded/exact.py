@@ -73,8 +73,9 @@ def _constraints(values: Array, m: Index, n: Index) -> tuple[Any, Array]:
     masters, workers = values.shape
     pairs = len(m)
     coefficients = np.concatenate([-values[m, n] / _scale(values), np.ones(masters), np.ones(pairs)])
-    rows = np.concatenate([m, np.arange(masters), masters + n])
-    columns = np.concatenate([np.arange(pairs), np.full(masters, pairs), np.arange(pairs)])
+    # HiGHS in scipy before 1.15 takes indices of 32 bits alone.
+    rows = np.concatenate([m, np.arange(masters), masters + n]).astype(np.int32)
+    columns = np.concatenate([np.arange(pairs), np.full(masters, pairs), np.arange(pairs)]).astype(np.int32)
     matrix = csr_array((coefficients, (rows, columns)), shape=(masters + workers, pairs + 1))
     return matrix, np.concatenate([np.zeros(masters), np.ones(workers)])
 

@@ -73,8 +73,8 @@ def _fewest_moves(
     masters, workers = problem.shape
     latency = 0.0 if problem.latency is None else problem.latency
     brings = (rate * np.maximum(t - latency, 0.0) / problem.rows[:, None]).ravel()
-    m, n = np.divmod(np.arange(masters * workers), workers)
-    columns = np.arange(masters * workers)
+    columns = np.arange(masters * workers, dtype=np.int32)  # HiGHS in scipy before 1.15 takes no others
+    m, n = np.divmod(columns, np.int32(workers))
     covers = csr_array((brings, (m, columns)), shape=(masters, masters * workers))
     once = csr_array((np.ones(len(columns)), (n, columns)), shape=(workers, masters * workers))
     keeps = (serving[n] == m).astype(float)
