@@ -90,7 +90,8 @@ class Balancer:
     ) -> tuple[Array, Array]:
         """Take in round ``step`` and plan from it; each array of shape (n,), seconds NaN where absent.
 
-        Returns (the overhead fitted to each worker, the shares planned), each of shape (n,).
+        Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
+        raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
         batch = int(loads.sum())
         known = np.zeros_like(seconds) if known_overhead is None else known_overhead
@@ -109,20 +110,39 @@ class Balancer:
             memory=memory,
             pieces=pieces,
         )
+        failed: BaseException | None = None
         if self._aside is None:
-            self._newest, self._state = self.policy.step(self._state, happened)
+            self._newest, self._state = self._step(self._state, happened)
             self._plans[step + 1 + self.lag] = self._newest
         else:
             if self._pending is not None:
                 takes_effect, decision = self._pending
-                self._newest, self._state = decision.result()
-                self._plans[takes_effect] = self._newest
+                failed = decision.exception()
+                if failed is None:
+                    self._newest, self._state = decision.result()
+                    self._plans[takes_effect] = self._newest
             state = self._state
-            decision = self._aside.start(lambda: self.policy.step(state, happened))
+            decision = self._aside.start(lambda: self._step(state, happened))
             self._pending = (step + 2 + self.lag, decision)
         running = max(first for first in self._plans if first <= step + 1)
         self._plans = {first: plan for first, plan in self._plans.items() if first >= running}
+        if failed is not None:
+            raise failed
         return overhead, self._newest.shares
+
+    def _step(self, state: Any, happened: Round) -> tuple[Plan, Any]:
+        """The policy's next plan and state. Raises PacelineError where the plan divides nothing: it is a fault of the
+        policy, which whole samples would hide.
+        """
+        plan, after = self.policy.step(state, happened)
+        total = float(plan.shares.sum())
+        if not (abs(total - 1.0) <= 1e-6 and plan.shares.min() >= 0):
+            name = type(self.policy).__name__
+            raise PacelineError(
+                f"policy {name} planned shares of {plan.shares.min():g} to {plan.shares.max():g} that sum to "
+                f"{total:g}: expected none below 0, and a sum of 1"
+            )
+        return plan, after
 
     def _in_force(self, step: int) -> Plan:
         return self._plans[max(first for first in self._plans if first <= step)]
@@ -132,8 +152,9 @@ class Balancer:
         plans, state, newest = self._plans, self._state, self._newest
         if self._pending is not None:
             takes_effect, decision = self._pending
-            newest, state = decision.result()
-            plans = plans | {takes_effect: newest}
+            if decision.exception() is None:  # else ``report`` will raise it, and leave all as it is
+                newest, state = decision.result()
+                plans = plans | {takes_effect: newest}
         return {
             "workers": self.policy.cluster.workers,
             "lag": self.lag,

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,101 +12,26 @@ import numpy as np
 import pytest
 
 pytest.importorskip("fastapi")
-import httpx
 
 from paceline import runs
-from paceline.serve import limits, tokens
-from paceline.serve.app import make
+from paceline.serve import limits
 from paceline.serve.service import Service
 from paceline.serve.settings import Settings
+from support import calling
+from support.calling import JOB, Caller, refused, serving
 from support.served import TOKEN
-
-JOB = {"batch": 12, "workers": 2, "policy": "equal", "floor": 1.0, "first": 5.0}
-
-
-class Clock:
-    """Seconds as the test says."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Caller:
-    """Speaks to an app in this process."""
-
-    def __init__(self, service: Service, http: httpx.AsyncClient, clock: Clock) -> None:
-        self.service, self.http, self.clock = service, http, clock
-        self.secrets: dict[str, str] = {}
-
-    async def ask(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-        headers |= options.pop("headers", {})
-        content = body if isinstance(body, bytes) or body is None else json.dumps(body)
-        answer = await self.http.request(method, f"/v1{path}", content=content, headers=headers, **options)
-        return answer.status_code, answer.json() if answer.content else None
-
-    async def join(self, name: str, job: str = "j", **more: Any) -> tuple[int, Any]:
-        status, joined = await self.ask("POST", f"/jobs/{job}/workers", {"name": name} | more)
-        self.secrets[name] = joined.get("secret", "")
-        return status, joined
-
-    async def next(self, name: str, wait: float = 0.0, job: str = "j") -> tuple[int, Any]:
-        headers = {"X-Worker-Secret": self.secrets.get(name, "")}
-        return await self.ask("GET", f"/jobs/{job}/workers/{name}/next?wait={wait}", headers=headers)
-
-    async def report(
-        self, name: str, body: Any, wait: float = 0.0, secret: str | None = None
-    ) -> tuple[int, Any]:
-        headers = {"X-Worker-Secret": self.secrets[name] if secret is None else secret}
-        return await self.ask("POST", f"/jobs/j/workers/{name}/reports?wait={wait}", body, headers=headers)
-
-
-@contextlib.asynccontextmanager
-async def serving(directory: Path, token: str | None = TOKEN, **options: Any) -> AsyncIterator[Caller]:
-    clock = Clock()
-    directory.mkdir(exist_ok=True)
-    service = Service(directory, clock=clock, **options)
-    app = make(service, token and tokens.digest(token), body_seconds=0.2)
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost:7070") as http:
-            yield Caller(service, http, clock)
-
-
-Scenario = Callable[[Caller], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., None]:
     """Plays a scenario against a service with one job and its two workers."""
-
-    def run(scenario: Scenario, **options: Any) -> None:
-        async def all_of_it() -> None:
-            async with serving(tmp_path, **options) as call:
-                assert (await call.ask("PUT", "/jobs/j", JOB))[0] == 201
-                for name in "ab":
-                    assert (await call.join(name))[0] == 201
-                await scenario(call)
-
-        asyncio.run(all_of_it())
-
-    return run
-
-
-def refused(answer: tuple[int, Any], status: int, words: str) -> None:
-    """One sentence under "error", and nothing else."""
-    assert answer[0] == status, answer
-    assert list(answer[1]) == ["error"]
-    assert words in answer[1]["error"]
-    assert "\n" not in answer[1]["error"]
+    return lambda scenario, **options: calling.play(tmp_path, scenario, **options)
 
 
 def test_a_round(play: Callable[..., None], tmp_path: Path) -> None:
     async def scenario(call: Caller) -> None:
         assert await call.ask("PUT", "/jobs/j", JOB) == (200, (await call.ask("GET", "/jobs/j"))[1])
-        assert await call.ask("GET", "/jobs") == (200, {"jobs": ["j"]})
+        assert await call.ask("GET", "/jobs") == (200, {"jobs": ["j"], "set_aside": {}})
         part = {
             "round": 0,
             "samples": 6,
@@ -175,7 +98,6 @@ def test_tokens_and_secrets(play: Callable[..., None]) -> None:
         assert (await call.http.get("/jobs/j/")).status_code == 401
         assert (await call.http.get(f"/v1/jobs?token={TOKEN}")).status_code == 401, "for pages alone"
         assert "href='jobs/j/?token=" in (await call.http.get(f"/?token={TOKEN}")).text
-        await call.service.store.durable()
         assert "<title>Paceline" in (await call.http.get(f"/jobs/j/?token={TOKEN}")).text
         assert (await call.http.get(f"/jobs/..%2f/?token={TOKEN}")).status_code == 404
         report = {"round": 0, "samples": 6, "seconds": 1.0}
@@ -287,7 +209,6 @@ def test_bad_requests(play: Callable[..., None]) -> None:
 
 def test_paths_that_lead_nowhere(play: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(call: Caller) -> None:
-        await call.service.store.durable()
         key = {"Authorization": f"Bearer {TOKEN}"}
         for path in ("/jobs/j/nope", "/jobs//", "/jobs/", "/v1/jobs/", "/v1/jobs//workers", "/jobs/no/such"):
             answer = await call.http.get(path, headers=key)
@@ -321,59 +242,6 @@ def test_the_silent_are_dropped(play: Callable[..., None]) -> None:
         assert (await call.join("b"))[0] == 201
         await call.report("a", {"round": 1, "samples": 12, "seconds": 2.0})
         assert (await call.next("b"))[1]["samples"] == 6
-
-    play(scenario)
-
-
-def test_a_full_disk_changes_nothing(play: Callable[..., None]) -> None:
-    async def scenario(call: Caller) -> None:
-        parts = [(await call.next(name))[1] for name in "ab"]
-        good = {"round": 0, "samples": 6, "seconds": 1.0}
-        await call.report("a", good)
-        store = call.service.store
-        commit, calls = store._commit, []
-
-        def full(batch: list[Any]) -> None:
-            calls.append(batch)
-            raise sqlite3.OperationalError("database or disk is full")
-
-        store._commit = full  # type: ignore[method-assign]
-        waiting = asyncio.create_task(call.next("a", wait=5.0))
-        await asyncio.sleep(0.02)
-        refused(await call.report("b", good), 507, "the disk is full, nothing was changed: make room")
-        refused(await call.report("b", good), 507, "the disk is full")
-        assert len(calls) == 1, "not tried again at once"
-        refused(await waiting, 507, "the disk is full")  # no plan that rests on what is not stored
-        refused(await call.ask("PUT", "/jobs/k", JOB), 507, "the disk is full")
-        state = (await call.ask("GET", "/jobs/j"))[1]
-        assert (state["reports"], state["rounds"], state["waiting"]) == (
-            1,
-            0,
-            "round 0 waits for the report of b",
-        )
-        assert (await call.next("b"))[1] == parts[1]
-        store._commit = commit  # type: ignore[method-assign]
-        call.clock.now += 1.5
-        assert (await call.report("b", good))[0] == 200
-        assert (await call.next("a"))[1]["round"] == 1
-
-    play(scenario)
-
-
-def test_a_fault_in_the_service_leaves_the_state_as_before(
-    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(call: Caller) -> None:
-        for name in "ab":
-            await call.next(name)
-        good = {"round": 0, "samples": 6, "seconds": 1.0}
-        await call.report("a", good)
-        with monkeypatch.context() as patched:
-            patched.setattr("paceline.balancer.Balancer.report", lambda *_: 1 / 0)
-            refused(await call.report("b", good), 500, "its state is as before")
-        await asyncio.sleep(0.05)
-        assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == 1
-        assert (await call.report("b", good))[1]["next"]["round"] == 1
 
     play(scenario)
 
@@ -439,7 +307,7 @@ def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> No
                     at += 1
                     if number == 4 and name == "b":
                         served = call.service.jobs["j"]
-                        call.service.store.state("j", served.number, served.state())
+                        call.service._write_state(served)
         return handed
 
     plain = asyncio.run(train(tmp_path / "plain", False))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import PacelineError, policies
+from paceline.client import Part
 from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled
 from paceline.serve.jobs import Job
 from paceline.serve.refusals import Conflict, Forbidden, Gone, Unknown
@@ -23,13 +24,27 @@ def started(**changes: Any) -> Job:
     """A job of three workers a, b and c, all there; seconds go by as the tests say."""
     job = Job(Settings(**{"batch": 12, "workers": 3, "floor": 1.0} | changes))
     for name in "abc"[: job.settings.workers]:
-        job.join(0.0, name, digest(name))
+        join(job, 0.0, name, digest(name))
     return job
+
+
+def join(job: Job, now: float, name: str, secret: str, place: int | None = None) -> list[Effect]:
+    """As the service does: the place is chosen first."""
+    return job.join(now, name, secret, job.members.place(name, secret, place))
+
+
+def ask(job: Job, now: float, name: str) -> tuple[Part | None, list[Effect]]:
+    """As the service does: the worker's part, of a new round where one may be handed out."""
+    effects: list[Effect] = []
+    if job.part(name) is None and job.may_settle():
+        loads = job.plan()
+        effects = [] if loads is None else job.settle(now, job.settled, loads)
+    return job.part(name), effects
 
 
 def run(job: Job, now: float, seconds_per_sample: dict[str, float]) -> list[int]:
     """One round in which all report at ``now``; the samples of each."""
-    parts = {name: job.ask(now, name)[0] for name in seconds_per_sample}
+    parts = {name: ask(job, now, name)[0] for name in seconds_per_sample}
     for name, pace in seconds_per_sample.items():
         part = parts[name]
         job.report(now, name, Report(part.round, part.samples, max(pace * part.samples, 1e-9)))
@@ -38,17 +53,17 @@ def run(job: Job, now: float, seconds_per_sample: dict[str, float]) -> list[int]
 
 def test_the_log_of_a_round() -> None:
     job = Job(Settings(batch=12, workers=2, policy="equal"))
-    assert job.join(0.0, "a", digest("a")) == [Joined(0.0, "a", 0)]
-    assert job.ask(0.5, "a") == (None, [])
+    assert join(job, 0.0, "a", digest("a")) == [Joined(0.0, "a", 0)]
+    assert ask(job, 0.5, "a") == (None, [])
     assert job.waiting_for() == "1 more worker must join"
-    assert job.join(1.0, "b", digest("b")) == [Joined(1.0, "b", 1)]
-    part, effects = job.ask(2.0, "b")
+    assert join(job, 1.0, "b", digest("b")) == [Joined(1.0, "b", 1)]
+    part, effects = ask(job, 2.0, "b")
     assert effects == [Settled(2.0, 0, (6, 6))]
     assert part == (0, 6, 6, 12, 2, 0.5, 1.0)
-    part, effects = job.ask(2.5, "a")
+    part, effects = ask(job, 2.5, "a")
     assert (part, effects) == ((0, 6, 0, 12, 2, 0.5, 1.0), [])
     assert job.report(3.0, "a", Report(0, 6, 0.75)) == []
-    assert job.ask(3.0, "a") == (None, [])
+    assert ask(job, 3.0, "a") == (None, [])
     assert job.waiting_for() == "round 0 waits for the report of b"
     (closed,) = job.report(4.0, "b", Report(0, 6, 1.5, 0.5))
     assert isinstance(closed, Closed)
@@ -56,7 +71,7 @@ def test_the_log_of_a_round() -> None:
     assert closed.loads.tolist() == [6, 6]
     assert closed.compute.tolist() == [0.75, 1.5]
     assert closed.overhead.tolist() == [0, 0.5]
-    assert job.ask(5.0, "a")[1] == [Settled(5.0, 1, (6, 6))]
+    assert ask(job, 5.0, "a")[1] == [Settled(5.0, 1, (6, 6))]
 
 
 def test_speeds_1_2_4_settle_at_their_shares() -> None:
@@ -72,7 +87,7 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
         run(job, float(t), dict.fromkeys("abc", 0.1))
     assert job.limit() == 1.0, "rounds that took no time at all"
     for name in "abc":
-        part, _ = job.ask(10.0, name)
+        part, _ = ask(job, 10.0, name)
         assert part.samples == 4
     job.report(10.5, "a", Report(3, 4, 0.4))
     job.report(10.5, "c", Report(3, 4, 0.4))
@@ -81,21 +96,21 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
     assert dropped == Left(11.25, "b", "silent", 1.25)
     assert closed[:2] == (11.25, 3)
     np.testing.assert_equal(closed.loads, [4, np.nan, 4])
-    part, effects = job.ask(11.5, "a")
+    part, effects = ask(job, 11.5, "a")
     assert effects == [Settled(11.5, 4, (6, 0, 6))]
     assert part.weight_in_mean == 1.0, "two are left"
     with pytest.raises(Gone, match=r"worker 'b' was dropped in round 3 after 1.2 s of silence.*join again"):
         job.report(12.0, "b", Report(3, 4, 0.4))
-    job.join(12.0, "b", digest("b"))
+    join(job, 12.0, "b", digest("b"))
     for name in "ac":
         job.report(12.0, name, Report(4, 6, 0.6))
-    assert job.ask(12.5, "b")[1] == [Settled(12.5, 5, (4, 4, 4))], "back with its part at once"
+    assert ask(job, 12.5, "b")[1] == [Settled(12.5, 5, (4, 4, 4))], "back with its part at once"
 
 
 def test_deadlines_follow_the_rounds() -> None:
     job = started(give_up=4.0, floor=1.0, first=60.0)
     assert job.limit() == 60.0
-    job.ask(0.0, "a")
+    ask(job, 0.0, "a")
     assert job.silent(60.0) == []
     assert job.silent(60.5) == ["a", "b", "c"]
     for t, name in ((2.0, "a"), (3.0, "b"), (5.0, "c")):
@@ -116,7 +131,7 @@ def test_a_pause_between_rounds_counts_against_nobody() -> None:
     run(job, 1.0, dict.fromkeys("abc", 0.1))
     assert job.limit() == 1.0
     assert drop_silent(job, 1000.0) == []
-    job.ask(1000.0, "a")
+    ask(job, 1000.0, "a")
     assert drop_silent(job, 1001.0) == []
     assert [effect.name for effect in drop_silent(job, 1001.5) if isinstance(effect, Left)] == ["a", "b", "c"]
 
@@ -130,10 +145,10 @@ def test_the_newest_plan_at_once() -> None:
         now = float(number)
         parts = {}
         for name in paces:  # each asks, and reports, before the next one has even asked
-            parts[name], _ = job.ask(now, name)
+            parts[name], _ = ask(job, now, name)
             assert parts[name].round == number
             job.report(now, name, Report(number, parts[name].samples, paces[name] * parts[name].samples))
-            ahead, _ = job.ask(now, name)
+            ahead, _ = ask(job, now, name)
             assert ahead.round == number + 1, "handed out while others have not reported"
         loads.append([part.samples for part in parts.values()])
         assert sum(loads[-1]) == 700
@@ -145,9 +160,9 @@ def test_the_newest_plan_at_once() -> None:
 def test_nobody_runs_away() -> None:
     job = started(ahead=2)
     for number in range(3):
-        job.report(1.0, "a", Report(job.ask(1.0, "a")[0].round, 4, 1.0))
+        job.report(1.0, "a", Report(ask(job, 1.0, "a")[0].round, 4, 1.0))
         assert len(job.open) == number + 1
-    assert job.ask(1.0, "a") == (None, [])
+    assert ask(job, 1.0, "a") == (None, [])
     assert job.waiting_for() == "round 0 waits for the report of b, c"
 
 
@@ -163,7 +178,7 @@ def test_reports_of_other_rounds_are_refused(report: Report, words: str) -> None
     job = started()
     run(job, 1.0, dict.fromkeys("abc", 0.1))
     run(job, 2.0, dict.fromkeys("abc", 0.1))
-    job.ask(3.0, "a")
+    ask(job, 3.0, "a")
     before = json.dumps(job.state_dict())
     with pytest.raises(Conflict, match=words):
         job.report(3.0, "a", report)
@@ -172,7 +187,7 @@ def test_reports_of_other_rounds_are_refused(report: Report, words: str) -> None
 
 def test_more_samples_than_planned_are_refused() -> None:
     job = started()
-    job.ask(1.0, "a")
+    ask(job, 1.0, "a")
     before = json.dumps(job.state_dict())
     for samples in (5, 2**31 - 1):
         with pytest.raises(
@@ -185,7 +200,7 @@ def test_more_samples_than_planned_are_refused() -> None:
 
 def test_a_repeated_report_changes_nothing() -> None:
     job = started()
-    part, _ = job.ask(1.0, "a")
+    part, _ = ask(job, 1.0, "a")
     report = Report(0, part.samples, 1.0)
     job.report(1.0, "a", report)
     before = json.dumps(job.state_dict())
@@ -198,49 +213,49 @@ def test_a_repeated_report_changes_nothing() -> None:
 def test_strangers_and_namesakes() -> None:
     job = started()
     with pytest.raises(Unknown, match="worker 'x' is unknown here: join first"):
-        job.ask(1.0, "x")
+        ask(job, 1.0, "x")
     with pytest.raises(Forbidden, match="not the secret of worker 'a'"):
         job.members.known("a", "b")
     with pytest.raises(Conflict, match="worker 'a' is here already"):
-        job.join(1.0, "a", digest("another"))
+        join(job, 1.0, "a", digest("another"))
     with pytest.raises(Conflict, match="all 3 places are taken"):
-        job.join(1.0, "x", digest("x"))
+        join(job, 1.0, "x", digest("x"))
     with pytest.raises(Conflict, match="place 1 is taken by worker 'b'"):
-        job.join(1.0, "x", digest("x"), 1)
+        join(job, 1.0, "x", digest("x"), 1)
     with pytest.raises(Conflict, match="the job has places 0 to 2"):
-        job.join(1.0, "x", digest("x"), 3)
+        join(job, 1.0, "x", digest("x"), 3)
 
 
 def test_a_worker_replaces_itself_with_its_secret() -> None:
     job = started()
-    job.ask(1.0, "a")
+    ask(job, 1.0, "a")
     for name in "bc":
         job.report(1.0, name, Report(0, 4, 1.0))
-    left, closed, joined = job.join(2.0, "a", digest("a"))
+    left, closed, joined = join(job, 2.0, "a", digest("a"))
     assert (left, joined) == (Left(2.0, "a", "replaced"), Joined(2.0, "a", 0))
     assert isinstance(closed, Closed)
-    assert sum(job.ask(3.0, "a")[1][0].loads) == 12
+    assert sum(ask(job, 3.0, "a")[1][0].loads) == 12
 
 
 def test_a_free_place_goes_to_whom_had_it_then_to_new_ones() -> None:
     job = started(start=1)
     job.leave(1.0, "b")
     job.leave(2.0, "a")
-    assert job.join(3.0, "x", digest("x")) == [Joined(3.0, "x", 1)], "b is gone longest"
-    assert job.join(3.0, "a", digest("a")) == [Joined(3.0, "a", 0)]
+    assert join(job, 3.0, "x", digest("x")) == [Joined(3.0, "x", 1)], "b is gone longest"
+    assert join(job, 3.0, "a", digest("a")) == [Joined(3.0, "a", 0)]
     with pytest.raises(Unknown):
-        job.ask(4.0, "b")
+        ask(job, 4.0, "b")
 
 
 def test_waits_for_workers_whose_limits_hold_the_batch() -> None:
     job = started(limits=((0, 5), (0, 5), (0, 5)))
     run(job, 1.0, dict.fromkeys("abc", 0.1))
     job.leave(2.0, "b")
-    assert job.ask(2.0, "a") == (None, [])
+    assert ask(job, 2.0, "a") == (None, [])
     assert job.waiting_for().startswith("the workers present cannot hold the batch")
     assert "leave 2 of 12 without a place" in job.waiting_for()
-    job.join(3.0, "d", digest("d"))
-    _, (settled,) = job.ask(3.0, "a")
+    join(job, 3.0, "d", digest("d"))
+    _, (settled,) = ask(job, 3.0, "a")
     assert sum(settled.loads) == 12
     assert max(settled.loads) <= 5
 
@@ -251,12 +266,12 @@ def test_everybody_goes_and_others_come() -> None:
     for name in "abc":
         job.leave(2.0, name)
     for name in "xyz":
-        job.join(100.0, name, digest(name))
-    _, (settled,) = job.ask(101.0, "x")
+        join(job, 100.0, name, digest(name))
+    _, (settled,) = ask(job, 101.0, "x")
     assert settled.round == 1
     assert sum(settled.loads) == 12
     for name in "xyz":
-        job.report(102.0, name, Report(1, job.ask(101.0, name)[0].samples, 1.0))
+        job.report(102.0, name, Report(1, ask(job, 101.0, name)[0].samples, 1.0))
     assert job.closed == 2
 
 
@@ -286,13 +301,13 @@ def test_forecasts_read_what_is_reported() -> None:
     job = started(batch=120, forecast="ratio", policy="level")
     for t in range(4):
         for name in "abc":
-            part, _ = job.ask(float(t), name)
+            part, _ = ask(job, float(t), name)
             job.report(float(t), name, Report(t, part.samples, 0.01 * part.samples, 0.0, 0.5, 0.5))
-    part, _ = job.ask(9.0, "a")
+    part, _ = ask(job, 9.0, "a")
     job.report(9.0, "a", Report(4, part.samples, 0.01 * part.samples, 0.0, 0.25, 0.5))
     for name in "bc":
         job.report(9.0, name, Report(4, part.samples, 0.01 * part.samples, 0.0, 0.5, 0.5))
-    loads = job.ask(10.0, "a")[1][0].loads
+    loads = ask(job, 10.0, "a")[1][0].loads
     assert loads[0] < loads[1], "half the processor, half the speed"
 
 
@@ -352,12 +367,24 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
     def call(name: str, *arguments: Any) -> Any:
         before = json.dumps(job.state_dict())
         try:
-            result = getattr(job, name)(*arguments)
+            if name == "join":
+                arguments = (*arguments, job.members.place(*arguments[1:]))
+            if name == "ask":
+                part, result = ask(job, *arguments)
+                name, arguments = (
+                    "settle",
+                    (result[0].now, result[0].round, list(result[0].loads)) if result else (),
+                )
+            else:
+                result = getattr(job, name)(*arguments)
         except PacelineError:
             assert json.dumps(job.state_dict()) == before, "a refusal changes nothing"
             return None
-        log.append((name, *arguments))
-        effects = result[1] if name == "ask" else result
+        effects = result
+        if effects or name != "settle":
+            log.append((name, *arguments))
+        if name == "settle":
+            result = (part, effects)
         present = {each.place for each in job.members.by_name.values() if each.present}
         for effect in effects:
             if isinstance(effect, Settled):

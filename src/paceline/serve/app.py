@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import pathlib
 import re
 import time
@@ -23,11 +24,13 @@ from paceline.serve import models
 from paceline.serve.limits import BODY_SECONDS, Bounded
 from paceline.serve.metrics import Metrics
 from paceline.serve.page import index, page
-from paceline.serve.refusals import Conflict, Forbidden, Gone, Stored, Unknown
-from paceline.serve.service import TICK, Served, Service
+from paceline.serve.refusals import Conflict, Forbidden, Gone, SetAside, Stored, Unknown
+from paceline.serve.served import Served
+from paceline.serve.service import TICK, Service
 from paceline.serve.settings import Settings
 
-STATUS = {Unknown: 404, Forbidden: 403, Conflict: 409, Gone: 410, Stored: 507}
+_log = logging.getLogger(__name__)
+STATUS = {Unknown: 404, Forbidden: 403, Conflict: 409, SetAside: 409, Gone: 410, Stored: 507}
 PAGES = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -81,9 +84,7 @@ def make(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
-        if job is not None:
-            service.create(*job)
+        await service.start(job)
         ticking = asyncio.create_task(_tick(service))
         try:
             yield
@@ -150,19 +151,24 @@ def _jobs(service: Service) -> APIRouter:
     @router.get("/jobs", responses=said())
     async def list_jobs() -> models.Jobs:
         """The jobs, by name."""
-        return models.Jobs(jobs=list(service.jobs))
+        return models.Jobs(jobs=sorted(service.jobs), set_aside=service.aside)
+
+    @router.get("/health", responses=said())
+    async def health() -> models.Health:
+        """Whether all is well: jobs that were set aside, and why nothing can be stored just now."""
+        well = not service.aside and not service.trouble
+        return models.Health(well=well, set_aside=service.aside, storing=service.trouble)
 
     @router.put(
         "/jobs/{job}", responses=said(409, 507) | {201: {"model": models.JobState, "description": "Made."}}
     )
     async def create_job(job: Name, body: models.JobSettings, response: Response) -> models.JobState:
         """Make a job; the same again changes nothing."""
-        served, new = service.create(job, body.settings())
-        await service.store.durable()
+        served, new = await service.create(job, body.settings())
         response.status_code = 201 if new else 200
         return models.state_of(job, served.job, record(served))
 
-    @router.get("/jobs/{job}", responses=said(404))
+    @router.get("/jobs/{job}", responses=said(404, 409))
     async def read_job(job: Name) -> models.JobState:
         """What a job and its workers are doing."""
         served = service.served(job)
@@ -171,8 +177,7 @@ def _jobs(service: Service) -> APIRouter:
     @router.delete("/jobs/{job}", status_code=204, responses=said(404, 507))
     async def delete_job(job: Name) -> None:
         """End a job; its record stays."""
-        service.delete(job)
-        await service.store.durable()
+        await service.delete(job)
 
     return router
 
@@ -194,7 +199,10 @@ def _workers(service: Service) -> APIRouter:
         await service.report(job, worker, secret or "", body.report())
         if wait is None:
             return JSONResponse({"round": body.round, "next": None, "waiting": ""})
-        part = await service.next(job, worker, secret or "", wait)
+        try:
+            part = await service.next(job, worker, secret or "", wait)
+        except Stored as error:
+            part = str(error)  # the report is stored all the same
         if isinstance(part, str):
             return JSONResponse({"round": body.round, "next": None, "waiting": part})
         return JSONResponse({"round": body.round, "next": part._asdict(), "waiting": ""})
@@ -202,7 +210,7 @@ def _workers(service: Service) -> APIRouter:
     @router.get(
         "/{worker}/next",
         response_model=models.Part,
-        responses=said(403, 404, 410, 507)
+        responses=said(403, 404, 409, 410, 507)
         | {202: {"model": models.Waiting, "description": "Not planned yet."}},
     )
     async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = 30.0) -> JSONResponse:
@@ -212,7 +220,7 @@ def _workers(service: Service) -> APIRouter:
             return JSONResponse({"waiting": part}, 202)
         return JSONResponse(part._asdict())
 
-    @router.delete("/{worker}", status_code=204, responses=said(403, 404, 410, 507))
+    @router.delete("/{worker}", status_code=204, responses=said(403, 404, 409, 410, 507))
     async def leave(job: Name, worker: Name, secret: Secret) -> None:
         """Take part no longer; nobody waits."""
         await service.leave(job, worker, secret or "")
@@ -223,8 +231,10 @@ def _workers(service: Service) -> APIRouter:
 async def _tick(service: Service) -> None:
     while True:
         await asyncio.sleep(TICK)
-        with contextlib.suppress(PacelineError):
-            service.tick()
+        try:
+            await service.tick()
+        except Exception:  # the next look comes, whatever this one came upon
+            _log.exception("the deadlines cannot be looked at")
 
 
 class _Timed:

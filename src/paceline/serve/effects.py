@@ -61,4 +61,12 @@ class Closed(NamedTuple):
     members: NDArray[np.bool_]  # who had a part in the plan
 
 
-Effect = Joined | Left | Settled | Closed
+class Unlearned(NamedTuple):
+    """The policy failed at a round that is over and learned nothing from it: its plans are those of before."""
+
+    now: float
+    round: int
+    error: Exception
+
+
+Effect = Joined | Left | Settled | Closed | Unlearned

@@ -4,12 +4,14 @@ It reads no clock and knows no network. Every call says what happened and when, 
 the same calls in the same order give the same plans, so that a log of the calls is all that a restart needs.
 
 A round is settled when the first worker asks for it: planned, in whole samples that sum to the batch, for the
-workers that are then present. From then on its plan stands, whatever happens. It closes when everybody in it has
+workers that are then present. From then on its plan stands, whatever happens: the call that settles it brings the
+plan along, so that no other rules can make another one of it. It closes when everybody in it has
 reported or is gone, and the balancer learns from it. (One that everybody left without a report has not been.)
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import Any
 
@@ -18,12 +20,13 @@ import numpy as np
 from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Array
-from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled
+from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled, Unlearned
 from paceline.serve.members import Member, Members
 from paceline.serve.refusals import Conflict
 from paceline.serve.rounds import OpenRound
 from paceline.serve.settings import Settings
 
+_log = logging.getLogger(__name__)
 QUICKEST = 1e-9  # seconds of a round with samples
 RECENT = 8  # rounds from which deadlines are made
 
@@ -43,21 +46,17 @@ class Job:
         self.open: dict[int, OpenRound] = {}  # settled and not closed, in their order
         self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds
         self._mark: float | None = None  # when the last round closed; None where nobody has been there since
-        self._stuck = ""  # why those present cannot hold the batch; until somebody joins
+        self._stuck = ""  # why there is no plan for those present; until something changes
 
-    def join(self, now: float, name: str, secret: str, place: int | None = None) -> list[Effect]:
-        """A worker takes a place, and is in every round settled from now on. secret: its digest.
+    def join(self, now: float, name: str, secret: str, place: int) -> list[Effect]:
+        """A worker takes a place that ``members.place`` gave, and is in every round settled from now on.
 
-        A name that is taken can be taken over with its own secret alone.
+        secret: its digest.
         """
+        self.members.place(name, secret, place)
         effects: list[Effect] = []
         present = self.members.by_name.get(name)
         if present is not None and present.present:
-            if secret != present.secret:
-                raise Conflict(
-                    f"worker {name!r} is here already: choose another name; if it died, it will be dropped when it "
-                    "is missed"
-                )
             effects += self._leave(now, present, "replaced", "was replaced by itself")
         member = self.members.join(now, name, secret, place)
         self._stuck = ""
@@ -77,29 +76,46 @@ class Job:
         self.drops += 1
         return self._leave(now, member, "silent", sentence, silent)
 
-    def ask(self, now: float, name: str) -> tuple[Part | None, list[Effect]]:
+    def part(self, name: str) -> Part | None:
         """The worker's part of the round that it is to run next; None as long as it has to wait."""
         member = self.members.here(name)
         current = self._current(member)
-        if current is not None:
-            return current.assignment(member.place), []
-        if not self.may_settle():
-            return None, []
-        mask = self.members.mask
+        return None if current is None else current.assignment(member.place)
+
+    def may_settle(self) -> bool:
+        """Whether whoever asks next is given a new round."""
+        enough = self.members.count >= (self.settings.to_start if self.settled == 0 else 1)
+        return enough and not self._stuck and len(self.open) <= self.settings.ahead
+
+    def plan(self) -> list[int] | None:
+        """The next round's samples by place, for those present; None where there is no plan (see ``waiting_for``)."""
         try:
-            loads = self.balancer.loads(self.settled, self.settings.batch, mask)
+            return self.balancer.loads(self.settled, self.settings.batch, self.members.mask).tolist()
         except PacelineError as error:
-            self._stuck = str(error)
-            return None, []
-        current = OpenRound(self.settled, now, loads, mask.copy(), set(np.flatnonzero(mask).tolist()))
-        self.open[self.settled] = current
+            self._stuck = f"the workers present cannot hold the batch: {error}"
+        except Exception as error:
+            self._stuck = f"the policy makes no plan for those present ({type(error).__name__}: {error})"
+            _log.exception("the policy %s makes no plan", self.settings.asked_policy)
+        return None
+
+    def settle(self, now: float, round: int, loads: list[int]) -> list[Effect]:
+        """The next round is handed out, by a plan that ``plan`` made for those who are present."""
+        if round != self.settled or not self.may_settle():
+            raise Conflict(f"round {round} cannot be handed out now: expected {self.settled}")
+        mask = self.members.mask.copy()
+        planned = np.array(loads, np.int64)
+        if planned.shape != mask.shape or planned.sum() != self.settings.batch or planned[~mask].any():
+            raise Conflict(
+                f"the plan of round {round} is not one of {self.settings.batch} samples for those present"
+            )
+        self.open[round] = OpenRound(round, now, planned, mask, set(np.flatnonzero(mask).tolist()))
         self.settled += 1
         if self._mark is None:
             self._mark = now
-        return current.assignment(member.place), [Settled(now, current.number, tuple(loads.tolist()))]
+        return [Settled(now, round, tuple(loads))]
 
-    def report(self, now: float, name: str, report: Report) -> list[Effect]:
-        """A worker has done its part. The same report again changes nothing."""
+    def check(self, name: str, report: Report) -> OpenRound | None:
+        """The round that is reported; None where the worker has reported the same already. Raises what is refused."""
         member = self.members.here(name)
         if report.samples > 0 and not report.seconds >= QUICKEST:
             raise PacelineError(
@@ -111,7 +127,7 @@ class Job:
             )
         if member.last is not None and report.round == member.last.round:
             if report == member.last:
-                return []
+                return None
             raise Conflict(f"worker {name!r} has reported round {report.round} already, with other figures")
         current = self._current(member)
         if current is None:
@@ -129,6 +145,14 @@ class Job:
                 f"samples={report.samples}: expected at most {planned}, what round {current.number} planned for "
                 f"worker {name!r}"
             )
+        return current
+
+    def report(self, now: float, name: str, report: Report) -> list[Effect]:
+        """A worker has done its part. The same report again changes nothing."""
+        current = self.check(name, report)
+        if current is None:
+            return []
+        member = self.members.here(name)
         current.report(member.place, report, now - max(current.opened, member.heard))
         member.heard, member.last = now, report
         self.reports += 1
@@ -162,7 +186,7 @@ class Job:
     def waiting_for(self) -> str:
         """One sentence on what the next round waits for."""
         if self._stuck:
-            return f"the workers present cannot hold the batch: {self._stuck}"
+            return self._stuck
         missing = (self.settings.to_start if self.settled == 0 else 1) - self.members.count
         if missing > 0:
             return f"{missing} more worker{'s' * (missing > 1)} must join"
@@ -172,6 +196,11 @@ class Job:
             more = f" and {len(oldest.awaited) - 3} more" if len(oldest.awaited) > 3 else ""
             return f"round {oldest.number} waits for the report of {', '.join(names)}{more}"
         return ""
+
+    @property
+    def oldest(self) -> int:
+        """The round that closes next."""
+        return next(iter(self.open), self.settled)
 
     @property
     def closing(self) -> bool:
@@ -203,11 +232,6 @@ class Job:
         """The first round that waits for the worker."""
         return next((each for each in self.open.values() if member.place in each.awaited), None)
 
-    def may_settle(self) -> bool:
-        """Whether whoever asks next is given a new round."""
-        enough = self.members.count >= (self.settings.to_start if self.settled == 0 else 1)
-        return enough and not self._stuck and len(self.open) <= self.settings.ahead
-
     def _leave(
         self, now: float, member: Member, why: str, sentence: str, silent: float = 0.0
     ) -> list[Effect]:
@@ -226,11 +250,13 @@ class Job:
             self.settled -= 1
             del self.open[self.settled]
         while self.open and not next(iter(self.open.values())).awaited:
-            effects.append(self._learn(now, self.open.pop(next(iter(self.open)))))
+            effects += self._learn(now, self.open.pop(next(iter(self.open))))
+            self._stuck = ""
         return effects
 
-    def _learn(self, now: float, round: OpenRound) -> Closed:
+    def _learn(self, now: float, round: OpenRound) -> list[Effect]:
         """Let the balancer see a round that is over."""
+        effects: list[Effect] = []
         seconds = round.readings["seconds"]
         reported = ~np.isnan(seconds)
         overhead: Array = np.nan_to_num(round.readings["overhead"])
@@ -238,14 +264,17 @@ class Job:
         if round.samples.any():
             # Who has come since had nothing to do, which is not the same as being absent.
             arrived = self.members.mask & ~reported
-            overhead, shares = self.balancer.report(
-                round.number,
-                round.samples,
-                np.where(arrived, 0.0, seconds),
-                overhead,
-                round.readings["cpu"] if self.balancer.needs_readings else None,
-                round.readings["memory"] if self.balancer.needs_readings else None,
-            )
+            try:
+                overhead, shares = self.balancer.report(
+                    round.number,
+                    round.samples,
+                    np.where(arrived, 0.0, seconds),
+                    overhead,
+                    round.readings["cpu"] if self.balancer.needs_readings else None,
+                    round.readings["memory"] if self.balancer.needs_readings else None,
+                )
+            except Exception as error:  # a fault of the policy is none of the workers'
+                effects.append(Unlearned(now, round.number, error))
         if reported.any():
             self._recent.append(round.longest)
         began = round.opened if self._mark is None else self._mark
@@ -253,4 +282,7 @@ class Job:
         self.closed += 1
         self.samples += int(round.samples.sum())
         loads = np.where(reported, round.samples.astype(float), np.nan)
-        return Closed(now, round.number, now - began, loads, seconds, overhead, shares, round.members)
+        return [
+            Closed(now, round.number, now - began, loads, seconds, overhead, shares, round.members),
+            *effects,
+        ]

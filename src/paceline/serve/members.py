@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -57,9 +58,9 @@ class Members:
             raise Gone(f"worker {name!r} {member.gone}: join again to take part from the next round on")
         return member
 
-    def join(self, now: float, name: str, secret: str, place: int | None) -> Member:
-        """Take a place: the one asked for, the own one of before, a new one, or that of whom is gone longest."""
-        member = Member(name, self._place(name, place), secret, now)
+    def join(self, now: float, name: str, secret: str, place: int) -> Member:
+        """Take a place that ``place`` gave."""
+        member = Member(name, place, secret, now)
         before = self.holders[member.place]
         if before is not None:
             del self.by_name[before.name]
@@ -77,20 +78,34 @@ class Members:
         self.mask[member.place] = False
         self.count -= 1
 
-    def _place(self, name: str, place: int | None) -> int:
-        if place is not None:
-            if not 0 <= place < len(self.holders):
-                raise Conflict(f"place={place}: the job has places 0 to {len(self.holders) - 1}")
-            holder = self.holders[place]
-            if holder is not None and holder.present:
-                raise Conflict(f"place {place} is taken by worker {holder.name!r}: choose another or none")
-            return place
+    def place(self, name: str, secret: str, asked: int | None = None, promised: Collection[int] = ()) -> int:
+        """A worker's place: the one asked for, its own of before, a new one, or that of whom is gone longest.
+
+        secret: its digest; a name that is taken can be taken over with its own alone. promised: places that
+        others are about to take.
+        """
         mine = self.by_name.get(name)
-        if mine is not None:
+        if mine is not None and mine.present and secret != mine.secret:
+            raise Conflict(
+                f"worker {name!r} is here already: choose another name; if it died, it will be dropped when it "
+                "is missed"
+            )
+        if asked is not None:
+            if not 0 <= asked < len(self.holders):
+                raise Conflict(f"place={asked}: the job has places 0 to {len(self.holders) - 1}")
+            holder = self.holders[asked]
+            if holder is not None and holder.present and holder is not mine:
+                raise Conflict(f"place {asked} is taken by worker {holder.name!r}: choose another or none")
+            return asked
+        if mine is not None and mine.place not in promised:
             return mine.place
-        if len(self.by_name) < len(self.holders):
-            return next(i for i, holder in enumerate(self.holders) if holder is None)
-        gone = [holder for holder in self.holders if holder is not None and holder.gone]
+        free = (i for i, holder in enumerate(self.holders) if holder is None and i not in promised)
+        place = next(free, None)
+        if place is not None:
+            return place
+        gone = [
+            each for each in self.holders if each is not None and each.gone and each.place not in promised
+        ]
         if not gone:
             raise Conflict(
                 f"all {len(self.holders)} places are taken: wait until somebody leaves, or make a job with more"

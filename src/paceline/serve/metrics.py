@@ -86,4 +86,6 @@ class _Jobs(Collector):
                 if member.last is not None and member.present:
                     load.add_metric([name, member.name], member.last.samples)
                     seconds.add_metric([name, member.name], member.last.seconds)
-        yield from (rounds, reports, samples, dropped, present, deadline, load, seconds)
+        aside = GaugeMetricFamily("paceline_jobs_set_aside", "Jobs that cannot go on.")
+        aside.add_metric([], len(self._service.aside))
+        yield from (rounds, reports, samples, dropped, present, deadline, load, seconds, aside)

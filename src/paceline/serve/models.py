@@ -177,6 +177,15 @@ class Jobs(BaseModel):
     """All jobs, by name."""
 
     jobs: list[str]
+    set_aside: Annotated[dict[str, str], Field(description="Jobs that cannot go on, and why.")]
+
+
+class Health(BaseModel):
+    """How the service is doing."""
+
+    well: bool
+    set_aside: Annotated[dict[str, str], Field(description="Jobs that cannot go on, and why.")]
+    storing: Annotated[str, Field(description="Why nothing can be stored just now; empty where it can.")]
 
 
 class Error(BaseModel):

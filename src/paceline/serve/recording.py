@@ -33,10 +33,10 @@ class Record:
         self._next = 0  # rounds before this one are written
         self._ended = False
 
-    def open(self, settled: int) -> None:
-        """Start, or go on with what is there; what is another job's is moved aside.
+    def open(self, first: int, settled: int) -> None:
+        """Start, or go on with what is there; what is another job's, or lacks rounds, is moved aside.
 
-        settled: rounds of the job.
+        first: the round that will be written first. settled: rounds of the job.
         """
         with self._lock:
             try:
@@ -44,7 +44,8 @@ class Record:
                 if (self.run_dir / CONFIG).exists():
                     before = runs.read(self.run_dir)
                     written = int(before.round[-1]) + 1 if len(before.round) else 0
-                    if written > settled or before.config.get("settings") != self._config["settings"]:
+                    mine = before.config.get("settings") == self._config["settings"]
+                    if written > settled or written < first or not mine:
                         self._move_aside()
                     else:
                         resume = self._next = written

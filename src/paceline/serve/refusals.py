@@ -23,3 +23,7 @@ class Gone(PacelineError):
 
 class Stored(PacelineError):
     """The state cannot be stored: nothing has been changed."""
+
+
+class SetAside(PacelineError):
+    """The job cannot go on: what was stored of it is kept as it is, and no other job is concerned."""

@@ -109,6 +109,19 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Settings:
-        """What ``to_dict`` gave."""
-        limits = values.get("limits")
-        return cls(**values | {"limits": None if limits is None else tuple((a, b) for a, b in limits)})
+        """What ``to_dict`` gave. Raises PacelineError where it is anything else."""
+        fields = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(values, dict):
+            raise PacelineError(
+                f"its settings are a {type(values).__name__}: expected {len(fields)} settings by name"
+            )
+        for word, names in (("unknown", values.keys() - fields), ("missing", fields - values.keys())):
+            if names:
+                raise PacelineError(
+                    f"its settings are not this version's ({word}: {', '.join(sorted(names))})"
+                )
+        try:
+            limits = values["limits"]
+            return cls(**values | {"limits": None if limits is None else tuple((a, b) for a, b in limits)})
+        except (TypeError, ValueError, AttributeError) as error:
+            raise PacelineError(f"its settings cannot be used: {error}") from error

@@ -1,4 +1,7 @@
-"""What happened, on disk before anybody is told: a log of each job's calls, and now and then its whole state.
+"""What happened, on disk before it acts: a log of each job's calls, and now and then its whole state.
+
+``write`` is the one way in: the change that goes with it is made once it is on disk, in the order in which it was
+asked for, or never. So memory is what is stored, whatever fails.
 
 One thread writes. What comes in while it does is written together with the next commit, so that the cost of a
 commit is shared and nobody waits for more than two. SQLite's write-ahead log lets a commit survive the death of
@@ -9,36 +12,45 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import sqlite3
-from collections.abc import Callable
+import weakref
+import zlib
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from paceline.errors import PacelineError
+from paceline.serve import database
 from paceline.serve.refusals import Stored
 
-FORMAT = 1
 GATHER = 0.002  # seconds in which calls gather for a commit
-TABLES = """
-create table if not exists jobs (
-    name text primary key, settings text not null, state text, through integer not null) without rowid;
-create table if not exists calls (
-    job text not null, number integer not null, call text not null, primary key (job, number)) without rowid;
-"""
 Statement = tuple[str, tuple[Any, ...]]
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 class Kept(NamedTuple):
-    """A job as it was stored: its settings, its state after call ``through`` (None: at the start), and the
-    calls since.
+    """A job as it was stored: its settings, the rules that wrote it, its state after call ``through`` (None: at the
+    start), and the calls since. wrong: why none of that can be used; "" where it can.
     """
 
     name: str
-    settings: dict[str, Any]
-    state: dict[str, Any] | None
-    through: int
-    calls: list[list[Any]]
+    settings: Any
+    rules: str = ""
+    state: Any = None
+    through: int = 0
+    calls: Sequence[Any] = ()
+    wrong: str = ""
+
+
+class Entry(NamedTuple):
+    """Statements for one commit, what follows from it, and who waits for that."""
+
+    statements: tuple[Statement, ...]
+    act: Callable[[], Any]
+    outcome: asyncio.Future[Any]
 
 
 class Store:
@@ -51,142 +63,161 @@ class Store:
         self, path: Path, sync: bool = False, on_failure: Callable[[str], None] = lambda sentence: None
     ) -> None:
         self.path, self.on_failure = path, on_failure
-        self._buffer: list[Statement] = []
-        self._actions: list[Callable[[], None]] = []  # to follow the buffer
-        self._gathering: asyncio.Future[None] | None = None  # resolved when the buffer is on disk
-        self._writing: asyncio.Future[None] | None = None  # resolved when what left it last is
+        self._db = database.opened(path, sync)
+        # However this process ends, short of being killed: it must not look as if the -wal had been lost.
+        self._closing = weakref.finalize(self, database.close, self._db)
+        self._waiting: list[Entry] = []  # for the next commit
         self._drain: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-store")
-        try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.5)
-            for setting in (
-                "locking_mode=exclusive",
-                "journal_mode=wal",
-                f"synchronous={'full' if sync else 'normal'}",
-            ):
-                self._db.execute(f"pragma {setting}")
-            found = self._db.execute("pragma user_version").fetchone()[0]
-            if found not in (0, FORMAT):
-                raise PacelineError(
-                    f"{path} has format {found}, expected {FORMAT}: it is another version's; choose another directory"
-                )
-            self._db.executescript(TABLES)
-            self._db.execute(f"pragma user_version={FORMAT}")
-        except sqlite3.Error as error:
-            raise PacelineError(_sentence(path, error)) from error
 
     def read(self) -> list[Kept]:
-        """All jobs."""
+        """All jobs, the damaged ones among them."""
         try:
-            jobs = self._db.execute(
-                "select name, settings, state, through from jobs order by name"
-            ).fetchall()
-            kept = []
-            for name, settings, state, through in jobs:
-                rows = self._db.execute(
-                    "select call from calls where job = ? and number > ? order by number", (name, through)
-                )
-                calls = [json.loads(call) for (call,) in rows]
-                kept.append(Kept(name, json.loads(settings), state and json.loads(state), through, calls))
-        except (sqlite3.Error, ValueError) as error:
-            raise PacelineError(_sentence(self.path, error)) from error
-        return kept
+            rows = self._db.execute("select * from jobs order by name").fetchall()
+            return [self._kept(*row) for row in rows]
+        except sqlite3.Error as error:
+            raise PacelineError(database.sentence(self.path, error)) from error
 
-    def create(self, name: str, settings: dict[str, Any]) -> None:
-        """A new job."""
-        self._add("insert into jobs values (?, ?, null, 0)", (name, json.dumps(settings)))
+    def write(self, *statements: Statement, act: Callable[[], T]) -> asyncio.Future[T]:
+        """Commit these, then ``act``, in the event loop. The future gives what that returned or raised; Stored where
+        nothing was committed and nothing done.
+        """
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._waiting.append(Entry(statements, act, outcome))
+        if self._drain is None:
+            self._drain = asyncio.create_task(self._write_all())
+        return outcome
 
-    def delete(self, name: str) -> None:
-        """Forget a job."""
-        self._add("delete from jobs where name = ?", (name,))
-        self._add("delete from calls where job = ?", (name,))
-
-    def call(self, name: str, number: int, call: list[Any]) -> None:
-        """A job was called."""
-        self._add("insert into calls values (?, ?, ?)", (name, number, json.dumps(call)))
-
-    def state(self, name: str, through: int, state: dict[str, Any]) -> None:
-        """A job's whole state after call ``through``; those up to there are no longer needed."""
-        self._add("update jobs set state = ?, through = ? where name = ?", (json.dumps(state), through, name))
-        self._add("delete from calls where job = ? and number <= ?", (name, through))
-
-    async def durable(self) -> None:
-        """Wait until all that was added so far is on disk. Raises Stored when it could not be."""
-        waits = self._gathering or self._writing
-        if waits is not None:
-            await asyncio.shield(waits)
-
-    def then(self, action: Callable[[], None]) -> None:
-        """Do this in the writing thread, once what was added so far is on disk; not at all where that fails."""
-        if self._gathering is None:
-            self._thread.submit(action)
-        else:
-            self._actions.append(action)
+    def aside(self, action: Callable[[], None]) -> asyncio.Future[None]:
+        """Do this in the writing thread, after what was handed to it before."""
+        return asyncio.get_running_loop().run_in_executor(self._thread, action)
 
     async def close(self) -> None:
         """Write what is left, and give the file free."""
-        if self._drain is not None:
-            await self._drain
-        await asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)
+        while self._drain is not None:
+            await asyncio.wait([self._drain])
+        await self.aside(lambda: None)
         self._thread.shutdown()
-        self._db.close()
-
-    def _add(self, statement: str, values: tuple[Any, ...]) -> None:
-        self._buffer.append((statement, values))
-        if self._gathering is None:
-            self._gathering = asyncio.get_running_loop().create_future()
-            if self._drain is None:
-                self._drain = asyncio.create_task(self._write_all())
+        self._closing()
 
     async def _write_all(self) -> None:
-        """Commit by commit until nothing is left."""
-        loop = asyncio.get_running_loop()
+        """Commit by commit until nothing is left; whatever happens, everybody who waits hears of it."""
+        batch: list[Entry] = []
         try:
-            while self._gathering is not None:
+            while self._waiting:
                 await asyncio.sleep(GATHER)
-                batch, self._buffer = self._buffer, []
-                actions, self._actions = self._actions, []
-                written, self._gathering = self._gathering, None
-                self._writing = written
+                batch, self._waiting = self._waiting, []
                 try:
-                    await loop.run_in_executor(self._thread, self._commit, batch)
-                except sqlite3.Error as error:
-                    self._failed(Stored(_sentence(self.path, error)), written)
+                    await self.aside(lambda written=batch: self._commit(written))  # type: ignore[misc]
+                except Exception as error:
+                    self._failed(error, batch)
                 else:
-                    written.set_result(None)
-                    for action in actions:
-                        self._thread.submit(action)
-                self._writing = None
+                    for entry in batch:
+                        _carry_out(entry)
+                batch = []
         finally:
             self._drain = None
+            if batch or self._waiting:
+                self._failed(RuntimeError("the writing was broken off"), batch)
 
-    def _failed(self, error: Stored, written: asyncio.Future[None]) -> None:
-        """Nothing of it is on disk, nor what followed from it: all who wait are told."""
-        gathering, self._gathering = self._gathering, None
-        self._buffer, self._actions = [], []
-        self.on_failure(str(error))
-        for future in (written, gathering):
-            if future is not None:
-                future.set_exception(error)
-                future.exception()  # known, even if nobody waits
+    def _failed(self, error: Exception, batch: list[Entry]) -> None:
+        """Nothing of it is on disk; nor is what came after it written, which may rest on it."""
+        batch, self._waiting = batch + self._waiting, []
+        refusal = Stored(database.sentence(self.path, error))
+        if not isinstance(error, sqlite3.Error):
+            _log.error("a commit failed", exc_info=error)
+        try:
+            self.on_failure(str(refusal))
+        finally:
+            for entry in batch:
+                _tell(entry.outcome, refusal)
 
-    def _commit(self, batch: list[Statement]) -> None:
+    def _commit(self, batch: list[Entry]) -> None:
         execute = self._db.execute
         execute("begin immediate")
         try:
-            for statement, values in batch:
-                execute(statement, values)
+            for entry in batch:
+                for statement, values in entry.statements:
+                    execute(statement, values)
             execute("commit")
         except BaseException:
             if self._db.in_transaction:
                 execute("rollback")
             raise
 
+    def _kept(
+        self, name: str, settings: str, rules: str, state: str | None, through: int, digest: int
+    ) -> Kept:
+        """One job, or what is wrong with it."""
+        rows = self._db.execute(
+            "select number, call, digest from calls where job = ? and number > ? order by number",
+            (name, through),
+        ).fetchall()
+        kept = Kept(name, None, str(rules))
+        if digest != _digest(name, settings, rules, state, through):
+            return kept._replace(wrong="its settings or its state are damaged")
+        for expected, (number, call, its_digest) in enumerate(rows, through + 1):
+            if number != expected:
+                return kept._replace(wrong=f"call {expected} is missing in its log")
+            if its_digest != _digest(name, number, call):
+                return kept._replace(wrong=f"call {number} of its log is damaged")
+        try:
+            calls = [json.loads(call) for _, call, _ in rows]
+            return Kept(name, json.loads(settings), rules, state and json.loads(state), through, calls)
+        except (ValueError, TypeError) as error:
+            return kept._replace(wrong=f"its settings, its state or its log cannot be read ({error})")
 
-def _sentence(path: Path, error: Exception) -> str:
-    said = str(error)
-    if "full" in said:
-        return f"the disk is full, nothing was changed: make room for {path}"
-    if "locked" in said:
-        return f"{path} is in use by another service: choose another directory, or end that one"
-    return f"{path} cannot be used ({said}): choose another directory, or restore it"
+
+def created(name: str, settings: dict[str, Any], rules: str) -> Statement:
+    """A new job."""
+    row = (name, json.dumps(settings), rules, None, 0)
+    return "insert into jobs values (?, ?, ?, ?, ?, ?)", (*row, _digest(*row))
+
+
+def deleted(name: str) -> tuple[Statement, Statement]:
+    """A job is forgotten."""
+    return ("delete from jobs where name = ?", (name,)), ("delete from calls where job = ?", (name,))
+
+
+def called(name: str, number: int, call: list[Any]) -> Statement:
+    """A job is called; nothing where it has just been deleted."""
+    row = (name, number, json.dumps(call))
+    return (
+        "insert into calls select ?, ?, ?, ? where exists (select 1 from jobs where name = ?)",
+        (*row, _digest(*row), name),
+    )
+
+
+def reached(
+    name: str, settings: dict[str, Any], rules: str, through: int, state: dict[str, Any]
+) -> tuple[Statement, Statement]:
+    """A job's whole state after call ``through``; those up to there are no longer needed."""
+    row = (name, json.dumps(settings), rules, json.dumps(state), through)
+    return (
+        (
+            "update jobs set settings = ?, rules = ?, state = ?, through = ?, digest = ? where name = ?",
+            (*row[1:], _digest(*row), name),
+        ),
+        ("delete from calls where job = ? and number <= ?", (name, through)),
+    )
+
+
+def _carry_out(entry: Entry) -> None:
+    try:
+        result = entry.act()
+    except Exception as error:
+        _tell(entry.outcome, error)
+    else:
+        if not entry.outcome.done():
+            entry.outcome.set_result(result)
+
+
+def _tell(outcome: asyncio.Future[Any], error: Exception) -> None:
+    if not outcome.done():
+        outcome.set_exception(error)
+        outcome.exception()  # known, even if nobody waits
+
+
+def _digest(*row: Any) -> int:
+    """Tells flipped bytes, which SQLite does not notice."""
+    return zlib.crc32("\n".join(map(str, row)).encode("utf-8", "replace"))

@@ -1,0 +1,341 @@
+"""A store that fails, a policy that fails, a service that is killed at any moment: memory is what is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from paceline import policies
+from paceline.balance.equal import Equal
+from paceline.serve.service import STATE, Service
+from paceline.serve.settings import Settings
+from support import calling
+from support.calling import JOB, Caller, refused, serving
+
+FULL = sqlite3.OperationalError("database or disk is full")
+GOOD = {"round": 0, "samples": 6, "seconds": 1.0}
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Play:
+    return lambda scenario, **options: calling.play(tmp_path, scenario, **options)
+
+
+def states(service: Service) -> str:
+    """Everything that the jobs are."""
+    return json.dumps({name: served.state() for name, served in sorted(service.jobs.items())})
+
+
+def killed(service: Service, directory: Path) -> str:
+    """What a service finds that starts where this one is killed now."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    for file in service.store.path.parent.glob(f"{STATE}*"):
+        shutil.copy(file, directory)
+    after = Service(directory, record=False)
+    assert not after.aside
+    found = states(after)
+    asyncio.get_running_loop().create_task(after.store.close())
+    return found
+
+
+@contextlib.contextmanager
+def failing(service: Service, error: BaseException = FULL) -> Iterator[list[int]]:
+    """No commit succeeds; the list counts them."""
+    commit, tried = service.store._commit, [0]
+
+    def fail(batch: list[Any]) -> None:
+        tried[0] += 1
+        raise error
+
+    service.store._commit = fail  # type: ignore[method-assign]
+    try:
+        yield tried
+    finally:
+        service.store._commit = commit  # type: ignore[method-assign]
+
+
+def test_a_full_disk_a_free_one_and_a_kill(play: Play, tmp_path: Path) -> None:
+    """Nothing of what was refused is in memory, nothing of what was answered is lost."""
+
+    async def scenario(call: Caller) -> None:
+        before = states(call.service)
+        with failing(call.service) as tried:
+            refused(await call.join("c"), 409, "all 2 places are taken")
+            refused(
+                await call.ask("PUT", "/jobs/k", JOB), 507, "the disk is full, nothing was changed: make room"
+            )
+            assert tried == [1]
+            refused(await call.next("a"), 507, "the disk is full")  # within the pause: not tried again
+            assert tried == [1]
+        assert (await call.ask("GET", "/health"))[1]["storing"].startswith("the disk is full")
+        refused(await call.next("a"), 507, "the disk is full")  # free again, still within the pause
+        assert states(call.service) == before == killed(call.service, tmp_path / "killed")
+        call.clock.now += 1.5
+        assert (await call.next("a"))[0] == 200
+        assert (await call.ask("GET", "/health"))[1] == {"well": True, "set_aside": {}, "storing": ""}
+        assert states(call.service) == killed(call.service, tmp_path / "killed")
+        assert (await call.report("a", GOOD))[0] == 200
+        after = states(call.service)
+        assert after == killed(call.service, tmp_path / "killed")
+        assert json.loads(after)["j"]["job"]["counts"] == [1, 0, 0, 1, 0]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("error", [FULL, OSError(28, "No space left on device"), MemoryError()])
+def test_everything_that_waits_is_answered(play: Play, tmp_path: Path, error: BaseException) -> None:
+    """Twice, with calls of every kind on their way, the second time with a fault in what hears of the failure."""
+
+    async def scenario(call: Caller) -> None:
+        parts = [(await call.next(name))[1] for name in "ab"]
+        await call.report("a", GOOD)
+        before = states(call.service)
+        heard = call.service.store.on_failure
+        for attempt in range(2):
+            waiting = asyncio.create_task(call.next("a", wait=60.0))
+            await asyncio.sleep(0.01)
+            if attempt:
+                call.service.store.on_failure = lambda sentence: (heard(sentence), 1 / 0)  # type: ignore[func-returns-value, assignment]
+            with failing(call.service, error):
+                mine = {"X-Worker-Secret": call.secrets["a"]}
+                answers = await asyncio.wait_for(
+                    asyncio.gather(
+                        call.report("b", GOOD),
+                        call.report("b", GOOD),
+                        call.ask("DELETE", "/jobs/j/workers/a", headers=mine),
+                        call.ask("PUT", "/jobs/k", JOB),
+                        call.ask("DELETE", "/jobs/j"),
+                    ),
+                    8.0,
+                )
+            for answer in answers:
+                assert answer[0] == 507
+                assert (
+                    answer[1]["error"].endswith(f"{tmp_path / STATE}")
+                    or "cannot be used" in answer[1]["error"]
+                )
+            assert states(call.service) == before == killed(call.service, tmp_path / "killed")
+            assert not waiting.done(), "it waits for a plan, not for the disk"
+            waiting.cancel()
+            call.clock.now += 1.5
+        call.service.store.on_failure = heard
+        assert (await call.next("b"))[1] == parts[1]
+        waiting = asyncio.create_task(call.next("a", wait=60.0))
+        await asyncio.sleep(0.01)
+        assert (await call.report("b", GOOD))[0] == 200
+        assert (await waiting)[1]["round"] == 1
+        assert states(call.service) == killed(call.service, tmp_path / "killed")
+
+    play(scenario)
+
+
+def test_a_database_that_may_not_grow(play: Play, tmp_path: Path) -> None:
+    """SQLite's own refusal, again and again, and room between."""
+
+    async def scenario(call: Caller) -> None:
+        database, answered = call.service.store._db, 0
+
+        async def turn(name: str) -> int:
+            """A part and its report; the first status that is not 200."""
+            status, part = await call.next(name)
+            if status == 200:
+                status, _ = await call.report(name, GOOD | {"round": part["round"]})
+                nonlocal answered
+                answered += status == 200
+            return status
+
+        for _ in range(3):
+            pages = database.execute("pragma page_count").fetchone()[0]
+            database.execute(f"pragma max_page_count={pages}")
+            for attempt in range(400):
+                if await turn("ab"[attempt % 2]) == 507:
+                    break
+            else:
+                raise AssertionError("never full")
+            assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == answered
+            assert states(call.service) == killed(call.service, tmp_path / "killed")
+            database.execute("pragma max_page_count=1000000")
+            call.clock.now += 1.5
+            assert {await turn(name) for name in "abab"} <= {200, 202}
+        assert answered > 20
+        assert states(call.service) == killed(call.service, tmp_path / "killed")
+
+    play(scenario, floor=100.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_comes_at_once_a_restart_finds_the_same(tmp_path: Path, seed: int) -> None:
+    """Workers that come, report, go, replace themselves and are dropped all at the same time; commits that fail."""
+    job = JOB | {"batch": 40, "workers": 4, "start": 1, "ahead": seed % 3, "policy": "level", "floor": 0.5}
+    dice = random.Random(seed)
+    names = "abcdef"
+    secrets = {name: f"secret-of-worker-{name}" for name in names}
+    counted = {"sent": 0}
+
+    async def worker(call: Caller, name: str) -> None:
+        for _ in range(25):
+            what = dice.choice(["join", "next", "next", "report", "report", "report", "leave", "twice"])
+            if what == "join":
+                place = dice.choice([None, None, dice.randrange(4)])
+                status, _ = await call.join(name, secret=secrets[name], place=place)
+                call.secrets[name] = secrets[name]
+            elif what == "leave":
+                mine = {"X-Worker-Secret": secrets[name]}
+                status, _ = await call.ask("DELETE", f"/jobs/j/workers/{name}", headers=mine)
+            else:
+                status, part = await call.next(name)
+                if status == 200 and what != "next":
+                    call.clock.now += dice.choice([0.0, 0.1])
+                    body = {"round": part["round"], "samples": part["samples"], "seconds": 0.1}
+                    sent = [call.report(name, body) for _ in range(1 + (what == "twice"))]
+                    statuses = [status for status, _ in await asyncio.gather(*sent)]
+                    counted["sent"] += 200 in statuses
+                    status = statuses[0]
+            assert status in (200, 201, 202, 204, 404, 403, 409, 410, 507), status
+            await asyncio.sleep(0)
+
+    async def trouble(call: Caller) -> None:
+        for _ in range(6):
+            await asyncio.sleep(0.05)
+            with failing(call.service):
+                await asyncio.sleep(0.01)
+            call.clock.now += 1.1
+            await call.service.tick()
+
+    async def all_of_it() -> None:
+        async with serving(tmp_path) as call:
+            assert (await call.ask("PUT", "/jobs/j", job))[0] == 201
+            call.secrets = dict(secrets)
+            await asyncio.gather(*(worker(call, name) for name in names for _ in range(2)), trouble(call))
+            call.clock.now += 1.5
+            assert not call.service.aside
+            assert states(call.service) == killed(call.service, tmp_path / "killed")
+            assert call.service.jobs["j"].job.reports <= counted["sent"]
+
+    asyncio.run(asyncio.wait_for(all_of_it(), 60))
+
+
+class Faulty(Equal):
+    """Learns nothing from a round in which somebody took 13 seconds, but fails at it."""
+
+    def step(self, state: Any, round: Any) -> Any:
+        if (round.seconds == 13.0).any():
+            raise ZeroDivisionError("thirteen")
+        return super().step(state, round)
+
+
+class Planless(Equal):
+    """Makes shares that are none after such a round."""
+
+    def step(self, state: Any, round: Any) -> Any:
+        plan, after = super().step(state, round)
+        return (type(plan)(plan.shares * 0.0) if (round.seconds == 13.0).any() else plan), after
+
+
+@pytest.mark.parametrize("kind", [Faulty, Planless])
+def test_a_policy_that_fails_harms_nobody(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Any
+) -> None:
+    monkeypatch.setitem(policies.POLICIES, "faulty", kind)
+
+    async def scenario(call: Caller) -> None:
+        assert (await call.ask("PUT", "/jobs/f", JOB | {"policy": "faulty"}))[0] == 201
+        for name in "cd":
+            await call.join(name, job="f")
+        for number, seconds in enumerate((1.0, 13.0, 13.0, 1.0)):
+            for name in "cd":
+                assert (await call.next(name, job="f"))[1]["samples"] == 6
+            for name in "cd":
+                body = GOOD | {"round": number, "seconds": seconds}
+                assert (await call.report(name, body, job="f"))[0] == 200
+        assert (await call.ask("GET", "/jobs/f"))[1]["rounds"] == 4
+        assert states(call.service) == killed(call.service, tmp_path / "killed")
+
+    with caplog.at_level(logging.WARNING):
+        play(scenario)
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert said.startswith("the policy of job 'f' failed at a round: its plans are those of before (")
+    assert "thirteen" in said or "shares" in said
+
+
+def test_deadlines_of_the_others_are_kept_whatever_goes_wrong_in_one(
+    play: Play, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(call: Caller) -> None:
+        assert (await call.ask("PUT", "/jobs/a-first-one", JOB))[0] == 201
+        wrong = call.service.jobs["a-first-one"].job
+        wrong.silent = lambda now: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+        call.service.jobs = dict(sorted(call.service.jobs.items()))  # looked at first
+        await call.next("a")
+        call.clock.now += 6.0
+        for _ in range(200):
+            await asyncio.sleep(0.02)
+            if (await call.ask("GET", "/jobs/j"))[1]["dropped"] == 2:
+                break
+        assert (await call.ask("GET", "/jobs/j"))[1]["dropped"] == 2
+
+    play(scenario)
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert said.startswith("the deadlines of job 'a-first-one' cannot be looked at (ZeroDivisionError")
+
+
+def test_a_fault_of_the_service_sets_one_job_aside(
+    play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Half a change is never built upon: the job stands still, those who wait for it hear why, the others go on."""
+
+    async def scenario(call: Caller) -> None:
+        assert (await call.ask("PUT", "/jobs/k", JOB))[0] == 201
+        for name in "ab":
+            await call.next(name)
+        await call.report("a", GOOD)
+        waiting = asyncio.create_task(call.next("a", wait=60.0))
+        await asyncio.sleep(0.01)
+        with monkeypatch.context() as patched:
+            patched.setattr("paceline.serve.rounds.OpenRound.report", lambda *_: 1 / 0)
+            refused(
+                await call.report("b", GOOD), 409, "job 'j' is set aside: call 5 of its log failed (division"
+            )
+        refused(await asyncio.wait_for(waiting, 8.0), 409, "job 'j' is set aside")
+        assert list((await call.ask("GET", "/jobs"))[1]["set_aside"]) == ["j"]
+        health = (await call.ask("GET", "/health"))[1]
+        assert not health["well"]
+        assert "start the service with these rules or restore its state" in health["set_aside"]["j"]
+        refused(await call.ask("PUT", "/jobs/j", JOB), 409, "job 'j' is set aside")
+        assert (await call.join("c", job="k"))[0] == 201
+        scraped = (await call.http.get("/metrics", headers={"Authorization": f"Bearer {calling.TOKEN}"})).text
+        assert "paceline_jobs_set_aside 1.0" in scraped
+        assert (await call.ask("DELETE", "/jobs/j"))[0] == 204
+        assert (await call.ask("PUT", "/jobs/j", JOB))[0] == 201
+
+    play(scenario)
+
+
+def test_a_job_that_is_wanted_is_made_when_there_is_room(tmp_path: Path) -> None:
+    """As ``paceline serve --batch`` asks for it at its start."""
+
+    async def all_of_it() -> None:
+        service = Service(tmp_path)
+        with failing(service):
+            await service.start(("default", Settings(8, 1)))
+            assert not service.jobs
+        await asyncio.sleep(1.1)
+        await service.tick()
+        assert list(service.jobs) == ["default"]
+        await service.stop()
+
+    asyncio.run(all_of_it())
