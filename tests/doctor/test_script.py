@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from paceline.doctor.script import ADAPTERS, diff
+from paceline.doctor.script import ADAPTERS, diff, moves_work
 from paceline.doctor.spent import Loop
 
 LOADER = {"processes": 2, "stream": False}
@@ -35,18 +35,27 @@ def test_what_is_added_is_python_and_fits_a_terminal(name: str) -> None:
         if name != "transformers":  # its trainer has the batch from its own arguments
             assert f"global_batch={LOOPS[name].batch}" in after(lines)
             assert ("lbbsp-gpu" in after(lines)) == (policy == "lbbsp-gpu")
+    assert moves_work("auto")
+    assert not moves_work("level")
 
 
 def test_the_forms_of_loops() -> None:
-    plain = after(diff(LOOPS["loader"], 3, "auto"))
+    plain = after(diff(LOOPS["loader"], 3, "level"))
     assert "loader = pace.loader(dataset, seed=0)" in plain
     assert "pace.backward(loss)" in plain
     assert "micro_batch" not in plain
+    assert "loop=" not in plain
     rounds = after(diff(LOOPS["accumulates"], 3, "level"))
-    assert 'loop="round", micro_batch=40' in rounds  # 480 samples over 3 ranks and 4 passes
+    assert 'loop="round"' in rounds
+    assert "micro_batch=40" in rounds  # 480 samples over 3 ranks and 4 passes
     assert "loss = pace.round(batch, lambda x, y: criterion(ddp(x), y))" in rounds
+    within = after(diff(LOOPS["loader"], 3, "auto"))
+    assert "loss = pace.round(batch" in within, "what moves work within the round needs pieces"
+    assert "micro_batch" not in within
     own = after(diff(LOOPS["own batches"], 3, "level"))
     assert "for size in pace.sizes(steps):" in own
     assert "loader" not in own
-    assert "micro_batch=40" in after(diff(LOOPS["own batches, accumulates"], 3, "level"))
+    pieces = after(diff(LOOPS["own batches, accumulates"], 3, "level"))
+    assert "micro_batch=40" in pieces
+    assert "loss = pace.round(turn, loss_of)" in pieces
     assert "take(stream, size)" in after(diff(LOOPS["stream"], 3, "level"))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from paceline.live import now, panel
+from paceline.live.tail import Tail
 from paceline.runs import Recorder, read
 from paceline.runs.columns import Columns
 
@@ -99,3 +100,22 @@ def test_one_worker_and_absent_ones(tmp_path):
     found = now.saving(columns(tmp_path / "b", compute))
     assert found.real == pytest.approx((5 * 0.4 + 10 * 0.1) / 15)
     assert found.would == pytest.approx((5 * 0.14 + 10 * 0.1) / 15)  # 14, 13 and 3 samples; two alike
+
+
+def test_a_split_that_makes_up_for_a_slow_worker_is_not_told_as_a_contradiction(tmp_path):
+    loads = np.tile([16, 16, 16, 4], (40, 1))
+    found = columns(tmp_path, loads * [0.001, 0.001, 0.001, 0.004], loads, policy="level")
+    assert now.speeds(found) == ["Worker 3 is 4.0x slower per sample than the others."]
+    tail = Tail(tmp_path / "run")
+    tail.poll()
+    sentences = panel.panel(tail, None, now.speeds(found))["sentences"]
+    assert sentences[:2] == [*now.speeds(found), "No worker is consistently last now."]
+
+
+def test_who_is_slow_is_told_beside_whose_speed_changed(tmp_path):
+    compute = np.tile([1.0, 1.0, 1.0, 4.0], (100, 1))
+    compute[50:, 0] = 2.0
+    assert now.speeds(columns(tmp_path, compute)) == [
+        "Worker 3 is 4.0x slower per sample than the others.",
+        "In round 50 worker 0 became 2.0x slower, per sample and lastingly.",
+    ]

@@ -185,3 +185,17 @@ def test_words():
     assert [times(x) for x in (1.25, 4, 9.99, 1234)] == ["1.25x", "4.0x", "10x", "1,234x"]
     assert [listing([]), listing([1]), listing([1, 2, 3])] == ["none", "1", "1, 2 and 3"]
     assert [plural(1, "round"), plural(1200, "round")] == ["1 round", "1,200 rounds"]
+
+
+def test_a_slow_worker_is_told_whatever_another_s_speed_did(tmp_path, write):
+    pace = np.tile(SLOW, (120, 1))
+    pace[40:, 1] *= 2
+    run = read(write(tmp_path / "run", np.full((120, 4), 16), pace))
+    sentences = findings(run)
+    # The median of the others is 1 ms in the first 40 rounds and 1, 1 and 2 ms after them.
+    assert sentences[0] == "Worker 3 is 4.0x slower per sample than the others."
+    assert sentences[1] == "In round 40 worker 1 became 2.0x slower, per sample and lastingly."
+    moved = np.full((120, 4), 0.001)
+    moved[:60, 0] = moved[60:, 2] = 0.004
+    run = read(write(tmp_path / "moved", np.full((120, 4), 16), moved))
+    assert "slower per sample than" not in said(run), "nobody was slow all the time"

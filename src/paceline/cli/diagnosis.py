@@ -53,7 +53,7 @@ def _ranks(found: Diagnosis) -> Table:
         ("optimizer", spent.phases[Phase.FINISH]),
         ("wait", spent.waiting),
     ]
-    columns = [(head, values) for head, values in columns if head != "move" or values.any()]
+    columns = [(head, values) for head, values in columns if head not in ("fetch", "move") or values.any()]
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for head in ("rank", "samples", *(head for head, _ in columns), "exchange", "slowness"):
         shown.add_column(head, justify="right", no_wrap=True)

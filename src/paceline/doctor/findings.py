@@ -18,6 +18,7 @@ from paceline.runs.waiting import waiting_share
 from paceline.simulate.whatif import Answer, of_run
 
 POLICIES = ("level", "auto", "dolbie", "lbbsp-gpu", "wlbs")
+WORTHWHILE = 0.95  # of the recorded seconds: less gained is within what a short watch can tell
 NEAR = 1.05  # times the quickest policy's seconds: no reason to prefer that one to the default
 
 
@@ -55,7 +56,9 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     ]
     worth = bool(take) and idle >= say.LITTLE
     if not worth:
-        said.append("There is next to nothing to gain from balancing: leave the script as it is.")
+        said.append(
+            "Balancing would gain next to nothing here" + ("." if lost else ": leave the script as it is.")
+        )
     return Diagnosis(run, said, figures, form, answer, diff(form, run.workers, take) if worth else [])
 
 
@@ -101,7 +104,7 @@ def to_json(found: Diagnosis) -> dict[str, Any]:
 
 def _take(answer: Answer) -> str:
     """The quickest policy, but the default or the like where that is next to it; "" where none gains."""
-    if not answer.best:
+    if not answer.best or answer.policies[answer.best].seconds > WORTHWHILE * answer.seconds:
         return ""
     enough = NEAR * answer.policies[answer.best].seconds
     near = [name for name in DEFAULTS if name in answer.policies and answer.policies[name].seconds <= enough]

@@ -25,6 +25,11 @@ ENOUGH = 5  # looks at a phase below which nothing is said of it
 MOST = 0.5  # of a phase's looks, for a line to be named
 WIDTH = 60  # characters of a line that are shown
 NEVER = (Phase.REDUCE,)  # others are waited for there
+WITHIN = {  # the call itself tells nothing: a line counts if it runs within what is called
+    Phase.FETCH: os.path.join("torch", "utils", "data", "dataloader.py"),
+    Phase.FORWARD: os.path.join("torch", "nn", "parallel", "distributed.py"),
+    Phase.BACKWARD: os.path.join("torch", "autograd", "__init__.py"),
+}
 
 
 class Lines:
@@ -64,18 +69,21 @@ class Lines:
             if phase in NEVER:
                 continue
             frame = sys._current_frames().get(self._watched)
-            place = self._place(frame)
+            place = self._place(frame, phase)
             del frame  # it holds the training's variables
             self._looks[phase] += 1
             if place is not None:
                 self._seen.setdefault(phase, Counter())[place] += 1
 
-    def _place(self, frame: FrameType | None) -> tuple[str, int] | None:
+    def _place(self, frame: FrameType | None, phase: Phase) -> tuple[str, int] | None:
         """The innermost line in a file of the user's own."""
+        caller = WITHIN.get(phase)
         while frame is not None:
             name = frame.f_code.co_filename
             if not name.startswith(self._foreign):
                 return name, frame.f_lineno
+            if caller is not None and name.endswith(caller):
+                return None
             frame = frame.f_back
         return None
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from paceline import policies
 from paceline.doctor.spent import Loop
+from paceline.rounds import Cluster
 
-DEFAULTS = ("level", "auto")  # the default is auto, which plans as level does where that is as good
+DEFAULTS = ("level", "auto")  # the default is auto; where a turn is a whole round it plans as level does
+WIDTH = 76  # of a line
 ADAPTERS = {
     "lightning": (
         "+ from paceline.hosts.lightning import Balanced",
@@ -51,53 +54,83 @@ ADAPTERS = {
 
 
 def diff(loop: Loop, ranks: int, policy: str) -> list[str]:
-    """Lines that begin with "+ ", "- " or two blanks; names as ``ddp`` and ``dataset`` stand for the script's own."""
+    """Lines that begin with "+ ", "- " or two blanks; names as ``ddp`` and ``dataset`` stand for the script's own.
+
+    policy: the one to take, of those that were forecast.
+    """
     options = [f"global_batch={loop.batch}"]
     if policy not in DEFAULTS:
         options.append(f'policy="{policy}"')
     if loop.host:
         return [line.format(options=", ".join(options)) for line in ADAPTERS[loop.host]]
     micro = loop.micro_batch(ranks)
-    own = loop.loader is None or loop.loader["stream"]
-    if micro is not None and not own:
+    rounds = micro is not None or moves_work(policy)
+    if rounds:
         options.append('loop="round"')
     if micro is not None:
         options.append(f"micro_batch={micro}")
-    return ["+ import paceline.torch", *_made(options), *_loop(loop, own, micro is not None)]
+    own = loop.loader is None or loop.loader["stream"]
+    body = _own(loop, rounds) if own else _loader(loop, rounds)
+    return ["+ import paceline.torch", *_made(options), *body]
+
+
+def moves_work(policy: str) -> bool:
+    """Whether it moves work between the ranks within the round, for which a loop must run rounds in pieces."""
+    plan, _ = policies.create(policy, Cluster(2, 64)).init()
+    return plan.pull is not None
 
 
 def _made(options: list[str]) -> list[str]:
     """The line that makes the Pace, on several where it is long."""
     line = f"+ pace = paceline.torch.Pace(ddp, {', '.join(options)})"
-    if len(line) <= 72:
+    if len(line) <= WIDTH:
         return [line]
-    return ["+ pace = paceline.torch.Pace(", f"+     ddp, {', '.join(options)}", "+ )"]
+    return ["+ pace = paceline.torch.Pace(", "+     ddp,", *(f"+     {each}," for each in options), "+ )"]
 
 
-def _loop(loop: Loop, own: bool, accumulates: bool) -> list[str]:
-    if own:
-        draws = "next(stream)" if loop.loader else "get_batch()"
-        sized = "take(stream, size)" if loop.loader else "get_batch(size)"
+def _loader(loop: Loop, rounds: bool) -> list[str]:
+    made = [
+        "- loader = DataLoader(dataset, sampler=DistributedSampler(dataset), ...)",
+        "+ loader = pace.loader(dataset, seed=0)",
+    ]
+    if not rounds:
+        return [*made, "  for x, y in loader:", *_steps()]
+    return [
+        *made,
+        f"- for x, y in loader:{_passes(loop)}",
+        "+ for batch in loader:  # a whole step, run in pieces",
+        "+     loss = pace.round(batch, lambda x, y: criterion(ddp(x), y))",
+        "-     optimizer.step()",
+        "+     pace.step(optimizer)",
+    ]
+
+
+def _own(loop: Loop, rounds: bool) -> list[str]:
+    drawn, sized = (
+        ("next(stream)", "take(stream, size)") if loop.loader else ("get_batch()", "get_batch(size)")
+    )
+    if not rounds:
         return [
             "- for step in range(steps):",
-            f"-     x, y = {draws}",
+            f"-     x, y = {drawn}",
             "+ for size in pace.sizes(steps):",
             f"+     x, y = {sized}  # so many samples, on this rank",
             *_steps(),
         ]
-    loader = [
-        "- loader = DataLoader(dataset, sampler=DistributedSampler(dataset), ...)",
-        "+ loader = pace.loader(dataset, seed=0)",
+    return [
+        "+ def loss_of(size):  # of one piece",
+        f"+     x, y = {sized}",
+        "+     return criterion(ddp(x), y)",
+        f"- for step in range(steps):{_passes(loop)}",
+        "+ for turn in pace.sizes(steps):  # a whole step, run in pieces",
+        "+     loss = pace.round(turn, loss_of)",
+        "-     optimizer.step()",
+        "+     pace.step(optimizer)",
     ]
-    if accumulates:
-        return [
-            *loader,
-            f"- for x, y in loader:  # {loop.backwards} backward passes, then optimizer.step()",
-            "+ for batch in loader:  # a whole step, run in pieces of micro_batch",
-            "+     loss = pace.round(batch, lambda x, y: criterion(ddp(x), y))",
-            "+     pace.step(optimizer)",
-        ]
-    return [*loader, "  for x, y in loader:", *_steps()]
+
+
+def _passes(loop: Loop) -> str:
+    return f"  # {loop.backwards} backward passes a step" if loop.backwards > 1 else ""
 
 
 def _steps() -> list[str]:

@@ -84,7 +84,7 @@ def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
     for phase in named:
         where = loop.lines[rank] if rank < len(loop.lines) else {}
         spot = _main(mine, others) if phase is Phase.FORWARD else phase
-        if spot is not None and spot.name in where and not (spot is Phase.FETCH and _processes(loop)):
+        if spot is not None and spot.name in where:
             said.append(f"Most of that goes into {where[spot.name]}")
         said += _remedy(phase, loop)
     return said

@@ -100,7 +100,8 @@ def slow(run: Run) -> list[Slow]:
         steady = np.logical_and.reduce([half >= SLOWER * np.nanmin(half) for half in halves])
         ratios = median(own) / np.nanmin(median(own))
     since = {change.worker: change.round for change in changes(run) if change.ratio > 1}
-    found = [Slow(int(i), float(ratios[i]), since.get(int(i), 0)) for i in np.flatnonzero(steady)]
+    lasting = np.flatnonzero(steady & (ratios >= SLOWER))
+    found = [Slow(int(i), float(ratios[i]), since.get(int(i), 0)) for i in lasting]
     return sorted(found, key=lambda each: -each.ratio)
 
 

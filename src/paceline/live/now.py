@@ -86,11 +86,11 @@ def saving(columns: Columns) -> Saving | None:
 
 
 def speeds(columns: Columns) -> list[str]:
-    """Who lately became slow for each sample and when, or else who is: two sentences at most."""
+    """Who is slow for each sample lately, and whose speed changed last: two sentences at most."""
     if not len(columns):
         return []
     recent = columns.part(max(len(columns) - CHANGED, 0), len(columns))
-    return (changes_in_words(recent) or speeds_in_words(recent))[-2:]
+    return [*speeds_in_words(recent), *changes_in_words(recent)[-1:]]
 
 
 def waits_for_all(columns: Columns) -> bool:

@@ -76,7 +76,8 @@ def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> 
     rounds = columns["round"]
     content["span"] = [int(rounds[0]), int(rounds[-1]) + 1]
     content["cards"] = cards(_cards(columns, tail.config, last, saving))
-    content["sentences"] = [*_sentences(columns, tail.config, last, saving), *speeds]
+    # Where a split makes up for a slow worker, both are told, in the order that is understood.
+    content["sentences"] = [*speeds, *_sentences(columns, tail.config, last, saving)]
     content["workers"] = _workers_now(columns, last)
     return content
 
@@ -116,7 +117,7 @@ def _cards(
         since = float(columns["time"][-1] - columns["time"][last.since])
         entries.append((f"worker {last.worker}", "", f"is the straggler, for {seconds(since)}", None))
     else:
-        entries.append(("nobody", "", "is the straggler now", None))
+        entries.append(("nobody", "", "is consistently last now", None))
     if saving is not None:
         ratio = saving.would / saving.real if saving.other == "equal" else saving.real / saving.would
         what = "as fast as an equal split" if saving.other == "equal" else "as fast, if balanced"
@@ -139,9 +140,7 @@ def _sentences(
             f"the others together waited {seconds(last.cost)} in that time."
         )
     elif columns.workers > 1:
-        found.append(
-            "No worker is the straggler: each is last now and then, or all end within 10 % of the median."
-        )
+        found.append("No worker is consistently last now.")
     if saving is not None:
         found.append(saving_sentence(saving))
     if (server := now.server(columns)) is not None:

@@ -47,11 +47,10 @@ def findings(run: Run) -> list[str]:
 
 
 def slow_workers(runs: Sequence[Run]) -> str:
-    """Who is slower than the others and how much, as a clause; empty when nobody is, or speeds changed."""
-    if not all(_steady(run) for run in runs):
-        return ""
+    """Who is slower than the others all the time and how much, as a clause; empty when nobody is."""
     ratios = slowness(max(runs, key=lambda run: len(run.round)))
-    slow = [int(i) for i in np.argsort(-np.nan_to_num(ratios), kind="stable") if ratios[i] >= SLOWER]
+    order = np.argsort(-np.nan_to_num(ratios), kind="stable")
+    slow = [int(i) for i in order if ratios[i] >= SLOWER and all(_steadily(run, int(i)) for run in runs)]
     if len(slow) == 1:
         return f"worker {slow[0]} is {times(ratios[slow[0]])} slower"
     if 2 <= len(slow) <= 3:
@@ -62,15 +61,18 @@ def slow_workers(runs: Sequence[Run]) -> str:
     return ""
 
 
-def _steady(run: Run) -> bool:
-    """True when those who were slow in the first half were also slow in the second, and nobody else."""
+def _steadily(run: Run, worker: int) -> bool:
+    """True when the worker was slow in the first half of the rounds and in the second."""
     middle = len(run.round) // 2
     own = seconds_per_sample(run)
+    if worker >= own.shape[1]:
+        return False
     with np.errstate(invalid="ignore"):
         first, second = (
-            median(half) >= SLOWER * median(median(half)[:, None]) for half in (own[:middle], own[middle:])
+            median(half)[worker] >= SLOWER * median(median(half)[:, None])[0]
+            for half in (own[:middle], own[middle:])
         )
-    return middle == 0 or bool((first == second).all())
+    return middle == 0 or bool(first and second)
 
 
 def compare(runs: Sequence[Run]) -> list[str]:
@@ -121,7 +123,7 @@ def _same_model(one: Run, other: Run, first: dict[str, Any], second: dict[str, A
 
 
 def speeds_in_words(run: Run) -> list[str]:
-    """Which workers are slower than the others, where speeds did not change."""
+    """Which workers are slower than the others all the time; where nobody is and no speed changed, that."""
     ratios = slowness(run)
     known = ratios[~np.isnan(ratios)]
     if len(known) < 2:
