@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.runs import Recorder, read
+from paceline.runs import Recorder, comparison, read
 from paceline.runs.analysis import Change, changes, settled, slowness, straggler_share
 from paceline.runs.findings import compare, findings
 from paceline.runs.words import listing, number, percent, plural, seconds, times
@@ -40,11 +40,37 @@ def test_the_same_model_is_only_claimed_where_it_is(tmp_path, write):
     loads = np.tile([16, 16, 16, 4], (40, 1))
     level = read(write(tmp_path / "level", loads, pace))
     assert compare([equal, level])[0].endswith("balanced by level, the same model came out 3.2x sooner.")
-    other = read(write(tmp_path / "other", loads, pace, model="lenet5"))
+    other = read(write(tmp_path / "other", loads, pace, seed=1))
     assert compare([equal, other])[0].endswith("balanced by level, samples went through 3.2x as fast.")
     assert compare([level, equal])[0] == compare([equal, level])[0]
     again = read(write(tmp_path / "again", loads, pace, policy="dolbie"))
     assert "balanced by level or dolbie, the same model" in compare([equal, level, again])[0]
+
+
+def test_what_differs_beside_the_policy_is_not_put_down_to_it(tmp_path, write):
+    pace = np.tile(SLOW, (40, 1))
+    equal = read(write(tmp_path / "equal", np.full((40, 4), 16), pace, policy="equal"))
+    twice = read(write(tmp_path / "twice", np.full((40, 8), 8), np.tile(SLOW, (40, 2))))
+    said = compare([equal, twice])
+    assert said[0] == (
+        "These runs differ in the number of workers (4 and 8): which policy is the faster cannot be told from them."
+    )
+    assert not any("x an equal" in line for line in said)
+    assert said[0] in comparison.render([equal, twice])
+    other = read(write(tmp_path / "other", np.full((40, 4), 32), pace, model="lenet5", global_batch=128))
+    assert compare([equal, other])[0].startswith(
+        "These runs differ in the global batch (64 and 128) and the model (mlp and lenet5):"
+    )
+
+
+def test_runs_of_one_policy_go_by_their_places(tmp_path, write):
+    loads, pace = np.full((20, 4), 16), np.tile(SLOW, (20, 1))
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    places = [tmp_path / "one", tmp_path / "a" / "two", tmp_path / "b" / "two"]
+    found = compare([read(write(place, loads, pace)) for place in places])
+    names = ["level (one)", f"level ({tmp_path}/a/two)", f"level ({tmp_path}/b/two)"]
+    assert [line.split(": ")[0] for line in found[1:]] == names
 
 
 def test_a_plain_baseline_that_wins_is_said_to(tmp_path, write):

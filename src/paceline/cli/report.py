@@ -15,7 +15,8 @@ from rich.table import Table
 from paceline.cli.output import write_text
 from paceline.errors import PacelineError
 from paceline.files import write_whole
-from paceline.runs import Run, comparison, read, report, summarize, trace
+from paceline.runs import Run, read, report, summarize, trace
+from paceline.runs.alike import labels
 from paceline.runs.findings import compare, findings
 from paceline.runs.words import number, percent, seconds
 
@@ -62,7 +63,7 @@ def comparison_table(runs: list[Run], summaries: list[dict[str, Any]]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for head in ("run", "samples/s", "of bound", "waiting", "time", "loss", "accuracy", "loads"):
         table.add_column(head, no_wrap=True)
-    for name, summary in zip(comparison.labels(runs), summaries, strict=True):
+    for name, summary in zip(labels(runs), summaries, strict=True):
         loads = summary["final_batches"]
         table.add_row(
             name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.runs import charts, draw, timeline
+from paceline.runs.alike import differences, labels
 from paceline.runs.axes import ticks, top
 from paceline.runs.columns import BANDS, Columns, Window
 from paceline.runs.findings import compare, findings
@@ -30,16 +31,7 @@ def render(runs: Sequence[Run]) -> str:
     for (name, run), (_, each) in zip(named, columns, strict=True):
         body += f"<details><summary>{draw.escape(name)}: findings and pictures</summary>"
         body += points(findings(run)) + pictures(each) + details(run, summarize(run)) + "</details>"
-    return page("Comparison · Paceline", header(said[0], about(runs[0])), body)
-
-
-def labels(runs: Sequence[Run]) -> list[str]:
-    """What to call each run: its policy, and its directory where two share one."""
-    policies = [run.policy for run in runs]
-    return [
-        policy if policies.count(policy) == 1 else f"{policy} ({run.path.name})"
-        for policy, run in zip(policies, runs, strict=True)
-    ]
+    return page("Comparison · Paceline", header(said[0], "" if differences(runs) else about(runs[0])), body)
 
 
 def _rates(named: list[tuple[str, Run]]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.runs import pieces
+from paceline.runs.alike import differences, labels
 from paceline.runs.analysis import (
     changes,
     last,
@@ -78,9 +79,14 @@ def _steadily(run: Run, worker: int) -> bool:
 def compare(runs: Sequence[Run]) -> list[str]:
     """Sentences about several runs of one thing; the first is the headline.
 
-    The yardstick is the run with an equal split, the slowest one where there is none.
+    The yardstick is the run with an equal split, the slowest one where there is none. Runs of other workers, or of
+    another task, are told one by one: what makes one of these faster need not be its policy.
     """
     summaries = [summarize(run) for run in runs]
+    names, unlike = labels(runs), differences(runs)
+    if unlike:
+        headline = f"These runs differ in {unlike}: which policy is the faster cannot be told from them."
+        return [headline, *(_line(name, s, 0.0, "") for name, s in zip(names, summaries, strict=True))]
     rates = [summary["samples_per_second"] or 0.0 for summary in summaries]
     equal = [i for i, run in enumerate(runs) if run.policy.split(":")[0] == "equal"]
     base = equal[0] if equal else int(np.argmin(rates))
@@ -92,21 +98,22 @@ def compare(runs: Sequence[Run]) -> list[str]:
         opening += f"{kind} wasted {percent(summaries[base]['idle_share'])} of the cluster; "
     gain = rates[best] / rates[base] if rates[base] > 0 else float("nan")
     level = [i for i, rate in enumerate(rates) if i != base and rate >= 0.99 * rates[best]]
-    names = " or ".join(runs[i].policy for i in level)
+    winners = " or ".join(names[i] for i in level)
     if best == base or not gain > 1.005:
         headline = f"{opening}no other policy was faster."
     elif all(_same_model(runs[base], runs[i], summaries[base], summaries[i]) for i in level):
-        headline = f"{opening}balanced by {names}, the same model came out {times(gain)} sooner."
+        headline = f"{opening}balanced by {winners}, the same model came out {times(gain)} sooner."
     else:
-        headline = f"{opening}balanced by {names}, samples went through {times(gain)} as fast."
-    return [headline[0].upper() + headline[1:], *(_line(s, rates[base], kind) for s in summaries)]
+        headline = f"{opening}balanced by {winners}, samples went through {times(gain)} as fast."
+    lines = [_line(name, s, rates[base], kind) for name, s in zip(names, summaries, strict=True)]
+    return [headline[0].upper() + headline[1:], *lines]
 
 
-def _line(summary: dict[str, Any], base: float, kind: str) -> str:
+def _line(name: str, summary: dict[str, Any], base: float, kind: str) -> str:
     rate = summary["samples_per_second"] or 0.0
     against = f", {times(rate / base)} {kind}" if base > 0 and rate != base else ""
     return (
-        f"{summary['policy']}: {number(rate)} samples/s, {percent(summary['share_of_bound'])} of what its "
+        f"{name}: {number(rate)} samples/s, {percent(summary['share_of_bound'])} of what its "
         f"workers could do together{against}; {percent(summary['idle_share'])} of their time was waiting."
     )
 
