@@ -18,16 +18,18 @@ SAME = {
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """What to call each run: its policy; its directory with it where two share one, the whole path if need be."""
-    names = [run.policy for run in runs]
-    for more in (lambda run: run.path.name, lambda run: str(run.path)):
-        places = {
-            name: {run.path for run, each in zip(runs, names, strict=True) if each == name} for name in names
-        }
-        names = [
-            f"{run.policy} ({more(run)})" if len(places[name]) > 1 else name
-            for name, run in zip(names, runs, strict=True)
-        ]
-    return names
+    policies = [run.policy for run in runs]
+    named = [
+        policy if policies.count(policy) == 1 else f"{policy} ({run.path.name})"
+        for policy, run in zip(policies, runs, strict=True)
+    ]
+    paths = [
+        {run.path for run, name in zip(runs, named, strict=True) if name == each} for each in named
+    ]  # of all that go by one name
+    return [
+        name if len(same) == 1 else f"{run.policy} ({run.path})"
+        for name, run, same in zip(named, runs, paths, strict=True)
+    ]
 
 
 def differences(runs: Sequence[Run]) -> str:
