@@ -307,24 +307,6 @@ def with_as_many_threads(rank: int, ranks: int, threads: list[int]) -> str:
     return ""
 
 
-def missed(rank: int, ranks: int) -> list[tuple[int, list[int]]]:
-    """Whom this rank misses while rank 1 hangs in its sixth round."""
-    ddp = DistributedDataParallel(fresh(torch.float64))
-    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
-    seen: list[tuple[int, list[int]]] = []
-
-    def note(step: int, who: list[int], seconds: float) -> None:
-        seen.append((step, who))
-
-    with Pace(ddp, 60, "factoring", loop="pieces", on_missed=note, patience=1.5) as pace:
-        for x, y, _ in pace.loader(Samples(60 * 8), seed=5):
-            if rank == 1 and pace.rounds == 5 and pace.first:
-                time.sleep(4.0)
-            pace.backward(loss_of(ddp(x), y))
-            pace.step(optimizer)
-    return seen
-
-
 class Slow(Samples):
     """Samples that take 15 ms to load."""
 

@@ -29,7 +29,6 @@ from support.torch_jobs import (
     frozen,
     held_up,
     indices_used,
-    missed,
     optimizer_of,
     part_of_an_epoch,
     reference,
@@ -248,13 +247,6 @@ def test_what_a_frozen_rank_has_not_begun_the_others_run() -> None:
     assert stuck.within.pieces[1][0] <= 2 * plan
     assert len(stuck.within.pieces[1]) <= 3  # that piece, a claim at most, and its end
     assert stuck.loads[1] < stuck.loads[[0, 2]].min()
-
-
-def test_a_rank_that_hangs_is_named_long_before_any_timeout() -> None:
-    first, hung, third = run_ranks(3, missed)
-    assert first == [(5, [1])]
-    assert third == [(5, [1])]
-    assert hung == []
 
 
 @pytest.mark.parametrize("once_a_round", [True, False])

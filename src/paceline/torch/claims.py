@@ -12,15 +12,17 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from paceline.balance.factoring import size
+from paceline.errors import WorkerError
 from paceline.rounds import Array
 from paceline.torch import book, peers
+from paceline.torch.calls import Calls
 from paceline.torch.counter import MOST_SPEED, SPEED_UNITS, counter
 from paceline.torch.division import Division
 
@@ -31,7 +33,7 @@ RECENT = 0.2  # weight of the newest measurement of that, of the waits for claim
 TRIPS = 3e-4  # seconds that a claim takes, until measured
 GROWTH = 2  # times the piece before: what is claimed at most where processes load it meanwhile
 MARGIN = 0.1  # of a piece that is left when the next is asked for, and twice the time that a claim takes
-
+FORGET_SECONDS = 5.0  # for a claim to return that nobody wants any more
 
 Claim = tuple[int, int]  # start among the epoch's samples, size
 
@@ -62,7 +64,8 @@ class Claims:
         self._rank, self._ranks = peers.rank(), peers.ranks()
         self._device, self._unit, self._most = device, unit, most
         self._largest = most if largest is None else largest
-        self._asker = ThreadPoolExecutor(1, "claims")
+        self._asker = Calls("claims")
+        self._timeout = peers.timeout()
         self._answer: Future[Claim | None] | None = None
         self._behind = torch.cuda.Event() if device.type == "cuda" else None  # the newest forward pass
         self._asking: tuple[Division, int] | None = None  # to be asked for when that is through
@@ -128,7 +131,14 @@ class Claims:
         if self._answer is None:
             self._ask(division)
         assert self._answer is not None
-        claim = self._answer.result()
+        try:
+            claim = self._answer.result(self._timeout)
+        except TimeoutError:
+            raise WorkerError(
+                f"rank 0, where work is claimed, has not answered rank {self._rank} for {self._timeout:.0f} s, as "
+                "long as the process group waits; it may be stopped or cut off: end the run and go on from the last "
+                "checkpoint"
+            ) from None
         self._answer = None
         self.waited(time.perf_counter() - began)
         return claim
@@ -149,7 +159,7 @@ class Claims:
 
     def close(self) -> None:
         self.forget()
-        self._asker.shutdown(wait=False)
+        self._asker.close()
         self._counter.close()
 
     # -- within ----------------------------------------------------------------------------------------------
@@ -231,7 +241,7 @@ class Claims:
     def forget(self) -> None:
         """Nothing is asked for any more; a loop that was left within its round may still."""
         if self._answer is not None:
-            with contextlib.suppress(Exception):
-                self._through.set()
-                self._answer.result()
+            self._through.set()
+            with contextlib.suppress(Exception):  # also of a rank 0 that does not answer
+                self._answer.result(FORGET_SECONDS)
         self._answer, self._asking = None, None

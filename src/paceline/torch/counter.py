@@ -17,6 +17,7 @@ from paceline.torch import peers
 SAMPLES, RANKS = 28, 11  # bits of the counter; the other 24 are for the speeds
 SPEED_UNITS = 1 << 12  # of the expected speed of all
 MOST_SPEED = 1 << 11  # times that; what all ranks tell together must stay below
+CONNECT_SECONDS = 60.0  # to reach the store
 
 
 class Count(NamedTuple):
@@ -54,11 +55,14 @@ class LocalCounter:
 
 
 class StoreCounter:
-    """On a TCPStore of its own, which rank 0 hosts; a key a round, deleted two rounds later."""
+    """On a TCPStore of its own, which rank 0 hosts; a key a round, deleted two rounds later.
 
-    def __init__(self, timeout: float = 60.0) -> None:
+    ``add`` hangs for as long as rank 0 is stopped.
+    """
+
+    def __init__(self) -> None:
         self._rank = peers.rank()
-        self._store: dist.TCPStore | None = peers.own_store(timeout)
+        self._store: dist.TCPStore | None = peers.own_store(CONNECT_SECONDS)
         self._newest = -1
 
     def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
@@ -71,8 +75,8 @@ class StoreCounter:
             after = self._store.add(str(step), samples + (told << SAMPLES) + (speed << SAMPLES + RANKS))
         except dist.DistError as error:
             raise WorkerError(
-                f"rank {self._rank} got no answer from rank 0, where work is claimed; rank 0 has "
-                "left the run or hangs, look there for the reason"
+                f"rank {self._rank} got no answer from rank 0, where work is claimed; rank 0 has left the run, look "
+                "there for the reason"
             ) from error
         claimed, others = after & ((1 << SAMPLES) - 1), after >> SAMPLES
         return Count(claimed - samples, others & ((1 << RANKS) - 1), others >> RANKS)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.config import TrainConfig
-from paceline.torch.patience import sentence
+from paceline.torch.patience import Missing
 
 GRACE_SECONDS = 3.0  # between asking a worker to end and making it
 TIMEOUT_SECONDS = 600.0
@@ -182,9 +182,9 @@ def _work(config: TrainConfig, run_dir: Path, resume: bool, rank: int, port: int
     def emit(event: dict[str, Any]) -> None:
         pipe.send(event)
 
-    def missed(step: int, ranks: list[int], seconds: float) -> None:
+    def missed(missing: Missing) -> None:
         """Nothing but an end frees a thread that waits in a reduction; the record and the checkpoint are whole."""
-        emit({"type": "fault", "message": sentence(step, ranks, seconds)})
+        emit({"type": "fault", "message": str(missing)})
         os._exit(1)
 
     try:

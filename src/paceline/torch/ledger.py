@@ -18,6 +18,7 @@ from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.torch.batches import Piece
 from paceline.torch.book import Book
+from paceline.torch.finite import Finite, OnNan
 from paceline.torch.meter import Measured, Meter
 from paceline.within import Within
 
@@ -55,14 +56,20 @@ class Ledger:
     """Keeps the rounds that are not settled yet.
 
     pulls: whether work may move within rounds, so that the ranks report what they really ran.
-    listeners: called in turn with each settled round.
+    listeners: called in turn with each settled round. on_nan: what to do next where its loss is no number.
     """
 
     def __init__(
-        self, balancer: Balancer, meter: Meter, pulls: bool, listeners: list[Callable[[RoundResult], None]]
+        self,
+        balancer: Balancer,
+        meter: Meter,
+        pulls: bool,
+        listeners: list[Callable[[RoundResult], None]],
+        on_nan: OnNan = "warn",
     ) -> None:
         self._balancer, self._meter, self._pulls = balancer, meter, pulls
         self.listeners = listeners
+        self._finite = Finite(on_nan)
         self._settled = -1  # newest round whose reports have been taken in
         self._open: dict[int, _Open] = {}
 
@@ -133,3 +140,4 @@ class Ledger:
         )
         for listener in self.listeners:
             listener(result)
+        self._finite.check(measured.step, measured.loss_sums, measured.loss_told)

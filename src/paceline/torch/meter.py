@@ -25,6 +25,7 @@ class Measured(NamedTuple):
     seconds: Array
     known_overhead: Array  # seconds of the optimizer step before it, measured apart
     loss_sums: Array  # summed over each rank's samples; NaN where it did not hand in its loss
+    loss_told: Array  # 1 where a rank handed in its loss, else 0
     cpu: Array  # portion of the machine's processors that others left, NaN where not asked for
     memory: Array  # portion that is free
     further: Array  # what else was handed to ``stop``, shape (n, k)
@@ -116,27 +117,26 @@ class Meter:
             )
         if np.isnan(rows[0, 0]):
             return None
-        seconds, known, losses, cpu, memory = rows[:, 2:7].T
-        return Measured(int(rows[0, 0]), seconds, known, losses, cpu, memory, rows[:, 7:])
-
-    def missing(self) -> list[int]:
-        """Ranks that have not announced the newest round yet, as far as can be told."""
-        asked = getattr(self._exchange, "missing", None)
-        return asked(self._sequence) if asked else []
+        seconds, known, losses, told, cpu, memory = rows[:, 2:8].T
+        return Measured(int(rows[0, 0]), seconds, known, losses, told, cpu, memory, rows[:, 8:])
 
     def close(self) -> None:
         self._exchange.close()
+
+    def abandon(self) -> None:
+        """``close`` after a failure: nobody is waited for."""
+        self._exchange.abandon()
 
     def _announce(self, step: int, digest: int) -> None:
         self._exchange.send(self._sequence, self._report(step, digest))
 
     def _report(self, step: int, digest: int) -> Array:
         if step not in self._carry:  # the device's first reading comes a round later
-            return np.array([np.nan, digest, *[np.nan] * 5, *self._nothing])
+            return np.array([np.nan, digest, *[np.nan] * 6, *self._nothing])
         carry = self._carry.pop(step)
         losses = self._losses.pop(step, None)
         loss = float(torch.stack(losses).sum()) if losses is not None else np.nan
         cpu, memory = self._readings.take() if self._readings else (np.nan, np.nan)
         further = self._further.pop(step, self._nothing)
         seconds = self._watch.seconds(step) - self._waits.pop(step) + carry
-        return np.array([step, digest, seconds, carry, loss, cpu, memory, *further])
+        return np.array([step, digest, seconds, carry, loss, losses is not None, cpu, memory, *further])

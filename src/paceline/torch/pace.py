@@ -38,13 +38,15 @@ from paceline.torch import book, patience, peers
 from paceline.torch.batches import Order, Piece
 from paceline.torch.claims import Claims
 from paceline.torch.exactsum import ExactSum
+from paceline.torch.finite import OnNan
 from paceline.torch.gradients import Gradients
 from paceline.torch.ledger import Ledger, RoundResult
 from paceline.torch.limits import Limits
 from paceline.torch.loader import BalancedLoader, check_indexed, draws_ahead
+from paceline.torch.lookout import lookout
 from paceline.torch.meter import Meter
 from paceline.torch.parallel import parallel
-from paceline.torch.patience import Missed, Patience
+from paceline.torch.patience import OnMissed
 from paceline.torch.progress import Progress
 from paceline.torch.rates import Rates
 from paceline.torch.record import RoundRecorder, record_run
@@ -85,9 +87,14 @@ class Pace:
         rounding. Costs a micro-batch a cell, 16 bytes a parameter, and an all-reduce that overlaps with nothing.
     record: a new directory for the run's record (see ``paceline report``), written by rank 0.
     on_round: called on every rank with each finished RoundResult.
-    on_missed: where work moves within the round: called from a thread with (round, ranks, seconds) when this rank
-        has waited for these ranks ten times as long as rounds take, and at least ``patience`` seconds; by default
-        a warning names them.
+    on_missed: what to do when ranks keep this one waiting: "warn" (default) names them in a warning, again after
+        twice the time; "end" names them on standard error and ends the process with status 1, so that a launcher can
+        start the ranks again; or a function, called from a thread with a ``patience.Missing``.
+    patience: seconds without a sign of life after which a rank is missed. One that lives and is only late is missed
+        after ten times that, and ten times as long as rounds take: it may compile, evaluate or write a checkpoint.
+    on_nan: what to do when a loss is no number: "warn" (default), once; "raise" a PacelineError on every rank; or a
+        function, called on every rank with (round, ranks). Losses that a loop under ``weigh="hook"`` keeps to itself
+        are not seen.
 
     Construct and use it alike on all ranks; a rank that differs is named in a PacelineError.
     """
@@ -108,8 +115,9 @@ class Pace:
         deterministic: bool = False,
         record: str | Path | None = None,
         on_round: Callable[[RoundResult], None] | None = None,
-        on_missed: Missed = patience.warn,
-        patience: float = patience.LEAST_SECONDS,
+        on_missed: OnMissed = "warn",
+        patience: float = patience.SECONDS,
+        on_nan: OnNan = "warn",
     ) -> None:
         self.rank, self.ranks = peers.rank(), peers.ranks()
         self._parallel = parallel(model, self.ranks)
@@ -139,7 +147,6 @@ class Pace:
         self._claims = Claims(device, terms.unit, largest, most) if terms.pulls else None
         further = book.width() if terms.pulls else 0
         self._meter = Meter(device, terms.balancer.needs_readings, further, self._parallel.waited)
-        self._patience = Patience(self._meter.missing, on_missed, patience) if terms.pulls else None
         self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
         self._any_hook = (
             torch.autograd.graph.register_multi_grad_hook(self._parameters, self._backward_begins, mode="any")
@@ -174,7 +181,7 @@ class Pace:
         self._rates = Rates()
         self._loss = float("nan")
         listeners = [self._note_loss, *([on_round] if on_round else [])]
-        self._ledger = Ledger(terms.balancer, self._meter, terms.pulls, listeners)
+        self._ledger = Ledger(terms.balancer, self._meter, terms.pulls, listeners, on_nan)
         self._recorder: RoundRecorder | None = None
         if record is not None:
             self._recorder = peers.on_rank_0(
@@ -184,6 +191,7 @@ class Pace:
             )
         if self._recorder is not None:
             self._ledger.listeners.append(self._recorder.round)
+        self._lookout = lookout(on_missed, patience)  # last, since its threads run until it is closed
 
     # -- what the user calls -------------------------------------------------------------------------------
 
@@ -293,7 +301,8 @@ class Pace:
                 "add the losses, and call it with the sum"
             )
         loss = loss * self.weight(loss, reduction)
-        (loss if scaler is None else scaler.scale(loss)).backward()
+        with self._lookout.named():
+            (loss if scaler is None else scaler.scale(loss)).backward()
         self.backward_done()
 
     def weight(self, loss: torch.Tensor | None = None, reduction: str = "mean") -> float:
@@ -433,12 +442,14 @@ class Pace:
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it; the loader does so
         before the next round, a loop that is left early may do it then."""
-        self._ledger.settle(self.rounds)
+        with self._lookout.named():
+            self._ledger.settle(self.rounds)
 
     def flush(self) -> None:
         """``settle``, and on a GPU also wait for the last round's reading. Call it on all ranks, or on none;
         the loader does so at the end of each epoch."""
-        self._ledger.flush(self.rounds)
+        with self._lookout.named():
+            self._ledger.flush(self.rounds)
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on from here, after a finished round: plain numbers."""
@@ -472,8 +483,7 @@ class Pace:
         if self._piece is not None:
             self._gradients.drop()
             self._meter.drop(self._piece.step)
-            if self._patience is not None:
-                self._patience.drop()
+            self._lookout.dropped()
         self._piece = None
 
     def detach(self) -> None:
@@ -489,8 +499,7 @@ class Pace:
         self._meter.close()
         for loader in self._loaders:
             loader.close()
-        if self._patience is not None:
-            self._patience.close()
+        self._lookout.close()
         if self._claims is not None:
             self._claims.close()
 
@@ -507,8 +516,22 @@ class Pace:
     def __enter__(self) -> Pace:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if error is not None:
+                self.failed(error)
+        finally:
+            self.close()
+
+    def failed(self, error: BaseException) -> None:
+        """The loop ends with this error: tell the other ranks, which cannot go on without this one.
+
+        Raises a WorkerError that names the rank where the error only says that another one is lost.
+        """
+        self._meter.abandon()
+        if (reason := self._lookout.reason(error)) is not None:
+            raise reason from error
+        self._lookout.fail(error)
 
     # -- what the turns of a loop call, in this order:
     # open_epoch, (before_piece, (claim, begin_piece, end_piece)*, begin_piece, end_piece)*, close_epoch, leave_epoch
@@ -670,12 +693,11 @@ class Pace:
 
     def _stop(self, piece: Piece) -> None:
         """This rank's last gradient of the round is ready."""
+        self._lookout.ended(piece.step)
         if self._claims is None:
             self._meter.stop(piece.step, self.terms.balancer.digest)
         elif not self._meter.stopped(piece.step):
             self._claims.done(piece.samples, last=True)
-            if self._patience is not None:
-                self._patience.begin(piece.step)
             self._meter.stop(piece.step, self.terms.balancer.digest, self._claims.report)
 
     def _hook_weight(self) -> float:
@@ -718,8 +740,7 @@ class Pace:
         piece = self.piece
         seconds = time.perf_counter() - self._began
         self._ledger.finish(piece.step, seconds, self._learning_rate)
-        if self._patience is not None:
-            self._patience.end(seconds)
+        self._lookout.over(seconds)
         self._gradients.used()
         self._progress.finish(piece.batch if self._counts_epochs else 0)
         self._piece = None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+from torch.distributed import constants
 
 from paceline.errors import PacelineError
 from paceline.machines import measure, sizes
 from paceline.rounds import Machines
 
 T = TypeVar("T")
+LONGEST = 1e7  # seconds; what a thread may be told to wait is limited, too
 
 
 def rank() -> int:
@@ -69,11 +72,26 @@ def on_rank_0(action: Callable[[], T]) -> T | None:
     return together(lambda: action() if rank() == 0 else None)
 
 
-def own_store(timeout: float) -> dist.TCPStore:
+def timeout() -> float:
+    """Seconds after which the process group gives up a collective that a rank has not joined."""
+    if not dist.is_initialized():
+        return constants.default_pg_timeout.total_seconds()
+    group = dist.distributed_c10d._get_default_group()
+    for device in ("cuda", "cpu"):
+        try:
+            span = group._get_backend(torch.device(device)).options._timeout.total_seconds()
+            return min(float(span), LONGEST)
+        except (RuntimeError, AttributeError):
+            continue  # this group has no backend for such a device, or one that does not tell
+    return constants.default_pg_timeout.total_seconds()
+
+
+def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) -> dist.TCPStore:
     """A TCPStore that rank 0 hosts where it already is the rendezvous, apart from the process group's. Collective.
 
-    timeout: seconds to reach it, and for each of its answers. Nobody returns before everybody is connected: rank 0
-    may find something wrong next, leave, and take the store with it.
+    timeout: seconds to reach it, and to wait for a key that is not there. first: what it holds from the beginning.
+    A call hangs for as long as rank 0 is stopped, whatever the timeout. Nobody returns before everybody is connected:
+    rank 0 may find something wrong next, leave, and take the store with it.
     Raises PacelineError on every rank where one cannot reach it.
     """
     wait = timedelta(seconds=timeout)
@@ -88,7 +106,13 @@ def own_store(timeout: float) -> dist.TCPStore:
                 "MASTER_ADDR to name rank 0's machine, and any port of it to be open to the other ranks"
             ) from error
 
-    hosted = on_rank_0(lambda: connect((host, 0)))
+    def begin() -> dist.TCPStore:
+        store = connect((host, 0))
+        for key, value in (first or {}).items():
+            store.set(key, value)  # type: ignore[arg-type]  # bytes are what it keeps
+        return store
+
+    hosted = on_rank_0(begin)
     address: list[tuple[str, int] | None] = [(host, hosted.port) if hosted is not None else None]
     dist.broadcast_object_list(address, src=0)
     there = address[0]

@@ -21,7 +21,7 @@ from paceline.torch import checkpoint, models, pacing, peers
 from paceline.torch.config import TrainConfig
 from paceline.torch.ledger import RoundResult
 from paceline.torch.pace import Pace
-from paceline.torch.patience import Missed, warn
+from paceline.torch.patience import OnMissed
 from paceline.torch.record import RoundRecorder
 
 Emit = Callable[[dict[str, Any]], None]
@@ -53,7 +53,7 @@ def as_it_stands(batch: Any) -> Any:
 
 
 def train(
-    config: TrainConfig, run_dir: Path, emit: Emit, resume: bool = False, missed: Missed = warn
+    config: TrainConfig, run_dir: Path, emit: Emit, resume: bool = False, missed: OnMissed = "warn"
 ) -> dict[str, Any] | None:
     """Train as one rank of the current process group; rank 0 returns the summary.
 

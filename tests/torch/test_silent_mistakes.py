@@ -1,0 +1,66 @@
+"""Losses that are no numbers, and loops that never step: training would go on, and learn nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace
+from paceline.torch.finite import Finite
+from support.ranks import run_ranks
+from support.silent_jobs import no_number
+from support.torch_jobs import Samples, fresh, optimizer_of
+
+
+def train(rounds: int, step: Callable[[Pace, torch.optim.Optimizer], object], **options: Any) -> Pace:
+    """So many rounds of 8 samples in this process."""
+    model = fresh(torch.float64)
+    optimizer, loss_of = optimizer_of(model), nn.CrossEntropyLoss()
+    pace = Pace(model, 8, "equal", **options)
+    for x, y, _ in pace.loader(Samples(8 * rounds), seed=5):
+        pace.backward(loss_of(model(x), y))
+        step(pace, optimizer)
+    return pace
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+def test_a_loop_that_never_steps_is_told_so(rounds: int) -> None:
+    with pytest.raises(
+        PacelineError, match=r"went on without an optimizer step; expected pace.step\(optimizer\)"
+    ):
+        train(rounds, lambda pace, optimizer: None)
+
+
+def test_what_to_do_about_a_loss_that_is_no_number() -> None:
+    told, losses = np.array([1.0, 1.0, 0.0]), np.array([2.5, np.inf, np.nan])
+    finite = Finite("warn")
+    with pytest.warns(RuntimeWarning, match=r"the loss of rank 1 was not finite in round 4 \(inf\)"):
+        finite.check(4, losses, told)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        finite.check(5, losses, told)  # once is enough
+        Finite("raise").check(5, np.array([2.5, 1.0, np.nan]), told)  # who hands in no loss says nothing
+    with pytest.raises(PacelineError, match="the loss of rank 1, 2 was not finite in round 6"):
+        Finite("raise").check(6, losses, np.ones(3))
+    heard: list[tuple[int, list[int]]] = []
+    Finite(lambda step, ranks: heard.append((step, ranks))).check(7, losses, told)
+    assert heard == [(7, [1])]
+    with pytest.raises(PacelineError, match="on_nan='stop': expected 'warn', 'raise' or a function"):
+        Finite("stop")
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("processes")
+def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> None:
+    words = "the loss of rank 1 was not finite in round 2 (nan)"
+    for rank, (sentence, heard, warned) in enumerate(run_ranks(3, no_number)):
+        assert sentence.startswith(words)
+        assert heard == [(2, [1])], "it was finite again in round 3"
+        assert [text[: len(words)] for text in warned] == [words] * (rank == 0)
