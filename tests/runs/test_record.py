@@ -1,5 +1,6 @@
 """The record on disk: what is written is read, also after a kill, and a resumed run is one run."""
 
+import errno
 import json
 import os
 import signal
@@ -149,6 +150,33 @@ def test_a_summary_does_not_outlive_further_rounds(tmp_path, config):
         assert len(read(tmp_path / "run").round) == 2
         recorder.finish()
     assert read(tmp_path / "run").summary["steps"] == 2
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path, config):
+    """Half of the bytes fit: the round is refused, and the next one, once there is room, is a line of its own."""
+
+    class Full:
+        def __init__(self, file):
+            self._file, self.name, self.room = file, file.name, 60
+
+        def write(self, data):
+            if not self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            data, self.room = data[: self.room], 0
+            return self._file.write(data)
+
+        def fileno(self):
+            return self._file.fileno()
+
+    with Recorder.create(tmp_path / "run", config) as recorder:
+        line(recorder, 0)
+        disk = recorder._file
+        recorder._file = Full(disk)
+        with pytest.raises(PacelineError, match="No space left on device; make room"):
+            line(recorder, 1)
+        recorder._file = disk
+        line(recorder, 1)
+    assert read(tmp_path / "run").round.tolist() == [0, 1]
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path, config):
