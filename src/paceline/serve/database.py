@@ -1,7 +1,7 @@
 """The file in which a service keeps its state: opened only where nothing of it is missing, damaged or foreign.
 
-A commit goes to the file's ``-wal`` first, and from there to the file itself now and then. So that a lost ``-wal`` is
-noticed, the file itself says whether a service has it open: then the newest commits are in the ``-wal`` alone.
+A commit goes to the file's ``-wal`` first, and from there to the file itself now and then (``checkpoint``). So that a
+lost ``-wal`` is noticed, the file itself then says that there is more to come, and the ``-wal`` says that this is it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from paceline.errors import PacelineError
 
 FORMAT = 2
 OURS = 0x50434C4E  # SQLite's application_id: "PCLN"
+CLOSED, MORE, THAT_IS_IT = 0, 1, 2
 TABLES = """
 create table jobs (
     name text primary key, settings text not null, rules text not null, state text, through integer not null,
@@ -51,9 +52,12 @@ def opened(path: Path, sync: bool) -> sqlite3.Connection:
     try:
         _check(database, path, logged)
         database.execute(f"pragma synchronous={'full' if sync else 'normal'}")
-        if not database.execute("select open from held").fetchone()[0]:
-            database.execute("update held set open = 1")
-            database.execute("pragma wal_checkpoint(full)")
+        database.execute("pragma wal_autocheckpoint=0")
+        try:
+            checkpoint(database)
+        except sqlite3.OperationalError as error:
+            if not logged or "full" not in str(error):
+                raise  # else the file says already that there is more, and it can be read
     except BaseException as error:
         database.close()
         if isinstance(error, sqlite3.Error):
@@ -62,10 +66,17 @@ def opened(path: Path, sync: bool) -> sqlite3.Connection:
     return database
 
 
+def checkpoint(database: sqlite3.Connection) -> None:
+    """Bring all commits into the file itself. Raises sqlite3.Error where the disk is full; nothing is lost then."""
+    database.execute(f"update held set open = {MORE}")
+    database.execute("pragma wal_checkpoint(full)")
+    database.execute(f"update held set open = {THAT_IS_IT}")
+
+
 def close(database: sqlite3.Connection) -> None:
     """All of it is in the file itself from now on, unless the disk is full."""
     with contextlib.suppress(sqlite3.Error):
-        database.execute("update held set open = 0")
+        database.execute(f"update held set open = {CLOSED}")
         database.execute("pragma wal_checkpoint(truncate)")
     database.close()
 
@@ -115,11 +126,13 @@ def _check(database: sqlite3.Connection, path: Path, logged: bool) -> None:
             f"{path} has format {found}, expected {FORMAT}: it is another version's; choose another directory, or "
             "start that version"
         )
-    if one("select open from held") and not logged:
+    if one("select open from held") == MORE and not logged:
         raise PacelineError(
             f"{path} was not closed in order, and {path.name}-wal, which holds the newest rounds, is missing: put it "
             "back, restore both from a backup, or choose another directory"
         )
+    for table in ("jobs", "calls"):
+        database.execute(f"select * from {table} limit 1").fetchone()
     wrong = one("pragma integrity_check(1)")
     if wrong != "ok":
         first = str(wrong).strip().splitlines()[-1]

@@ -11,6 +11,7 @@ the process; with ``sync`` it is forced to the disk as well, and survives a powe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import sqlite3
@@ -26,6 +27,7 @@ from paceline.serve import database
 from paceline.serve.refusals import Stored
 
 GATHER = 0.002  # seconds in which calls gather for a commit
+CHECKPOINT = 1000  # statements after which all commits are brought from the -wal into the file
 Statement = tuple[str, tuple[Any, ...]]
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -67,6 +69,7 @@ class Store:
         # However this process ends, short of being killed: it must not look as if the -wal had been lost.
         self._closing = weakref.finalize(self, database.close, self._db)
         self._waiting: list[Entry] = []  # for the next commit
+        self._since = 0  # statements in the -wal
         self._drain: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-store")
 
@@ -76,6 +79,7 @@ class Store:
             rows = self._db.execute("select * from jobs order by name").fetchall()
             return [self._kept(*row) for row in rows]
         except sqlite3.Error as error:
+            self._closing()
             raise PacelineError(database.sentence(self.path, error)) from error
 
     def write(self, *statements: Statement, act: Callable[[], T]) -> asyncio.Future[T]:
@@ -144,6 +148,11 @@ class Store:
             if self._db.in_transaction:
                 execute("rollback")
             raise
+        self._since += sum(len(entry.statements) for entry in batch)
+        if self._since >= CHECKPOINT:
+            with contextlib.suppress(sqlite3.Error):  # it is committed all the same
+                database.checkpoint(self._db)
+                self._since = 0
 
     def _kept(
         self, name: str, settings: str, rules: str, state: str | None, through: int, digest: int

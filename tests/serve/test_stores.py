@@ -1,0 +1,386 @@
+"""What a service finds when it starts: a store that is damaged, foreign, cut short, or of other rules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from paceline import PacelineError
+from paceline.serve import rules, store
+from paceline.serve.service import STATE, Service
+from support.calling import JOB, Caller, refused, serving
+
+GOOD = {"samples": 6, "seconds": 1.0}
+
+
+async def rounds(call: Caller, job: str, number: int, first: int = 0) -> None:
+    """So many rounds of a and b."""
+    for round in range(first, first + number):
+        for name in "ab":
+            headers = {"X-Worker-Secret": call.secrets[job + name]}
+            status, _ = await call.ask("GET", f"/jobs/{job}/workers/{name}/next?wait=0", headers=headers)
+            assert status == 200
+        for name in "ab":
+            headers = {"X-Worker-Secret": call.secrets[job + name]}
+            body = GOOD | {"round": round}
+            status, _ = await call.ask("POST", f"/jobs/{job}/workers/{name}/reports", body, headers=headers)
+            assert status == 200
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a service with two jobs leaves that is killed: the store and its -wal."""
+    tmp_path = tmp_path_factory.mktemp("once")
+
+    async def all_of_it() -> None:
+        async with serving(tmp_path / "before") as call:
+            for job in "jk":
+                assert (await call.ask("PUT", f"/jobs/{job}", JOB))[0] == 201
+                for name in "ab":
+                    call.secrets[job + name] = (await call.join(name, job=job))[1]["secret"]
+                await rounds(call, job, 5)
+            (tmp_path / "left").mkdir()
+            for file in (tmp_path / "before").glob(f"{STATE}*"):
+                shutil.copy(file, tmp_path / "left")
+
+    asyncio.run(all_of_it())
+    return tmp_path / "left"
+
+
+@pytest.fixture
+def left(once: Path, tmp_path: Path) -> Path:
+    """The same, for one test."""
+    return Path(shutil.copytree(once, tmp_path / "left"))
+
+
+def opened(directory: Path) -> Service:
+    """A service that is gone with the test's end."""
+    service = Service(directory, record=False)
+    asyncio.run(service.store.close())
+    return service
+
+
+def change(directory: Path, *statements: str) -> None:
+    """Somebody else's hand in the store."""
+    with contextlib.closing(sqlite3.connect(directory / STATE)) as database:
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+
+
+def test_a_killed_and_a_closed_store_are_whole(left: Path) -> None:
+    assert (left / f"{STATE}-wal").stat().st_size > 0
+    for _ in range(2):
+        service = opened(left)
+        assert {name: served.job.closed for name, served in service.jobs.items()} == {"j": 5, "k": 5}
+        assert not (left / f"{STATE}-wal").exists(), "closed in order"
+    assert [file.name for file in left.iterdir()] == [STATE], "nothing is left of how it was made"
+
+
+def test_a_store_that_another_program_has_looked_into_is_whole(left: Path) -> None:
+    """SQLite's own tools take the -wal into the file when they close it."""
+    change(left, "select * from jobs")
+    assert not (left / f"{STATE}-wal").exists()
+    assert opened(left).jobs["j"].job.closed == 5
+
+
+def test_a_lost_wal_is_noticed_after_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "CHECKPOINT", 10)
+
+    async def all_of_it() -> None:
+        async with serving(tmp_path / "before") as call:
+            assert (await call.ask("PUT", "/jobs/j", JOB))[0] == 201
+            for name in "ab":
+                call.secrets["j" + name] = (await call.join(name))[1]["secret"]
+            for number in range(12):
+                await rounds(call, "j", 1, number)
+                copy = tmp_path / f"copy-{number}"
+                copy.mkdir()
+                for file in (tmp_path / "before").glob(f"{STATE}*"):
+                    shutil.copy(file, copy)
+
+    asyncio.run(all_of_it())
+    sizes = {(tmp_path / f"copy-{number}" / f"{STATE}-wal").stat().st_size for number in range(12)}
+    assert max(sizes) < 200_000, "the -wal is used again"
+    for number in range(12):
+        copy = tmp_path / f"copy-{number}"
+        without_wal(shutil.copytree(copy, tmp_path / f"without-{number}"))
+        with pytest.raises(PacelineError, match="was not closed in order"):
+            opened(tmp_path / f"without-{number}")
+        assert opened(copy).jobs["j"].job.closed == number + 1
+
+
+def content(directory: Path) -> dict[str, bytes]:
+    """Of all files that are not empty."""
+    files = [file for file in directory.iterdir() if file.is_file()]
+    return {file.name: file.read_bytes() for file in files if file.stat().st_size}
+
+
+def cut_short(directory: Path) -> None:
+    (directory / STATE).write_bytes(b"")
+
+
+def without_wal(directory: Path) -> None:
+    (directory / f"{STATE}-wal").unlink()
+
+
+def empty_wal(directory: Path) -> None:
+    (directory / f"{STATE}-wal").write_bytes(b"")
+
+
+def wal_alone(directory: Path) -> None:
+    (directory / STATE).unlink()
+
+
+def no_database(directory: Path) -> None:
+    without_wal(directory)
+    (directory / STATE).write_bytes(b"no database at all" * 1000)
+
+
+def another_programs(directory: Path) -> None:
+    wal_alone(directory)
+    without_wal(directory)
+    with contextlib.closing(sqlite3.connect(directory / STATE)) as database:
+        database.execute("create table cookies (name text)")
+
+
+def of_an_older_version(directory: Path) -> None:
+    another_programs(directory)
+    with contextlib.closing(sqlite3.connect(directory / STATE)) as database:
+        database.execute("create table calls (job text)")
+        database.execute("pragma user_version=1")
+
+
+def of_a_newer_version(directory: Path) -> None:
+    change(directory, "pragma user_version=3")
+
+
+def without_a_table(directory: Path) -> None:
+    change(directory, "drop table calls")
+
+
+def broken_pages(directory: Path) -> None:
+    opened(directory)
+    content = bytearray((directory / STATE).read_bytes())
+    for page in range(1, len(content) // 4096):
+        content[4096 * page : 4096 * page + 64] = b"\xff" * 64
+    (directory / STATE).write_bytes(content)
+
+
+def a_directory(directory: Path) -> None:
+    wal_alone(directory)
+    without_wal(directory)
+    (directory / STATE).mkdir()
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (cut_short, "is empty, which no state is: restore it from a backup, or remove it"),
+        (without_wal, f"was not closed in order, and {STATE}-wal, which holds the newest rounds, is missing"),
+        (empty_wal, "was not closed in order"),
+        (wal_alone, f"is missing, and {STATE}-wal beside it is not"),
+        (no_database, "file is not a database"),
+        (another_programs, "is a database of another program: choose another directory"),
+        (of_an_older_version, "has format 1, expected 2: it is another version's"),
+        (of_a_newer_version, "has format 3, expected 2"),
+        (without_a_table, "no such table: calls"),
+        (broken_pages, "is damaged|malformed"),
+        (a_directory, "cannot be used"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_refused(left: Path, harm: Callable[[Path], None], words: str) -> None:
+    harm(left)
+    before = content(left)
+    for _ in range(2):
+        with pytest.raises(PacelineError, match=words) as refusal:
+            opened(left)
+        assert "\n" not in str(refusal.value)
+    assert content(left) == before, "nothing is changed"
+
+
+def digested(table: str, where: str, **values: str) -> Callable[[Path], None]:
+    """Puts values into rows of a table, with digests that fit: what a program wrote, not what a disk lost."""
+
+    def harm(directory: Path) -> None:
+        with contextlib.closing(sqlite3.connect(directory / STATE)) as database:
+            rows = database.execute(f"select * from {table} where {where}").fetchall()
+            names = [each[1] for each in database.execute(f"pragma table_info({table})")]
+        keys = {"jobs": ["name"], "calls": ["job", "number"]}[table]
+        statements = []
+        for row in rows:
+            new = dict(zip(names, row, strict=True)) | values
+            new["digest"] = store._digest(*list(new.values())[:-1])
+            sets = ", ".join(f"{name} = {_quoted(value)}" for name, value in new.items())
+            which = " and ".join(f"{key} = {_quoted(new[key])}" for key in keys)
+            statements.append(f"update {table} set {sets} where {which}")
+        assert statements
+        change(directory, *statements)
+
+    return harm
+
+
+def _quoted(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value) if isinstance(value, int) else "'" + value.replace("'", "''") + "'"
+
+
+def flipped(directory: Path) -> None:
+    change(
+        directory,
+        "update calls set call = replace(call, '1.0', '1.1') where job = 'j' and call like '%report%'",
+    )
+
+
+def a_row_lost(directory: Path) -> None:
+    change(directory, "delete from calls where job = 'j' and number = 6")
+
+
+def settings(**changes: Any) -> str:
+    from paceline.serve.settings import Settings
+
+    values = Settings(12, 2, "equal", floor=1.0, first=5.0).to_dict() | changes
+    return json.dumps({name: value for name, value in values.items() if value != "gone"})
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (flipped, "of its log is damaged"),
+        (a_row_lost, "call 6 is missing in its log"),
+        (
+            lambda d: change(d, "update jobs set through = 3 where name = 'j'"),
+            "its settings or its state are damaged",
+        ),
+        (digested("jobs", "name='j'", settings="[]"), "its settings are a list: expected"),
+        (digested("jobs", "name='j'", settings="{"), "cannot be read"),
+        (digested("jobs", "name='j'", settings=settings(batch="gone")), "(missing: batch)"),
+        (digested("jobs", "name='j'", settings=settings(colour="red")), "(unknown: colour)"),
+        (digested("jobs", "name='j'", settings=settings(batch="many")), "its settings cannot be used"),
+        (digested("jobs", "name='j'", settings=settings(limits=5)), "its settings cannot be used"),
+        (digested("jobs", "name='j'", settings=settings(batch=-5)), "batch=-5: expected 1 to"),
+        (digested("jobs", "name='j'", settings=settings(policy="magic")), "policy 'magic' is unknown"),
+        (digested("jobs", "name='j'", state="[]"), "its state cannot be used"),
+        (digested("jobs", "name='j'", state='{"now": 1.0, "job": {}}'), "its state cannot be used"),
+        (
+            digested("calls", "job='j' and number=4", call='["dance", 1.0]'),
+            "call 4 of its log cannot be carried out",
+        ),
+        (digested("calls", "job='j' and number=4", call="{}"), "call 4 of its log cannot be carried out"),
+        (
+            digested("calls", "job='j' and number=4", call='["report", 1.0, "a", [0, 6]]'),
+            "call 4 of its log cannot",
+        ),
+        (
+            digested("calls", "job='j' and number=3", call='["settle", 100.0, 0, [6, 5]]'),
+            "the plan of round 0 is not one of 12 samples",
+        ),
+        (
+            digested(
+                "calls", "job='j' and number=4", call='["report", 1.0, "a", [3, 6, 1.0, 0.0, null, null]]'
+            ),
+            "call 4 of its log cannot be carried out (worker 'a' reports round 3, a future one: expected round 0)",
+        ),
+    ],
+)
+def test_a_job_that_cannot_go_on_is_set_aside(
+    left: Path, harm: Callable[[Path], None], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    harm(left)
+
+    async def all_of_it() -> None:
+        async with serving(left) as call:
+            (aside,) = (await call.ask("GET", "/health"))[1]["set_aside"].items()
+            assert aside[0] == "j"
+            assert aside[1].startswith("job 'j' is set aside: ")
+            assert words in aside[1]
+            assert "it was written by rules " in aside[1]
+            assert [each.getMessage() for each in caplog.records] == [aside[1]]
+            refused(await call.ask("GET", "/jobs/j"), 409, words)
+            refused(await call.join("c"), 409, words)
+            assert (await call.ask("GET", "/jobs/k"))[1]["rounds"] == 5
+
+    with contextlib.closing(sqlite3.connect(left / STATE)) as database:
+        kept = database.execute("select * from jobs where name='j'").fetchall()
+        kept += database.execute("select * from calls where job='j'").fetchall()
+    asyncio.run(all_of_it())
+    with contextlib.closing(sqlite3.connect(left / STATE)) as database:
+        still = database.execute("select * from jobs where name='j'").fetchall()
+        still += database.execute("select * from calls where job='j'").fetchall()
+    assert still == kept, "what is stored of it is kept"
+
+
+def test_other_rules_do_not_change_what_was_handed_out(
+    left: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A round is open, planned 6 and 6; the rules that start next would have planned 4 and 8."""
+    from paceline.balance.equal import Equal
+    from paceline.rounds import Plan
+
+    secrets: dict[str, str] = {}
+
+    async def begin() -> None:
+        async with serving(left) as call:
+            assert (await call.ask("PUT", "/jobs/l", JOB))[0] == 201
+            for name in "ab":
+                secrets[name] = secrets["l" + name] = (await call.join(name, job="l"))[1]["secret"]
+            call.secrets = secrets
+            await rounds(call, "l", 3)
+            assert (await call.next("a", job="l"))[1]["samples"] == 6
+
+    def init(self: Any) -> Any:
+        plan, state = before_init(self)
+        return Plan(plan.shares * [2 / 3, 4 / 3]), state
+
+    def step(self: Any, state: Any, round: Any) -> Any:
+        plan, after = before_step(self, state, round)
+        return Plan(plan.shares * [2 / 3, 4 / 3]), after
+
+    async def go_on(first: bool) -> None:
+        async with serving(left) as call:
+            call.secrets = secrets
+            for name, offset in (("a", 0), ("b", 6)) if first else ():
+                part = (await call.next(name, job="l"))[1]
+                assert (part["round"], part["samples"], part["offset"]) == (3, 6, offset)
+                assert (await call.report(name, GOOD | {"round": 3}, job="l"))[0] == 200
+            assert (await call.next("b", job="l"))[1]["samples"] == 8, (
+                "the next plan is made by the new rules"
+            )
+
+    asyncio.run(begin())
+    caplog.clear()
+    before_init, before_step = Equal.init, Equal.step
+    monkeypatch.setattr(Equal, "init", init)
+    monkeypatch.setattr(Equal, "step", step)
+    monkeypatch.setattr(rules, "_digest", lambda kind: "other")
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(go_on(True))
+        asyncio.run(go_on(False))
+    said = [each.getMessage() for each in caplog.records]
+    assert len(said) == 3, "once for each job, at the first start"
+    assert all(
+        "the rounds that were handed out stand, and the next plans are made by these" in each for each in said
+    )
+
+
+def test_rules_are_those_of_the_code_that_decides() -> None:
+    from paceline import policies
+    from paceline.rounds import Cluster
+
+    versions = {name: rules.version(policies.create(name, Cluster(3, 30))) for name in ("equal", "level")}
+    assert versions["equal"] != versions["level"]
+    assert versions["equal"] == rules.version(policies.create("equal", Cluster(2, 30)))
+    for name in rules.DECIDE:
+        assert (Path(rules.__file__).parents[1] / name).exists()
