@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import fitting, policies, shares
+from paceline import fitting, policies, shares, stored
 from paceline.aside import Aside
 from paceline.costs import Linear
 from paceline.errors import PacelineError
@@ -160,19 +160,27 @@ class Balancer:
             "lag": self.lag,
             "policy": [leaf.tolist() for leaf in policies.leaves(state)],
             "fit": [leaf.tolist() for leaf in policies.leaves(self._fit)],
-            "plans": {step: _plain(plan) for step, plan in plans.items()},
-            "newest": _plain(newest),
+            "plans": {step: stored.plain(plan) for step, plan in plans.items()},
+            "newest": stored.plain(newest),
         }
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Go on at round ``step``; afresh where the number of workers has changed."""
-        self.restart(step)
-        if state["workers"] != self.policy.cluster.workers:
+        """Go on at round ``step``; afresh where the number of workers has changed.
+
+        Raises PacelineError for what ``state_dict`` cannot have given; nothing is changed then.
+        """
+        cluster = self.policy.cluster
+        workers, policy, fit, plans, newest = (
+            stored.entry(state, name) for name in ("workers", "policy", "fit", "plans", "newest")
+        )
+        if stored.whole(workers, "workers") != cluster.workers:
+            self.restart(step)
             return
-        self._state = policies.restore(self._state, [np.asarray(leaf) for leaf in state["policy"]])
-        self._fit = policies.restore(self._fit, [np.asarray(leaf) for leaf in state["fit"]])
-        self._plans = {int(first): _revived(plan) for first, plan in state["plans"].items()}
-        self._newest = _revived(state["newest"])
+        restored = policies.restore(self.policy.init()[1], policy)
+        fitted = policies.restore(fitting.start(cluster.shape), fit)
+        revived, last = stored.plans(plans, cluster.workers, step), stored.plan(newest, cluster.workers)
+        self.restart(step)
+        self._state, self._fit, self._plans, self._newest = restored, fitted, revived, last
 
 
 def _among(plan: Plan, present: NDArray[np.bool_]) -> Plan:
@@ -196,17 +204,3 @@ def _at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
         loads = np.where(small, 0, loads)
         loads[int(np.argmax(loads if loads.any() else small))] += together
     return loads
-
-
-def _plain(plan: Plan) -> dict[str, Any]:
-    costs = plan.costs
-    line = [costs.seconds_per_sample.tolist(), costs.overhead.tolist()] if isinstance(costs, Linear) else None
-    pull = None if plan.pull is None else [np.asarray(part).tolist() for part in plan.pull]
-    return {"shares": plan.shares.tolist(), "line": line, "pull": pull}
-
-
-def _revived(plain: dict[str, Any]) -> Plan:
-    line = plain["line"]
-    costs = None if line is None else Linear(np.asarray(line[0], float), np.asarray(line[1], float))
-    pull = None if plain.get("pull") is None else Pull(*(np.asarray(part, float) for part in plain["pull"]))
-    return Plan(np.asarray(plain["shares"], float), costs=costs, pull=pull)

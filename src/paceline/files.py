@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import stat
 from pathlib import Path
 
 from paceline.errors import PacelineError
@@ -17,17 +18,15 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
     try:
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        part = path.parent / f".paceline-{secrets.token_hex(8)}"  # short, whatever the name is
         try:
-            with os.fdopen(handle, "wb") as file:
+            with part.open("xb") as file:  # as readable as any other that the user writes
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            # mkstemp makes private files; these are as readable as any other that the user writes.
-            os.chmod(part, 0o666 & ~_umask())
             os.replace(part, path)
         except BaseException:
-            Path(part).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise PacelineError(
@@ -39,15 +38,14 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
 def check_place(path: str | os.PathLike[str]) -> None:
     """Raises PacelineError where ``path`` could not be written after long work: before that."""
     path = Path(path)
-    above = next(parent for parent in path.absolute().parents if parent.exists())
-    wrong = "it is a directory" if path.is_dir() else "" if above.is_dir() else f"{above} is no directory"
+    above = next((parent for parent in path.absolute().parents if os.path.exists(parent)), path)
+    try:
+        wrong = "it is a directory" if stat.S_ISDIR(path.stat().st_mode) else ""
+    except (FileNotFoundError, NotADirectoryError):
+        wrong = "" if above.is_dir() else f"{above} is no directory"
+    except OSError as error:
+        wrong = error.strerror or str(error)
     if not wrong and not os.access(above, os.W_OK):
         wrong = f"{above} may not be written to"
     if wrong:
         raise PacelineError(f"cannot write {path}: {wrong}; choose a place that can be")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

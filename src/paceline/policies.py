@@ -83,6 +83,8 @@ def restore(template: S, stored: Sequence[ArrayLike]) -> S:
 
     Raises PacelineError when the number of arrays or their shapes are another policy's or cluster's.
     """
+    if isinstance(stored, str) or not isinstance(stored, Sequence):
+        raise PacelineError(f"the stored policy state is {stored!r:.60}; expected a list of arrays")
     remaining = list(stored)
     expected = leaves(template)
     if len(remaining) != len(expected):
@@ -96,7 +98,12 @@ def restore(template: S, stored: Sequence[ArrayLike]) -> S:
             parts = [rebuild(p) for p in part]
             return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
         wanted = np.asarray(part)
-        found = np.array(remaining.pop(0), dtype=wanted.dtype)
+        try:
+            found = np.array(remaining.pop(0), dtype=wanted.dtype)
+        except (TypeError, ValueError, OverflowError):
+            raise PacelineError(
+                f"the stored policy state has an array that holds no numbers of type {wanted.dtype}; it is damaged"
+            ) from None
         if found.shape != wanted.shape:
             raise PacelineError(
                 f"the stored policy state has an array of shape {found.shape}, expected {wanted.shape}; "

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+from paceline.checkpoints import seal
 from paceline.runs import read
+from paceline.torch import checkpoint
+from support.commands import assert_refused, paceline
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
@@ -22,10 +28,17 @@ LONG = ["--workers", "3", "--pace-ms", "1,1,2", "--epochs", "40", "--checkpoint-
 SHORT = ["--workers", "2", "--steps", "8", "--checkpoint-every", "3"]
 
 
-def start(arguments: list[str], place: Path) -> subprocess.Popen[str]:
+def start(arguments: list[str], place: Path, *ignored: int) -> subprocess.Popen[str]:
+    """``paceline train`` in a session of its own. ignored: signals that its parent ignores, as some shells do."""
+
+    def prepare() -> None:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
     return subprocess.Popen(
         [sys.executable, "-m", "paceline", "train", *arguments],
         cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        preexec_fn=prepare,
     )  # fmt: skip
 
 
@@ -94,20 +107,85 @@ def test_resuming_gives_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
     assert "nothing to resume" in err
 
 
-def test_ctrl_c_ends_all_workers_and_leaves_a_readable_record(tmp_path: Path) -> None:
-    process = start([*LONG, "--out", "run"], tmp_path)
+def session_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """All processes that the command started, also those whose parent has ended; zombies left out."""
+    found = []
+    for each in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(each.pid) == process.pid and each.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
+
+
+def until(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("sent", "times", "status", "ignored"),
+    [
+        (signal.SIGINT, 1, 130, [signal.SIGINT]),  # started by a script with &, or by many a CI runner
+        (signal.SIGTERM, 2, 143, []),  # twice, as `timeout` does
+    ],
+)
+def test_signals_end_all_workers_and_leave_a_readable_record(
+    tmp_path: Path, sent: int, times: int, status: int, ignored: list[int]
+) -> None:
+    process = start([*LONG, "--out", "run"], tmp_path, *ignored)
     wait_for_rounds(tmp_path / "run", 5, process)
-    workers = workers_of(process)
-    assert len(workers) >= 3
-    os.killpg(process.pid, signal.SIGINT)  # what a terminal does
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert not [p for p in workers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert len(workers_of(process)) >= 3
+    for _ in range(times):
+        os.killpg(process.pid, sent)  # what a terminal does, and `timeout`, and most that start jobs
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err.strip()) == (status, "paceline: interrupted")
+    assert "finished steps are on record in run" in out
+    until(lambda: not session_of(process), 10)
     run = read(tmp_path / "run")
     assert len(run.round) >= 5
     assert not run.notes
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_launcher_killed_while_workers_start_leaves_none(tmp_path: Path) -> None:
+    process = start([*LONG, "--workers", "6", "--pace-ms", "1,1,1,1,1,1", "--out", "run"], tmp_path)
+    until(
+        lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 3
+    )  # two serve the first worker
+    process.kill()
+    process.wait(30)
+    until(lambda: not session_of(process))
+
+
+def test_a_killed_launcher_leaves_no_workers_and_no_loaders(tmp_path: Path) -> None:
+    process = start(
+        ["--workers", "2", "--pace-ms", "1,1", "--epochs", "40", "--loader-workers", "1", "--out", "run"],
+        tmp_path,
+    )
+    wait_for_rounds(tmp_path / "run", 2, process)
+    process.kill()
+    process.wait(30)
+    until(lambda: not session_of(process))
+
+
+def test_a_worker_killed_before_the_first_round_leaves_good_advice(tmp_path: Path) -> None:
+    process = start([*LONG, "--out", "run"], tmp_path)
+    until(lambda: len(workers_of(process)) >= 3)
+    victim = workers_of(process)[-1]
+    victim.kill()
+    _, err = process.communicate(timeout=60)
+    said = err.strip().splitlines()[-1]
+    assert process.returncode == 1
+    assert "was killed by SIGKILL" in said
+    if (tmp_path / "run" / "run.json").exists():  # killed a moment later than planned
+        assert "--resume run" in said
+    else:
+        assert said.endswith(
+            "killed by SIGKILL before the first round was done; the other workers were ended; "
+            "nothing of the run was written yet: start it again"
+        )
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
@@ -117,17 +195,60 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
-def test_damaged_checkpoints_are_refused(tmp_path: Path) -> None:
-    train([*SHORT, "--out", "run"], tmp_path)
-    checkpoint = tmp_path / "run" / "checkpoint.pt"
-    whole = checkpoint.read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", b"\x80\x04not a checkpoint", whole[:-1000] + bytes(1000)):
-        checkpoint.write_bytes(damaged)
-        _, err = train(["--resume", "run", "--steps", "9"], tmp_path, status=2)
-        assert "checkpoint.pt is damaged or is no checkpoint" in err
-        assert "Traceback" not in err
-        assert checkpoint.read_bytes() == damaged
-        assert rounds(tmp_path / "run") == 8
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train(
+        [*SHORT, "--policy", "equal", "--seed", "3", "--out", "run"], tmp_path
+    )  # checkpoints after 3, 6 and 8 steps
+    newest, older = Path("run/checkpoint.pt"), Path("run/checkpoint-previous.pt")
+    good = newest.read_bytes()
+    for at in range(0, len(good), len(good) // 20):
+        damaged = good[:at] + bytes(byte ^ 0xFF for byte in good[at : at + 8]) + good[at + 8 :]
+        newest.write_bytes(damaged)
+        parts = checkpoint.of_run(Path("run"))
+        assert parts.load()["pace"]["rounds"] == 6, f"8 bytes flipped at {at}"
+        assert "checkpoint.pt is damaged" in parts.note
+
+    out, _ = train(["--resume", "run", "--steps", "8"], tmp_path)
+    assert "going on from step 6" in out
+    assert "checkpoint.pt is damaged or is no checkpoint" in out
+    assert "goes on from the checkpoint before it, checkpoint-previous.pt" in out
+    assert read(Path("run")).round.tolist() == list(range(8))
+    assert_same_model(newest.read_bytes(), good)
+    assert checkpoint.decode(older.read_bytes())["pace"]["rounds"] == 6, "the damaged one was not kept"
+
+    older.unlink()
+    rounds_before = rounds(Path("run"))
+    for damaged in (good[: len(good) // 2], b"", b"\x80\x04not a checkpoint", good[:-1000] + bytes(1000)):
+        newest.write_bytes(damaged)
+        assert_refused(
+            paceline("train", "--resume", "run", "--steps", "9"),
+            r"checkpoint\.pt is damaged or is no checkpoint",
+        )
+        assert newest.read_bytes() == damaged
+        assert rounds(Path("run")) == rounds_before
+
+    parts = torch.load(io.BytesIO(good), weights_only=True)
+    for name, wrong in [
+        ("pace", {}), ("rounds", "x"), ("rounds", -3), ("policy", 5), ("version", 2), ("version", None),
+        ("samples_done", 1.5), ("balancer", []), ("global_batch", True),
+    ]:  # fmt: skip
+        pace = wrong if name == "pace" else parts["pace"] | {name: wrong}
+        newest.write_bytes(seal(checkpoint.encode(**parts | {"pace": pace})))
+        refused = paceline("train", "--resume", "run", "--steps", "9")
+        assert_refused(refused, f"the state of Pace has {'version' if name == 'pace' else name}=")
+
+    newest.write_bytes(checkpoint.encode(**parts))  # as it was written before there was a digest
+    out, _ = train(["--resume", "run", "--steps", "9"], tmp_path)
+    assert "going on from step 8" in out
+
+
+def assert_same_model(first: bytes, second: bytes) -> None:
+    ours, theirs = (checkpoint.decode(content)["model"] for content in (first, second))
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
 
 
 @pytest.mark.parametrize("workers", [2, 3])

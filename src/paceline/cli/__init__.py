@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
+from paceline.cli.interrupts import Ended
 from paceline.errors import PacelineError, WorkerError
 
 COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -18,7 +19,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; the exit status: 0, 1 for a failed worker, 2 for a mistake, 130 for Ctrl-C."""
+    """Run the command line; the exit status.
+
+    0, 1 for a failed worker, 2 for a mistake, 130 for Ctrl-C, 143 where SIGTERM ended a command in order.
+    """
     try:
         import typer
         from typer.exceptions import TyperException
@@ -29,6 +33,8 @@ def run(arguments: list[str]) -> int:
         return status if isinstance(status, int) else 0
     except typer.Exit as done:
         return done.exit_code
+    except Ended as ended:
+        return _complain("interrupted", ended.status)
     except TyperException as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         return _complain(f"{message.rstrip('.')}; see paceline --help", 2)
@@ -37,7 +43,7 @@ def run(arguments: list[str]) -> int:
     except PacelineError as error:
         return _complain(str(error), 2)
     except (KeyboardInterrupt, typer.Abort):
-        return _complain("interrupted", INTERRUPTED)
+        return _complain("interrupted", 128 + signal.SIGINT)
 
 
 def _app():  # type: ignore[no-untyped-def]

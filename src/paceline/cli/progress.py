@@ -33,6 +33,8 @@ class Progress:
     def __call__(self, event: dict[str, Any]) -> None:
         if event["type"] == "start":
             self._bar.update(self._task, total=event["rounds"], completed=event["first"], note="")
+        elif event["type"] == "note":
+            self._console.print(event["text"], markup=False)
         elif event["type"] == "test":
             self._bar.update(self._task, note="testing")
         elif event["type"] == "round":

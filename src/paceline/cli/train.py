@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from paceline.cli import interrupts
 from paceline.cli.options import fields, limits, numbers
 from paceline.errors import PacelineError
 
@@ -76,22 +76,19 @@ def command(
         from paceline.torch.config import TrainConfig
     except ModuleNotFoundError as error:
         raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
-    from paceline.cli.training import Session
+    from paceline.cli.training import Session, launched_ranks, leads
 
-    session = Session(json_, tensorboard)
-    if resume is not None:
-        if compare is not None or out is not None:
-            raise PacelineError(
-                "--resume goes on with one run in its own directory; leave out --compare and --out"
-            )
-        session.resume(Path(resume), port, steps)
-        return
+    ranks = launched_ranks()
+    if resume is not None and (compare is not None or out is not None):
+        raise PacelineError(
+            "--resume goes on with one run in its own directory; leave out --compare and --out"
+        )
     if policy is None:
         policy = "level" if engine == "ray" else "auto"
     config = TrainConfig(
         data=data,
         model=model,
-        workers=int(os.environ.get("WORLD_SIZE", workers)),
+        workers=workers if ranks is None else ranks,
         policy=policy,
         global_batch=global_batch,
         epochs=epochs,
@@ -117,6 +114,12 @@ def command(
         address=address,
     )
     chosen = fields(compare) if compare is not None else [policy]
-    results: list[dict[str, Any]] = session.train(config, chosen, out, port)
-    if json_ is not None:
-        session.write_json(json.dumps(results if compare is not None else results[0], indent=2))
+    # The other ranks under torchrun have nothing to write: they end at once, even where they wait for others.
+    with interrupts.heard(leads()) as interrupted:
+        session = Session(json_, tensorboard, interrupted)
+        if resume is not None:
+            session.resume(Path(resume), port, steps)
+            return
+        results: list[dict[str, Any]] = session.train(config, chosen, out, port)
+        if json_ is not None:
+            session.write_json(json.dumps(results if compare is not None else results[0], indent=2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,34 @@ from paceline.runs.findings import compare, findings
 from paceline.torch import checkpoint, join, launch, peers
 from paceline.torch.config import TrainConfig, default_run_dir
 from paceline.torch.shutdown import launched
-from paceline.torch.training import CHECKPOINT, train
+from paceline.torch.training import train
+
+
+def launched_ranks() -> int | None:
+    """How many ranks the launcher started, torchrun for example; None where there is none."""
+    if not launched():
+        return None
+    for name in ("RANK", "WORLD_SIZE"):
+        if not os.environ[name].isdecimal():
+            raise PacelineError(f"{name}={os.environ[name]!r}: expected a whole number, as torchrun sets it")
+    return int(os.environ["WORLD_SIZE"])
+
+
+def leads() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return not launched() or os.environ["RANK"] == "0"
 
 
 class Session:
     """One call of the command.
 
     target: where the figures go: a file, "-" for standard output (people then read standard error), or None.
+    interrupted: whether the user has asked for the end.
     """
 
-    def __init__(self, target: str | None, tensorboard: bool) -> None:
-        self._target, self._tensorboard = target, tensorboard
-        self._joined = launched()
-        self._leads = not self._joined or os.environ["RANK"] == "0"
+    def __init__(self, target: str | None, tensorboard: bool, interrupted: Callable[[], bool]) -> None:
+        self._target, self._tensorboard, self._interrupted = target, tensorboard, interrupted
+        self._joined, self._leads = launched(), leads()
         self._console = Console(stderr=target == "-", quiet=not self._leads, highlight=False, soft_wrap=True)
 
     def train(
@@ -76,8 +92,8 @@ class Session:
         config = TrainConfig.from_dict(run.config)
         if steps is not None:
             config = dataclasses.replace(config, steps=steps)
-        if self._joined:
-            config = dataclasses.replace(config, workers=int(os.environ["WORLD_SIZE"]))
+        if (ranks := launched_ranks()) is not None:
+            config = dataclasses.replace(config, workers=ranks)
         data = datasets.load(config.data)
         config.check(data)
         if (found := _done(config, run_dir, len(data.x_train))) is not None:
@@ -109,7 +125,7 @@ class Session:
                     if not peers.joined():
                         join()
                     return train(config, run_dir, progress, resume) or {}
-                return launch.run(config, run_dir, progress, resume, port)
+                return launch.run(config, run_dir, progress, resume, port, self._interrupted)
             except BaseException:
                 self._leave_summary(run_dir)
                 raise
@@ -149,8 +165,8 @@ def _done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] 
         from paceline.ray import training
 
         return training.done(config, run_dir, samples)
-    path = run_dir / CHECKPOINT
-    if not path.exists():
+    parts = checkpoint.of_run(run_dir).load()
+    if parts is None:
         return None
-    steps = int(checkpoint.load(path)["pace"]["rounds"])
+    steps = int(parts["pace"]["rounds"])
     return steps, steps >= config.rounds(samples)

@@ -16,6 +16,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from paceline.torch.batches import Indices, cut
+from paceline.torch.shutdown import end_with_parent
 
 TAKEN_OVER = (
     "num_workers",
@@ -110,6 +111,7 @@ class _Asked(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         assert info is not None
+        end_with_parent()  # which may be killed, and then asks for nothing more
         while (indices := self._queues[info.id].get()) is not None:
             yield self._collate(_read(self._dataset, indices))
 

@@ -1,7 +1,8 @@
 """Starts the local workers of ``paceline train``, watches them, and ends them together.
 
 The workers are forked from a small server that has torch loaded, so many start quickly. Each reports over a
-pipe of its own; whoever dies is noticed at once and named, and the others are ended.
+pipe of its own; whoever dies is noticed at once and named, and the others are ended. Another pipe is open for as long
+as this process lives: a worker ends when it closes, so that none is left behind whatever becomes of this process.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -23,10 +23,14 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
+from paceline.runs.run import CONFIG
+from paceline.torch.checkpoint import CHECKPOINT
 from paceline.torch.config import TrainConfig
 from paceline.torch.patience import Missing
+from paceline.torch.shutdown import end_with
 
-GRACE_SECONDS = 3.0  # between asking a worker to end and making it
+SIGNAL_SECONDS = 0.3  # a signal that ended a worker may have been meant for all: it gets here within them
+POLL_SECONDS = 1.0
 TIMEOUT_SECONDS = 600.0
 LOOPBACK = "127.0.0.1"
 
@@ -37,10 +41,11 @@ def run(
     on_event: Callable[[dict[str, Any]], None],
     resume: bool = False,
     port: int = 0,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Train on ``config.workers`` local processes; returns the summary that rank 0 made.
 
-    port: where the workers meet; 0 takes any free one.
+    port: where the workers meet; 0 takes any free one. interrupted: whether the user has asked for the end.
     Raises PacelineError for what a worker found wrong with its input, WorkerError when one failed or was killed.
     """
     try:
@@ -55,22 +60,23 @@ def run(
     context.set_forkserver_preload(["torch", "torch.distributed", "numpy", "paceline.torch.training"])
     workers: list[ForkServerProcess] = []
     pipes: list[Connection] = []
+    life, held = context.Pipe(duplex=False)
     try:
         with _environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"):
             for rank in range(config.workers):
                 ours, theirs = context.Pipe(duplex=False)
                 worker = context.Process(
                     target=_work,
-                    args=(config, run_dir, resume, rank, store.port, theirs),
+                    args=(config, run_dir, resume, rank, store.port, theirs, life),
                     name=f"worker {rank}",
                 )
-                worker.start()
-                theirs.close()
                 workers.append(worker)
                 pipes.append(ours)
-        with _interrupts() as interrupted:
-            return _watch(workers, pipes, on_event, run_dir, interrupted)
+                worker.start()
+                theirs.close()
+        return _watch(workers, pipes, on_event, run_dir, interrupted)
     finally:
+        held.close()
         _end(workers)
         del store
 
@@ -80,18 +86,18 @@ def _watch(
     pipes: list[Connection],
     on_event: Callable[[dict[str, Any]], None],
     run_dir: Path,
-    interrupted: threading.Event,
+    interrupted: Callable[[], bool],
 ) -> dict[str, Any]:
     """Pass on events until every worker has ended; the summary."""
     summary: dict[str, Any] | None = None
     complaints: dict[int, tuple[str, str]] = {}
     open_pipes = dict(enumerate(pipes))
     running = dict(enumerate(workers))
-    newest = 0
+    newest: int | None = None
     while running:
-        if interrupted.is_set():
+        if interrupted():  # and the exception was lost, as in an object's destruction
             raise KeyboardInterrupt
-        ready = wait([*open_pipes.values(), *(w.sentinel for w in running.values())])
+        ready = wait([*open_pipes.values(), *(w.sentinel for w in running.values())], POLL_SECONDS)
         for rank, worker in list(running.items()):
             ended = worker.sentinel in ready
             pipe = open_pipes.get(rank)
@@ -104,7 +110,7 @@ def _watch(
                     break
                 if event["type"] == "done":
                     summary = event["summary"]
-                elif event["type"] in ("input", "fault"):
+                elif event["type"] in ("input", "fault", "missed"):
                     complaints[rank] = (event["type"], event["message"])
                 else:
                     newest = event.get("round", newest)
@@ -116,67 +122,66 @@ def _watch(
                 del running[rank]
                 open_pipes.pop(rank, None)
                 if worker.exitcode:
+                    time.sleep(SIGNAL_SECONDS)
                     _raise(rank, worker.exitcode, complaints, newest, run_dir)
     if summary is None:
         raise WorkerError("the workers ended without a result; look at what they printed")
     return summary
 
 
-@contextlib.contextmanager
-def _interrupts() -> Iterator[threading.Event]:
-    """Ctrl-C as ever, and an event that remembers it: one that comes while an object is being destroyed is lost."""
-    interrupted = threading.Event()
-    if (
-        threading.current_thread() is not threading.main_thread()  # the one that hears of signals
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler  # somebody else's affair
-    ):
-        yield interrupted
-        return
-
-    def interrupt(*_: object) -> None:
-        interrupted.set()
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _raise(rank: int, code: int, complaints: dict[int, tuple[str, str]], newest: int, run_dir: Path) -> None:
-    """Say what ended the run: a wrong input, a fault of a worker's own, or a signal from outside."""
+def _raise(
+    rank: int, code: int, complaints: dict[int, tuple[str, str]], newest: int | None, run_dir: Path
+) -> None:
+    """Say what ended the run: a wrong input, a fault of a worker's own, a frozen one, or a signal from outside."""
+    when = "before the first round was done" if newest is None else f"after round {newest}"
     if code < 0:
         name = signal.Signals(-code).name
         raise WorkerError(
-            f"worker {rank} was killed by {name} after round {newest}; the other workers were ended; go on from "
-            f"the last checkpoint with --resume {run_dir}"
+            f"worker {rank} was killed by {name} {when}; the other workers were ended; {_how_to_go_on(run_dir)}"
         )
     kind, message = complaints.get(rank, ("fault", f"exit status {code}"))
     if kind == "input":
         raise PacelineError(message)
-    raise WorkerError(f"worker {rank} failed after round {newest}: {message}")
+    if kind == "missed":
+        raise WorkerError(f"{message}; the run was ended; {_how_to_go_on(run_dir)}")
+    raise WorkerError(f"worker {rank} failed {when}: {message}")
+
+
+def _how_to_go_on(run_dir: Path) -> str:
+    """What a user can do with what the run has written so far."""
+    if (run_dir / CHECKPOINT).exists():
+        return f"go on from the last checkpoint with --resume {run_dir}"
+    if (run_dir / CONFIG).exists():
+        return f"there was no checkpoint yet: start the run from its beginning with --resume {run_dir}"
+    return "nothing of the run was written yet: start it again"
 
 
 def _end(workers: list[ForkServerProcess]) -> None:
     for worker in workers:
         if worker.is_alive():
-            worker.terminate()
-    deadline = time.monotonic() + GRACE_SECONDS
+            worker.kill()  # also where it is stopped
     for worker in workers:
-        worker.join(max(0.0, deadline - time.monotonic()))
-        if worker.is_alive():
-            worker.kill()
+        if worker.pid is not None:
             worker.join()
 
 
-def _work(config: TrainConfig, run_dir: Path, resume: bool, rank: int, port: int, pipe: Connection) -> None:
+def _work(
+    config: TrainConfig,
+    run_dir: Path,
+    resume: bool,
+    rank: int,
+    port: int,
+    pipe: Connection,
+    life: Connection,
+) -> None:
     """A worker's life."""
+    # Signals may reach the whole group, as Ctrl-C does: the launcher, which they reach too, ends it in order.
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    end_with(life)
     from paceline.torch.training import train
 
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches the whole group; the launcher ends it in order
     torch.set_num_threads(1)
 
     def emit(event: dict[str, Any]) -> None:
@@ -184,7 +189,7 @@ def _work(config: TrainConfig, run_dir: Path, resume: bool, rank: int, port: int
 
     def missed(missing: Missing) -> None:
         """Nothing but an end frees a thread that waits in a reduction; the record and the checkpoint are whole."""
-        emit({"type": "fault", "message": str(missing)})
+        emit({"type": "missed", "message": missing.words})
         os._exit(1)
 
     try:
@@ -202,10 +207,16 @@ def _work(config: TrainConfig, run_dir: Path, resume: bool, rank: int, port: int
         os._exit(2)
     except Exception as error:
         # A peer that died shows up as a RuntimeError in here; the launcher tells the two apart.
-        emit({"type": "fault", "message": f"{type(error).__name__}: {str(error).splitlines()[0]}"})
+        emit({"type": "fault", "message": _words(error)})
         time.sleep(1.0)  # let the one who died be noticed first
         pipe.close()
         os._exit(1)
+
+
+def _words(error: Exception) -> str:
+    """An error in one line; of one in a loader's process, torch hands on the traceback, which ends with the error."""
+    lines = str(error).strip().splitlines() or [""]
+    return lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {lines[0]}"
 
 
 @contextlib.contextmanager

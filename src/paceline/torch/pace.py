@@ -460,7 +460,6 @@ class Pace:
             )
         self.settle()
         return {
-            "version": 1,
             **self._progress.state(),
             "policy": self.policy,
             "balancer": self.terms.balancer.state_dict(),
@@ -468,13 +467,17 @@ class Pace:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` left off, before iterating the loader; the number of ranks may differ
-        (then the policy starts afresh, and each remaining sample is still used exactly once)."""
-        self._progress.load(state)
-        self._ledger.restart(self.rounds)
+        (then the policy starts afresh, and each remaining sample is still used exactly once).
+
+        Raises PacelineError for what is no such state, of another version, or of another global batch; nothing is
+        changed then."""
+        step = self._progress.check(state)  # all is checked before anything changes
         if state["policy"] == self.policy:
-            self.terms.balancer.load_state_dict(state["balancer"], self.rounds)
+            self.terms.balancer.load_state_dict(state["balancer"], step)
         else:
-            self.terms.balancer.restart(self.rounds)
+            self.terms.balancer.restart(step)
+        self._progress.load(state)
+        self._ledger.restart(step)
 
     def abandon(self) -> None:
         """Leave the running round unfinished, as after an exception; the state is the last finished one's. Its

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.torch import saved
 from paceline.torch.batches import batches
 
 
@@ -58,6 +59,7 @@ class Progress:
     def state(self) -> dict[str, int | None]:
         """What ``load`` needs."""
         return {
+            "version": saved.VERSION,
             "epoch": self.epoch,
             "samples_done": self.samples_done,
             "rounds": self.rounds,
@@ -66,15 +68,21 @@ class Progress:
             "samples": None if self._of is None else self._of[1],
         }
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on where ``state`` left off. Raises PacelineError where its rounds were of another size."""
+    def check(self, state: Any) -> int:
+        """The rounds that a state has behind it. Raises PacelineError where it is none, or its rounds were of another
+        size; changes nothing."""
+        saved.check(state)
         if state["global_batch"] != self._batch:
             raise PacelineError(
                 f"the checkpoint was made with global_batch={state['global_batch']}, this run has "
                 f"{self._batch}; samples done would not fall on a round: use the same batch"
             )
+        return int(state["rounds"])
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on where ``state`` left off. Raises PacelineError as ``check`` does."""
+        self.rounds = self.check(state)
         self.epoch, self.samples_done = int(state["epoch"]), int(state["samples_done"])
-        self.rounds = int(state["rounds"])
         of = state.get("loader"), state.get("samples")  # not in the checkpoints of older versions
         self._of = None if None in of else (int(of[0]), int(of[1]))  # type: ignore[arg-type]
         self._midway = True

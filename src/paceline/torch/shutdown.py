@@ -9,8 +9,11 @@ each attempt gets a prefix of its own.
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import threading
 from datetime import timedelta
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -26,6 +29,28 @@ def leave(ddp: Any = None) -> None:
     gc.collect()
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+
+
+def end_with(other: Any) -> None:
+    """End this process as soon as another is there no more, in whatever way that one ends.
+
+    other: what becomes readable then: a pipe whose other end nobody but that process holds, or its sentinel.
+    """
+
+    def watch() -> None:
+        wait([other])
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end with", daemon=True).start()
+
+
+def end_with_parent(_: int = 0) -> None:
+    """End this process with the one that started it: for a DataLoader's processes, as its ``worker_init_fn``, too.
+
+    torch's own watch looks at the parent in the system's sense, which under forkserver is another process.
+    """
+    if (parent := multiprocessing.parent_process()) is not None:
+        end_with(parent.sentinel)
 
 
 def launched() -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import data as datasets
+from paceline.checkpoints import Checkpoints
 from paceline.data import Data
 from paceline.errors import PacelineError
 from paceline.runs import Recorder
@@ -23,9 +24,9 @@ from paceline.torch.ledger import RoundResult
 from paceline.torch.pace import Pace
 from paceline.torch.patience import OnMissed
 from paceline.torch.record import RoundRecorder
+from paceline.torch.shutdown import end_with_parent
 
 Emit = Callable[[dict[str, Any]], None]
-CHECKPOINT = "checkpoint.pt"
 TEST_CHUNK = 250
 
 
@@ -57,7 +58,7 @@ def train(
 ) -> dict[str, Any] | None:
     """Train as one rank of the current process group; rank 0 returns the summary.
 
-    emit: takes rank 0's progress as dicts with a "type" ("start", "round", "test").
+    emit: takes rank 0's progress as dicts with a "type" ("start", "round", "test", "note").
     missed: told of ranks that keep the others waiting, see Pace's ``on_missed``.
     resume: go on from the run directory's checkpoint (from the beginning where there is none yet).
     """
@@ -84,13 +85,18 @@ def train(
     )
     try:
         loader = pace.loader(
-            ImageSet(data), seed=config.seed, num_workers=config.loader_workers, collate_fn=as_it_stands
+            ImageSet(data),
+            seed=config.seed,
+            num_workers=config.loader_workers,
+            collate_fn=as_it_stands,
+            worker_init_fn=end_with_parent,
         )
-        if resume and (run_dir / CHECKPOINT).exists():
-            parts = checkpoint.load(run_dir / CHECKPOINT)
-            model.load_state_dict(parts["model"])
-            optimizer.load_state_dict(parts["optimizer"])
-            pace.load_state_dict(parts["pace"])
+        kept = checkpoint.of_run(run_dir)
+        if resume:
+            note = peers.together(lambda: _go_on(kept, model, optimizer, pace, len(data.x_train)))
+            peers.agree({"steps done": pace.rounds})
+            if note and rank == 0:
+                emit({"type": "note", "text": note})
         last = config.rounds(len(data.x_train))
         record = _record(config, run_dir, ranks, pace.rounds if resume else None) if rank == 0 else None
         if record is not None:
@@ -106,13 +112,14 @@ def train(
                 if pace.step(optimizer):
                     if rank == 0 and pace.rounds - saved >= config.checkpoint_every:
                         saved = pace.rounds
-                        _save(run_dir, model, optimizer, pace)
+                        _save(kept, model, optimizer, pace)
                     if pace.rounds >= last:
                         break
         pace.flush()
         if rank == 0:
             emit({"type": "test"})
-            _save(run_dir, model, optimizer, pace)
+            if pace.rounds > saved:  # the two that are kept are of different rounds
+                _save(kept, model, optimizer, pace)
         accuracy = _accuracy(model, data, rank, ranks)
         if record is None:
             return None
@@ -142,12 +149,39 @@ def _record(config: TrainConfig, run_dir: Path, ranks: int, keep: int | None) ->
     return RoundRecorder(Recorder.create(run_dir, facts, resume=keep))
 
 
-def _save(run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace) -> None:
-    checkpoint.save(
-        run_dir / CHECKPOINT,
-        model=model.state_dict(),
-        optimizer=optimizer.state_dict(),
-        pace=pace.state_dict(),
+def _go_on(
+    kept: Checkpoints[dict[str, Any]],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    pace: Pace,
+    samples: int,
+) -> str:
+    """Go on from the run's checkpoint, where there is one; a sentence where that is not the newest."""
+    parts = kept.load()
+    if parts is None:
+        return ""
+    try:
+        model.load_state_dict(parts["model"])
+        optimizer.load_state_dict(parts["optimizer"])
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PacelineError(
+            f"the checkpoint in {kept.newest.parent} does not fit the run's model ({str(error).splitlines()[0]}); "
+            "put back the run's own"
+        ) from error
+    pace.load_state_dict(parts["pace"])
+    if pace.samples_done > samples:
+        raise PacelineError(
+            f"the checkpoint in {kept.newest.parent} has {pace.samples_done} samples of an epoch behind it, the data "
+            f"has {samples}; expected the data that the run began with"
+        )
+    return kept.note
+
+
+def _save(
+    kept: Checkpoints[dict[str, Any]], model: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace
+) -> None:
+    kept.save(
+        checkpoint.encode(model=model.state_dict(), optimizer=optimizer.state_dict(), pace=pace.state_dict())
     )
 
 

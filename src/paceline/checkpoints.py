@@ -1,0 +1,125 @@
+"""The last two checkpoints of a run, each with a digest of all its bytes.
+
+A checkpoint is a zip archive, of torch or of numpy, and the digest is the archive's comment: other programs read the
+file as before. One that was written without a digest is read, too, but damage in it may go unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from paceline.errors import PacelineError
+from paceline.files import write_whole
+
+T = TypeVar("T")
+MARK = b"paceline sha256 "
+DIGITS = 64
+END = b"PK\x05\x06"  # of a zip archive's last record, 22 bytes whose last two are the length of the comment behind it
+END_SIZE = 22
+
+
+def seal(archive: bytes) -> bytes:
+    """The archive with the digest of its bytes as its comment. archive: a zip archive without a comment."""
+    assert _bare(archive), "expected a zip archive without a comment"
+    body = archive[:-2] + (len(MARK) + DIGITS).to_bytes(2, "little")
+    return body + MARK + _digest(body)
+
+
+def sound(content: bytes) -> bool:
+    """Whether these bytes are what ``seal`` gave, or an archive without a digest."""
+    body, end = content[: -len(MARK) - DIGITS], content[-len(MARK) - DIGITS :]
+    return _bare(content) or end == MARK + _digest(body)
+
+
+class Checkpoints(Generic[T]):
+    """The newest checkpoint of a run and the one before it.
+
+    newest: the file; the older one stands beside it, as NAME-previous. decode: what the bytes hold; raises
+    PacelineError for what it cannot use, and may raise anything for bytes that are damaged.
+    """
+
+    def __init__(self, newest: Path, decode: Callable[[bytes], T]) -> None:
+        self.newest, self._decode = newest, decode
+        self.older = newest.with_name(f"{newest.stem}-previous{newest.suffix}")
+        self._keeps = True  # the newest, when another is written
+        self.note = ""  # a sentence on why ``load`` took the older one
+
+    def load(self) -> T | None:
+        """The newest, or the one before it where the newest is damaged or gone; None where there is neither.
+
+        Raises PacelineError where there is something, and none of it can be used.
+        """
+        self.note, self._keeps = "", True
+        if not self.newest.exists() and not self.older.exists():
+            return None
+        try:
+            return self._read(self.newest)
+        except PacelineError as error:
+            if not self.older.exists():
+                raise
+            wrong = str(error)
+        try:
+            parts = self._read(self.older)
+        except PacelineError as error:
+            raise PacelineError(
+                f"{wrong}, and {error}; start the run again, or put back a copy of one of them"
+            ) from error
+        self.note, self._keeps = (
+            f"{wrong}; the run goes on from the checkpoint before it, {self.older.name}",
+            False,
+        )
+        return parts
+
+    def save(self, archive: bytes) -> None:
+        """Write a zip archive as the newest; what was the newest is kept, unless ``load`` found it to be damaged."""
+        if self._keeps and self.newest.exists():
+            _link(self.newest, self.older)
+        write_whole(self.newest, seal(archive))
+        self._keeps = True
+
+    def _read(self, path: Path) -> T:
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise PacelineError(f"{path} does not exist") from None
+        except OSError as error:
+            raise PacelineError(f"cannot read {path}: {error.strerror or error}") from error
+        if not sound(content):
+            raise PacelineError(
+                f"{path} is damaged or is no checkpoint: its bytes are not those that were written"
+            )
+        try:
+            return self._decode(content)
+        except PacelineError as error:
+            raise PacelineError(f"{path} is damaged or is no checkpoint of this run: {error}") from error
+        except Exception as error:  # torch and numpy raise half a dozen kinds for bytes that are damaged
+            raise PacelineError(f"{path} is damaged or is no checkpoint ({type(error).__name__})") from error
+
+
+def _bare(content: bytes) -> bool:
+    return len(content) >= END_SIZE and content[-END_SIZE:].startswith(END) and content.endswith(b"\0\0")
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()
+
+
+def _link(newest: Path, older: Path) -> None:
+    """``older`` becomes a second name of the same file, so that there is a newest one at every moment."""
+    part = older.with_name(f".{older.name}.{secrets.token_hex(4)}")
+    try:
+        os.link(newest, part)
+        os.replace(part, older)
+    except (
+        OSError
+    ):  # a file system without links; where nothing can be written at all, writing the newest will say so
+        with contextlib.suppress(OSError):
+            os.replace(newest, older)
+    finally:
+        part.unlink(missing_ok=True)  # it is still there where both names were one file's already

@@ -1,0 +1,103 @@
+"""Ctrl-C and SIGTERM, in programs that were started in every way in which shells and runners start them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from paceline.cli import interrupts
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+
+PROGRAM = """
+import sys, time
+from paceline.cli.interrupts import Ended, heard
+try:
+    with heard() as came:
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        finally:
+            assert came()
+            time.sleep(0.3)  # what a command does to end in order
+            print("in order", flush=True)
+except Ended as ended:
+    sys.exit(ended.status)
+"""
+
+
+def ignore(*signals: int) -> Callable[[], None]:
+    def prepare() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number in signals else signal.SIG_DFL)
+
+    return prepare
+
+
+def started(*ignored: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=ignore(*ignored),
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n", process.communicate()[1]
+    return process
+
+
+@pytest.mark.parametrize(
+    ("ignored", "sent", "status"),
+    [
+        ([], signal.SIGINT, 130),
+        ([], signal.SIGTERM, 143),
+        ([], signal.SIGHUP, 129),
+        ([signal.SIGINT], signal.SIGINT, 130),  # a script's `command &`, many runners
+        ([signal.SIGINT, signal.SIGTERM], signal.SIGTERM, 143),
+        ([signal.SIGINT, signal.SIGHUP], signal.SIGTERM, 143),  # a script's `nohup command &`
+        ([signal.SIGHUP], signal.SIGINT, 130),  # `nohup command`, in the terminal
+    ],
+)
+def test_the_end_in_order(ignored: list[int], sent: int, status: int) -> None:
+    process = started(*ignored)
+    for _ in range(2):  # as `timeout` does: to the command, and to its group
+        process.send_signal(sent)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (status, "in order\n"), err
+
+
+def test_nohup_means_it() -> None:
+    process = started(signal.SIGINT, signal.SIGHUP)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)  # what comes before it in time is dealt with before it
+    assert process.wait(30) == 143
+
+
+def test_what_somebody_else_handles_stays_theirs() -> None:
+    def theirs(*_: object) -> None: ...
+
+    before = signal.signal(signal.SIGINT, theirs)
+    try:
+        with interrupts.heard():
+            assert signal.getsignal(signal.SIGINT) is theirs
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_outside_of_the_main_thread_nothing_changes() -> None:
+    seen: list[object] = []
+
+    def look() -> None:
+        with interrupts.heard() as came:
+            seen.extend([signal.getsignal(signal.SIGTERM), came()])
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert seen == [signal.SIG_DFL, False]

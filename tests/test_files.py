@@ -1,0 +1,56 @@
+"""Files that are written whole, as readable as the process's umask lets them be, and beside other threads."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from paceline import PacelineError
+from paceline.files import check_place, write_whole
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_a_file_is_as_readable_as_the_umask_says(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        written = write_whole(tmp_path / "file", "content")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(written.stat().st_mode) == 0o666 & ~mask
+
+
+def test_the_umask_is_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The umask is the whole process's: a file that another thread makes meanwhile must not be open to all."""
+
+    def refuse(mask: int) -> int:
+        raise AssertionError("the umask was touched")
+
+    monkeypatch.setattr(os, "umask", refuse)
+    write_whole(tmp_path / "file", "content")
+
+
+def test_threads_that_write_the_same_file_leave_one_of_theirs_whole(tmp_path: Path) -> None:
+    contents = [str(number) * 10_000 for number in range(8)]
+    threads = [threading.Thread(target=write_whole, args=(tmp_path / "file", each)) for each in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "file").read_text() in contents
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("place", ["/", "", ".", "..", "no/such/file", "x" * 300, "file/below"])
+def test_places_that_cannot_be_written(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("as it was")
+    with pytest.raises(PacelineError, match="cannot write"):
+        write_whole(place, "content")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"file": "as it was"}
+    if place != "no/such/file":  # its directories may be made
+        with pytest.raises(PacelineError, match="cannot write"):
+            check_place(place)
