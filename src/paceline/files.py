@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from pathlib import Path
 
 from paceline.errors import PacelineError
@@ -38,11 +37,21 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
 def check_place(path: str | os.PathLike[str]) -> None:
     """Raises PacelineError where ``path`` could not be written after long work: before that."""
     path = Path(path)
+    _check(path, "it is a directory" if os.path.isdir(path) else "")
+
+
+def check_directory(path: str | os.PathLike[str]) -> None:
+    """The same for a directory to write into, which may be there already."""
+    path = Path(path)
+    _check(path / "file" if os.path.isdir(path) else path, "it is a file" if os.path.isfile(path) else "")
+
+
+def _check(path: Path, wrong: str) -> None:
     above = next((parent for parent in path.absolute().parents if os.path.exists(parent)), path)
     try:
-        wrong = "it is a directory" if stat.S_ISDIR(path.stat().st_mode) else ""
+        path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        wrong = "" if above.is_dir() else f"{above} is no directory"
+        wrong = wrong or ("" if above.is_dir() else f"{above} is no directory")
     except OSError as error:
         wrong = error.strerror or str(error)
     if not wrong and not os.access(above, os.W_OK):

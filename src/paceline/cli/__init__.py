@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +17,8 @@ COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files may hold what no terminal can show
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 
@@ -42,6 +46,12 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), 1)
     except PacelineError as error:
         return _complain(str(error), 2)
+    except BrokenPipeError:  # whoever read the output has gone, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except OSError as error:  # of a file or an address that nothing more is known about here
+        what = f"cannot use {os.fsdecode(error.filename)}: " if error.filename else ""
+        return _complain(f"{what}{error.strerror or error}; choose another", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", 128 + signal.SIGINT)
 
@@ -70,5 +80,7 @@ def _app():  # type: ignore[no-untyped-def]
 
 
 def _complain(sentence: str, status: int) -> int:
-    print(f"paceline: {sentence}", file=sys.stderr)
+    """One line, whatever is in the names that it quotes."""
+    plain = "".join(each if each.isprintable() else repr(each)[1:-1] for each in sentence)
+    print(f"paceline: {plain}", file=sys.stderr)
     return status

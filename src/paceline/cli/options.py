@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from paceline.errors import PacelineError
 
+MANY = 2**31 - 1  # samples
+
 
 def fields(text: str) -> list[str]:
     """Policies separated by commas; a policy's own options, key=value, stay with it."""
@@ -38,9 +40,22 @@ def limits(text: str | None) -> list[tuple[int | None, int | None]] | None:
         try:
             if not colon:
                 raise ValueError
-            pairs.append((int(low) if low else None, int(high) if high else None))
+            pairs.append((_samples(low), _samples(high)))
         except ValueError:
             raise PacelineError(
                 f"--limits has the entry {part!r}; expected least:most in samples, as in 1:64"
             ) from None
     return pairs
+
+
+def check_port(port: int) -> None:
+    """Raises PacelineError for what is no port."""
+    if not 0 <= port <= 65535:
+        raise PacelineError(f"--port {port}: expected 0 to 65535")
+
+
+def _samples(text: str) -> int | None:
+    """A number of samples, None for no text."""
+    if text and int(text) > MANY:
+        raise ValueError
+    return int(text) if text else None

@@ -12,10 +12,12 @@ from typing import Any
 from rich.console import Console
 
 from paceline import data as datasets
+from paceline.cli.options import check_port
 from paceline.cli.output import check_json, write_text
 from paceline.cli.progress import Progress
 from paceline.cli.report import comparison_table
 from paceline.errors import PacelineError
+from paceline.files import check_directory
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
 from paceline.torch import checkpoint, join, launch, peers
@@ -55,6 +57,7 @@ class Session:
         self, config: TrainConfig, chosen: list[str], out: str | None, port: int
     ) -> list[dict[str, Any]]:
         """Train under each chosen policy in turn; their summaries."""
+        check_port(port)
         data = datasets.load(config.data)
         for policy in chosen:
             dataclasses.replace(config, policy=policy).check(data)
@@ -63,7 +66,8 @@ class Session:
         label = f"{Path(config.data).stem}-{config.model}-{kind}"
         base = Path(out) if out is not None else default_run_dir(label)
         restarted = self._joined and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        if base.exists() and (not base.is_dir() or any(base.iterdir())) and not restarted and self._leads:
+        check_directory(base)
+        if base.exists() and any(base.iterdir()) and not restarted and self._leads:
             raise PacelineError(
                 f"run directory {base} exists; choose another with --out, or go on with --resume {base}"
             )
@@ -88,6 +92,8 @@ class Session:
 
     def resume(self, run_dir: Path, port: int, steps: int | None) -> None:
         """Go on with a run from its last checkpoint."""
+        check_port(port)
+        check_json(self._target)
         run = read(run_dir)
         config = TrainConfig.from_dict(run.config)
         if steps is not None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli.options import check_port
 from paceline.errors import PacelineError
 from paceline.runs.run import CONFIG
 
@@ -59,8 +60,7 @@ def check(run_dir: Path) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Raises PacelineError where the port is taken or the address is not ours."""
-    if not 0 <= port <= 65535:
-        raise PacelineError(f"--port {port}: expected 0 to 65535")
+    check_port(port)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -32,12 +36,30 @@ def connect(address: str | None, cpus: int) -> bool:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if ray.is_initialized():
         return False
+    with _signals_as_they_are():
+        _join(address, cpus, quiet)
+    return True
+
+
+@contextlib.contextmanager
+def _signals_as_they_are() -> Iterator[None]:
+    """Ray takes SIGTERM for itself: it ends the program without letting it end in order."""
+    heard = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if heard else None
+    try:
+        yield
+    finally:
+        if callable(before):
+            signal.signal(signal.SIGTERM, before)
+
+
+def _join(address: str | None, cpus: int, quiet: dict[str, Any]) -> None:
     if address is None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(  # "local": another's Ray on this machine is none of ours
             address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet
         )
-        return True
+        return
     if address != "auto":
         _ask(address)
     try:
@@ -47,12 +69,11 @@ def connect(address: str | None, cpus: int) -> bool:
             f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); start one with ray start --head, "
             "or leave out --address"
         ) from error
-    return True
 
 
 def _ask(address: str) -> None:
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdigit() or not host or "://" in address:
+    if not colon or not port.isdecimal() or not host or "://" in address:
         raise PacelineError(f"--address {address}: expected HOST:PORT of a Ray cluster's head, or auto")
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()

@@ -13,10 +13,10 @@ import numpy as np
 from paceline import data as datasets
 from paceline import traces
 from paceline.aggregate import Vector
+from paceline.checkpoints import Checkpoints
 from paceline.choices import Choices
 from paceline.coordinator import Update
 from paceline.errors import PacelineError
-from paceline.files import write_whole
 from paceline.ray.server import Server
 from paceline.ray.worker import Gradient, Pace, Program
 from paceline.runs import Recorder
@@ -60,9 +60,10 @@ def run(
     samples = len(data.x_train)
     epochs = config.epochs if config.steps is None else -(-config.steps * config.global_batch // samples) + 1
     pool = Epochs(samples, epochs, config.seed)
-    state = None
-    if resume and (run_dir / CHECKPOINT).exists():
-        state = _load(run_dir / CHECKPOINT, pool)
+    kept = _checkpoints(run_dir)
+    state = _go_on(kept, pool) if resume else None
+    if kept.note:
+        on_event({"type": "note", "text": kept.note})
     keep = (0 if state is None else int(state["version"])) if resume else None
     facts = config.as_dict() | {"engine": "ray"}
     with Server(
@@ -75,7 +76,7 @@ def run(
     ) as server:
         recorder = Recorder.create(run_dir, facts, resume=keep)
         try:
-            log = _Log(config, run_dir, recorder, server, pool, on_event, samples)
+            log = _Log(config, kept, recorder, server, pool, on_event, samples)
             server.on_update = log
             on_event(
                 {"type": "start", "rounds": log.rounds, "first": server.updates, "policy": config.policy}
@@ -119,14 +120,14 @@ class _Log:
     def __init__(
         self,
         config: TrainConfig,
-        run_dir: Path,
+        kept: Checkpoints[dict[str, Any]],
         recorder: Recorder,
         server: Any,
         pool: Epochs,
         on_event: Callable[[dict[str, Any]], None],
         samples: int,
     ) -> None:
-        self._config, self._run_dir, self._recorder = config, run_dir, recorder
+        self._config, self._kept, self._recorder = config, kept, recorder
         self._server, self._pool, self._on_event, self._samples = server, pool, on_event, samples
         self._used = int(pool.uses.sum())
         self._saved = server.updates
@@ -186,7 +187,7 @@ class _Log:
         state = self._server.state() | {"uses": self._pool.uses}
         buffer = io.BytesIO()
         np.savez(buffer, **{name: value for name, value in state.items() if value is not None})
-        write_whole(self._run_dir / CHECKPOINT, buffer.getvalue())
+        self._kept.save(buffer.getvalue())
 
     def totals(self) -> dict[str, Any]:
         """What became of the gradients that were not used."""
@@ -202,35 +203,44 @@ def _pieces(update: Update) -> dict[str, Any]:
 
 def done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:
     """Updates in a run's checkpoint, and whether there are to be no more; None where there is no checkpoint."""
-    path = run_dir / CHECKPOINT
-    if not path.exists():
+    arrays = _checkpoints(run_dir).load()
+    if arrays is None:
         return None
-    arrays = _read(path)
-    updates = int(arrays["version"])
+    updates = arrays["version"]
     if config.steps is not None:
         return updates, updates >= config.steps
     return updates, int(arrays["uses"].sum()) >= config.epochs * samples
 
 
-def _load(path: Path, pool: Epochs) -> dict[str, Any]:
-    arrays = _read(path)
+def _checkpoints(run_dir: Path) -> Checkpoints[dict[str, Any]]:
+    return Checkpoints(run_dir / CHECKPOINT, _decode)
+
+
+def _go_on(kept: Checkpoints[dict[str, Any]], pool: Epochs) -> dict[str, Any] | None:
+    """The server's state, with the pool brought to where it was; None where there is no checkpoint."""
+    arrays = kept.load()
+    if arrays is None:
+        return None
     if len(arrays["uses"]) != pool.samples:
         raise PacelineError(
-            f"{path} is of a training set with {len(arrays['uses'])} samples, the data has {pool.samples}"
+            f"{kept.newest} is of a training set with {len(arrays['uses'])} samples, the data has {pool.samples}; "
+            "expected the data that the run began with"
         )
     pool.load_state_dict({"uses": arrays["uses"]})
     return {name: arrays.get(name) for name in ("values", "velocity", "version", "buffers")}
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-            return arrays | {"version": int(arrays["version"]), "uses": arrays["uses"]}
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise PacelineError(
-            f"{path} is damaged or is no checkpoint ({type(error).__name__}); start the run again, or put back a copy"
-        ) from error
+def _decode(content: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    for name, kind, dimensions in (("version", "iu", 0), ("uses", "iu", 1), ("values", "f", 1)):
+        array = arrays.get(name)
+        if array is None or array.dtype.kind not in kind or array.ndim != dimensions:
+            raise PacelineError(f"expected {name} in it, as the parameter server writes it")
+    for name in ("version", "uses"):
+        if (arrays[name] < 0).any():
+            raise PacelineError(f"{name} is below 0; expected counts")
+    return arrays | {"version": int(arrays["version"])}
 
 
 def _pace(config: TrainConfig, learner: Images, samples: int) -> Pace | None:

@@ -10,10 +10,28 @@ from typing import Any
 import numpy as np
 
 from paceline import policies, traces
+from paceline.balancer import Balancer
 from paceline.data import Data
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster
-from paceline.torch import models
+from paceline.stored import short
+from paceline.torch import models, options
+from paceline.torch.limits import has_batch_norm, least_and_most
+
+MANY = 2**31 - 1
+# Whole numbers, None excepted: the least and the most that each option may be.
+WHOLE = {
+    "workers": (1, 1024),
+    "global_batch": (1, MANY),
+    "epochs": (1, MANY),
+    "steps": (1, MANY),
+    "micro_batch": (1, MANY),
+    "quantum": (1, MANY),
+    "checkpoint_every": (1, MANY),
+    "loader_workers": (0, 256),
+    "seed": (0, 2**63 - 1),
+}
+SLOWEST = 1e6  # milliseconds a sample, or times as slow
 
 
 @dataclass(frozen=True)
@@ -59,9 +77,16 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
-        """From run.json, whose other entries are left out."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        kept = {name: value for name, value in values.items() if name in known}
+        """From run.json, whose other entries are left out. Raises PacelineError for what no option can be."""
+        kept = {}
+        for field in dataclasses.fields(cls):
+            if field.name in values:
+                value = values[field.name]
+                if not _fits(value, str(field.type)):
+                    raise PacelineError(
+                        f"{field.name}={short(value)} in run.json: expected {field.type}; put back the run's own file"
+                    )
+                kept[field.name] = value
         if kept.get("limits") is not None:
             kept["limits"] = [tuple(pair) for pair in kept["limits"]]
         return cls(**kept)
@@ -73,23 +98,25 @@ class TrainConfig:
 
     def check(self, data: Data) -> None:
         """Raise PacelineError, in one sentence, for the first thing that cannot work with this data."""
-        if self.workers < 1:
-            raise PacelineError(f"workers={self.workers}: expected at least 1 worker")
-        for name in ("global_batch", "epochs", "steps", "quantum", "checkpoint_every", "micro_batch"):
+        for name, (least, most) in WHOLE.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise PacelineError(f"{name.replace('_', '-')}={value}: expected at least 1")
+            if value is not None and not least <= value <= most:
+                raise PacelineError(f"{name.replace('_', '-')}={value}: expected {least} to {most:,}")
         if not self.lr > 0 or not np.isfinite(self.lr):
             raise PacelineError(f"lr={self.lr:g}: expected a positive learning rate")
-        if self.loader_workers < 0:
-            raise PacelineError(f"loader-workers={self.loader_workers}: expected 0 or more")
+        if not 0 <= self.momentum < 1:
+            raise PacelineError(f"momentum={self.momentum:g}: expected 0 or more, and less than 1")
+        options.check_weigh(self.weigh, None)
         self._check_pace(data)
+        model = models.create(self.model, data.shape, data.classes)
+        floor = 2 if has_batch_norm(model) else 1
+        cluster = Cluster(self.workers, self.global_batch, *self._limit_arrays(floor))
+        Balancer(policies.create(self.policy, cluster), quantum=self.quantum, floor=floor)
+        if self.micro_batch is not None and self.micro_batch < 2 * floor - 1:
+            raise PacelineError(
+                f"micro-batch={self.micro_batch}: expected at least {2 * floor - 1}: {self.model} has batch norm"
+            )
         self._check_engine()
-        cluster = Cluster(self.workers, self.global_batch, *self._limit_arrays())
-        policy = policies.create(self.policy, cluster)
-        if policy.needs_upcoming:
-            raise PacelineError(f"policy {self.policy!r} looks into the future; it only runs in simulations")
-        models.create(self.model, data.shape, data.classes)
 
     def _check_engine(self) -> None:
         if self.engine == "ray":
@@ -118,9 +145,10 @@ class TrainConfig:
                     f"{option} has {len(values)} entries for {self.workers} workers; expected one for each"
                 )
             for value in values:
-                if not value >= lowest or not np.isfinite(value):
+                if not lowest <= value <= SLOWEST:
                     raise PacelineError(
-                        f"{option} has the entry {value:g}; expected numbers of at least {lowest:g}"
+                        f"{option} has the entry {value:g}; expected numbers of at least {lowest:g}, and at most "
+                        f"{SLOWEST:g}"
                     )
         if self.pace_trace is not None:
             trace = traces.read(self.pace_trace)
@@ -139,16 +167,31 @@ class TrainConfig:
                     f"--steps {length}, or give a longer trace"
                 )
 
-    def _limit_arrays(self) -> tuple[Any, Any]:
-        if self.limits is None:
-            return np.minimum(1, self.global_batch // self.workers) * np.ones(self.workers), None
-        if len(self.limits) != self.workers:
+    def _limit_arrays(self, floor: int) -> tuple[Any, Any]:
+        """Least and most samples of each worker, which run at least ``floor`` if any."""
+        if self.limits is not None and len(self.limits) != self.workers:
             raise PacelineError(
                 f"--limits has {len(self.limits)} entries for {self.workers} workers; expected least:most for each"
             )
-        least = [1 if low is None else low for low, _ in self.limits]
-        most = [self.global_batch if high is None else high for _, high in self.limits]
+        least, most = least_and_most(self.limits, self.workers, self.global_batch, floor)
         return np.array(least, float), np.array(most, float)
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a value that JSON held can be what a field's annotation says."""
+    if value is None:
+        return "None" in kind.split(" | ")
+    if kind.startswith("list[tuple["):
+        return isinstance(value, list) and all(
+            isinstance(pair, list | tuple)
+            and len(pair) == 2
+            and all(_fits(end, "int | None") for end in pair)
+            for pair in value
+        )
+    if kind.startswith("list[float]"):
+        return isinstance(value, list) and all(_fits(each, "float") for each in value)
+    kinds: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
+    return isinstance(value, kinds[kind.split(" | ")[0]]) and isinstance(value, bool) == (kind == "bool")
 
 
 def default_run_dir(label: str) -> Path:
