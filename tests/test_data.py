@@ -1,6 +1,7 @@
 """Loading images: what comes back, and what is said when it cannot."""
 
 import gzip
+import re
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,28 @@ def test_files_that_are_no_npz(tmp_path):
         np.save(file, images())
     with pytest.raises(PacelineError, match="one bare array"):
         load(str(path))
+
+
+def test_a_flipped_byte_is_refused_or_changes_nothing(tmp_path):
+    """Also where an archive says that there is a password, or another method: after each of zip's signatures."""
+    path = Path(save(tmp_path, x_train=images(20, 2, 2), x_test=images(8, 2, 2)))
+    whole, good = path.read_bytes(), load(str(path))
+    near = {found.start() + k for found in re.finditer(b"PK", whole) for k in range(24)}
+    places, refused = sorted(near | set(range(0, len(whole), 23))), 0
+    for place in places:
+        if place >= len(whole):
+            break
+        damaged = bytearray(whole)
+        damaged[place] ^= (1, 0x20, 0x40, 0xFF)[place % 4]
+        path.write_bytes(damaged)
+        try:
+            found = load(str(path))
+        except PacelineError as error:
+            assert str(path) in str(error)  # noqa: PT017
+            refused += 1
+            continue
+        assert all(np.array_equal(one, other) for one, other in zip(found[:4], good[:4], strict=True))
+    assert refused > len(places) / 3
 
 
 def test_a_damaged_array(tmp_path):

@@ -10,6 +10,7 @@ time (``floats``). Images that a file holds as floats, and the small digits, are
 from __future__ import annotations
 
 import gzip
+import tokenize
 import zipfile
 import zlib
 from importlib import resources
@@ -32,6 +33,10 @@ IDX_NAMES = (
     "t10k-labels-idx1-ubyte",
 )
 NPZ_NAMES = ("x_train", "y_train", "x_test", "y_test")
+DAMAGED = (  # what zipfile and numpy raise, by which byte is wrong; a flag may claim a password or another method
+    OSError, ValueError, EOFError, RuntimeError, MemoryError, OverflowError, SyntaxError,
+    zipfile.BadZipFile, zlib.error, tokenize.TokenError,
+)  # fmt: skip
 
 
 class Data(NamedTuple):
@@ -96,7 +101,7 @@ def _digits() -> Data:
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     try:
         archive = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except DAMAGED as error:
         raise PacelineError(
             f"{path}: not a readable .npz file; expected one with {', '.join(NPZ_NAMES)}"
         ) from error
@@ -116,7 +121,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
                 raise PacelineError(
                     f"{path}: {name} holds Python objects or is damaged; expected plain numbers"
                 ) from error
-            except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            except DAMAGED as error:
                 raise PacelineError(f"{path}: {name} is damaged; fetch or write the file again") from error
     return arrays
 
