@@ -9,31 +9,32 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.output import print_whole
 from paceline.cli.whatif import table as policies
 from paceline.doctor.findings import Diagnosis
 from paceline.doctor.phases import Phase
 from paceline.rounds import Array
-from paceline.runs.words import number, seconds, times
+from paceline.runs.words import number, times
 
 SHOWN = 16  # ranks in the table, the slowest first
-WIDTH = 80  # columns that are always used: a narrower window wraps its lines, and no figure is cut
+MILLISECONDS = 2.0  # seconds of a step below which the table is in milliseconds
 
 
 def show(found: Diagnosis, console: Console | None = None) -> None:
     """Print the sentences, each rank's time, what each policy would give, and the change to the script."""
     console = console or Console(highlight=False, soft_wrap=True)
-    console.width = max(console.width, WIDTH)
     for sentence in found.sentences:
         _say(console, sentence)
+    unit = "ms" if found.spent.step < MILLISECONDS else "s"
     console.print()
-    _say(console, f"Where a step goes, on each rank (medians of {found.spent.steps:,} steps):")
-    console.print(_ranks(found))
+    _say(console, f"Where a step goes on each rank, in {unit} (medians of {found.spent.steps:,} steps):")
+    print_whole(console, _ranks(found, 1e3 if unit == "ms" else 1.0))
     _say(console, "What other divisions of the same batches would have made of it:")
-    console.print(policies(found.answer))
+    print_whole(console, policies(found.answer))
     if found.lines:
         _say(console, "The change that balances it (docs/training.md explains it):")
         for line in found.lines:
-            _say(console, f"  {line}")
+            console.print(f"  {line}", markup=False, highlight=False)
 
 
 def _say(console: Console, text: str) -> None:
@@ -43,7 +44,7 @@ def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False)
 
 
-def _ranks(found: Diagnosis) -> Table:
+def _ranks(found: Diagnosis, scale: float) -> Table:
     spent = found.spent
     columns: list[tuple[str, Array]] = [
         ("fetch", spent.phases[Phase.FETCH]),
@@ -52,18 +53,18 @@ def _ranks(found: Diagnosis) -> Table:
         ("compute", spent.computing),
         ("optimizer", spent.phases[Phase.FINISH]),
         ("wait", spent.waiting),
+        ("exchange", np.full(found.run.workers, spent.exchanging)),
     ]
     columns = [(head, values) for head, values in columns if head not in ("fetch", "move") or values.any()]
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for head in ("rank", "samples", *(head for head, _ in columns), "exchange", "slowness"):
+    for head in ("rank", "samples", *(head for head, _ in columns), "slower"):
         shown.add_column(head, justify="right", no_wrap=True)
     order = np.argsort(-np.nan_to_num(spent.slowness), kind="stable")[:SHOWN]
     for rank in sorted(order) if len(order) == found.run.workers else order:
         shown.add_row(
             str(rank),
             number(float(np.median(found.run.loads[:, rank]))),
-            *(seconds(float(values[rank])) for _, values in columns),
-            seconds(spent.exchanging),
+            *(number(scale * float(values[rank])) for _, values in columns),
             times(float(spent.slowness[rank])),
         )
     return shown

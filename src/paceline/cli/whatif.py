@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from paceline.cli.counter import Counter
-from paceline.cli.output import check_json, console_for, write_json
+from paceline.cli.output import check_json, console_for, print_whole, write_json
 from paceline.errors import PacelineError
 from paceline.runs import read
 from paceline.runs.words import listing, percent, seconds, times
@@ -56,7 +56,7 @@ def command(
         console.print(note, markup=False)
     for sentence in (verdict(answer), losses(answer)):
         console.print(sentence, markup=False)
-    console.print(table(answer))
+    print_whole(console, table(answer))
     write_json(json_, to_json(answer))
 
 
