@@ -41,6 +41,7 @@ class Watch:
             nonlocal inside
             if (
                 inside
+                or self._removed
                 or threading.get_ident() != thread
                 or (counts is not None and not counts(*arguments, **named))
             ):
@@ -55,11 +56,12 @@ class Watch:
                 if ends is not None:
                     ends(subject)
 
-        self._watched = watched
+        self._watched, self._removed = watched, False
         setattr(owner, name, watched)
 
     def remove(self) -> None:
-        """Put the method back, unless somebody else has replaced it since; safe to call twice."""
+        """Put the method back, unless somebody else has replaced it since; tell nothing more in either case."""
+        self._removed = True
         if vars(self._owner).get(self._name) is self._watched:
             if self._inherited:
                 delattr(self._owner, self._name)
