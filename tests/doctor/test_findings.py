@@ -161,7 +161,7 @@ def test_the_slow_rank_comes_first_whatever_else_changed(tmp_path: Path) -> None
     found = diagnosis(tmp_path, {Phase.BACKWARD: computing})
     assert found.sentences[:2] == [
         "Rank 2 takes 3.6x the fastest rank's time per sample, from the first step on.",
-        "Rank 1 became 5.0x faster than it was before, since step 32, 1.52 s into the watching.",
+        "Rank 1 became 5.0x faster at step 32, 1.52 s into the watching.",
     ]
     computing[:30, 1] = 0.02  # it never was the slowest: nobody's step depended on it
     found = diagnosis(tmp_path / "other", {Phase.BACKWARD: computing})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 import pytest
+import torch
 
 from paceline.doctor.script import ADAPTERS, diff, moves_work
 from paceline.doctor.spent import Loop
@@ -37,6 +38,36 @@ def test_what_is_added_is_python_and_fits_a_terminal(name: str) -> None:
             assert ("lbbsp-gpu" in after(lines)) == (policy == "lbbsp-gpu")
     assert moves_work("auto")
     assert not moves_work("level")
+
+
+@pytest.mark.parametrize("policy", ["level", "auto"])
+@pytest.mark.parametrize(
+    "name", ["loader", "accumulates", "own batches", "own batches, accumulates", "stream"]
+)
+def test_the_changed_script_runs(name: str, policy: str) -> None:
+    """In one process, which takes all of each batch: the optimizer steps that were asked for, of so many samples."""
+    loop = LOOPS[name]
+    seen: list[int] = []
+    model = torch.nn.Linear(4, 2)
+    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    x, y = torch.randn(3 * loop.batch, 4), torch.zeros(3 * loop.batch, dtype=torch.int64)
+    steps: list[int] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_post_hook(lambda *_: steps.append(sum(seen)))
+    around = {
+        "ddp": model,
+        "dataset": torch.utils.data.TensorDataset(x, y),
+        "criterion": torch.nn.functional.cross_entropy,
+        "optimizer": optimizer,
+        "steps": 3,
+        "get_batch": lambda size: (x[:size], y[:size]),
+        "stream": None,
+        "take": lambda _, size: (x[:size], y[:size]),
+    }
+    exec(after(diff(loop, 3, policy)), around)
+    assert steps == [loop.batch, 2 * loop.batch, 3 * loop.batch]
+    most = loop.micro_batch(3)
+    assert max(seen) <= (most or loop.batch)
 
 
 def test_the_forms_of_loops() -> None:

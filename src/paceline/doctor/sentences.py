@@ -48,8 +48,8 @@ def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
     for change in others[:NAMED]:
         slower = change.ratio > 1
         ratio = times(change.ratio if slower else 1 / change.ratio)
-        became = f"became {ratio} {'slower' if slower else 'faster'} than it was before"
-        said.append(f"Rank {change.worker} {became}, {_since(run, change.round)}.")
+        became = f"{ratio} {'slower' if slower else 'faster'}"
+        said.append(f"Rank {change.worker} became {became} at {_step(run, change.round)}.")
     if len(others) > NAMED:
         said.append(f"{plural(len(others) - NAMED, 'more lasting change')} of speed followed.")
     if slow:
@@ -209,5 +209,9 @@ def _dates(slow: Sequence[Slow]) -> list[int]:
 def _since(run: Run, at: int) -> str:
     if at == 0:
         return "from the first step on"
+    return f"since {_step(run, at)}"
+
+
+def _step(run: Run, at: int) -> str:
     step = int(run.config.get("first_step", 0)) + int(run.round[at])
-    return f"since step {step:,}, {seconds(float(run.time[at] - run.time[0]))} into the watching"
+    return f"step {step:,}, {seconds(float(run.time[at] - run.time[0]))} into the watching"
