@@ -1,0 +1,80 @@
+"""Checkpoints of the parameter server: the older is taken where the newest is damaged; what is none is refused."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+pytest.importorskip("torch")
+
+from paceline.errors import PacelineError
+from paceline.ray import training
+from paceline.torch.config import TrainConfig
+
+CONFIG = TrainConfig(engine="ray", steps=9)
+
+
+def archive(**changes: Any) -> bytes:
+    arrays = {
+        "values": np.ones(5),
+        "velocity": np.zeros(5),
+        "version": 4,
+        "uses": np.array([1, 1, 0]),
+    } | changes
+    buffer = io.BytesIO()
+    np.savez(buffer, **{name: value for name, value in arrays.items() if value is not None})
+    return buffer.getvalue()
+
+
+def test_a_damaged_one_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
+    kept = training._checkpoints(tmp_path)
+    assert training.done(CONFIG, tmp_path, 3) is None
+    for version in (4, 8):
+        kept.save(archive(version=version))
+    assert training.done(CONFIG, tmp_path, 3) == (8, False)
+    good = kept.newest.read_bytes()
+    for at in range(0, len(good), 40):
+        kept.newest.write_bytes(good[:at] + bytes(byte ^ 0xFF for byte in good[at : at + 8]) + good[at + 8 :])
+        assert training.done(CONFIG, tmp_path, 3) == (4, False), f"8 bytes flipped at {at}"
+    pool = training.Epochs(3, 2, 0)
+    state = training._go_on(kept, pool)
+    assert state is not None
+    assert state["version"] == 4
+    assert "goes on from the checkpoint before it, server-previous.npz" in kept.note
+    assert pool.uses.tolist() == [1, 1, 0]
+
+
+def test_one_without_a_digest_is_read(tmp_path: Path) -> None:
+    (tmp_path / "server.npz").write_bytes(archive(version=9))
+    assert training.done(CONFIG, tmp_path, 3) == (9, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": None}, "expected version in it"),
+        ({"version": np.array(["x"])}, "expected version in it"),
+        ({"version": -3}, "version is below 0"),
+        ({"uses": None}, "expected uses in it"),
+        ({"uses": np.array([[1, 2, 3]])}, "expected uses in it"),
+        ({"uses": np.array([1, -1, 0])}, "uses is below 0"),
+        ({"values": np.array([1, 2])}, "expected values in it"),
+    ],
+)
+def test_what_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    kept = training._checkpoints(tmp_path)
+    kept.save(archive(**changes))
+    with pytest.raises(PacelineError, match=words):
+        training.done(CONFIG, tmp_path, 3)
+
+
+def test_another_data_set_is_refused(tmp_path: Path) -> None:
+    kept = training._checkpoints(tmp_path)
+    kept.save(archive())
+    with pytest.raises(PacelineError, match="training set with 3 samples, the data has 7"):
+        training._go_on(kept, training.Epochs(7, 1, 0))
