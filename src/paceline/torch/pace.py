@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch import book, patience, peers
+from paceline.torch import book, kinds, patience, peers
 from paceline.torch.batches import Order, Piece
 from paceline.torch.claims import Claims
 from paceline.torch.exactsum import ExactSum
@@ -119,6 +119,17 @@ class Pace:
         patience: float = patience.SECONDS,
         on_nan: OnNan = "warn",
     ) -> None:
+        kinds.check(
+            model,
+            global_batch,
+            policy,
+            limits=limits,
+            micro_batch=micro_batch,
+            turns=turns,
+            quantum=quantum,
+            record=record,
+            on_round=on_round,
+        )
         self.rank, self.ranks = peers.rank(), peers.ranks()
         self._parallel = parallel(model, self.ranks)
         self.global_batch, self.weigh = int(global_batch), weigh
@@ -227,6 +238,7 @@ class Pace:
         iterated in turn.
         """
         check_indexed(dataset)
+        kinds.whole("seed", seed, 0, 2**63 - 1)
         if len(dataset) == 0:
             raise PacelineError("the dataset is empty; expected at least one sample")
         order, number = Order(len(dataset), seed, shuffle), len(self._loaders)

@@ -1,0 +1,84 @@
+"""Options of ``Pace`` of another kind than it says are refused in a sentence, whatever they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import paceline.torch
+from paceline import PacelineError
+
+MODEL = torch.nn.Linear(2, 1)
+GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": None}, "model is None; expected a torch.nn.Module"),
+        ({"model": "resnet"}, "model is a str; expected a torch.nn.Module"),
+        ({"global_batch": "x"}, "global_batch='x': expected a whole number, 1 to 2,147,483,647"),
+        ({"global_batch": float("nan")}, "global_batch=nan: expected a whole number"),
+        ({"global_batch": 1e30}, r"global_batch=1e\+30: expected a whole number"),
+        ({"global_batch": 10**20}, "global_batch=100000000000000000000: expected a whole number, 1 to"),
+        ({"global_batch": True}, "global_batch=True: expected a whole number"),
+        ({"global_batch": 0}, "global_batch=0: expected a whole number, 1 to"),
+        ({"policy": 5}, "policy=5: expected the name of a policy"),
+        ({"policy": "quickest"}, "policy 'quickest' is unknown"),
+        ({"micro_batch": "x"}, "micro_batch='x': expected a whole number"),
+        ({"micro_batch": -4}, "micro_batch=-4: expected a whole number, 1 to"),
+        ({"turns": 1.5}, "turns=1.5: expected a whole number"),
+        ({"quantum": None}, "quantum=None: expected a whole number"),
+        ({"record": 5}, "record=5: expected the path of a new directory"),
+        ({"on_round": "print"}, "on_round='print': expected a function"),
+        ({"limits": "1:8"}, "limits='1:8': expected a pair"),
+        ({"limits": [(1, 2, 3)]}, r"limits=\[\(1, 2, 3\)\]: expected a pair"),
+        ({"limits": [("1", None)]}, "limits of rank 0, least or most='1': expected a whole number, 0 to"),
+        ({"weigh": ["loss"]}, r"weigh=\['loss'\]: expected 'loss' or 'hook'"),
+        ({"loop": 3}, "loop=3: expected one of"),
+    ],
+)
+def test_each_is_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PacelineError, match=words):
+        paceline.torch.Pace(**GOOD | options)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    pace = paceline.torch.Pace(
+        MODEL, np.int64(8), micro_batch=np.int32(8), limits=[(np.int64(1), None)], policy="level"
+    )
+    assert pace.global_batch == 8
+    pace.close()
+
+
+@pytest.mark.parametrize("seed", ["x", -1, 1.5, None, 2**64])
+def test_seeds(seed: Any) -> None:
+    pace = paceline.torch.Pace(**GOOD)
+    with pytest.raises(PacelineError, match=r"seed=.*expected a whole number, 0 to"):
+        pace.loader(torch.utils.data.TensorDataset(torch.zeros(20, 2)), seed=seed)
+    pace.close()
+
+
+JUNK = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=3),
+    st.lists(st.integers() | st.text(max_size=2), max_size=3), st.tuples(st.tuples(st.integers(), st.none())),
+)  # fmt: skip
+OPTIONS = (
+    "model", "global_batch", "policy", "limits", "micro_batch", "turns", "loop", "quantum", "weigh", "on_round",
+    "on_missed", "patience", "on_nan",
+)  # fmt: skip
+
+
+@given(options=st.dictionaries(st.sampled_from(OPTIONS), JUNK, min_size=1, max_size=2))
+def test_whatever_they_are(options: dict[str, Any]) -> None:
+    try:
+        paceline.torch.Pace(**GOOD | options).close()
+        said = ""
+    except PacelineError as error:
+        said = str(error)
+    assert "\n" not in said
