@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -68,6 +69,11 @@ def under_torchrun(place: Path, source: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def _ray_stands() -> bool:
+    ray = pytest.importorskip("ray")
+    return bool(ray.is_initialized())
+
+
 def _marks(page: Path) -> list[pytest.MarkDecorator]:
     kind = "ray" if name(page) in RAY else "processes"
     return [getattr(pytest.mark, kind), pytest.mark.xdist_group(kind if kind == "ray" else name(page))]
@@ -88,6 +94,7 @@ def test_page(page: Path, place: Path) -> None:
         under_torchrun(place, "\n".join(python))
         examples = [example for example in examples if example.region.lexemes["language"] != "python"]
     given = GIVEN.get(name(page), dict)
+    stands = name(page) in RAY and _ray_stands()
     with launched():
         examples[0].namespace.update({"__name__": page.stem} | given())
     try:
@@ -103,7 +110,10 @@ def test_page(page: Path, place: Path) -> None:
             from paceline.torch import leave
 
             leave(examples[0].namespace.get("ddp"))
-        if name(page) in RAY:
-            import ray
+        if name(page) in RAY:  # what a page leaves on would be in the way of the next tests
+            examples[0].namespace.clear()
+            gc.collect()
+            if not stands:  # else it is that of other tests, which ran before
+                import ray
 
-            ray.shutdown()  # what a page leaves on would be in the way of the next tests
+                ray.shutdown()
