@@ -55,6 +55,9 @@ def command(
     ] = None,
     port: Annotated[int, typer.Option(help="Where local workers meet; 0 takes any free port.")] = 0,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard scalars.")] = False,
+    patience: Annotated[
+        float, typer.Option(help="Seconds without a sign of life from a worker after which the run is ended.")
+    ] = 30.0,
     engine: Annotated[str, typer.Option(help="torch (DDP), or ray (a parameter server).")] = "torch",
     sync: Annotated[
         str, typer.Option(help="With ray, when parameters move: bsp, asp, ssp:10, lsp:3:5.")
@@ -112,6 +115,7 @@ def command(
         mode=mode,
         rate=rate,
         address=address,
+        patience=patience,
     )
     chosen = fields(compare) if compare is not None else [policy]
     # The other ranks under torchrun have nothing to write: they end at once, even where they wait for others.

@@ -130,7 +130,7 @@ class Session:
                 if self._joined:
                     if not peers.joined():
                         join()
-                    return train(config, run_dir, progress, resume) or {}
+                    return train(config, run_dir, progress, resume, "end") or {}
                 return launch.run(config, run_dir, progress, resume, port, self._interrupted)
             except BaseException:
                 self._leave_summary(run_dir)

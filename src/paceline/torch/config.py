@@ -15,7 +15,7 @@ from paceline.data import Data
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster
 from paceline.stored import short
-from paceline.torch import models, options
+from paceline.torch import models, options, patience
 from paceline.torch.limits import has_batch_norm, least_and_most
 
 MANY = 2**31 - 1
@@ -42,6 +42,7 @@ class TrainConfig:
     pace_ms: milliseconds slept for each sample. pace_trace: a CSV of recorded speeds to play by sleeping.
     limits: (least, most) samples of a round. steps: rounds at most, instead of whole epochs.
     engine: "torch" (DDP), or "ray" (a parameter server), which alone knows sync, backup, mode, rate and address.
+    patience: seconds without a sign of life after which the run is ended, see ``paceline.torch.Pace``.
     """
 
     data: str = "digits"
@@ -70,6 +71,7 @@ class TrainConfig:
     mode: str = "push-wait"
     rate: str = "fixed"
     address: str | None = None
+    patience: float = patience.SECONDS
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""
@@ -107,6 +109,7 @@ class TrainConfig:
         if not 0 <= self.momentum < 1:
             raise PacelineError(f"momentum={self.momentum:g}: expected 0 or more, and less than 1")
         options.check_weigh(self.weigh, None)
+        patience.check(self.patience)
         self._check_pace(data)
         model = models.create(self.model, data.shape, data.classes)
         floor = 2 if has_batch_norm(model) else 1
@@ -123,6 +126,8 @@ class TrainConfig:
             from paceline.ray.training import choices
 
             choices(self)
+            if self.patience != TrainConfig.patience:
+                raise PacelineError("--patience is for --engine torch; leave it out with --engine ray")
         elif self.engine != "torch":
             raise PacelineError(f"engine {self.engine!r} is unknown; expected torch or ray")
         else:

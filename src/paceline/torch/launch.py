@@ -28,6 +28,7 @@ from paceline.torch.checkpoint import CHECKPOINT
 from paceline.torch.config import TrainConfig
 from paceline.torch.patience import Missing
 from paceline.torch.shutdown import end_with
+from paceline.torch.stopped import Stopped
 
 SIGNAL_SECONDS = 0.3  # a signal that ended a worker may have been meant for all: it gets here within them
 POLL_SECONDS = 1.0
@@ -74,7 +75,8 @@ def run(
                 pipes.append(ours)
                 worker.start()
                 theirs.close()
-        return _watch(workers, pipes, on_event, run_dir, interrupted)
+        stopped = Stopped({rank: w.pid for rank, w in enumerate(workers) if w.pid}, config.patience)
+        return _watch(workers, pipes, on_event, run_dir, interrupted, stopped)
     finally:
         held.close()
         _end(workers)
@@ -87,6 +89,7 @@ def _watch(
     on_event: Callable[[dict[str, Any]], None],
     run_dir: Path,
     interrupted: Callable[[], bool],
+    stopped: Stopped,
 ) -> dict[str, Any]:
     """Pass on events until every worker has ended; the summary."""
     summary: dict[str, Any] | None = None
@@ -98,6 +101,7 @@ def _watch(
         if interrupted():  # and the exception was lost, as in an object's destruction
             raise KeyboardInterrupt
         ready = wait([*open_pipes.values(), *(w.sentinel for w in running.values())], POLL_SECONDS)
+        stopped.look(f"the run was ended; {_how_to_go_on(run_dir)}")
         for rank, worker in list(running.items()):
             ended = worker.sentinel in ready
             pipe = open_pipes.get(rank)
@@ -203,6 +207,8 @@ def _work(
     except PacelineError as error:
         kind = "fault" if isinstance(error, WorkerError) else "input"
         emit({"type": kind, "message": str(error)})
+        if kind == "fault":
+            time.sleep(1.0)  # another rank is the reason: let that one be noticed first
         pipe.close()
         os._exit(2)
     except Exception as error:

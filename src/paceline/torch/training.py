@@ -82,8 +82,10 @@ def train(
         loop="pieces",
         on_round=guard,
         on_missed=missed,
+        patience=config.patience,
+        on_nan="raise",  # which the guard does first, in words of its own
     )
-    try:
+    with pace:
         loader = pace.loader(
             ImageSet(data),
             seed=config.seed,
@@ -124,8 +126,6 @@ def train(
         if record is None:
             return None
         return record.close(test_accuracy=accuracy, run_dir=str(run_dir))
-    finally:
-        pace.close()
 
 
 class _Guard:

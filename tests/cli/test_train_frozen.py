@@ -1,0 +1,77 @@
+"""Workers of ``paceline train`` that are stopped: the run ends with a sentence that names them."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.errors import WorkerError
+from paceline.torch.stopped import Stopped
+from support.commands import assert_refused, paceline
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+
+def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            sys.executable, "-m", "paceline", "train", "--workers", "2", "--policy", "equal", "--epochs", "99",
+            "--pace-ms", "2,2", "--patience", "2", "--out", "run",
+        ],
+        cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    workers: list[psutil.Process] = []
+    while len(workers) < 2:
+        assert process.poll() is None, process.communicate()[1]
+        below = psutil.Process(process.pid).children(recursive=True)
+        server = [p.pid for p in below if p.ppid() == process.pid and "forkserver" in " ".join(p.cmdline())]
+        workers = sorted((p for p in below if p.ppid() in server), key=lambda p: p.pid)
+        time.sleep(0.02)
+    workers[0].send_signal(signal.SIGSTOP)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Traceback" not in err
+    assert re.search(
+        r"^paceline: worker 0 has been stopped|^paceline: .*rank 0 has given no sign of life", err, re.M
+    )
+    assert not [p for p in workers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def look_until(stopped: Stopped, deadline: float) -> None:
+    while time.monotonic() < deadline:
+        stopped.look("end")
+        time.sleep(0.05)
+
+
+def test_a_process_is_stopped_only_while_it_is() -> None:
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        stopped = Stopped({3: process.pid}, patience=0.3)
+        stopped.look("end")
+        process.send_signal(signal.SIGSTOP)
+        deadline = time.monotonic() + 30
+        with pytest.raises(WorkerError, match="worker 3 has been stopped, as by SIGSTOP, for 0 s; end"):
+            look_until(stopped, deadline)
+        process.send_signal(signal.SIGCONT)
+        while psutil.Process(process.pid).status() == psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+        stopped.look("end")
+    finally:
+        process.kill()
+        process.wait()
+    stopped.look("end")  # others see that it is dead
+
+
+@pytest.mark.parametrize("value", ["0", "-3", "nan"])
+def test_patience_is_checked_before_any_worker_starts(value: str, tmp_path: Path) -> None:
+    assert_refused(
+        paceline("train", "--patience", value, "--out", tmp_path / "run"),
+        "expected a positive number of seconds",
+    )
