@@ -133,11 +133,11 @@ class BalancedLoader:
             self._fetcher.reset()
         self._source = iter(self._loader)
 
-    def more(self) -> bool:
-        if self._pace.samples_done < self.samples:
-            return True
+    def end(self) -> None:
         self._length = None
-        return False
+
+    def more(self) -> bool:
+        return self._pace.samples_done < self.samples
 
     def planned(self) -> tuple[Any, Piece]:
         batch = next(self._source)

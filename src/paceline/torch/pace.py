@@ -718,15 +718,11 @@ class Pace:
     def _hook_weight(self) -> float:
         return self._weighed / self.piece.batch
 
-    def _step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+    def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """Before any step of an optimizer that holds the model's parameters, whoever takes it."""
         self._began_step = time.perf_counter()
-        piece = self._piece
-        if piece is not None and not self.complete:
-            raise PacelineError(
-                f"optimizer.step() was called within round {piece.step}, before all its gradients were there; "
-                "expected pace.step(optimizer), which steps when the round is complete"
-            )
+        if not closure:
+            self._check_complete()
         if optimizer in self._stepped:
             raise PacelineError(
                 "optimizer.step() was called twice for one round; expected once: leave it out where "
@@ -734,9 +730,18 @@ class Pace:
             )
 
     def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        self._check_complete()  # for a closure, which has only now run its backward pass
         if self._running is not None or self._piece is not None:
             self._stepped.add(optimizer)
             self._carry_own = time.perf_counter() - self._began_step
+
+    def _check_complete(self) -> None:
+        piece = self._piece
+        if piece is not None and not self.complete:
+            raise PacelineError(
+                f"optimizer.step() was called within round {piece.step}, before all its gradients were there; "
+                "expected pace.step(optimizer), which steps when the round is complete"
+            )
 
     def _end_round(self) -> None:
         """The turn of a complete round is over, and pace.step() did not end it."""

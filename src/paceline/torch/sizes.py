@@ -28,6 +28,9 @@ class Sizes:
     def open(self) -> None:
         """Each iteration has rounds of its own."""
 
+    def end(self) -> None:
+        """Nothing is kept."""
+
     def more(self) -> bool:
         return self._left is None or self._left > 0
 

@@ -34,6 +34,10 @@ class Source(Protocol):
         """An iteration begins."""
         ...
 
+    def end(self) -> None:
+        """The iteration is over, or was left."""
+        ...
+
     def more(self) -> bool:
         """Whether another round follows."""
         ...
@@ -70,6 +74,7 @@ def turns(pace: Pace, source: Source) -> Generator[Any]:
             pace.end_piece(running)
         pace.close_epoch()
     finally:
+        source.end()
         pace.leave_epoch(running)
 
 
