@@ -14,6 +14,7 @@ from torch.distributed import constants
 from paceline.errors import PacelineError
 from paceline.machines import measure, sizes
 from paceline.rounds import Machines
+from paceline.torch import forks
 
 T = TypeVar("T")
 LONGEST = 1e7  # seconds; what a thread may be told to wait is limited, too
@@ -94,6 +95,7 @@ def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) ->
     rank 0 may find something wrong next, leave, and take the store with it.
     Raises PacelineError on every rank where one cannot reach it.
     """
+    forks.arm()
     wait = timedelta(seconds=timeout)
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
 
