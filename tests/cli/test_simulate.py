@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from paceline import cli, traces
+from paceline.cli.output import write_json
 
 ROOT = Path(__file__).parents[2]
 MIXED = ROOT / "examples" / "scenarios" / "mixed.toml"
@@ -130,3 +131,14 @@ def test_bad_traces_exit_with_2(capsys, tmp_path, rows, says):
 def test_more_rounds_than_the_trace_has(capsys, trace):
     assert simulate("--trace", trace, "--rounds", 13) == 2
     assert "the trace has 12" in capsys.readouterr().err
+
+
+def test_figures_that_json_has_no_numbers_for_are_null(capsys):
+    write_json(
+        "-", {"a": float("inf"), "b": [float("nan"), 1.5], "c": {"d": (-float("inf"), "inf", None, 2)}}
+    )
+    assert json.loads(capsys.readouterr().out) == {
+        "a": None,
+        "b": [None, 1.5],
+        "c": {"d": [None, "inf", None, 2]},
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,18 @@ def check_json(target: str | None) -> None:
         check_place(target)
 
 
-def write_json(target: str | None, content: dict[str, Any]) -> None:
-    """To a file, to standard output for "-", or nowhere."""
-    write_text(target, json.dumps(content, allow_nan=False))
+def write_json(target: str | None, content: Any, indent: int | None = None) -> None:
+    """To a file, to standard output for "-", or nowhere; null for what is infinite or no number."""
+    if target is not None:
+        write_text(target, json.dumps(_finite(content), indent=indent, allow_nan=False))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def write_text(target: str | None, text: str) -> None:

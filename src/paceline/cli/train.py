@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,4 +125,4 @@ def command(
             return
         results: list[dict[str, Any]] = session.train(config, chosen, out, port)
         if json_ is not None:
-            session.write_json(json.dumps(results if compare is not None else results[0], indent=2))
+            session.write_json(results if compare is not None else results[0])

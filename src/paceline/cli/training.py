@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from paceline import data as datasets
 from paceline.cli.options import check_port
-from paceline.cli.output import check_json, write_text
+from paceline.cli.output import check_json, write_json
 from paceline.cli.progress import Progress
 from paceline.cli.report import comparison_table
 from paceline.errors import PacelineError
@@ -113,12 +112,12 @@ class Session:
         if self._leads:
             self._sum_up(run_dir, [run_dir], [result])
             if self._target is not None:
-                self.write_json(json.dumps(result, indent=2))
+                self.write_json(result)
 
-    def write_json(self, text: str) -> None:
+    def write_json(self, figures: Any) -> None:
         """Write the figures where ``--json`` says."""
         if self._leads:
-            write_text(self._target, text)
+            write_json(self._target, figures, indent=2)
 
     def _run(self, config: TrainConfig, run_dir: Path, label: str, resume: bool, port: int) -> dict[str, Any]:
         with Progress(self._console, label) as progress:
