@@ -10,7 +10,7 @@ import numpy as np
 from paceline.backup import arrival_times, gain
 from paceline.backup.protocol import Iteration, Timings
 from paceline.papers import Result, figure, write
-from paceline.papers.dbw_runs import WORKERS, dataset, learner, network, shifted
+from paceline.papers.dbw_runs import NETWORKS, WORKERS, dataset, learner, network, shifted
 from paceline.samples import Draws
 from paceline.simulate.roundtrips import RoundTrips
 
@@ -75,6 +75,7 @@ def _estimates(
         values = values - np.float32(rate) * mean
         before = happened
     assert before is not None
+    instead = f"a {NETWORKS[model]} in place of the paper's network; " if model == "mlp" else ""
     columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
     picture = figure(3)
     for axes, (estimate, exact_name) in zip(
@@ -103,10 +104,11 @@ def _estimates(
             "ours": f"median error of the norm {off('norm2', 'norm2_exact'):.0%}, of the variance "
             f"{off('variance', 'variance_exact'):.0%}; the gain is below the decrease in {below:.0%} of the "
             f"iterations, correlation {correlation:.2f}",
-            "why": "a perceptron of 64 hidden units in place of the paper's networks; the norm falls "
-            "quickly at first, and an average over the last 5 iterations lags behind it",
-            "setting": f"{data}, n = 16, B = {batch}, rate {rate:g}, D = 5, {iterations} iterations, k "
-            "drawn from 8 to 16",
+            "why": instead
+            + "the norm falls quickly at first, and an average over the last 5 iterations lags "
+            "behind it; the paper's k are DBW's own choices",
+            "setting": f"{data}, {NETWORKS[model]}, n = 16, B = {batch}, rate {rate:g}, D = 5, "
+            f"{iterations} iterations, k drawn from 8 to 16",
             "command": f"paceline reproduce dbw {name}" + (" --quick" if quick else ""),
         },
     )

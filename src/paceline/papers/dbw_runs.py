@@ -29,6 +29,12 @@ SMOOTHED = 5  # updates that the loss is averaged over before it counts as reach
 CAP = 3000
 
 
+NETWORKS = {
+    "mlp": "perceptron of 64 hidden units",
+    "cnn": "two 5 x 5 convolutions of 10 and 20 filters, dense layers of 50 and 10 units",
+}
+
+
 @functools.cache
 def dataset(name: str) -> datasets.Data:
     """mnist or cifar10, from the shared folder. CIFAR-10 is there as pictures, which needs Pillow."""
