@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,15 @@ from scipy import stats
 from torch.nn import functional
 
 from paceline import data as datasets
-from paceline.papers import REQUIRED, dbw_alphas, dbw_compare, dbw_estimates, dbw_slowdown, experiments
+from paceline.papers import (
+    REQUIRED,
+    dbw_alphas,
+    dbw_compare,
+    dbw_estimates,
+    dbw_runs,
+    dbw_slowdown,
+    experiments,
+)
 from paceline.papers.dbw_memory import Remembering
 from paceline.shared import data_folder
 from paceline.torch.images import Images
@@ -56,6 +65,12 @@ def test_a_slowdown_of_half_of_the_workers_is_noticed(tmp_path: Path) -> None:
     result = experiments("dbw")["fig9"](tmp_path, True)  # 40 virtual seconds
     assert "dbw:memory=0.9 16 -> 8" in result["ours"]
     assert (tmp_path / "fig9.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_seconds_are_counted_by_what_an_update_waited_for() -> None:
+    updates = [SimpleNamespace(now=now, quorum=k) for now, k in ((2.0, 4), (2.5, 1), (4.0, 4), (7.0, 2))]
+    assert dbw_runs.waited(updates, 4) == pytest.approx(2.0 + 1.5)  # type: ignore[arg-type]
+    assert dbw_runs.waited(updates, 3) == 0  # type: ignore[arg-type]
 
 
 SHAPES = [(10, 1, 5, 5), (10,), (20, 10, 5, 5), (20,), (50, 320), (50,), (10, 50), (10,)]

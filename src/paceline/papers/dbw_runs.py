@@ -137,6 +137,12 @@ def reached(updates: Sequence[Update], target: float) -> float:
     return updates[below[0]].now if len(below) else float("inf")
 
 
+def waited(updates: Sequence[Update], quorum: int) -> float:
+    """Seconds that the updates from so many gradients took."""
+    ends = np.array([0.0] + [update.now for update in updates])
+    return float(np.diff(ends)[[update.quorum == quorum for update in updates]].sum())
+
+
 def said(seconds: Sequence[float]) -> str:
     """Mean and range."""
     return f"{np.mean(seconds):.0f} s ({min(seconds):.0f} to {max(seconds):.0f})"
