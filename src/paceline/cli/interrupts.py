@@ -17,14 +17,6 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP")
 SAME_SECONDS = 1.0  # ``timeout`` and shells send a signal twice: to the command, and to its whole group
 
 
-class Interrupted(KeyboardInterrupt):
-    """Raised in the main thread by the first signal that asks the command to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-
 class Ended(Exception):
     """A command has ended, in order, because a signal asked for it. status: the exit status that says so."""
 
@@ -35,22 +27,22 @@ class Ended(Exception):
 
 @contextlib.contextmanager
 def heard(wanted: bool = True) -> Iterator[Callable[[], bool]]:
-    """Within this context Ctrl-C, SIGTERM and SIGHUP raise ``Interrupted``; gives a function that says if one came.
+    """Within this context Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt; gives a function that says if one came.
 
-    What leaves the context is ``Ended``: of a KeyboardInterrupt typer would forget which signal it was.
+    What leaves the context is ``Ended``, which knows the signal; typer makes Ctrl-C of any KeyboardInterrupt.
 
     That function is for loops that wait: an exception that is raised while Python destroys an object is lost. A
     second signal within a second counts as the same; a later one raises again, and breaks off the end in order.
     Signals that somebody else handles already stay with them; outside of the main thread, or where it is not
     ``wanted``, nothing changes.
     """
-    came: list[float] = []
+    came: list[tuple[float, int]] = []
 
     def interrupt(number: int, _: object) -> None:
         now = time.monotonic()
-        if not came or now - came[-1] > SAME_SECONDS:
-            came.append(now)
-            raise Interrupted(number)
+        if not came or now - came[-1][0] > SAME_SECONDS:
+            came.append((now, number))
+            raise KeyboardInterrupt
 
     before = {}
     if wanted and threading.current_thread() is threading.main_thread():  # the only one that hears of signals
@@ -61,7 +53,7 @@ def heard(wanted: bool = True) -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(came)
     except KeyboardInterrupt as error:
-        raise Ended(getattr(error, "number", signal.SIGINT)) from error
+        raise Ended(came[-1][1] if came else signal.SIGINT) from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -79,6 +79,7 @@ def run(
         return _watch(workers, pipes, on_event, run_dir, interrupted, stopped)
     finally:
         held.close()
+        life.close()
         _end(workers)
         del store
 
