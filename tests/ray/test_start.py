@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
+
+import ray
 
 from paceline.ray import start
 
