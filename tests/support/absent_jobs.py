@@ -7,14 +7,17 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.errors import PacelineError
-from paceline.torch import Pace, measure, patience
+from paceline.errors import PacelineError, WorkerError
+from paceline.torch import Pace, patience
+from paceline.torch.exchange import StoreExchange
 from paceline.torch.patience import Missing
-from support.torch_jobs import LateWatch, Samples, fresh, optimizer_of
+from support.torch_jobs import Samples, fresh, optimizer_of
 
 
 def stop(seconds: float) -> None:
@@ -58,23 +61,6 @@ def late(rank: int, ranks: int) -> list[Missing]:
     return seen
 
 
-def ahead_of_a_late_rank(rank: int, ranks: int, seconds: float) -> int:
-    """Rounds done where rank 1 begins so many seconds late, and the others' reports wait for its own as on a device:
-    there the host goes on without waiting for the reduction."""
-    measure.stopwatch = lambda device: LateWatch()
-    model = fresh(torch.float64)
-    ddp = DistributedDataParallel(model)
-    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
-    with Pace(ddp, 60, "level") as pace:
-        for x, y, _ in pace.loader(Samples(60 * 4), seed=5):
-            if rank == 1 and pace.rounds == 1:
-                time.sleep(seconds)
-            with ddp.no_sync():  # nothing else holds this rank up
-                pace.backward(loss_of(ddp(x), y))
-            pace.step(optimizer)
-        return pace.rounds
-
-
 def failing(rank: int, ranks: int, who: int, policy: str) -> str:
     """The sentence, or the kind of error, with which this rank ends when rank ``who`` fails in round 2."""
     ddp = DistributedDataParallel(fresh(torch.float64))
@@ -91,3 +77,32 @@ def failing(rank: int, ranks: int, who: int, policy: str) -> str:
     except KeyError:
         return "KeyError"
     return "nothing"
+
+
+def limits_of_waiting(rank: int, ranks: int) -> tuple[float, list[str]]:
+    """For how long the process group waits, and the sentences of rank 1 where rank 0 is late, and where it is stopped
+    for longer than that."""
+    sentences = []
+    for seconds, hindrance in ((0.5, time.sleep), (0.5, stop)):
+        exchange = StoreExchange(timeout=seconds)
+        exchange.send(7, np.ones(2))
+        dist.barrier()
+        if rank == 0:
+            hindrance(1.5)
+        else:
+            time.sleep(0.2)
+            try:
+                exchange.receive(7 if hindrance is stop else 8)
+            except WorkerError as error:
+                sentences.append(str(error))
+        dist.barrier()
+        exchange.abandon()
+    exchange = StoreExchange()
+    exchange.send(0, np.array([float(rank)]))
+    assert exchange.receive(0).tolist() == [[0.0], [1.0]]
+    if rank == 0:
+        time.sleep(2.0)  # on a device the other would go on by itself
+    exchange.send(1, np.array([2.0 + rank]))
+    assert exchange.receive(1).tolist() == [[2.0], [3.0]]
+    exchange.close()
+    return exchange._timeout, sentences
