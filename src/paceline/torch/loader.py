@@ -195,7 +195,9 @@ class _Sampler:
         step = pace.rounds
         for first, size in pace.remaining():
             loads = pace.loads(step, size)
-            for chosen, piece in round_in_pieces(pace.terms, pace.rank, step, loads, first, indices):
+            for chosen, piece in round_in_pieces(
+                pace.terms, pace.rank, step, loads, first, indices, pace.terms.fills
+            ):
                 self.queue.append(piece)
                 yield chosen.tolist()
             step += 1

@@ -57,6 +57,11 @@ from paceline.torch.terms import agree
 from paceline.torch.turns import RoundBatch, Source, by_round, turns
 from paceline.torch.weighting import weigh_in_hook
 
+STEPPED_TWICE = (
+    "an optimizer was stepped twice for one round; expected once: leave optimizer.step() out where "
+    "pace.step(optimizer) is called"
+)
+
 
 class Pace:
     """Balances one data-parallel model over its ranks.
@@ -269,6 +274,11 @@ class Pace:
             raise PacelineError(
                 "deterministic=True fixes who runs which sample, and a loop that draws its own cannot; leave it out"
             )
+        if self.terms.pulls and self.weigh == "hook":
+            raise PacelineError(
+                f"policy {self.policy} moves work within the round, and with weigh='hook' a loop that draws its own "
+                "samples cannot have a turn that counts for nothing; use weigh='loss', or policy='level'"
+            )
         self.terms.balancer.lag = max(self.terms.balancer.lag, self._meter.lag)
         each = turns(self, Sizes(self, rounds))
         return by_round(self, each) if self.terms.loop == "round" else each
@@ -344,6 +354,11 @@ class Pace:
     def backward_done(self) -> None:
         """The backward pass of this micro-batch is through."""
         piece = self.piece
+        if self.weigh == "loss" and not self._begun:
+            raise PacelineError(
+                f"round {piece.step}: pace.backward_done() was called before pace.weight(loss); expected the loss to "
+                "be multiplied by that weight first"
+            )
         self._piece_done = True
         if piece.last:  # for a graph in which no hooked parameter took part
             self._stop(piece)
@@ -394,7 +409,8 @@ class Pace:
     @property
     def complete(self) -> bool:
         """True when the round's gradients are all in, and an optimizer step is due."""
-        return self._piece is not None and self._piece.last and self._meter.stopped(self._piece.step)
+        piece = self._piece
+        return piece is not None and piece.last and self._piece_done and self._meter.stopped(piece.step)
 
     def step(
         self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], scaler: Any = None
@@ -414,14 +430,15 @@ class Pace:
                 )
             if self._piece is not None:
                 self._rates.watch(one, self.rounds, self.complete)
+        if (self._piece is None or self.complete) and any(one in self._stepped for one in optimizers):
+            raise PacelineError(STEPPED_TWICE)
         if self._piece is None:  # the round's step was taken in this turn; another optimizer's may follow
-            optimizers = [one for one in optimizers if self._stepped and one not in self._stepped]
+            optimizers = optimizers if self._stepped else []
             if optimizers and scaler is not None:
                 raise PacelineError(
                     "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
                 )
         elif self.complete:
-            optimizers = [one for one in optimizers if one not in self._stepped]
             self._gradients.check_there(self._piece.step, optimizers)
         else:
             return False
@@ -724,10 +741,7 @@ class Pace:
         if not closure:
             self._check_complete()
         if optimizer in self._stepped:
-            raise PacelineError(
-                "optimizer.step() was called twice for one round; expected once: leave it out where "
-                "pace.step(optimizer) is called"
-            )
+            raise PacelineError(STEPPED_TWICE)
 
     def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         self._check_complete()  # for a closure, which has only now run its backward pass

@@ -38,7 +38,7 @@ class Sizes:
         if not self._pace.in_round:
             pace, step = self._pace, self._pace.rounds
             loads = pace.loads(step, pace.global_batch)
-            self._planned = round_in_pieces(pace.terms, pace.rank, step, loads, 0, self._all)
+            self._planned = round_in_pieces(pace.terms, pace.rank, step, loads, 0, self._all, True)
         chosen, piece = next(self._planned)
         if piece.last and self._left is not None:
             self._left -= 1

@@ -79,14 +79,16 @@ def turns(pace: Pace, source: Source) -> Generator[Any]:
 
 
 def round_in_pieces(
-    terms: Terms, rank: int, step: int, loads: Indices, first: int, indices: Indices
+    terms: Terms, rank: int, step: int, loads: Indices, first: int, indices: Indices, fills: bool
 ) -> Iterator[tuple[Indices, Piece]]:
-    """This rank's planned pieces of round ``step``, whose samples begin at ``first`` of ``indices``."""
+    """This rank's planned pieces of round ``step``, whose samples begin at ``first`` of ``indices``.
+
+    fills: a turn with nothing to do gets samples that count for nothing."""
     division = terms.divide(step, loads, first)
     own = loads if division is None else division.first + division.kept
     start = first + int(own[:rank].sum())
     mine = indices[start : start + int(own[rank])]
-    filler = indices[: terms.floor] if terms.fills else None
+    filler = indices[: terms.floor] if fills else None
     kept = 0 if division is None else int(division.kept[rank])
     return pieces(
         mine,

@@ -1,0 +1,295 @@
+"""Training loops of every form, run by ranks and judged against one process that takes each round's batch whole."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.torch import Pace
+from support.torch_jobs import Net, Samples, fresh
+
+COUNT, BATCH = 230, 48
+
+
+class Program:
+    """What a user's script has beside Paceline: a model, optimizers, schedulers, a loss."""
+
+    def __init__(self, model: Net, two: bool) -> None:
+        self.model = model
+        groups = [model.first.parameters(), model.second.parameters()] if two else [model.parameters()]
+        self.optimizers = [torch.optim.SGD(group, lr=0.1, momentum=0.9) for group in groups]
+        self.schedulers = [
+            torch.optim.lr_scheduler.LambdaLR(one, lambda step: 0.9**step) for one in self.optimizers
+        ]
+        self.loss_of = nn.CrossEntropyLoss()
+
+    def clip(self) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
+
+    def zero(self, to_none: bool) -> None:
+        for one in self.optimizers:
+            one.zero_grad(set_to_none=to_none)
+
+
+def one_process(rounds: list[list[int]], two: bool, clip: bool, schedule: bool) -> list[torch.Tensor]:
+    """The parameters after these batches of sample indices."""
+    program, data = Program(fresh(torch.float64), two), Samples(COUNT)
+    for indices in rounds:
+        chosen = torch.tensor(indices)
+        program.zero(True)
+        program.loss_of(program.model(data.x[chosen]), data.y[chosen]).backward()
+        if clip:
+            program.clip()
+        for one in program.optimizers:
+            one.step()
+        if schedule:
+            for each in program.schedulers:
+                each.step()
+    return [p.detach() for p in program.model.parameters()]
+
+
+def loops(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[tuple[float, int, int]]:
+    """For each case: the largest relative difference from one process, the turns, and the rounds."""
+    return [_loop(rank, **case) for case in cases]
+
+
+def _loop(
+    rank: int,
+    form: str = "whole",
+    zero: str = "",
+    clip: bool = False,
+    scaled: bool = False,
+    schedule: bool = False,
+    two: bool = False,
+    leave_after: int = 0,
+    views: bool = False,
+    **options: Any,
+) -> tuple[float, int, int]:
+    own, loop = form.startswith("own "), form.removeprefix("own ")
+    program, data = Program(fresh(torch.float64), two), Samples(COUNT)
+    ddp = DistributedDataParallel(program.model, gradient_as_bucket_view=views)
+    pace = Pace(ddp, BATCH, loop=loop, **options)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
+    stalls, draws = random.Random(rank), random.Random(100 + rank)
+    used: list[list[int]] = []
+    turns = 0
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        time.sleep(4e-4 * stalls.expovariate(1.0))
+        if pace.first:
+            used.append([])
+        if pace.counts:
+            used[-1] += index.tolist()
+        return program.loss_of(ddp(x), y)
+
+    def drawn(size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        index = torch.tensor([draws.randrange(COUNT) for _ in range(size)])
+        return data.x[index], data.y[index], index
+
+    source = _draws(pace) if own else _epochs(pace, data)
+    for batch in source:
+        turns += 1
+        if zero == "top":
+            program.zero(True)
+        if zero == "top, in place":
+            program.zero(False)
+        if loop == "round":
+            pace.round(batch, lambda *parts: loss_of(*(drawn(*parts) if own else parts)), scaler=scaler)
+        else:
+            loss = loss_of(*(drawn(batch) if own else batch))
+            if pace.weigh == "hook":
+                loss.backward()
+            else:
+                pace.backward(loss, scaler=scaler)
+        if clip:
+            if scaler is not None and pace.complete:
+                for one in program.optimizers:
+                    scaler.unscale_(one)
+            program.clip()
+        if two and scaler is None:
+            stepped = all(pace.step(one) for one in program.optimizers)
+        else:
+            stepped = pace.step(program.optimizers if two else program.optimizers[0], scaler)
+        if schedule and (stepped or loop != "pieces"):
+            for each in program.schedulers:
+                each.step()
+        if zero == "bottom":
+            program.zero(True)
+        if leave_after and turns == leave_after:
+            source.close()
+            source = _epochs(pace, data)
+            for _ in loop_again(pace, source, program, loss_of):
+                pass
+            break
+    rounds = pace.rounds
+    pace.detach()
+    whole = [list(chain.from_iterable(parts)) for parts in zip(*gathered(used), strict=True)]
+    expected = one_process(whole, two, clip, schedule)
+    difference = max(
+        float((p.detach() - q).abs().max() / q.abs().max())
+        for p, q in zip(program.model.parameters(), expected, strict=True)
+    )
+    return difference, turns, rounds
+
+
+def loop_again(pace: Pace, source: Any, program: Program, loss_of: Callable[..., Any]) -> Iterator[None]:
+    """A plain loop after one that was left."""
+    for batch in source:
+        pace.backward(loss_of(*batch))
+        pace.step(program.optimizers[0])
+        yield
+
+
+def gathered(item: Any) -> list[Any]:
+    """``item`` of every rank."""
+    items: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(items, item)
+    return items
+
+
+def _epochs(pace: Pace, data: Samples) -> Any:
+    loader = pace.loader(data, seed=5)
+    for _ in range(2):
+        yield from loader
+
+
+def _draws(pace: Pace) -> Any:
+    if pace.terms.loop == "pieces":  # a round's turns, then a step behind them
+        for _ in range(8):
+            yield from pace.sizes(1)
+    else:
+        yield from pace.sizes(8)
+
+
+MUTABLE = {
+    "whole": [
+        "optimizer.zero_grad()",
+        "loss = loss_of(ddp(x), y)",
+        "pace.backward(loss)",
+        "clip()",
+        "pace.step(optimizer)",
+        "scheduler.step()",
+    ],
+    "round": [
+        "optimizer.zero_grad()",
+        "loss = pace.round(batch, lambda x, y: loss_of(ddp(x), y))",
+        "clip()",
+        "pace.step(optimizer)",
+        "scheduler.step()",
+    ],
+    "pieces": [
+        "optimizer.zero_grad()",
+        "loss = loss_of(ddp(x), y)",
+        "pace.backward(loss)",
+        "clip()",
+        "stepped = pace.step(optimizer)",
+        "scheduler.step() if stepped else None",
+    ],
+}
+INSTEAD = {
+    "pace.backward(loss)": ["loss.backward()", "(2 * loss).backward()", "pace.weight(loss)", "pace.backward_done()"],
+    "pace.step(optimizer)": ["optimizer.step()", "optimizer.step(); pace.step(optimizer)",
+                             "pace.step(optimizer); optimizer.step()"],
+    "stepped = pace.step(optimizer)": ["optimizer.step()", "stepped = None; optimizer.step(); pace.step(optimizer)"],
+    "optimizer.zero_grad()": ["optimizer.zero_grad(set_to_none=False)", "ddp.zero_grad()",
+                              "ddp.module.zero_grad(set_to_none=False)"],
+    "loss = pace.round(batch, lambda x, y: loss_of(ddp(x), y))": [
+        "loss = [pace.backward(loss_of(ddp(x), y)) for x, y in [batch]]",
+        "loss = pace.round(batch, lambda x, y: loss_of(ddp(x), y).backward())",
+    ],
+}  # fmt: skip
+
+
+def mutilations(form: str) -> dict[str, list[str]]:
+    """Right loop bodies with a line left out, doubled, swapped with another or replaced, by what was done."""
+    lines = MUTABLE[form]
+    found: dict[str, list[str]] = {}
+    for at, line in enumerate(lines):
+        found[f"without {line}"] = lines[:at] + lines[at + 1 :]
+        found[f"twice {line}"] = [*lines[: at + 1], *lines[at:]]
+        for other in range(at + 1, len(lines)):
+            swapped = list(lines)
+            swapped[at], swapped[other] = lines[other], line
+            found[f"{line} changed with {lines[other]}"] = swapped
+        for instead in INSTEAD.get(line, []):
+            found[f"{instead} instead of {line}"] = [*lines[:at], instead, *lines[at + 1 :]]
+    return found
+
+
+def mutilated(rank: int, ranks: int, form: str, policy: str, whole: bool) -> dict[str, Any]:
+    """For each mutilation: the parameters after an epoch, or the words of an error.
+
+    whole: run by one process without Paceline, which stands for what the loop means.
+    """
+    return {name: _mutilated(form, policy, body, whole) for name, body in mutilations(form).items()}
+
+
+class Plain:
+    """What Paceline's calls mean in one process that takes whole batches."""
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def round(self, batch: Any, function: Callable[..., torch.Tensor]) -> torch.Tensor:
+        loss = function(*batch)
+        loss.backward()
+        return loss.detach()
+
+    def step(self, optimizer: torch.optim.Optimizer) -> bool:
+        optimizer.step()
+        optimizer.zero_grad()
+        return True
+
+
+class Pairs(Samples):
+    """Without the index."""
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index], self.y[index]
+
+
+def _mutilated(form: str, policy: str, body: list[str], whole: bool) -> Any:
+    from paceline.torch.batches import Order
+
+    data, model = Pairs(100), fresh(torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    names: dict[str, Any] = {
+        "optimizer": optimizer,
+        "scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step),
+        "loss_of": nn.CrossEntropyLoss(),
+        "clip": lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.05),
+        "stepped": True,
+    }
+    pace: Any
+    if whole:
+        order = torch.from_numpy(Order(100, 5).epoch(0))
+        pace, ddp = Plain(), nn.ModuleDict({"module": model})
+        ddp.forward = model.forward
+        loader: Any = [(data.x[c], data.y[c]) for c in order.split(24)]
+    else:
+        ddp = DistributedDataParallel(model)
+        pace = Pace(ddp, 24, policy, loop=form, micro_batch=None if form == "whole" else 5)
+        loader = pace.loader(data, seed=5)
+    names |= {"pace": pace, "ddp": ddp}
+    code = compile("\n".join(body), "body", "exec")
+    try:
+        for batch in loader:
+            names["batch"] = batch
+            if form != "round":
+                names["x"], names["y"] = batch
+            exec(code, names)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        if not whole:
+            pace.abandon()
+            pace.detach()
+    return [p.detach().tolist() for p in model.parameters()]

@@ -1,0 +1,96 @@
+"""Every form of loop keeps its meaning: the model of one process, or a sentence, never a wrong step in silence."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from support.loop_jobs import COUNT, loops, mutilated, mutilations
+from support.ranks import run_ranks
+from support.torch_jobs import UNEVEN
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+LOOSE = ((1, None),) * 3
+FORMS = ("whole", "round", "pieces", "own whole", "own round", "own pieces")
+EXTRAS: dict[str, dict[str, Any]] = {
+    "zeroed at the top": {"zero": "top"},
+    "zeroed in place at the top": {"zero": "top, in place"},
+    "zeroed at the bottom": {"zero": "bottom"},
+    "clipped": {"clip": True, "zero": "top"},
+    "scaled": {"scaled": True},
+    "scaled and clipped": {"scaled": True, "clip": True},
+    "scheduled": {"schedule": True},
+    "two optimizers": {"two": True, "zero": "top"},
+    "two optimizers, scaled": {"two": True, "scaled": True},
+    "bucket views": {"views": True, "zero": "top"},
+    "hook": {"weigh": "hook", "zero": "top"},
+    "hook, bucket views": {"weigh": "hook", "views": True, "zero": "bottom"},
+}
+POLICIES = {"equal": "equal", "level": "level", "auto": "auto", "dolbie": "dolbie", "uneven": UNEVEN}
+
+
+def _cases() -> dict[str, dict[str, Any]]:
+    """Each form with each extra; the policies, and accumulation where the form takes it, take turns."""
+    cases, turn = {}, itertools.cycle(POLICIES.items())
+    for form, (extra, options) in itertools.product(FORMS, EXTRAS.items()):
+        if "hook" in extra and form.endswith("round"):
+            continue  # pace.round runs the backward pass itself
+        for accumulates in (False, True) if not form.endswith("whole") else (False,):
+            policy, chosen = next(turn)
+            if "hook" in extra and form == "own pieces":
+                policy, chosen = "level", "level"
+            case = {"form": form, "policy": chosen, "limits": LOOSE, **options}
+            if accumulates:
+                case["micro_batch"] = 7
+            cases[f"{form}, {extra}, {policy}, {'accumulates' if accumulates else 'whole'}"] = case
+    return cases
+
+
+def test_every_form_of_loop_trains_the_model_of_one_process() -> None:
+    cases = _cases()
+    found = run_ranks(3, loops, list(cases.values()))
+    for number, (name, case) in enumerate(cases.items()):
+        for difference, turns, rounds in (rank[number] for rank in found):
+            assert difference < 1e-12, f"{name}: relative difference {difference:.1e}"
+            assert rounds == (8 if case["form"].startswith("own") else 10), name
+            assert turns == rounds or case["form"].endswith("pieces"), name
+    assert any(rank[n][1] > rank[n][2] for rank in found for n in range(len(cases))), (
+        "no round took several turns"
+    )
+
+
+@pytest.mark.parametrize("form", ["whole", "round", "pieces"])
+@pytest.mark.parametrize("policy", ["equal", "auto"])
+def test_a_mutilated_loop_means_what_it_says_or_is_refused(form: str, policy: str) -> None:
+    (meant,) = run_ranks(1, mutilated, form, policy, True)
+    found = run_ranks(2, mutilated, form, policy, False)
+    assert len(mutilations(form)) > 20
+    refused = 0
+    for name, right in meant.items():
+        for rank in found:
+            if isinstance(rank[name], str):
+                refused += 1
+                continue
+            assert not isinstance(right, str), f"{name}: went on, where one process says {right}"
+            for ours, theirs in zip(rank[name], right, strict=True):
+                torch.testing.assert_close(
+                    torch.tensor(ours),
+                    torch.tensor(theirs),
+                    rtol=1e-10,
+                    atol=1e-12,
+                    msg=lambda m, name=name: f"{name}: {m}",
+                )
+    assert 0 < refused < 2 * len(meant)
+
+
+@pytest.mark.parametrize("leave_after", range(1, 6))
+def test_a_loop_that_was_left_between_rounds_goes_on_with_the_next_epoch(leave_after: int) -> None:
+    for difference, _, rounds in (
+        rank[0] for rank in run_ranks(3, loops, [{"leave_after": leave_after, "policy": UNEVEN}])
+    ):
+        assert difference < 1e-12
+        assert rounds == leave_after + 2 * -(-COUNT // 48)
