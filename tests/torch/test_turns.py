@@ -41,7 +41,7 @@ def test_every_round_takes_as_many_turns() -> None:
 def test_what_does_not_go_together() -> None:
     model = fresh(torch.float32)
     for options, sentence in (
-        ({"turns": 0}, "at least one turn"),
+        ({"turns": 0}, "turns=0: expected"),
         ({"turns": 2, "weigh": "hook"}, "weigh='loss'"),
         ({"turns": 2, "policy": "factoring"}, "plans whole rounds"),
         ({"fill": True, "weigh": "hook", "policy": "factoring", "loop": "pieces"}, "counts for nothing"),
