@@ -1,0 +1,240 @@
+"""A loop that is left within a round, loaders that take turns, and what a loader promises of its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace, RoundResult
+from support.torch_jobs import Samples, fresh, optimizer_of, reference
+
+LOSS = nn.CrossEntropyLoss()
+
+
+def paced(**options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Pace]:
+    model = fresh(torch.float64)
+    return model, optimizer_of(model), Pace(model, 16, "equal", **options)
+
+
+@pytest.mark.parametrize("at", ["drawn", "forward", "backward"])
+@pytest.mark.parametrize("turn", range(1, 12))
+def test_after_a_loop_that_was_left_the_next_begins_a_fresh_round(turn: int, at: str) -> None:
+    """Left at any turn of the first epoch (most rounds take two), it trains as if that round had not begun."""
+    model, optimizer, pace = paced(loop="pieces", micro_batch=8)
+    loader, used = pace.loader(Samples(83), seed=5), []
+    for turns, (x, y, _) in enumerate(loader, 1):
+        if turns == turn and at == "drawn":
+            break
+        loss = LOSS(model(x), y)
+        if turns == turn and at == "forward":
+            break
+        pace.backward(loss)
+        if turns == turn and at == "backward":
+            break
+        pace.step(optimizer)
+    done = pace.rounds
+    assert done == (turn - 1) // 2
+    for x, y, index in loader:
+        used += index.tolist()
+        pace.backward(LOSS(model(x), y))
+        pace.step(optimizer)
+    pace.detach()
+    assert sorted(used) == list(range(83)), "the next loop runs a whole epoch"
+    assert pace.rounds == done + 6
+    expected = _left_and_gone_on(done)
+    for ours, theirs in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(ours.detach(), theirs, rtol=1e-12, atol=1e-14)
+
+
+def _left_and_gone_on(done: int) -> list[torch.Tensor]:
+    """One process that took so many whole batches of epoch 0, and then the epoch after it (the same where none)."""
+    from paceline.torch.batches import Order
+
+    model, data = fresh(torch.float64), Samples(83)
+    optimizer, order = optimizer_of(model), Order(83, 5)
+    first = [torch.from_numpy(order.epoch(0))[k * 16 : (k + 1) * 16] for k in range(done)]
+    for chosen in (*first, *torch.from_numpy(order.epoch(1 if done else 0)).split(16)):
+        LOSS(model(data.x[chosen]), data.y[chosen]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.detach() for p in model.parameters()]
+
+
+def test_a_first_batch_may_be_looked_at() -> None:
+    model, optimizer, pace = paced()
+    loader = pace.loader(Samples(83), seed=5)
+    assert len(next(iter(loader))[0]) == 16
+    turns = 0
+    for x, y, _ in loader:
+        turns += 1
+        pace.backward(LOSS(model(x), y))
+        pace.step(optimizer)
+    pace.detach()
+    assert turns == len(loader) == 6
+    for ours, theirs in zip(model.parameters(), reference(83, 16, 6, torch.float64), strict=True):
+        torch.testing.assert_close(ours.detach(), theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_loaders_of_unlike_length_take_turns() -> None:
+    model, optimizer, pace = paced()
+    loaders = [pace.loader(Samples(count), seed=5) for count in (83, 40, 7)]
+    for which in (0, 1, 2, 1, 0):
+        used = []
+        for x, y, index in loaders[which]:
+            used += index.tolist()
+            pace.backward(LOSS(model(x), y))
+            pace.step(optimizer)
+        assert sorted(used) == list(range((83, 40, 7)[which]))
+    assert pace.epoch == 5
+    pace.detach()
+
+
+def test_loaders_within_each_other_are_refused() -> None:
+    model, optimizer, pace = paced()
+    one, other = pace.loader(Samples(83)), pace.loader(Samples(83))
+
+    def both() -> None:
+        for (x, y, _), _ in zip(one, other, strict=True):
+            pace.backward(LOSS(model(x), y))
+            pace.step(optimizer)
+
+    with pytest.raises(PacelineError, match="another loop over a loader"):
+        both()
+    pace.detach()
+
+
+def test_a_checkpoint_goes_on_with_the_loader_that_it_was_made_in() -> None:
+    model, optimizer, pace = paced()
+    pace.loader(Samples(40))
+    for x, y, _ in pace.loader(Samples(83)):
+        pace.backward(LOSS(model(x), y))
+        if pace.step(optimizer) and pace.rounds == 2:
+            break
+    state = pace.state_dict()
+    pace.detach()
+    _, _, again = paced()
+    first, second = again.loader(Samples(40)), again.loader(Samples(83))
+    again.load_state_dict(state)
+    with pytest.raises(PacelineError, match="within an epoch of loader 1, which has 83 samples"):
+        next(iter(first))
+    again.load_state_dict(state)
+    assert len(second) == 4
+    again.detach()
+
+
+@settings(max_examples=40)
+@given(
+    quantum=st.integers(2, 6), units=st.integers(2, 12), rounds=st.integers(1, 4), rest=st.integers(0, 11),
+    micro=st.integers(1, 5), loop=st.sampled_from(["whole", "pieces"]), norm=st.booleans(),
+)  # fmt: skip
+def test_every_batch_is_a_multiple_of_quantum(
+    quantum: int, units: int, rounds: int, rest: int, micro: int, loop: str, norm: bool
+) -> None:
+    model: nn.Module = fresh(torch.float64)
+    if norm:
+        model = nn.Sequential(model, nn.BatchNorm1d(3).double())
+    batch, count = quantum * units, quantum * (units * rounds + rest % units)
+    limit = {} if loop == "whole" else {"micro_batch": max(3, micro * quantum)}
+    with Pace(model, batch, "level", loop=loop, quantum=quantum, **limit) as pace:
+        for x, y, _ in pace.loader(Samples(count)):
+            assert len(x) % quantum == 0
+            assert len(x) > 0
+            pace.backward(LOSS(model(x), y))
+            pace.step(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_what_a_loader_is_asked() -> None:
+    _, _, pace = paced(quantum=4)
+    for options, words in (
+        ({"batch_size": 8}, "global_batch=8"),
+        ({"sampler": [1]}, "sampler= is what Paceline replaces"),
+        ({}, "3 samples, which is no multiple of quantum=4"),
+    ):
+        with pytest.raises(PacelineError, match=words):
+            pace.loader(Samples(83), **options)
+    with pytest.raises(PacelineError, match="drop_last=True leaves nothing"):
+        pace.loader(Samples(8), drop_last=True)
+    loader = pace.loader(Samples(83), drop_last=True)
+    assert len(loader) == 5
+    loader.sampler.set_epoch(3)
+    assert pace.epoch == 3
+    pace.detach()
+
+
+def test_the_short_last_round_is_left_out() -> None:
+    model, optimizer, pace = paced()
+    used = []
+    for x, y, index in pace.loader(Samples(83), seed=5, drop_last=True):
+        assert len(x) == 16
+        used += index.tolist()
+        pace.backward(LOSS(model(x), y))
+        pace.step(optimizer)
+    pace.detach()
+    assert len(set(used)) == len(used) == 80
+
+
+def test_rounds_tell_what_people_log() -> None:
+    results: list[RoundResult] = []
+    model, optimizer, pace = paced(on_round=results.append)
+    scheduler, losses = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5), []
+    for x, y, _ in pace.loader(Samples(83), seed=5):
+        loss = LOSS(model(x), y)
+        losses.append(loss.item())
+        pace.backward(loss)
+        pace.step(optimizer)
+        scheduler.step()
+    pace.flush()
+    pace.detach()
+    assert [result.learning_rate for result in results] == [0.1 * 0.5**k for k in range(6)]
+    assert [result.batch for result in results] == [16, 16, 16, 16, 16, 3]
+    assert [result.loss for result in results] == pytest.approx(losses, rel=1e-12)
+    assert all(result.seconds > 0 for result in results)
+    assert pace.loss == results[-1].loss
+
+
+def test_what_a_round_is_handed() -> None:
+    model, optimizer, pace = paced(loop="round")
+
+    def over(body: Callable[[Any], None]) -> None:
+        for batch in pace.loader(Samples(83)):
+            body(batch)
+
+    def twice(batch: Any) -> None:
+        for _ in range(2):
+            pace.round(batch, lambda x, y, _: LOSS(model(x), y))
+
+    with pytest.raises(PacelineError, match=r"pace\.round\(batch, function\)"):
+        over(tuple)
+    with pytest.raises(PacelineError, match=r"went on without pace\.round"):
+        over(lambda batch: None)
+    with pytest.raises(PacelineError, match="twice with one batch"):
+        over(twice)
+    pace.detach()
+
+
+def test_forms_of_loop_that_do_not_go_together() -> None:
+    model = fresh(torch.float64)
+    for options, words in (
+        ({"loop": "each"}, "expected one of 'whole', 'round', 'pieces'"),
+        ({"micro_batch": 5}, "leave room for 5 samples on 1 ranks"),
+        ({"policy": "factoring"}, "use loop='round'"),
+        ({"policy": "factoring", "deterministic": True}, "use loop='round'"),
+        ({"loop": "pieces", "quantum": 4, "micro_batch": 3}, "at least quantum=4"),
+    ):
+        with pytest.raises(PacelineError, match=words):
+            Pace(model, 16, **options)
+
+
+@pytest.mark.parametrize("call", ["sizes(0)", "sizes(-3)"])
+def test_no_rounds_to_draw_for(call: str) -> None:
+    _, _, pace = paced()
+    with pytest.raises(PacelineError, match="expected at least one round"):
+        eval(f"pace.{call}", {"pace": pace})
+    pace.detach()
