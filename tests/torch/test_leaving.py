@@ -200,7 +200,7 @@ def test_rounds_tell_what_people_log() -> None:
 
 
 def test_what_a_round_is_handed() -> None:
-    model, optimizer, pace = paced(loop="round")
+    model, _, pace = paced(loop="round")
 
     def over(body: Callable[[Any], None]) -> None:
         for batch in pace.loader(Samples(83)):
