@@ -61,9 +61,25 @@ def late(rank: int, ranks: int) -> list[Missing]:
     return seen
 
 
-def failing(rank: int, ranks: int, who: int, policy: str) -> str:
-    """The sentence, or the kind of error, with which this rank ends when rank ``who`` fails in round 2."""
+def unreduced(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A hook that waits for nobody, as the host does where a device reduces."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+# torch looks at the types themselves, not at their names.
+unreduced.__annotations__.update(bucket=dist.GradBucket, **{"return": torch.futures.Future[torch.Tensor]})
+
+
+def failing(rank: int, ranks: int, who: int, policy: str, ahead: bool = False) -> str:
+    """The sentence, or the kind of error, with which this rank ends when rank ``who`` fails in round 2.
+
+    ahead: hosts run ahead of the reductions, and meet in their reports only.
+    """
     ddp = DistributedDataParallel(fresh(torch.float64))
+    if ahead:
+        ddp.register_comm_hook(None, unreduced)
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     try:
         with Pace(ddp, 60, policy, loop="pieces") as pace:

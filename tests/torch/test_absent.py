@@ -40,9 +40,14 @@ def test_a_rank_that_lives_and_is_late_is_named_as_such() -> None:
     assert not [missing for missing in slow if missing.lives]
 
 
-@pytest.mark.parametrize(("who", "policy"), [(0, "level"), (2, "factoring")])
-def test_the_rank_that_fails_is_named_with_its_error_on_the_others(who: int, policy: str) -> None:
-    told = run_ranks(3, jobs.failing, who, policy)
+@pytest.mark.parametrize(
+    ("who", "policy", "ahead"), [(0, "level", False), (2, "factoring", False), (2, "level", True)]
+)
+def test_the_rank_that_fails_is_named_with_its_error_on_the_others(
+    who: int, policy: str, ahead: bool
+) -> None:
+    """Also where no connection breaks: on a device, hosts wait for the failed one's report only."""
+    told = run_ranks(3, jobs.failing, who, policy, ahead)
     for rank, words in enumerate(told):
         if rank == who:
             assert words == "KeyError", "its own error is its own"

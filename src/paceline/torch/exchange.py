@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
 
@@ -32,6 +33,14 @@ SLOTS = 4  # rounds whose keys may be alive at once; keys are reused, so that th
 GONE = "rank 0 has left the run, look there for the reason"
 
 
+Lost = Callable[[], WorkerError | None]
+
+
+def nobody() -> WorkerError | None:
+    """No rank is known to be lost."""
+    return None
+
+
 class Exchange(Protocol):
     """Gives every rank every rank's numbers."""
 
@@ -39,8 +48,11 @@ class Exchange(Protocol):
         """Send this rank's numbers, shape (k,), for round ``step``; returns at once."""
         ...
 
-    def receive(self, step: int) -> Array:
-        """All ranks' numbers for round ``step``, shape (n, k); call after ``send`` of the same round."""
+    def receive(self, step: int, lost: Lost = nobody) -> Array:
+        """All ranks' numbers for round ``step``, shape (n, k); call after ``send`` of the same round.
+
+        lost: asked while a rank is waited for; the error that it returns is raised.
+        """
         ...
 
     def close(self) -> None:
@@ -61,7 +73,7 @@ class Alone:
     def send(self, step: int, values: Array) -> None:
         self._values[step % SLOTS] = values
 
-    def receive(self, step: int) -> Array:
+    def receive(self, step: int, lost: Lost = nobody) -> Array:
         return self._values[step % SLOTS][None, :]
 
     def close(self) -> None:
@@ -94,7 +106,7 @@ class StoreExchange:
         except dist.DistError as error:
             raise WorkerError(f"rank {self._rank} cannot tell its speed: {GONE}") from error
 
-    def receive(self, step: int) -> Array:
+    def receive(self, step: int, lost: Lost = nobody) -> Array:
         assert self._store is not None
         keys = [f"{rank}/{step % SLOTS}" for rank in range(self._ranks)]
         began = time.monotonic()
@@ -103,6 +115,8 @@ class StoreExchange:
             late = [rank for rank, raw in enumerate(raws) if np.frombuffer(raw, count=1)[0] != step]
             if not late:
                 return np.stack([np.frombuffer(raw)[1:] for raw in raws])
+            if (error := lost()) is not None:
+                raise error
             waited = time.monotonic() - began
             if waited > self._timeout:
                 raise WorkerError(
@@ -158,7 +172,7 @@ class GroupExchange:
         out = [torch.empty_like(mine) for _ in range(self._ranks)]
         self._pending[step] = (dist.all_gather(out, mine, group=self._group, async_op=True), out)
 
-    def receive(self, step: int) -> Array:
+    def receive(self, step: int, lost: Lost = nobody) -> Array:
         work, out = self._pending.pop(step)
         work.wait()
         return torch.stack(out).numpy()

@@ -51,6 +51,10 @@ class Alone:
         """Why this rank lost the others; None where the error is one of its own. May take some seconds."""
         return None
 
+    def known(self) -> WorkerError | None:
+        """Why this rank need not wait for the others any more, where one of them has told; returns at once."""
+        return None
+
     def fail(self, error: BaseException) -> None:
         """This rank cannot go on: tell the others, unless one of them is the reason."""
 
@@ -111,7 +115,11 @@ class Lookout(Alone):
                 "launcher says of each rank: one that was killed says nothing"
             )
         self._post(found)  # the others may find this rank lost next, and are to hear of the same one
-        return Reason(f"rank {found.rank} {found.words}; rank {self._rank} cannot go on without it")
+        return self._without(found)
+
+    def known(self) -> WorkerError | None:
+        failure = self._sight.failure
+        return None if failure is None or failure.rank == self._rank else self._without(failure)
 
     def fail(self, error: BaseException) -> None:
         if not (lost(error) or isinstance(error, WorkerError)):
@@ -131,6 +139,9 @@ class Lookout(Alone):
                 self._calls.within(STAY_SECONDS + POST_SECONDS, self._leave)
         self._calls.close()
         ends.forget(self)
+
+    def _without(self, failure: Failure) -> Reason:
+        return Reason(f"rank {failure.rank} {failure.words}; rank {self._rank} cannot go on without it")
 
     def _leave(self) -> None:
         until, clock = time.monotonic() + STAY_SECONDS, _Clock(self._pause)

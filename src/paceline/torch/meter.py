@@ -46,6 +46,7 @@ class Meter:
         further: int = 0,
         waited: Callable[[], float] | None = None,
     ) -> None:
+        self.lost = exchange.nobody  # tells of a rank that need not be waited for any more
         self._watch = measure.stopwatch(device)
         self._waited = waited or (lambda: 0.0)
         self._exchange = exchange.connect()
@@ -106,7 +107,7 @@ class Meter:
 
     def collect(self, step: int) -> Measured | None:
         """All ranks' report that came with round ``step``; None when it holds no finished round yet."""
-        rows = self._exchange.receive(self._sequence)
+        rows = self._exchange.receive(self._sequence, self.lost)
         digests = rows[:, 1]
         if (digests != digests[0]).any():
             odd = np.flatnonzero(digests != np.median(digests))

@@ -208,6 +208,7 @@ class Pace:
         if self._recorder is not None:
             self._ledger.listeners.append(self._recorder.round)
         self._lookout = lookout(on_missed, patience)  # last, since its threads run until it is closed
+        self._meter.lost = self._lookout.known
 
     # -- what the user calls -------------------------------------------------------------------------------
 
