@@ -138,6 +138,7 @@ def no_work() -> Iterator[None]:
     import paceline.cli.training
     import paceline.cli.watch
     import paceline.ray.training
+    import paceline.serve.app
     import paceline.serve.server
     import paceline.simulate.learning
     from paceline.errors import PacelineError
@@ -159,6 +160,7 @@ def no_work() -> Iterator[None]:
         patched.setattr(cli, "_app", lambda: made)
         patched.setattr(paceline.cli.training.launch, "run", begun)
         patched.setattr(paceline.ray.training, "run", begun)
+        patched.setattr(paceline.serve.app, "make", lambda *_: None)  # its routes take most of the time
         patched.setattr(paceline.serve.server, "run", lambda app, service, _: asyncio.run(service.stop()))
         patched.setattr(paceline.cli.simulate, "run", shorter)
         patched.setattr(paceline.simulate.learning, "learn", begun)
