@@ -19,7 +19,7 @@ from paceline.aside import Aside
 from paceline.costs import Linear
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Array, PieceTimes, Plan, Pull, Round
+from paceline.rounds import Array, PieceTimes, Plan, Pull, Round, measurable
 
 
 class Balancer:
@@ -94,7 +94,8 @@ class Balancer:
         raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
         batch = int(loads.sum())
-        known = np.zeros_like(seconds) if known_overhead is None else known_overhead
+        seconds = measurable(seconds)
+        known = np.zeros_like(seconds) if known_overhead is None else measurable(known_overhead)
         pull = self.pull(step)
         if pull is None or np.all(pull.first >= 1):
             self._fit = fitting.update(self._fit, loads.astype(float), seconds, known)

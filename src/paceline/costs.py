@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.rounds import QUICKEST
+
 Array = NDArray[np.float64]
 
-# Below what any clock resolves; keeps a worker that reported 0 seconds from being infinitely fast.
-QUICKEST = 1e-15
 RESOLUTION = 1e-9  # part of a round's seconds below which its growth with the load is not told apart
 
 

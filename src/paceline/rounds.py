@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from paceline.costs import Cost
 
 Array = NDArray[np.float64]
+# Below what any clock resolves; keeps a worker that reported 0 seconds from being infinitely fast. And above.
+QUICKEST, LONGEST = 1e-15, 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +133,11 @@ class Round:
     pieces: PieceTimes | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "seconds", measurable(self.seconds))
         if self.overhead is None:
             object.__setattr__(self, "overhead", np.zeros_like(self.seconds))
+        else:
+            object.__setattr__(self, "overhead", measurable(self.overhead))
         if self.present is None:
             object.__setattr__(self, "present", ~np.isnan(self.seconds))
 
@@ -140,6 +145,11 @@ class Round:
     def loads(self) -> Array:
         """Samples each worker ran, shape (..., n)."""
         return self.shares * self.batch
+
+
+def measurable(seconds: Array) -> Array:
+    """Seconds within what a clock could tell, 0 and NaN as they are: their squares and reciprocals are finite."""
+    return np.where(seconds > 0, np.clip(seconds, QUICKEST, LONGEST), seconds)
 
 
 class PieceTimes(NamedTuple):

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceline.costs import QUICKEST, Cost, Linear, halfway
+from paceline.costs import Cost, Linear, halfway
 from paceline.errors import PacelineError
+from paceline.rounds import QUICKEST
 
 Array = NDArray[np.float64]
 
@@ -123,16 +124,48 @@ def _fill(
         if np.all(np.abs(step - level) <= 4e-16 * np.abs(level)):
             break
         level = step
-    if np.any(
-        np.abs(short) > 1e-12 * np.abs(total)
-    ):  # somebody is so quick that neighbouring floats are far apart
-        return level, _between(_at(rate, offset, low, high, left), _at(rate, offset, low, high, right), total)
+    missed = ~(np.abs(short) <= 1e-12 * np.abs(total))
+    if missed.any():  # somebody is so quick, or so late, that neighbouring floats are far apart
+        bisected, divided = _bisect_lines(rate, offset, total, low, high)
+        return np.where(missed, bisected, level), np.where(missed, divided, loads)
     return level, loads
 
 
-def _at(rate: Array, offset: Array, low: Array, high: Array, level: Array) -> Array:
-    with np.errstate(over="ignore"):  # a bracket that is open still stands for a number
-        return np.clip(rate * np.nan_to_num(level) - offset, low, high)
+def _bisect_lines(rate: Array, offset: Array, total: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """The same by bisection down to neighbouring floats, and what they cannot resolve in proportion."""
+
+    def loads_at(level: Array) -> Array:
+        return np.clip(rate * level - offset, low, high)
+
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        start = np.where(rate > 0, (offset + low) / rate, np.inf).min(-1, keepdims=True)
+        end = np.where(rate > 0, (offset + high) / rate, -np.inf).max(-1, keepdims=True)
+    # Beyond what rounding takes from the sums: there everybody is at a limit.
+    left = np.nan_to_num(start - 1e-9 * np.abs(start))
+    right = np.nan_to_num(end + 1e-9 * np.abs(end))
+    left, right = (np.broadcast_to(level, total.shape) for level in (np.minimum(left, right), right))
+    while np.any((middle := _middle(left, right)) > left):
+        enough = loads_at(middle).sum(-1, keepdims=True) >= total
+        left, right = np.where(enough, left, middle), np.where(enough, middle, right)
+    loads = _between(loads_at(left), loads_at(right), total)
+    # What nobody with a speed can take goes to those without one.
+    short = total - loads.sum(-1, keepdims=True)
+    room = np.where(short > 0, high - loads, loads - low)
+    whole = room.sum(-1, keepdims=True)
+    return right, loads + room * np.clip(short / np.where(whole > 0, whole, 1.0), -1.0, 1.0)
+
+
+def _middle(low: Array, high: Array) -> Array:
+    """As ``halfway``, of numbers of any sign."""
+
+    def counted(value: Array) -> NDArray[np.int64]:
+        bits = np.ascontiguousarray(value, dtype=float).view(np.int64)
+        return np.where(bits < 0, -(bits & np.int64(2**63 - 1)), bits)
+
+    first, last = counted(low), counted(high)
+    count = first // 2 + last // 2 + (first & last & 1)
+    size = np.ascontiguousarray(np.abs(count)).view(np.float64)
+    return np.where(count < 0, -size, size)
 
 
 def _bracket(
