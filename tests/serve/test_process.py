@@ -67,7 +67,7 @@ def test_workers_that_notice_nothing_of_a_killed_service(tmp_path: Path) -> None
         assert [log[-1].samples for log in logs.values()] == [100, 200, 400]
         state = service.ask("GET", "/v1/jobs/default").content
         assert (state["rounds"], state["reports"], state["present"]) == (30, 90, 0)
-        assert service.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+        assert service.end(signal.SIGTERM) == 128 + signal.SIGTERM
     run = runs.read(tmp_path / "runs" / "default")
     assert run.round.tolist() == list(range(30))
     assert run.batch.tolist() == [700] * 30
@@ -90,6 +90,33 @@ def test_ctrl_c_lets_go_of_those_who_wait(tmp_path: Path) -> None:
         assert answers == [(202, {"waiting": "the service is stopping"})]
         errors = service.process.stderr.read()  # type: ignore[union-attr]
         assert errors.strip() in ("", "paceline: interrupted")
+
+
+@pytest.mark.parametrize(
+    ("ignored", "sent", "status"),
+    [
+        ((), signal.SIGHUP, 129),
+        ((signal.SIGINT,), signal.SIGINT, 130),
+        ((signal.SIGINT, signal.SIGTERM), signal.SIGTERM, 143),
+    ],
+)
+def test_signals_end_it_however_it_was_started(
+    tmp_path: Path, ignored: tuple[int, ...], sent: int, status: int
+) -> None:
+    with process(tmp_path, "--batch", 8, "--workers", 2, ignored=ignored) as service:
+        assert service.ask("GET", "/v1/jobs").status == 200
+        assert service.end(sent) == status
+        assert "Traceback" not in service.last
+    assert not (tmp_path / "service.sqlite-wal").exists(), "closed in order"
+
+
+def test_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    with process(tmp_path, "--batch", 8, "--workers", 2, ignored=(signal.SIGINT, signal.SIGHUP)) as service:
+        for sent in (signal.SIGINT, signal.SIGHUP):
+            service.process.send_signal(sent)
+        time.sleep(0.5)
+        assert service.ask("GET", "/v1/jobs").status == 200
+        assert service.end(signal.SIGTERM) == 128 + signal.SIGTERM
 
 
 def test_large_bodies_and_slow_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,30 +251,46 @@ def test_a_full_disk(tmp_path: Path) -> None:
     ).returncode:
         pytest.skip("may not mount a small file system here")
     try:
-        with process(small, "--batch", 8, "--workers", 1, "--no-record", "--floor", 100) as service:
-            secret = service.ask("POST", "/v1/jobs/default/workers", {"name": "a"}).content["secret"]
-            workers = "/v1/jobs/default/workers/a"
-            service.ask("GET", f"{workers}/next", secret=secret)
-            report = {"round": 0, "samples": 8, "seconds": 1.0}
-            ballast = small / "ballast"
-            with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-                while file.write(bytes(1024)):
-                    pass
-            answers = []
-            for _ in range(40):  # the log's file may have room for a few more
-                answer = service.ask("POST", f"{workers}/reports?wait=0", report, secret)
-                answers.append(answer.status)
-                if answer.status != 200:
-                    break
-                report["round"] = answer.content["next"]["round"]
-            assert answer.status == 507
-            assert "the disk is full, nothing was changed" in answer.content["error"]
-            counted = service.ask("GET", "/v1/jobs/default").content["reports"]
-            assert counted == answers.count(200)
-            ballast.unlink()
-            until(lambda: service.ask("POST", f"{workers}/reports?wait=0", report, secret).status == 200)
-            service.end(signal.SIGKILL)
-            service.start()
-            assert service.ask("GET", "/v1/jobs/default").content["reports"] == counted + 1
+        options = ("--batch", 8, "--workers", 2, "--start", 1, "--no-record", "--floor", 100)
+        with process(small, *options) as service:
+            workers = "/v1/jobs/default/workers"
+            secret = service.ask("POST", workers, {"name": "a"}).content["secret"]
+            counted = round = 0
+            for _ in range(2):  # full, free, killed; and all of it again
+                assert service.ask("GET", f"{workers}/a/next", secret=secret).content["round"] == round
+                ballast = small / "ballast"
+                with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+                    while file.write(bytes(1024)):
+                        pass
+                for _ in range(100):  # the log's file may have room for a few more
+                    report = {"round": round, "samples": 8, "seconds": 1.0}
+                    answer = service.ask("POST", f"{workers}/a/reports", report, secret)
+                    if answer.status == 507:
+                        break
+                    counted += 1
+                    answer = service.ask("GET", f"{workers}/a/next", secret=secret)
+                    if answer.status == 507:
+                        break
+                    round = answer.content["round"]
+                assert answer.status == 507
+                assert "the disk is full, nothing was changed" in answer.content["error"]
+                assert service.ask("POST", workers, {"name": "b"}).status == 507
+                assert service.ask("GET", "/v1/health").content["storing"]
+                assert service.ask("GET", "/v1/jobs/default").content["reports"] == counted
+                ballast.unlink()
+                until(lambda: service.ask("GET", f"{workers}/a/next", secret=secret).status == 200)
+                round = service.ask("GET", f"{workers}/a/next", secret=secret).content["round"]
+                report = {"round": round, "samples": 8, "seconds": 1.0}
+                path = f"{workers}/a/reports"
+                until(
+                    lambda path=path, report=report: service.ask("POST", path, report, secret).status == 200
+                )
+                counted, round = counted + 1, round + 1
+                service.end(signal.SIGKILL)
+                assert service.last.count("the disk is full") == service.last.count("\n"), (
+                    "said, and nothing else"
+                )
+                service.start()
+                assert service.ask("GET", "/v1/jobs/default").content["reports"] == counted
     finally:
         subprocess.run(["umount", str(small)], check=True)

@@ -11,11 +11,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 TOKEN = "token-of-the-tests-0123"
+STARTER = """
+import os, signal, sys
+ignored = eval(sys.argv[1])
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Answer(NamedTuple):
@@ -28,8 +35,15 @@ class Answer(NamedTuple):
 class Process:
     """``paceline serve`` as a user starts it."""
 
-    def __init__(self, directory: Path, *options: object, port: int = 0, **environment: str) -> None:
-        self.directory, self._options = directory, [*map(str, options)]
+    def __init__(
+        self,
+        directory: Path,
+        *options: object,
+        port: int = 0,
+        ignored: Iterable[int] = (),
+        **environment: str,
+    ) -> None:
+        self.directory, self._options, self._ignored = directory, [*map(str, options)], ignored
         self._environment = os.environ | {"PACELINE_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"} | environment
         self.port = port
         self.last = ""  # what it complained of, once it has ended
@@ -38,8 +52,10 @@ class Process:
     def start(self) -> None:
         """Start it (again, on the same port)."""
         command = [sys.executable, "-m", "paceline", "serve", "--dir", str(self.directory)]
+        ignored = repr([*map(int, self._ignored)])
         self.process = subprocess.Popen(
-            [*command, "--port", str(self.port), *self._options],
+            # Signals that this process ignores, whoever started it, are not ignored there.
+            [sys.executable, "-c", STARTER, ignored, *command, "--port", str(self.port), *self._options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self._environment,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -81,9 +97,9 @@ def _content(data: bytes) -> Any:
 
 
 @contextlib.contextmanager
-def process(directory: Path, *options: object, **environment: str) -> Iterator[Process]:
+def process(directory: Path, *options: object, **more: Any) -> Iterator[Process]:
     """A service that is gone at the end, whatever happens."""
-    running = Process(directory, *options, **environment)
+    running = Process(directory, *options, **more)
     try:
         yield running
     finally:

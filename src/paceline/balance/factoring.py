@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from paceline.balance.level import Level
 from paceline.costs import Linear, line_through
 from paceline.errors import PacelineError
-from paceline.rounds import Array, Cluster, Plan, Pull, Round
+from paceline.rounds import LONGEST, QUICKEST, Array, Cluster, Plan, Pull, Round
 
 PORTIONS = np.concatenate([np.arange(0.05, 0.96, 0.05), [1.0]])  # candidates for what is run at once
 AT_FIRST = 0.25  # until a plan has been measured once
@@ -159,9 +159,9 @@ class Factoring:
 
     def _portion(self, state: FactoringState, seconds: Array, part: float, then: Array) -> Array:
         """What to run at once: least loss by the replayed rounds, the cost of the pieces added; (...,)."""
-        smallest = LEAST * state.piece
+        smallest = np.maximum(LEAST * state.piece, QUICKEST)
         after_one_claim = (1 - part) * (1 - PORTIONS) * seconds
-        later = np.maximum(after_one_claim, smallest)
+        later = np.maximum(np.minimum(after_one_claim, LONGEST), smallest)
         stages = np.log(later / smallest) / -np.log(1 - np.minimum(then, 0.99))[..., None]
         claiming = ((2 + stages) * state.piece + smallest / 2) / seconds
         lost = state.losses + np.where(PORTIONS < 1, claiming, 0.0 if self.whole else np.inf)

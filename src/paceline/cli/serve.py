@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import interrupts
 from paceline.cli.options import limits
 from paceline.cli.watch import LOCAL, listen
 from paceline.errors import PacelineError
@@ -103,7 +104,7 @@ def command(
             ahead=1 if at_once else 0,
             floor=floor,
         )
-    with listen(host, port) as listening:
+    with interrupts.heard(), listen(host, port) as listening:
         directory = server.state_directory(dir_)
         where = token_file if token_file is not None else directory / "token"
         secret = None

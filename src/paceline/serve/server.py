@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import signal
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -17,6 +20,7 @@ from paceline.serve.service import Service
 
 KEEP_ALIVE = 75  # seconds that a worker's connection may rest between two rounds
 BACKLOG = 2048
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 GRACE = 3  # seconds that requests under way have when the service stops
 
 
@@ -28,7 +32,7 @@ def url(listening: socket.socket) -> str:
 
 
 def run(app: FastAPI, service: Service, listening: socket.socket) -> None:
-    """Serve until SIGINT or SIGTERM."""
+    """Serve until SIGINT, SIGTERM or SIGHUP, as far as they are not ignored."""
     config = uvicorn.Config(
         app,
         http=Impatient,
@@ -56,6 +60,21 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ends in order at the first of these signals, and then passes it on; one that is ignored stays so."""
+        before = {number: signal.getsignal(number) for number in ENDING}
+        before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+        for number in before:
+            signal.signal(number, self.handle_exit)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if self._captured_signals:
+            signal.raise_signal(self._captured_signals[0])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._service.release()

@@ -93,6 +93,8 @@ def limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Arra
     return low, high
 
 
+# Where numbers of unlike size overflow, the bisection takes over.
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def _fill(
     rate: Array, offset: Array, total: Array, low: Array, high: Array, guess: ArrayLike | None
 ) -> tuple[Array, Array]:
