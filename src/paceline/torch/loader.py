@@ -109,10 +109,9 @@ class BalancedLoader:
         return self
 
     def __len__(self) -> int:
-        """Rounds of the running iteration, or else of the next one: as many turns, but for loop="pieces"."""
-        if self._length is None:
-            return sum(1 for _ in self._pace.rounds_ahead(self))
-        return self._length
+        """Turns of the running iteration, or else of the next one; rounds, where those differ from rank to rank."""
+        rounds = sum(1 for _ in self._pace.rounds_ahead(self)) if self._length is None else self._length
+        return rounds * (self._pace.terms.fixed_turns or 1)
 
     def __iter__(self) -> Iterator[Any]:
         each = turns(self._pace, self)

@@ -752,6 +752,11 @@ class Pace:
 
     def _check_complete(self) -> None:
         piece = self._piece
+        if piece is not None and piece.last and not self._piece_done and self._meter.stopped(piece.step):
+            raise PacelineError(
+                f"round {piece.step}: optimizer.step() was called after a backward pass that is not Paceline's, "
+                "whose gradient is not weighed; call pace.backward(loss) in its place"
+            )
         if piece is not None and not self.complete:
             raise PacelineError(
                 f"optimizer.step() was called within round {piece.step}, before all its gradients were there; "
