@@ -39,7 +39,7 @@ def main() -> None:
         for x, y in loader:
             time.sleep((0.002 if fabric.global_rank == 2 else 0.0005) * len(x))
             pace.backward(nn.functional.cross_entropy(model(x), y))  # 4: instead of fabric.backward
-            pace.step(optimizer)  # 5: steps, and zeroes, when the round is complete
+            pace.step(optimizer)  # 5: steps and zeroes
     if fabric.is_global_zero:
         rate = sum(r.batch for r in rounds[1:]) / sum(r.seconds for r in rounds[1:])
         last = [r for r in rounds if r.batch == 256][-1]

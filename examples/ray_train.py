@@ -46,7 +46,7 @@ def train_loop_per_worker(config: dict) -> None:
             time.sleep((0.002 if pace.rank == pace.ranks - 1 else 0.0005) * len(x))
             loss = criterion(model(x), y)
             pace.backward(loss)  # 3: instead of loss.backward()
-            pace.step(optimizer)  # 4: steps, and zeroes, when the round is complete
+            pace.step(optimizer)  # 4: steps and zeroes
         samples = sum(done.loads for done in rounds if done.epoch == pace.epoch - 1)
         figures = {"loss": loss.item(), "samples": samples.tolist()}
         with tempfile.TemporaryDirectory() as folder:

@@ -49,11 +49,44 @@ def test_scheduler_steps_with_the_rounds(found: list[dict[str, Any]]) -> None:
         assert steps == rounds == 12
 
 
-def test_accumulates_as_the_accelerator_says(found: list[dict[str, Any]]) -> None:
-    for off, turns, micro_batch in (rank["accumulated"] for rank in found):
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_accumulates_as_the_accelerator_says(found: list[dict[str, Any]], accumulate: bool) -> None:
+    for off, turns, steps in (rank[f"accumulated, {accumulate}"] for rank in found):
+        assert off < 1e-12
+        assert turns == 2 * 12, "every round takes two turns on every rank"
+        assert steps == 2, "the Accelerator's own setting is as it was"
+
+
+def test_accumulates_in_pieces_where_asked(found: list[dict[str, Any]]) -> None:
+    for off, turns, micro_batch in (rank["in pieces"] for rank in found):
         assert off < 1e-12
         assert micro_batch == 3  # 16 samples over 3 ranks and 2 steps
         assert turns > 12, "some rounds took several turns"
+
+
+@pytest.mark.parametrize("form", ["accumulate", "own"])
+def test_learning_rates_are_those_of_the_loop_without_it(found: list[dict[str, Any]], form: str) -> None:
+    for theirs, ours, off, turns in (rank["loops"][form] for rank in found):
+        assert ours == theirs
+        assert ours[-1] == 0.0
+        assert off < 1e-12
+        assert turns[0] == turns[1] == 8, "len(loader) is the number of turns, as without balancing"
+
+
+def test_a_round_without_its_step_is_told_and_a_step_without_its_round(found: list[dict[str, Any]]) -> None:
+    for says in (rank["loops"] for rank in found):
+        assert "went on without optimizer.step()" in says["untold"]
+        assert "Balanced(..., accumulate=k)" in says["untold"]
+        for shifted in ("shifted", "steps without accumulate"):
+            assert "(i + 1) % 2 == 0" in says[shifted]
+        assert "went on without optimizer.step()" in says["shifted, untold"]
+
+
+def test_a_step_that_the_scaler_left_out_is_no_mistake(found: list[dict[str, Any]]) -> None:
+    for rounds, scale, says in (rank["loops"]["overflown"] for rank in found):
+        assert rounds == 3, "the one that overflowed among them"
+        assert scale == 2.0
+        assert "round 3 is complete, and the loop went on without optimizer.step()" in says
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -79,6 +112,12 @@ def test_bf16(found: list[dict[str, Any]]) -> None:
         assert off < 0.02
 
 
+def test_evaluates_as_without_it(found: list[dict[str, Any]]) -> None:
+    for ours, theirs in (rank["evaluated"] for rank in found):
+        assert sum(map(len, ours)) == 3 * hosts.COUNT
+        assert ours == theirs
+
+
 def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
     for says in (rank["refused"] for rank in found):
         assert "use weigh='loss'" in says["hook"]
@@ -86,3 +125,6 @@ def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
         assert "sync_gradients was changed" in says["changed"]
         assert "without pace.backward(loss)" in says["forgotten"]
         assert "scales by itself" in says["scaler"]
+        assert "a backward pass that is not Paceline's" in says["stepped without"]
+        assert "accumulate=2 and gradient_accumulation_steps=2" in says["twice"]
+        assert "with loop='pieces'" in says["both"]

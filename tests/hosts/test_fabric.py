@@ -18,11 +18,25 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
 
 CASES: dict[str, dict[str, Any]] = {
     "clipped": {"clip": 0.05},
-    "accumulated and clipped": {"clip": 0.05, "micro_batch": 3},
-    "moved within the round": {"policy": "factoring", "limits": None, "jitter": 2e-3},
+    "accumulated and clipped": {"clip": 0.05, "micro_batch": 3, "loop": "pieces"},
+    "accumulated by the loop": {"clip": 0.05, "accumulate": 2},
+    "moved within the round": {"policy": "factoring", "limits": None, "jitter": 2e-3, "loop": "pieces"},
+    "a round each turn": {
+        "policy": "factoring",
+        "limits": None,
+        "jitter": 2e-3,
+        "clip": 0.05,
+        "loop": "round",
+    },
     "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
     "stopped and resumed": {"steps": 4},
-    "sharded": {"sharding": True, "micro_batch": 4, "dtype": "float32", "precision": "32-true"},
+    "sharded": {
+        "sharding": True,
+        "micro_batch": 4,
+        "loop": "pieces",
+        "dtype": "float32",
+        "precision": "32-true",
+    },
 }
 
 

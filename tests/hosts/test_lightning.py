@@ -98,3 +98,4 @@ def test_what_cannot_be_balanced_is_refused() -> None:
     assert "comes from a DataLoader" in refusal({}, {}, plain=True)
     assert "plans whole rounds" in refusal({}, {"policy": "factoring"})
     assert "leave it out" in refusal({}, {"turns": 2})
+    assert "follows from the Trainer's" in refusal({}, {"loop": "round"})

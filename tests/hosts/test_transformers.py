@@ -83,13 +83,20 @@ def test_bf16(found: list[dict[str, Any]]) -> None:
 
 def test_evaluates_as_a_plain_trainer_does(found: list[dict[str, Any]]) -> None:
     for pairs in (rank["evaluated"] for rank in found):
-        assert len(pairs) == 3 * (1 + 4 + 1)
+        assert len(pairs) == (1 + 4 + 1) + (1 + 2 + 1) + (1 + 4 + 1)
         assert all(ours == theirs for ours, theirs in pairs), pairs
+
+
+def test_a_script_of_accelerates_own_ends_with_the_same_model(found: list[dict[str, Any]]) -> None:
+    for apart, moved in (rank["ported"] for rank in found):
+        assert apart < 1e-5  # it computes in float32
+        assert moved > 1e-3
 
 
 def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
     for says in (rank["refused"] for rank in found):
         assert "train_sampling_strategy='group_by_length'" in says["lengths"]
+        assert "follows from the Trainer's own loop" in says["looped"]
         assert "dataloader_drop_last=True" in says["dropped"]
         assert "auto_find_batch_size=True" in says["searched"]
         assert "get_train_dataloader() was overridden" in says["loader"]

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import time
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.hosts.accelerate import Balanced
 from support import hosts
+from support.accelerate_loops import accelerator, loops
 from support.hosts import BATCH, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
-
-
-def accelerator(**options: Any) -> Accelerator:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    return Accelerator(cpu=True, **options)
 
 
 class Run:
@@ -32,10 +27,11 @@ class Run:
         dtype: torch.dtype = torch.float64,
         precision: str = "no",
         steps: int = 1,
+        net: nn.Module | None = None,
         **options: Any,
     ) -> None:
         self.accelerator = accelerator(mixed_precision=precision, gradient_accumulation_steps=steps)
-        self.net = fresh(dtype)
+        self.net = net or fresh(dtype)
         optimizer = optimizer_of(self.net)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(self.net, optimizer, scheduler)
@@ -60,7 +56,7 @@ class Run:
             self.used.append([])
             for x, y, index in self.loader:
                 time.sleep(jitter * stalls.expovariate(1.0))
-                self.used[-1] += index.tolist()
+                self.used[-1] += index.tolist() if self.pace.counts else []
                 self.turns += 1
                 if accumulate:
                     with self.accelerator.accumulate(self.model):
@@ -81,6 +77,23 @@ class Run:
 
     def parameters(self) -> list[torch.Tensor]:
         return [p.detach().clone() for p in self.net.parameters()]
+
+
+def evaluated(ranks: int) -> tuple[Any, Any]:
+    """What evaluation gives in mid-epoch of a balanced run, and without Paceline with the same parameters."""
+
+    def evaluation(accelerator: Accelerator, model: nn.Module) -> Any:
+        loader = accelerator.prepare(torch.utils.data.DataLoader(Samples(hosts.COUNT), 7))
+        return hosts.evaluation(model, loader, accelerator.gather_for_metrics)
+
+    run = Run(ranks, net=hosts.normed(), limits=None)
+    run.train(rounds=3)
+    state = copy.deepcopy(run.net.state_dict())
+    ours = evaluation(run.accelerator, run.model)
+    run.pace.detach()
+    net, host = hosts.normed(), accelerator()
+    net.load_state_dict(state)
+    return ours, evaluation(host, host.prepare(net))
 
 
 def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
@@ -105,8 +118,17 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     found["scheduled"] = run.scheduler.scheduler.last_epoch // ranks, run.pace.rounds
     run.pace.detach()
 
-    run = Run(ranks, steps=2)
-    found["accumulated"] = (
+    for accumulate in (False, True):
+        run = Run(ranks, steps=2)
+        found[f"accumulated, {accumulate}"] = (
+            hosts.difference(run.train(accumulate=accumulate), whole),
+            run.turns,
+            run.accelerator.gradient_accumulation_steps,
+        )
+        run.pace.detach()
+
+    run = Run(ranks, steps=2, loop="pieces")
+    found["in pieces"] = (
         hosts.difference(run.train(accumulate=True), whole),
         run.turns,
         run.pace.terms.micro_batch,
@@ -114,7 +136,7 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     run.pace.detach()
 
     for accumulate in (False, True):
-        run = Run(ranks, policy="factoring", limits=None)
+        run = Run(ranks, policy="factoring", limits=None, loop="pieces")
         found[f"moved, {accumulate}"] = (
             hosts.difference(run.train(jitter=2e-3, accumulate=accumulate), whole), run.used, run.turns
         )  # fmt: skip
@@ -135,6 +157,8 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     found["bf16"] = hosts.difference(run.train(), whole), str(seen)
     run.pace.detach()
 
+    found["evaluated"] = evaluated(ranks)
+    found["loops"] = loops()
     found["refused"] = refusals(ranks, folder)
     return found
 
@@ -155,6 +179,11 @@ def refusals(ranks: int, folder: str) -> dict[str, str]:
         if run is not None:
             run.pace.detach()
 
+    def forgets(run: Run, loss: torch.Tensor) -> None:
+        run.accelerator.backward(loss)
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+
     def saves_early(run: Run, loss: torch.Tensor) -> None:
         run.pace.backward(loss)
         run.accelerator.save_state(folder + "/early")
@@ -167,5 +196,8 @@ def refusals(ranks: int, folder: str) -> dict[str, str]:
     attempt("early", {}, saves_early)
     attempt("changed", {}, changes)
     attempt("forgotten", {}, lambda run, loss: run.accelerator.backward(loss))
+    attempt("stepped without", {}, forgets)
+    attempt("twice", {"steps": 2, "accumulate": 2}, None)
+    attempt("both", {"accumulate": 2, "loop": "pieces"}, None)
     attempt("scaler", {}, lambda run, loss: run.pace.backward(loss, scaler=object()))
     return says

@@ -84,15 +84,25 @@ def train(
     if load is not None:
         fabric.load(load, parts)
     used: list[list[int]] = []
-    stalls = random.Random(fabric.global_rank)
+    stalls, window = random.Random(fabric.global_rank), options.get("accumulate", 1)
+    kinds: set[str] = set()
+
+    def loss_for(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        time.sleep(jitter * stalls.expovariate(1.0))
+        if pace.counts:
+            used[-1].extend(index.tolist())
+        out = model(x)
+        kinds.add(str(out.dtype))
+        return loss_of(out, y) / window
+
     while pace.epoch < epochs and pace.rounds != until:
         used.append([])
-        for x, y, index in loader:
-            time.sleep(jitter * stalls.expovariate(1.0))
-            if pace.counts:
-                used[-1] += index.tolist()
-            out = model(x)
-            pace.backward(loss_of(out, y))
+        for turn, batch in enumerate(loader):
+            if options.get("loop") == "round":
+                pace.round(batch, loss_for)
+            else:
+                with fabric.no_backward_sync(model, enabled=(turn + 1) % window != 0):
+                    pace.backward(loss_for(*batch))
             if pace.complete and clip is not None:
                 fabric.clip_gradients(model, optimizer, max_norm=clip)
             if pace.step(optimizer) and pace.rounds == until:
@@ -102,7 +112,7 @@ def train(
     found = [whole(p).tolist() for p in model.parameters()]
     pace.detach()
     loads = [result.loads.tolist() for result in results]
-    return {"used": used, "parameters": found, "loads": loads, "kind": str(out.dtype)}
+    return {"used": used, "parameters": found, "loads": loads, "kind": ", ".join(kinds)}
 
 
 def trained(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[Any]:

@@ -47,7 +47,7 @@ class Run:
         for epoch in range(self.pace.epoch, EPOCHS):
             for x, y, index in self.loader:
                 time.sleep(jitter * stalls.expovariate(1.0))
-                self.used[epoch] += index.tolist()
+                self.used[epoch] += index.tolist() if self.pace.counts else []
                 mixed = torch.autocast("cpu", precision) if precision else contextlib.nullcontext()
                 with mixed:
                     logits = self.model(x)
@@ -117,10 +117,10 @@ def cases(ranks: int) -> dict[str, Any]:
     run = Run(ranks)
     found["plain"] = hosts.difference(run.train(), whole), run.used
     run.pace.close()
-    run = Run(ranks, micro_batch=3)
+    run = Run(ranks, micro_batch=3, loop="pieces")
     found["accumulated"] = hosts.difference(run.train(clip=0.3), hosts.whole_batch(clip=0.3))
     run.pace.close()
-    run = Run(ranks, policy="factoring", limits=None)
+    run = Run(ranks, policy="factoring", limits=None, loop="pieces")
     found["moved"] = hosts.difference(run.train(jitter=2e-3), whole), run.used
     run.pace.close()
     run = Run(ranks, torch.float32)

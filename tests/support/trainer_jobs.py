@@ -208,9 +208,11 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
         )  # fmt: skip
         found[name] = hosts.difference(model.parameters(), expected), before, after, trainer.state.epoch
 
+    from support.ported import both
     from support.trainer_evaluates import evaluated
 
     found["evaluated"] = evaluated(folder, ranks)
+    found["ported"] = both(folder + "/ported")
 
     model, _, _ = classified(folder, dtype=torch.float32, bf16=True)
     found["bf16"] = hosts.difference(model.parameters(), expected), str(model.dtypes)
@@ -229,6 +231,7 @@ def refusals(folder: str) -> dict[str, str]:
         except PacelineError as error:
             says[name] = str(error)
 
+    attempt("looped", balance={"loop": "round"})
     attempt("lengths", train_sampling_strategy="group_by_length")
     attempt("dropped", dataloader_drop_last=True)
     attempt("searched", auto_find_batch_size=True)

@@ -9,12 +9,14 @@
             pace.backward(criterion(model(x), y))            # 3, instead of accelerator.backward
             if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()                                 # as before: Accelerate passes over these
-            scheduler.step()                                 # until the round is complete
+            optimizer.step()
+            scheduler.step()
             optimizer.zero_grad()
     pace.close()                                             # 4, ends without gloo's abort at exit
 
-``accelerator.save_state()`` and ``load_state()`` take the pace along; ``accelerator.accumulate(model)`` may stay.
+``accelerator.save_state()`` and ``load_state()`` take the pace along. Where the Accelerator accumulates over k
+steps, an optimizer step takes k turns of the loop on every rank, as without balancing, and
+``accelerator.accumulate(model)`` stays.
 """
 
 from __future__ import annotations
@@ -23,12 +25,11 @@ import time
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.errors import PacelineError
+from paceline.hosts.windows import Windows
 from paceline.torch.batches import Piece
 from paceline.torch.limits import has_batch_norm
-from paceline.torch.pace import Pace
 
 try:
     from accelerate import Accelerator
@@ -39,14 +40,19 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 REPLICATED = ("NO", "MULTI_")  # kinds of Accelerate's distribution whose gradients DDP averages
 
 
-class Balanced(Pace):
+class Balanced(Windows):
     """``paceline.torch.Pace`` for a model that ``accelerator.prepare`` wrapped; takes Pace's options.
 
     global_batch: B, samples per optimizer step over all ranks, accumulation included.
-    micro_batch: samples that this rank's memory holds; where the Accelerator accumulates over k steps, by default as
-        many as an even split would have there, B / (n k).
+    loop: "whole" (default), where a turn is an optimizer step, or one of the k that the Accelerator accumulates;
+        "round" for ``pace.round``; "pieces", where rounds take as many turns as they need, and the prepared optimizer
+        and scheduler pass over ``step()`` until a round is complete.
+    micro_batch: samples that this rank's memory holds; for "round" and "pieces", where the Accelerator accumulates
+        over k steps, by default as many as an even split would have there, B / (n k).
+    accumulate: turns a step, for a loop that accumulates without the Accelerator (``loss / k``).
 
-    Batches come on the Accelerator's device. Raises PacelineError for DeepSpeed, Megatron-LM, XLA and FSDP.
+    Batches come on the Accelerator's device. Raises PacelineError for DeepSpeed, Megatron-LM, XLA and FSDP, and for a
+    round whose optimizer step is left out or comes too early.
     """
 
     def __init__(
@@ -56,7 +62,9 @@ class Balanced(Pace):
         global_batch: int,
         policy: Any = "auto",
         *,
+        loop: str = "whole",
         micro_batch: int | None = None,
+        accumulate: int = 1,
         **options: Any,
     ) -> None:
         kind = accelerator.distributed_type.value
@@ -71,20 +79,26 @@ class Balanced(Pace):
                 "and pace.backward(loss)"
             )
         steps = accelerator.gradient_accumulation_steps
-        if micro_batch is None and steps > 1:
+        if steps > 1 and accumulate > 1:
+            raise PacelineError(
+                f"accumulate={accumulate} and gradient_accumulation_steps={steps}: expected one of them, as either "
+                "the loop or the Accelerator divides the loss"
+            )
+        if steps > 1 and loop == "whole":
+            options["turns"] = steps
+        elif steps > 1 and micro_batch is None:
             least = 3 if has_batch_norm(model) else 1
             micro_batch = max(least, -(-int(global_batch) // (accelerator.num_processes * steps)))
-        super().__init__(model, global_batch, policy, micro_batch=micro_batch, **options)
+        super().__init__(
+            model, global_batch, policy, loop=loop, micro_batch=micro_batch, accumulate=accumulate, **options
+        )
         self._accelerator = accelerator
-        # With one step, accumulate() would take every turn for a complete round.
-        accelerator.gradient_accumulation_steps = max(2, steps)
+        self._turns_a_step = max(steps if loop == "whole" else 1, accumulate)
+        self._turn = 0  # of the running round
+        if loop == "pieces":
+            # With one step, accumulate() would take every turn for a complete round.
+            accelerator.gradient_accumulation_steps = max(2, steps)
         accelerator.register_for_checkpointing(self)
-        self._ours = {id(parameter) for parameter in self._parameters}
-        self._began_step = 0.0
-        self._step_hooks = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
 
     def backward(self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None) -> None:
         """Instead of ``accelerator.backward``: weighted so that the round's gradient is exact; see Pace."""
@@ -93,20 +107,30 @@ class Balanced(Pace):
         accelerator = self._accelerator
         divided = accelerator.gradient_accumulation_steps  # by accelerator.backward
         weighted = loss * (self.weight(loss, reduction) * divided)
-        if accelerator.sync_gradients != self.last:
+        if self.terms.loop != "round" and accelerator.sync_gradients != self.last:
             raise PacelineError(
-                "accelerator.sync_gradients was changed within a turn; expected it to stay as the balancing sets it: "
-                "leave accelerator.no_sync and an accumulation of your own out of this loop"
+                f"accelerator.sync_gradients was changed to {accelerator.sync_gradients} within a turn of round "
+                f"{self.rounds}; expected it to stay as the balancing sets it: leave accelerator.no_sync and an "
+                "accelerator.accumulate that counts otherwise out of this loop"
             )
         accelerator.backward(weighted)
         self.backward_done()
 
     def begin_piece(self, piece: Piece) -> None:
         super().begin_piece(piece)
+        self._turn = 1 if self.first else self._turn + 1
+        accelerator, steps = self._accelerator, self._accelerator.gradient_accumulation_steps
         # The prepared optimizer and scheduler pass over a step() unless gradients are said to be in sync ...
-        self._accelerator.sync_gradients = piece.last
+        steps_now = piece.last or self.terms.loop == "round"
+        accelerator.sync_gradients = steps_now
         # ... which accumulate() says when its own count of turns comes to a multiple of the steps.
-        self._accelerator.step = self._accelerator.gradient_accumulation_steps - 1 if piece.last else 0
+        accelerator.step = steps - 1 if steps_now else 0
+        for optimizer in accelerator._optimizers:
+            optimizer._is_overflow = False  # what the scaler did in the round before
+
+    def leave_epoch(self, running: object) -> None:
+        super().leave_epoch(running)
+        self._accelerator.sync_gradients, self._accelerator.step = True, 0  # as it found them
 
     def place(self, batch: Any) -> Any:
         return send_to_device(batch, self._accelerator.device, non_blocking=self._accelerator.non_blocking)
@@ -116,15 +140,34 @@ class Balanced(Pace):
             self.stepped()
         return super().state_dict()
 
-    def detach(self) -> None:
-        for hook in self._step_hooks:
-            hook.remove()
-        super().detach()
+    def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
+        if self.in_round and not self.last:
+            raise PacelineError(
+                f"optimizer.step() was called in turn {self._turn} of the {self._turns_a_step} that a step takes; "
+                f"expected it {self._when()}"
+            )
+        super()._step_begins(optimizer, closure)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._began_step = time.perf_counter()
-
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        stepped = (p for group in optimizer.param_groups for p in group["params"])
-        if self.complete and any(id(p) in self._ours for p in stepped):
+    def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
+        super()._step_ended(optimizer)
+        if self.complete:
             self.stepped(time.perf_counter() - self._began_step)
+
+    def _end_round(self) -> None:
+        """The turn of a complete round is over, and no optimizer has been stepped."""
+        if not self._accelerator.optimizer_step_was_skipped and self._gradients.finite():
+            raise PacelineError(
+                f"round {self.rounds} is complete, and the loop went on without optimizer.step(), so its gradient "
+                f"would be lost; expected a step {self._when()}"
+            )
+        self.stepped()
+
+    def _when(self) -> str:
+        """Where in the loop a step is due."""
+        turns = self._turns_a_step
+        return (
+            f"in the last of them: `if (i + 1) % {turns} == 0`, or in every turn under accelerator.accumulate(model)"
+            if turns > 1
+            else "in every turn: where this loop accumulates, say so with gradient_accumulation_steps=k and "
+            "accelerator.accumulate(model), or with Balanced(..., accumulate=k) for a loop that divides its loss by k"
+        )

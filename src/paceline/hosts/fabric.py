@@ -7,13 +7,13 @@
     for epoch in range(epochs):
         for x, y in loader:
             pace.backward(criterion(model(x), y))            # 3, instead of fabric.backward
-            if pace.complete:
-                fabric.clip_gradients(model, optimizer, max_norm=1.0)
-            pace.step(optimizer)                             # 4, steps and zeroes when the round is complete
+            fabric.clip_gradients(model, optimizer, max_norm=1.0)
+            pace.step(optimizer)                             # 4, steps and zeroes
     pace.close()                                             # 5, ends without gloo's abort at exit
 
 ``fabric.save(path, {"model": model, "optimizer": optimizer, "pace": pace})`` and ``fabric.load`` take it along.
-Accumulation is ``micro_batch=``; batches come on Fabric's device.
+A turn is an optimizer step, on every rank alike; ``accumulate=k`` is for loops that take k turns for one. Batches
+come on Fabric's device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
-from paceline.torch.pace import Pace
+from paceline.hosts.windows import Windows
 
 try:
     from lightning.fabric import Fabric
@@ -38,10 +38,11 @@ AVERAGES = (
 )  # strategies known to average over ranks
 
 
-class Balanced(Pace):
+class Balanced(Windows):
     """``paceline.torch.Pace`` for a model that ``fabric.setup`` wrapped; takes Pace's options.
 
-    global_batch: B, samples per optimizer step over all ranks, micro-batches included.
+    global_batch: B, samples per optimizer step over all ranks, all k turns of it included.
+    accumulate: k, turns a step for a loop that accumulates by itself (``loss / k``, ``fabric.no_backward_sync``).
     """
 
     def __init__(

@@ -58,7 +58,11 @@ class Balanced(Callback):
         reduction: str = "mean",
         **options: Any,
     ) -> None:
-        for owned, why in (("turns", "accumulate_grad_batches"), ("weigh", "the loss")):
+        for owned, why in (
+            ("turns", "accumulate_grad_batches"),
+            ("weigh", "the loss"),
+            ("loop", "the Trainer's"),
+        ):
             if owned in options:
                 raise PacelineError(f"{owned}= follows from {why} under Lightning; leave it out")
         self.global_batch, self.policy, self.reduction = int(global_batch), policy, reduction
@@ -195,7 +199,7 @@ class Loader:
         ran = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if not ran:  # the last fit may have ended within its epoch, which Lightning begins again
             pace.begin_epoch(pace.epoch)
-        left = len(loader) * trainer.accumulate_grad_batches
+        left = len(loader)
         if ran + left != len(self):
             raise PacelineError(
                 f"Lightning goes on after batch {ran} of an epoch of {len(self)}, and {left} are left to balance; "

@@ -7,7 +7,7 @@
         for epoch in range(epochs):
             for x, y in loader:
                 pace.backward(criterion(model(x), y))      # 3, instead of loss.backward()
-                pace.step(optimizer)                       # 4, steps, and zeroes, when the round is complete
+                pace.step(optimizer)                       # 4, steps and zeroes
             ray.train.report({"loss": ...}, checkpoint=...)    # with pace.state_dict() beside the model's
         pace.close()                                       # 5, lets go before Ray ends the process group
 
@@ -22,7 +22,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from paceline.errors import PacelineError
-from paceline.torch.pace import Pace
+from paceline.hosts.windows import Windows
 
 try:
     import ray.train.torch
@@ -30,8 +30,9 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
     raise PacelineError("Ray Train is not installed; install paceline[hosts]") from error
 
 
-class Balanced(Pace):
-    """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options.
+class Balanced(Windows):
+    """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options, and
+    ``accumulate=k`` for a loop that takes k turns for each step and divides its loss by k.
 
     Batches come on the worker's device. Raises PacelineError outside of a worker; its loader refuses Ray Data's
     shards, which are split before training begins.

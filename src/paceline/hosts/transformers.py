@@ -62,6 +62,8 @@ class BalancedTrainer(Trainer):
         self.balance = {"global_batch": own * steps * self.args.world_size, "loop": "pieces", "fill": True}
         if steps > 1:
             self.balance["micro_batch"] = own
+        if "loop" in (balance or {}):
+            raise PacelineError("balance={'loop': ...}: it follows from the Trainer's own loop; leave it out")
         self.balance |= balance or {}
         # The loop is to see a whole round as one batch, and to leave it to us to go on within an epoch after a
         # checkpoint. The user's own args stay as they are.

@@ -1,0 +1,46 @@
+"""Loops that accumulate by themselves: k turns a step, each loss divided by k, as their authors wrote them.
+
+The mean over such a window is what one step is to take, so ``loss / k`` must not divide once more: it is multiplied
+by k before it is weighed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.torch.pace import Pace
+
+
+class Windows(Pace):
+    """``paceline.torch.Pace`` with one option more.
+
+    accumulate: k, turns that the loop itself takes for each optimizer step, on every rank. It divides its loss by k
+        and steps in the last of them: ``if (i + 1) % k == 0: optimizer.step()``. ``global_batch`` is what all k hold.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        global_batch: int,
+        policy: Any = "auto",
+        *,
+        accumulate: int = 1,
+        **options: Any,
+    ) -> None:
+        if accumulate < 1:
+            raise PacelineError(f"accumulate={accumulate}: expected at least one turn a step")
+        if accumulate > 1:
+            if options.get("loop", "whole") != "whole":
+                raise PacelineError(
+                    f"accumulate={accumulate} with loop={options['loop']!r}, which accumulates as the policy plans; "
+                    "leave one of them out"
+                )
+            options["turns"] = accumulate
+        super().__init__(model, global_batch, policy, **options)
+        self._divides = accumulate  # the loop, its loss
+
+    def weight(self, loss: torch.Tensor | None = None, reduction: str = "mean") -> float:
+        return self._divides * super().weight(None if loss is None else loss * self._divides, reduction)
