@@ -24,7 +24,7 @@ def test_a_script_under_torchrun_is_watched_and_ended(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     kept = tmp_path / "kept"
     said = paceline(
-        *("doctor", "--steps", 30, "--out", kept, "--json", tmp_path / "d.json", "--policy", "level"),
+        *("doctor", "--steps", 14, "--out", kept, "--json", tmp_path / "d.json", "--policy", "level"),
         *("--", *TORCHRUN, 2, SCRIPT, 100_000),
     )
     assert said.status == 0, said.stderr
@@ -34,8 +34,8 @@ def test_a_script_under_torchrun_is_watched_and_ended(
     assert "Traceback" not in said.stderr, "that it was ended from here is not shown as a fault"
     found = json.loads((tmp_path / "d.json").read_text())
     assert found["take"] == "level"
-    assert found["steps"] == 28
-    assert len(runs.read(kept).round) == 28
+    assert found["steps"] == 12
+    assert len(runs.read(kept).round) == 12
     assert paceline("whatif", kept, "--policy", "level").status == 0
 
 

@@ -24,56 +24,45 @@ def phase(run: runs.Run, name: str) -> np.ndarray:
 def test_each_phase_is_told_from_the_others_and_from_waiting(tmp_path: Path) -> None:
     """Each of three ranks sleeps in two other phases; a sleep shows there, on that rank, and nowhere else."""
     pauses = [
-        {"FETCH": 0.04, "BETWEEN": 0.03},
-        {"PREPARE": 0.04, "BACKWARD": 0.03},
-        {"FORWARD": 0.04, "FINISH": 0.03},
+        {"FETCH": 0.12, "BETWEEN": 0.1},
+        {"PREPARE": 0.12, "BACKWARD": 0.1},
+        {"FORWARD": 0.12, "FINISH": 0.1},
     ]
-    plain = run_ranks(3, watched.train, None, 14, 0, pauses)
-    seen = run_ranks(3, watched.train, str(tmp_path / "run"), 14, 12, pauses)
+    plain = run_ranks(3, watched.train, None, 9, 0, [{}] * 3)  # sleeps change no parameters
+    seen = run_ranks(3, watched.train, str(tmp_path / "run"), 9, 8, pauses)
     assert [values for values, _ in plain] == [values for values, _ in seen]
     assert not any(attached for _, attached in seen), "hooks are left after the last step"
     run = runs.read(tmp_path / "run")
-    assert run.round.tolist() == list(range(10)), "two steps of warm-up are left out"
-    assert run.loads.tolist() == [[8, 8, 8]] * 10
-    # Sleeps are lower bounds, and the least of ten steps is near them on a busy machine, too.
+    assert run.round.tolist() == list(range(6)), "two steps of warm-up are left out"
+    assert run.loads.tolist() == [[8, 8, 8]] * 6
+    # Sleeps are lower bounds, and the least of six steps is near them on a busy machine, too.
     for name in watched.PHASES:
         for rank, pause in enumerate(pauses):
             least = phase(run, name)[:, rank].min()
-            assert least >= pause[name] if name in pause else least < 0.025, (name, rank)
-    assert run.compute.min() >= 0.07
-    assert phase(run, "REDUCE").min() < 0.025, "what the others slept is not one's own time"
+            assert least >= pause[name] if name in pause else least < 0.09, (name, rank)
+    assert run.compute.min() >= 0.22
+    assert phase(run, "REDUCE").min() < 0.09, "what the others slept is not one's own time"
     assert np.allclose(run.overhead, phase(run, "FINISH")), "what does not grow with the samples"
+    whole = run.compute + phase(run, "REDUCE")
+    longest = np.maximum(whole[:, 0], run.compute.max(axis=1))
+    assert np.allclose(run.seconds, longest), "nothing of a step is left out or told twice"
+    assert np.allclose(whole.sum(axis=0), whole[:, 0].sum(), rtol=0.3), "all end their steps together"
     told = run.extras["loop"][-1]
     assert [each["loader"] for each in told] == [{"processes": 0, "stream": False}] * 3
     assert told[0]["host"] == ""
 
 
-def test_a_step_s_phases_and_its_exchange_make_up_the_whole(tmp_path: Path) -> None:
-    run_ranks(2, watched.train, str(tmp_path / "run"), 12, 12, [{"FORWARD": 0.002}, {"FINISH": 0.02}])
-    run = runs.read(tmp_path / "run")
-    whole = run.compute + phase(run, "REDUCE")
-    assert np.allclose(whole[:, 0], run.seconds)
-    assert np.allclose(whole.sum(axis=0), run.seconds.sum(), rtol=0.2), "both end their steps together"
-
-
 @pytest.mark.parametrize("synchronised", [False, True])
 def test_accumulated_micro_batches_are_one_step(tmp_path: Path, synchronised: bool) -> None:
-    pauses = [{"FORWARD": 0.004}, {"FORWARD": 0.02, "PREPARE": 0.02, "FETCH": 0.02}]
-    run_ranks(2, watched.train, str(tmp_path / "run"), 12, 12, pauses, 4, synchronised)
+    pauses = [{}, {"FORWARD": 0.1, "PREPARE": 0.1, "FETCH": 0.1}]
+    run_ranks(2, watched.train, str(tmp_path / "run"), 8, 8, pauses, 4, synchronised)
     run = runs.read(tmp_path / "run")
-    assert run.loads.tolist() == [[32, 32]] * 10
-    assert run.compute[:, 1].min() >= 0.06 > run.compute[:, 0].min()
+    assert run.loads.tolist() == [[32, 32]] * 6
+    assert run.compute[:, 1].min() >= 0.3 > run.compute[:, 0].min()
     for name in ("FORWARD", "PREPARE", "FETCH"):
-        assert phase(run, name)[:, 1].min() >= 0.02
+        assert phase(run, name)[:, 1].min() >= 0.1
     counts = run.extras["counts"][-1]
     assert counts == {"fetches": [4, 4], "backwards": [4, 4], "exchanges": [4, 4] if synchronised else [1, 1]}
-
-
-def test_batches_from_elsewhere_are_no_loader_s(tmp_path: Path) -> None:
-    run_ranks(2, watched.train, str(tmp_path / "run"), 12, 12, [{}, {}], 1, False, False)
-    run = runs.read(tmp_path / "run")
-    assert run.extras["counts"][-1]["fetches"] == [0, 0]
-    assert run.extras["loop"][-1][0]["loader"] is None
 
 
 def test_the_line_that_sleeps_is_found(tmp_path: Path) -> None:
@@ -82,12 +71,15 @@ def test_the_line_that_sleeps_is_found(tmp_path: Path) -> None:
     assert lines[1]["PREPARE"].startswith("watched.py, line ")
     assert lines[1]["PREPARE"].endswith(': time.sleep(pause["PREPARE"])')
     assert lines[1]["FETCH"].endswith(": time.sleep(self.pause)")
-    assert "PREPARE" not in lines[0]
 
 
 def test_a_training_that_ends_early_leaves_what_was_reported(tmp_path: Path) -> None:
-    run_ranks(2, watched.train, str(tmp_path / "run"), 17, 100, [{"FORWARD": 0.001}] * 2)
-    assert runs.read(tmp_path / "run").round.tolist() == list(range(8)), "the report after 10 steps"
+    """Its batches come from no DataLoader, and none is told of."""
+    run_ranks(2, watched.train, str(tmp_path / "run"), 17, 100, [{"FORWARD": 0.001}] * 2, 1, False, False)
+    run = runs.read(tmp_path / "run")
+    assert run.round.tolist() == list(range(8)), "the report after 10 steps"
+    assert run.extras["counts"][-1]["fetches"] == [0, 0]
+    assert run.extras["loop"][-1][0]["loader"] is None
 
 
 def test_what_cannot_be_watched_is_said() -> None:
