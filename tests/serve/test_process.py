@@ -110,6 +110,27 @@ def test_signals_end_it_however_it_was_started(
     assert not (tmp_path / "service.sqlite-wal").exists(), "closed in order"
 
 
+def test_more_workers_than_a_shell_allows_files(tmp_path: Path) -> None:
+    """Connections stay open for as long as a worker lives."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        running = process(tmp_path)
+        service = running.__enter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with contextlib.ExitStack() as opened:
+        opened.push(running)
+        for _ in range(100):
+            connection = opened.enter_context(
+                socket.create_connection(("127.0.0.1", service.port), timeout=30)
+            )
+            connection.sendall(b"GET /docs HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
 def test_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     with process(tmp_path, "--batch", 8, "--workers", 2, ignored=(signal.SIGINT, signal.SIGHUP)) as service:
         for sent in (signal.SIGINT, signal.SIGHUP):

@@ -18,6 +18,7 @@ from paceline.runs.run import CONFIG
 if TYPE_CHECKING:
     import uvicorn
 
+BACKLOG = 2048  # connections that wait while the server gets ready: all workers of a service may come at once
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
@@ -63,7 +64,7 @@ def listen(host: str, port: int) -> socket.socket:
     check_port(port)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PacelineError(f"port {port} is in use; choose another with --port, or 0 for any") from error
