@@ -238,3 +238,15 @@ def test_no_rounds_to_draw_for(call: str) -> None:
     with pytest.raises(PacelineError, match="expected at least one round"):
         eval(f"pace.{call}", {"pace": pace})
     pace.detach()
+
+
+def test_two_handles_of_one_model_one_after_the_other() -> None:
+    model, optimizer, first = paced()
+    for pace in (first, Pace(model, 16, "equal"), first):
+        for x, y, _ in pace.loader(Samples(40), seed=5):
+            pace.backward(LOSS(model(x), y))
+            pace.step(optimizer)
+        for size in pace.sizes(1):
+            pace.backward(LOSS(model(torch.randn(size, 6, dtype=torch.float64)), torch.zeros(size).long()))
+        assert pace.step(optimizer)
+    assert first.rounds == 8

@@ -690,6 +690,7 @@ class Pace:
             self._running = None
             if not self.complete:
                 self.abandon()
+                self._stepped.clear()
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -741,7 +742,8 @@ class Pace:
         self._began_step = time.perf_counter()
         if not closure:
             self._check_complete()
-        if optimizer in self._stepped:
+        in_loop = self._running is not None or self._piece is not None
+        if in_loop and optimizer in self._stepped:
             raise PacelineError(STEPPED_TWICE)
 
     def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
