@@ -33,7 +33,7 @@ class RoundResult(NamedTuple):
     compute: Array  # seconds, without the wait for others
     overhead: Array  # the part of compute that does not grow with the load, as fitted
     seconds: float  # wall seconds of the round on this rank
-    loss: float  # mean over the round's samples; NaN where backward() was not used
+    loss: float  # mean over the round's samples, or what was counted; NaN where backward() was not used
     shares: Array  # the plan made from it
     within: Within | None = None  # its pieces, where work may move within the round
     learning_rate: float = (
@@ -133,7 +133,7 @@ class Ledger:
             measured.seconds,
             overhead,
             opened.seconds,
-            float(measured.loss_sums.sum() / opened.batch),
+            _mean_loss(measured, opened.batch),
             shares,
             within,
             opened.learning_rate,
@@ -141,3 +141,9 @@ class Ledger:
         for listener in self.listeners:
             listener(result)
         self._finite.check(measured.step, measured.loss_sums, measured.loss_told)
+
+
+def _mean_loss(measured: Measured, batch: int) -> float:
+    counts = measured.loss_counts
+    total = batch if np.isnan(counts).all() else float(np.nansum(counts))
+    return float(measured.loss_sums.sum() / total) if total else float("nan")

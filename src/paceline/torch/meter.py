@@ -25,6 +25,7 @@ class Measured(NamedTuple):
     seconds: Array
     known_overhead: Array  # seconds of the optimizer step before it, measured apart
     loss_sums: Array  # summed over each rank's samples; NaN where it did not hand in its loss
+    loss_counts: Array  # what these are sums over, where that is something other than samples; else NaN
     loss_told: Array  # 1 where a rank handed in its loss, else 0
     cpu: Array  # portion of the machine's processors that others left, NaN where not asked for
     memory: Array  # portion that is free
@@ -54,6 +55,7 @@ class Meter:
         self._carry: dict[int, float] = {}
         self._waits: dict[int, float] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
+        self._counts: dict[int, float] = {}
         self._further: dict[int, Array] = {}
         self._nothing = np.full(further, np.nan)
         self._sent = -1  # newest round announced
@@ -69,6 +71,7 @@ class Meter:
         """Round ``step`` begins; ``carry`` seconds of it were spent before, on the optimizer."""
         self._running = step
         self._losses.pop(step, None)
+        self._counts.pop(step, None)
         self._sequence += 1
         self._carry[step] = carry
         self._waits[step] = self._waited()
@@ -77,6 +80,10 @@ class Meter:
     def add_loss(self, step: int, loss_sum: torch.Tensor) -> None:
         """Count this micro-batch's summed loss towards the round's."""
         self._losses.setdefault(step, []).append(loss_sum)
+
+    def add_count(self, step: int, count: float) -> None:
+        """This micro-batch's summed loss is over so many tokens, nodes or the like."""
+        self._counts[step] = self._counts.get(step, 0.0) + count
 
     def stopped(self, step: int) -> bool:
         """True when the round's last gradient has been seen."""
@@ -118,8 +125,8 @@ class Meter:
             )
         if np.isnan(rows[0, 0]):
             return None
-        seconds, known, losses, told, cpu, memory = rows[:, 2:8].T
-        return Measured(int(rows[0, 0]), seconds, known, losses, told, cpu, memory, rows[:, 8:])
+        seconds, known, losses, counts, told, cpu, memory = rows[:, 2:9].T
+        return Measured(int(rows[0, 0]), seconds, known, losses, counts, told, cpu, memory, rows[:, 9:])
 
     def close(self) -> None:
         self._exchange.close()
@@ -133,11 +140,13 @@ class Meter:
 
     def _report(self, step: int, digest: int) -> Array:
         if step not in self._carry:  # the device's first reading comes a round later
-            return np.array([np.nan, digest, *[np.nan] * 6, *self._nothing])
+            return np.array([np.nan, digest, *[np.nan] * 7, *self._nothing])
         carry = self._carry.pop(step)
         losses = self._losses.pop(step, None)
         loss = float(torch.stack(losses).sum()) if losses is not None else np.nan
+        count = self._counts.pop(step, np.nan)
         cpu, memory = self._readings.take() if self._readings else (np.nan, np.nan)
         further = self._further.pop(step, self._nothing)
         seconds = self._watch.seconds(step) - self._waits.pop(step) + carry
-        return np.array([step, digest, seconds, carry, loss, losses is not None, cpu, memory, *further])
+        told = losses is not None
+        return np.array([step, digest, seconds, carry, loss, count, told, cpu, memory, *further])

@@ -37,6 +37,7 @@ from paceline.rounds import Cluster
 from paceline.torch import book, kinds, patience, peers
 from paceline.torch.batches import Order, Piece
 from paceline.torch.claims import Claims
+from paceline.torch.counts import Counts, number
 from paceline.torch.exactsum import ExactSum
 from paceline.torch.finite import OnNan
 from paceline.torch.gradients import Gradients
@@ -170,6 +171,7 @@ class Pace:
             else None
         )
         self._gradients = Gradients(self._parameters)
+        self._counts = Counts(device)
         self._steps = Steps(self._parameters, self._step_begins, self._step_ended)
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers, in this turn of the loop
         self._ever_stepped = False
@@ -291,31 +293,40 @@ class Pace:
 
         batch: what the loader yields with loop="round" (a plain batch of another loop is one piece). A tuple or list
             is spread over the function's arguments, anything else is its one argument.
+        function: returns the loss of a piece, or (loss, count) where the loss is a mean over ``count`` tokens or the
+            like instead of over samples.
         reduction, scaler: as for ``backward``.
         Returns the loss of this rank's part, detached: the mean over its samples, or the sum where that is the
         reduction.
         """
         pieces = batch.pieces() if isinstance(batch, RoundBatch) else iter([batch])
         total: torch.Tensor | None = None
-        count, last = 0, None
+        count, last = 0.0, None
         for part in pieces:
-            loss = function(*part) if isinstance(part, list | tuple) else function(part)
-            self.backward(loss, reduction, scaler)
+            returned = function(*part) if isinstance(part, list | tuple) else function(part)
+            loss, own = returned if isinstance(returned, tuple) else (returned, None)
+            own = None if own is None else number(own)
+            self.backward(loss, reduction, scaler, own)
             last = loss.detach()
             samples = self.piece.samples
-            if samples:
-                counted = last * samples if reduction == "mean" else last
+            many = samples if own is None else own * (samples > 0)
+            if many:
+                counted = last * many if reduction == "mean" else last
                 total = counted if total is None else total + counted
-                count += samples
+                count += many
         assert last is not None
         if total is None:
             return last
         return total / count if reduction == "mean" else total
 
-    def backward(self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
+    ) -> None:
         """Backward through the loss of this turn's batch, weighted so that the round's gradient is exact.
 
         reduction: what the loss is over this batch's samples, "mean" or "sum".
+        count: how many tokens, nodes or the like the loss is a mean (or sum) over, where that is not the samples: the
+            round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for nothing.
         scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """
         if self._piece is not None and self._piece_done:
@@ -323,12 +334,16 @@ class Pace:
                 f"round {self._piece.step}: pace.backward() was called twice in one turn of the loop; expected once: "
                 "add the losses, and call it with the sum"
             )
-        loss = loss * self.weight(loss, reduction)
+        count = None if count is None else number(count)
+        weight = self.weight(loss, reduction, count)
+        loss = loss * weight if weight else torch.nan_to_num(loss) * 0.0  # a mean over nothing is NaN
         with self._lookout.named():
             (loss if scaler is None else scaler.scale(loss)).backward()
         self.backward_done()
 
-    def weight(self, loss: torch.Tensor | None = None, reduction: str = "mean") -> float:
+    def weight(
+        self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
+    ) -> float:
         """What this micro-batch's gradient counts; takes the loss, where given, down for the record. For hosts that
         run the backward pass themselves: multiply the loss by it, and call ``backward_done`` afterwards."""
         piece = self._piece
@@ -336,8 +351,16 @@ class Pace:
             raise PacelineError("pace.backward() was called outside of `for ... in pace.loader(...)`")
         if reduction not in ("mean", "sum"):
             raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
-        if loss is not None and piece.samples:
-            total = loss.detach() * (piece.samples if reduction == "mean" else 1)
+        many = piece.samples if count is None else count * (piece.samples > 0)
+        if count is not None:
+            if self.weigh != "loss":
+                raise PacelineError(
+                    "count= needs weigh='loss': the hook knows samples only; use it with pace.backward"
+                )
+            if not self._begun:
+                self._meter.add_count(piece.step, many)
+        if loss is not None and many:
+            total = loss.detach() * (many if reduction == "mean" else 1)
             self._meter.add_loss(piece.step, total.double())
         elif loss is not None:
             self._meter.add_loss(piece.step, torch.zeros((), dtype=torch.float64))
@@ -348,9 +371,10 @@ class Pace:
         if not self._begun:
             self._begun = True
             self._gradients.begin(piece.step)
-        count = piece.samples if reduction == "mean" else min(piece.samples, 1)
+            self._counts.add(piece.step, None if count is None else many, piece.last)
+        part = many if reduction == "mean" else float(many > 0)
         averaged = self.ranks if self._sum is None else 1  # DDP divides by them
-        return averaged * count / piece.batch
+        return averaged * part / piece.batch
 
     def backward_done(self) -> None:
         """The backward pass of this micro-batch is through."""
@@ -368,6 +392,9 @@ class Pace:
             if piece.last:
                 self._sum.finish()
         if piece.last:
+            factor = self._counts.factor(piece.batch)
+            if factor is not None:
+                self._gradients.scale(factor)
             self._gradients.ready()
         elif self._sum is None and self.weigh == "loss":
             self._gradients.put_aside()
@@ -641,6 +668,7 @@ class Pace:
         self._weighed = piece.samples or (0 if piece.first else self._weighed)
         if piece.first:
             self._scale = 1.0
+            self._counts.begin()
             self._stepped.clear()
             self._ledger.open(piece, self.epoch, self._at_once)
         self._piece, self._piece_done, self._begun = piece, False, False
