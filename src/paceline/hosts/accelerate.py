@@ -100,13 +100,15 @@ class Balanced(Windows):
             accelerator.gradient_accumulation_steps = max(2, steps)
         accelerator.register_for_checkpointing(self)
 
-    def backward(self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
+    ) -> None:
         """Instead of ``accelerator.backward``: weighted so that the round's gradient is exact; see Pace."""
         if scaler is not None:
             raise PacelineError("scaler= is for plain loops; the Accelerator scales by itself: leave it out")
         accelerator = self._accelerator
         divided = accelerator.gradient_accumulation_steps  # by accelerator.backward
-        weighted = loss * (self.weight(loss, reduction) * divided)
+        weighted = self.weighted(loss, reduction, count) * divided
         if self.terms.loop != "round" and accelerator.sync_gradients != self.last:
             raise PacelineError(
                 f"accelerator.sync_gradients was changed to {accelerator.sync_gradients} within a turn of round "

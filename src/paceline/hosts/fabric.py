@@ -56,12 +56,14 @@ class Balanced(Windows):
         self._fabric, self._module = fabric, model
         super().__init__(model, global_batch, policy, **options)
 
-    def backward(self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None) -> None:
+    def backward(
+        self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
+    ) -> None:
         if scaler is not None:
             raise PacelineError(
                 "scaler= was given, but Fabric scales by itself: set its precision and leave scaler out"
             )
-        self._fabric.backward(loss * self.weight(loss, reduction), model=self._module)
+        self._fabric.backward(self.weighted(loss, reduction, count), model=self._module)
         self.backward_done()
 
     def place(self, batch: Any) -> Any:

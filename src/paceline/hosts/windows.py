@@ -42,5 +42,8 @@ class Windows(Pace):
         super().__init__(model, global_batch, policy, **options)
         self._divides = accumulate  # the loop, its loss
 
-    def weight(self, loss: torch.Tensor | None = None, reduction: str = "mean") -> float:
-        return self._divides * super().weight(None if loss is None else loss * self._divides, reduction)
+    def weight(
+        self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
+    ) -> float:
+        whole = None if loss is None else loss * self._divides
+        return self._divides * super().weight(whole, reduction, count)

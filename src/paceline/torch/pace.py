@@ -334,12 +334,15 @@ class Pace:
                 f"round {self._piece.step}: pace.backward() was called twice in one turn of the loop; expected once: "
                 "add the losses, and call it with the sum"
             )
-        count = None if count is None else number(count)
-        weight = self.weight(loss, reduction, count)
-        loss = loss * weight if weight else torch.nan_to_num(loss) * 0.0  # a mean over nothing is NaN
+        loss = self.weighted(loss, reduction, count)
         with self._lookout.named():
             (loss if scaler is None else scaler.scale(loss)).backward()
         self.backward_done()
+
+    def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
+        """``loss`` times its ``weight``; zero where it counts for nothing, though a mean over nothing is NaN."""
+        weight = self.weight(loss, reduction, None if count is None else number(count))
+        return loss * weight if weight else torch.nan_to_num(loss) * 0.0
 
     def weight(
         self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
