@@ -1,0 +1,36 @@
+"""The record of a served job that lost rounds, as when the disk was full: no gap is passed over in silence."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+
+from paceline import runs
+from paceline.serve.effects import Closed
+from paceline.serve.recording import Record
+from paceline.serve.settings import Settings
+
+
+def write(run_dir: Path, rounds: range, first: int) -> None:
+    record = Record(run_dir, "j", Settings(12, 2, "equal"))
+    record.open(first, rounds.stop)
+    for number in rounds:
+        six = np.array([6.0, 6.0])
+        record.write(
+            Closed(float(number), number, 1.0, six, six / 10, 0 * six, six / 12, np.array([True, True]))
+        )
+    record.close()
+    assert not record.error
+
+
+def test_a_record_that_lacks_rounds_is_moved_aside(tmp_path: Path) -> None:
+    write(tmp_path / "j", range(3), 0)
+    write(tmp_path / "j", range(2, 4), 2)
+    assert runs.read(tmp_path / "j").round.tolist() == [0, 1, 2, 3], "what is there already is left as it is"
+    write(tmp_path / "j", range(6, 8), 6)
+    assert runs.read(tmp_path / "j~1").round.tolist() == [0, 1, 2, 3]
+    after = runs.read(tmp_path / "j")
+    assert after.round.tolist() == [6, 7]
+    assert after.notes == ["Rounds are missing from the record, first before round 6."]
