@@ -60,17 +60,27 @@ class Balancer:
         """A number that two ranks share only if they made the same newest plan."""
         return policies.digest(self._newest)
 
-    def loads(self, step: int, batch: int, present: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+    def loads(
+        self,
+        step: int,
+        batch: int,
+        present: NDArray[np.bool_] | None = None,
+        room: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.int64]:
         """Whole samples of each worker in round ``step`` of ``batch`` samples, shape (n,); sums to ``batch``.
 
         present: who takes part, shape (n,), where the engine knows better than the last report; the others get
-            nothing. Raises PacelineError when the limits of those present cannot hold the batch.
+            nothing. room: samples that each worker can be given in this very round, (n,), where that is less than its
+            limit. Raises PacelineError when the limits of those present cannot hold the batch.
         """
         plan, cluster = self._in_force(step), self.policy.cluster
         least, most = cluster.least, cluster.most
         if present is not None and not present.all():
             plan = _among(plan, present)
             least, most = np.where(present, least, 0.0), np.where(present, most, 0.0)
+        if room is not None:
+            most = np.minimum(most, room)
+            least = np.minimum(least, most)
         loads = shares.whole_samples(plan, batch, least, most, unit=self._quantum)
         return _at_least(loads, self._floor)
 

@@ -93,7 +93,7 @@ class Beside:
             self._counts.append(len(parts))
 
     def next(self, indices: Indices) -> Any:
-        return _joined([next(self._loaded) for _ in range(self._counts.popleft())])
+        return joined([next(self._loaded) for _ in range(self._counts.popleft())])
 
     def reset(self) -> None:
         """Forget what was begun and not asked for."""
@@ -147,7 +147,7 @@ def _joinable(batch: Any) -> bool:
     return False
 
 
-def _joined(parts: Sequence[Any]) -> Any:
+def joined(parts: Sequence[Any]) -> Any:
     """The batch whose parts, one after the other, these are."""
     first = parts[0]
     if len(parts) == 1:
@@ -155,8 +155,8 @@ def _joined(parts: Sequence[Any]) -> Any:
     if isinstance(first, torch.Tensor):
         return torch.cat(list(parts))
     if isinstance(first, Mapping):
-        return type(first)({key: _joined([part[key] for part in parts]) for key in first})  # type: ignore[call-arg]
+        return type(first)({key: joined([part[key] for part in parts]) for key in first})  # type: ignore[call-arg]
     if first and isinstance(first[0], str | bytes):
         return type(first)(value for part in parts for value in part)
-    fields = [_joined(values) for values in zip(*parts, strict=True)]
+    fields = [joined(values) for values in zip(*parts, strict=True)]
     return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)

@@ -45,7 +45,7 @@ def check_indexed(dataset: Any) -> None:
     if not is_indexed(dataset):
         raise PacelineError(
             f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, of which "
-            "each rank can be given another part in each round"
+            "each rank can be given another part in each round: for a stream use pace.stream(...)"
         )
 
 

@@ -43,7 +43,7 @@ from paceline.torch.finite import OnNan
 from paceline.torch.gradients import Gradients
 from paceline.torch.ledger import Ledger, RoundResult
 from paceline.torch.limits import Limits
-from paceline.torch.loader import BalancedLoader, check_indexed, draws_ahead
+from paceline.torch.loader import BalancedLoader, check_indexed, check_options, draws_ahead
 from paceline.torch.lookout import lookout
 from paceline.torch.meter import Meter
 from paceline.torch.parallel import parallel
@@ -54,6 +54,7 @@ from paceline.torch.record import RoundRecorder, record_run
 from paceline.torch.shutdown import leave
 from paceline.torch.sizes import Sizes
 from paceline.torch.steps import Steps
+from paceline.torch.streams import StreamLoader, check_stream
 from paceline.torch.terms import agree
 from paceline.torch.turns import RoundBatch, Source, by_round, turns
 from paceline.torch.weighting import weigh_in_hook
@@ -178,7 +179,7 @@ class Pace:
         self._began_step = 0.0
 
         self._progress = Progress(self.global_batch, terms.floor)
-        self._loaders: list[BalancedLoader] = []
+        self._loaders: list[BalancedLoader | StreamLoader] = []
         self._samples = 0  # of an epoch of the loader that is in use
         self._running: object = None  # the iteration that is
         self._piece: Piece | None = None
@@ -256,6 +257,27 @@ class Pace:
         self.terms.balancer.lag = max(self.terms.balancer.lag, max(lags) + self._meter.lag)
         self._loaders.append(loader)
         self._samples = loader.samples
+        return loader
+
+    def stream(
+        self, stream: Any, *, drop_last: bool = False, batches: bool = False, **options: Any
+    ) -> StreamLoader:
+        """This rank's loader over a stream of its own: an IterableDataset, or anything that can be iterated.
+
+        Each rank draws as many samples as the plan gives it, from its own stream: see to it that the streams of the
+        ranks hold different samples. An epoch ends when all streams have ended; the others take over from a rank
+        whose stream ends before. Rounds are run as planned: no work moves within them.
+
+        drop_last: leave out what is too little for a whole round at the end. batches: the stream gives batches of any
+            size instead of samples; they are cut and joined along their first dimension.
+        Further options: collate_fn, and for an IterableDataset those of torch's DataLoader (num_workers, ...).
+        """
+        check_stream(stream)
+        check_options(options, self.global_batch, self.ranks)
+        peers.agree({"drop_last": drop_last, "batches": batches})
+        loader = StreamLoader(self, stream, len(self._loaders), drop_last, batches, options)
+        self.terms.balancer.lag = max(self.terms.balancer.lag, self._meter.lag)
+        self._loaders.append(loader)
         return loader
 
     def sizes(self, rounds: int | None = None) -> Iterator[Any]:
@@ -639,9 +661,9 @@ class Pace:
         self.abandon()
         self.settle()
         self._own_end = False
-        if source.number is not None and source.samples is not None:
-            self._progress.open(source.number, source.samples)
-            self._samples = source.samples
+        if source.number is not None:
+            self._samples = source.samples or 0  # of a stream nobody knows
+            self._progress.open(source.number, self._samples)
         self._counts_epochs = source.number is not None
         self._running = object()
         source.open()

@@ -1,0 +1,86 @@
+"""Ranks with streams of their own: every sample once, whole batches to the end, the model of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace
+from paceline.torch.streams import Supply, available
+from support.ranks import run_ranks
+from support.stream_jobs import Stream, streams
+from support.torch_jobs import UNEVEN, fresh
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+
+CASES: dict[str, dict[str, Any]] = {
+    "alike": {},
+    "one is short": {"ends": (5, 140, 290)},
+    "one has most": {"ends": (3, 6, 200)},
+    "uneven": {"policy": UNEVEN, "limits": ((1, None),) * 3},
+    "batches": {"batches": True, "ends": (20, 100, 160)},
+    "by round, accumulated": {"loop": "round", "micro_batch": 5, "ends": (70, 80, 170)},
+    "the last left out": {"drop_last": True, "ends": (50, 90, 130)},
+    "read by processes": {"workers": 1, "ends": (60, 100, 190)},
+    "goes on in the middle": {"stop": 2},
+    "left within a round": {"leave": 3, "ends": (100, 110, 150)},
+    "in pairs": {"quantum": 2, "drop_last": True, "ends": (40, 90, 150)},
+}
+
+
+def test_every_sample_once_and_the_model_of_one_process() -> None:
+    found = run_ranks(3, streams, list(CASES.values()))
+    for number, (name, case) in enumerate(CASES.items()):
+        count = case.get("ends", (0, 0, 150))[-1]
+        used = sorted(i for rank in found for i in rank[number][1])
+        sizes = found[0][number][2]
+        assert all(rank[number][0] < 1e-12 for rank in found), name
+        assert sizes[:-1] == [24] * (len(sizes) - 1), f"{name}: {sizes}"
+        if case.get("drop_last"):
+            assert set(sizes) == {24}
+            assert len(set(used)) == len(used) == count // 24 * 24, name
+        elif "leave" in case:
+            assert set(used) == set(range(count)), name
+        else:
+            assert used == list(range(count)), f"{name}: {len(used)} of {count}"
+
+
+@given(
+    st.lists(st.integers(0, 50), min_size=1, max_size=6),
+    st.integers(1, 40),
+    st.integers(1, 4),
+    st.integers(1, 2),
+)
+def test_no_rank_is_given_more_than_it_holds(held: list[int], most: int, quantum: int, floor: int) -> None:
+    supply = Supply(np.array(held), np.ones(len(held), bool))
+    can = available(supply, np.full(len(held), most), quantum, floor)
+    assert (can <= supply.held).all()
+    assert (can <= most).all()
+    assert (can % quantum == 0).all()
+    assert (can >= 0).all()
+    if floor == quantum == 1:
+        assert (can == np.minimum(supply.held, most)).all()
+
+
+def test_what_a_stream_is_asked() -> None:
+    model = fresh(torch.float64)
+    pace = Pace(model, 10, "equal")
+    for call, words in (
+        (lambda: pace.stream(5), "the data set is a int"),
+        (lambda: pace.stream(Stream(0, 9), batch_size=4), "batch_size=4 is what Paceline decides"),
+        (lambda: pace.stream([1, 2], num_workers=2), "such options are for an IterableDataset"),
+        (lambda: pace.loader(Stream(0, 9)), r"use pace\.stream"),
+        (lambda: pace.stream(iter([1])).state_dict(), "cannot tell where it stands"),
+        (lambda: Pace(model, 10, "equal", quantum=2).stream(Stream(0, 9)), "use drop_last=True"),
+    ):
+        with pytest.raises(PacelineError, match=words):
+            call()
+    with pytest.raises(TypeError, match="has no length"):
+        len(pace.stream(Stream(0, 9)))
+    pace.detach()
