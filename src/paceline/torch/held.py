@@ -15,7 +15,10 @@ from paceline.torch.fetching import joined
 class Held(Protocol):
     """In the order in which they were drawn."""
 
-    count: int  # of samples
+    @property
+    def count(self) -> int:
+        """Of samples."""
+        ...
 
     def add(self, item: Any) -> None:
         """Take what the stream gave."""
@@ -77,14 +80,18 @@ class Batches:
 
     def __init__(self) -> None:
         self._batches: deque[Any] = deque()
-        self.count = 0
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        return self._count
 
     def add(self, item: Any) -> None:
         self._batches.append(item)
-        self.count += length(item)
+        self._count += length(item)
 
     def take(self, count: int) -> Any:
-        self.count -= count
+        self._count -= count
         parts = []
         while count:
             first = self._batches.popleft()
@@ -99,7 +106,7 @@ class Batches:
     def back(self, batch: Any) -> None:
         if batch is not None:
             self._batches.appendleft(batch)
-            self.count += length(batch)
+            self._count += length(batch)
 
     def batch(self, taken: Any) -> Any:
         return taken

@@ -110,7 +110,8 @@ class StreamLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Of this rank's stream, between two rounds: where it stands, and what was drawn ahead."""
-        if not hasattr(self.dataset, "state_dict") or getattr(self._stream, "num_workers", 0):
+        elsewhere = isinstance(self._stream, DataLoader) and self._stream.num_workers > 0
+        if elsewhere or not hasattr(self.dataset, "state_dict"):
             raise PacelineError(
                 f"a {type(self.dataset).__name__} cannot tell where it stands (it has no state_dict(), or is read by "
                 "processes of its own); expected a stream such as torchdata's StatefulDataLoader"
