@@ -73,6 +73,10 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {reason}; choose an address of this machine with --host, another "
             "port with --port"
         ) from error
+    except (TypeError, UnicodeError) as error:  # Python's own, of names that no resolver takes
+        raise PacelineError(
+            f"--host {host!r} is no address; expected one of this machine, such as 127.0.0.1"
+        ) from error
 
 
 def make_server(run_dir: Path, host: str) -> uvicorn.Server:

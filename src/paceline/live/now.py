@@ -81,7 +81,13 @@ def saving(columns: Columns) -> Saving | None:
     except (PacelineError, ValueError):
         return None
     half = slice(len(recent.seconds) // 2, None)
-    real, would = float(recent.seconds[half].mean()), float(answer.policies[other].rounds[half].mean())
+    seconds, played = (
+        recent.seconds[half],
+        answer.policies[other].rounds[half],
+    )  # some may be left out of the second
+    if not len(seconds) or not len(played):
+        return None
+    real, would = float(seconds.mean()), float(played.mean())
     return Saving(other, real, would) if real > 0 and would > 0 else None
 
 

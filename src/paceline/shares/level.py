@@ -145,7 +145,8 @@ def _bisect_lines(rate: Array, offset: Array, total: Array, low: Array, high: Ar
     # Beyond what rounding takes from the sums: there everybody is at a limit.
     left = np.nan_to_num(start - 1e-9 * np.abs(start))
     right = np.nan_to_num(end + 1e-9 * np.abs(end))
-    left, right = (np.broadcast_to(level, total.shape) for level in (np.minimum(left, right), right))
+    shape = np.broadcast_shapes(total.shape, left.shape)  # one total may serve many realizations
+    left, right = (np.broadcast_to(level, shape) for level in (np.minimum(left, right), right))
     while np.any((middle := _middle(left, right)) > left):
         enough = loads_at(middle).sum(-1, keepdims=True) >= total
         left, right = np.where(enough, left, middle), np.where(enough, middle, right)
