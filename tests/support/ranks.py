@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-SECONDS = 300  # two cores may be busy with other tests
+SECONDS = 900  # only a hang lasts so long: two cores may be busy with other tests
 
 
 def run_ranks(ranks: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
