@@ -67,7 +67,7 @@ class Process:
     def end(self, how: int = signal.SIGTERM) -> int:
         """End it; its exit status."""
         self.process.send_signal(how)
-        status = self.process.wait(30)
+        status = self.process.wait(180)
         self.last = self.process.stderr.read()  # type: ignore[union-attr]
         for stream in (self.process.stdout, self.process.stderr):
             stream.close()  # type: ignore[union-attr]
@@ -107,7 +107,7 @@ def process(directory: Path, *options: object, **more: Any) -> Iterator[Process]
             running.end(signal.SIGKILL)
 
 
-def until(condition: Any, seconds: float = 30.0) -> Any:
+def until(condition: Any, seconds: float = 120.0) -> Any:
     """Wait until something is true; its value."""
     end = time.monotonic() + seconds
     while True:

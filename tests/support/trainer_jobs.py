@@ -212,12 +212,12 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     from support.trainer_evaluates import evaluated
 
     found["evaluated"] = evaluated(folder, ranks)
-    found["ported"] = both(folder + "/ported")
 
     model, _, _ = classified(folder, dtype=torch.float32, bf16=True)
     found["bf16"] = hosts.difference(model.parameters(), expected), str(model.dtypes)
 
     found["refused"] = refusals(folder)
+    found["ported"] = both(folder + "/ported")  # the last, since that script ends the process group
     return found
 
 
