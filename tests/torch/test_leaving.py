@@ -250,3 +250,18 @@ def test_two_handles_of_one_model_one_after_the_other() -> None:
             pace.backward(LOSS(model(torch.randn(size, 6, dtype=torch.float64)), torch.zeros(size).long()))
         assert pace.step(optimizer)
     assert first.rounds == 8
+
+
+def test_a_step_of_ones_own_tells_no_learning_rate_of_another_round() -> None:
+    results: list[RoundResult] = []
+    model, optimizer, pace = paced(on_round=results.append)
+    for x, y, _ in pace.loader(Samples(48), seed=5):
+        pace.backward(LOSS(model(x), y))
+        if pace.rounds == 0:
+            pace.step(optimizer)
+        else:
+            optimizer.step()
+            optimizer.zero_grad()
+    pace.detach()
+    assert results[0].learning_rate == 0.1
+    assert all(result.learning_rate != result.learning_rate for result in results[1:])

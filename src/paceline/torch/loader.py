@@ -87,7 +87,7 @@ class BalancedLoader:
         self.samples = order.samples - (order.samples % pace.global_batch if drop_last else 0)
         self._check_sizes(pace, drop_last)
         self._pace = pace
-        self._sampler = _Sampler(pace, order, self.samples)
+        self._sampler = _Sampler(pace, order)
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         collate = options.pop("collate_fn", None) or default_collate
         self._early = bool(options.get("num_workers"))
@@ -183,8 +183,8 @@ class BalancedLoader:
 class _Sampler:
     """Yields the indices of this rank's micro-batches, and keeps beside them what each one is."""
 
-    def __init__(self, pace: Pace, order: Order, samples: int) -> None:
-        self._pace, self._order, self._samples = pace, order, samples
+    def __init__(self, pace: Pace, order: Order) -> None:
+        self._pace, self._order = pace, order
         self.queue: deque[Piece] = deque()
         self.indices: Indices = np.empty(0, np.int64)  # this epoch's order
 

@@ -835,6 +835,7 @@ class Pace:
         piece = self.piece
         seconds = time.perf_counter() - self._began
         self._ledger.finish(piece.step, seconds, self._learning_rate)
+        self._learning_rate = float("nan")  # the next round's step may be taken by others
         self._lookout.over(seconds)
         self._gradients.used()
         self._progress.finish(piece.batch if self._counts_epochs else 0)
