@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-JOBS ?= 2
+JOBS ?= 3
 
 SECONDS ?= 120
 

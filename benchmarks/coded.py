@@ -23,7 +23,7 @@ from ray.util import ActorPool
 from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, simulate, stretched
 from paceline.coded.codes import LT
 from paceline.coded.codes.mds import own_block
-from paceline.ray import CodedMatrix, Pool
+from paceline.ray import CodedMatrix, WorkerPool
 
 ROWS, COLUMNS = 1200, 64
 SMALL_BLOCKS = (30, 60, 120)  # of each master, for the task queue
@@ -44,7 +44,7 @@ def row_time(problem: Problem, master: int, worker: int, turn: int) -> float:
 
 
 def coded(
-    made: CodedPlan, pool: Pool, matrices: list[np.ndarray], x: np.ndarray, rounds: int, **options: Any
+    made: CodedPlan, pool: WorkerPool, matrices: list[np.ndarray], x: np.ndarray, rounds: int, **options: Any
 ) -> list[float]:
     """Seconds of each round; both masters at once."""
     both = [CodedMatrix(a, made, m, pool, **options) for m, a in enumerate(matrices)]
@@ -62,7 +62,9 @@ def coded(
     return times
 
 
-def task_queue(pool: Pool, matrices: list[np.ndarray], x: np.ndarray, rounds: int, count: int) -> list[float]:
+def task_queue(
+    pool: WorkerPool, matrices: list[np.ndarray], x: np.ndarray, rounds: int, count: int
+) -> list[float]:
     """ray.util.ActorPool: the next small block goes to the next free worker; every worker holds every
     block.
     """
@@ -118,7 +120,7 @@ def main() -> None:
     uniform = plan(problem, "uniform")
     uncoded = plan(problem, "uniform", coded=False)
     by_speed = plan(problem, "exact", coded=False)
-    with Pool(problem.workers, pace=stall) as pool:
+    with WorkerPool(problem.workers, pace=stall) as pool:
 
         def run(made: CodedPlan, **options: Any) -> Callable[[], list[float]]:
             return lambda: coded(made, pool, matrices, x, given.rounds, **options)

@@ -36,7 +36,8 @@ def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> Non
     from paceline.doctor.hooks import Hooks
     from paceline.doctor.lines import Lines
     from paceline.doctor.probe import Probe
-    from paceline.torch import leave, models
+    from paceline.learners import models
+    from paceline.torch import leave
 
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(directory, "store"), RANKS)

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from paceline import forecast
-from paceline.aside import Aside
+from paceline.background import BackgroundDecision
 from paceline.forecast import Reading
 from paceline.forecast.rating import Rating, rate, walk
 from paceline.forecast.series import Series, bursty, google2011, recorded
-from paceline.shared import data_folder
+from paceline.papers.reference_data import data_folder
 
 PAPER = {  # LB-BSP, Table 3: RMSE in samples/s, normalised time per update
     "last": (11.85, 0.584),
@@ -145,7 +145,7 @@ def beside(workers: int, rounds: int) -> None:
         return time.perf_counter() - start
 
     alone, inline, behind, handed = [], [], [], []
-    made, aside = forecast.create("narx"), Aside()
+    made, aside = forecast.create("narx"), BackgroundDecision()
     state = made.init((workers,))
     for k in range(1, rounds + 200):
         reading = Reading(series.speed[k - 1], series.cpu[k], series.memory[k])

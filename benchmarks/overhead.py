@@ -57,7 +57,8 @@ def rank_of(rank: int, directory: str, policy: str, pairs: int, pipe: Any) -> No
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from paceline.torch import Pace, leave, models
+    from paceline.learners import models
+    from paceline.torch import Pace, leave
 
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(directory, "store"), RANKS)

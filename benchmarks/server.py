@@ -46,7 +46,7 @@ def begin() -> None:
 
 def trace(path: Path, rounds: int) -> Path:
     """Stalls: 20 ms and an exponential of 60 ms in mean, in each round of each worker."""
-    from paceline import traces
+    from paceline.data import traces
 
     stalls = 0.02 + np.random.default_rng(0).exponential(0.06, (rounds, WORKERS))
     return traces.write(path, traces.Trace(np.full((rounds, WORKERS), 1e-3), stalls))
@@ -54,10 +54,9 @@ def trace(path: Path, rounds: int) -> Path:
 
 def policies() -> None:
     """The first table."""
-    from paceline.ray import training
     from paceline.runs import read
-    from paceline.torch import launch
-    from paceline.torch.config import TrainConfig
+    from paceline.train import launch, ray_engine
+    from paceline.train.config import TrainConfig
 
     base = TrainConfig(
         workers=WORKERS, global_batch=256, policy="equal", steps=STEPS, lr=0.2, momentum=0.0, engine="ray"
@@ -74,7 +73,7 @@ def policies() -> None:
                 launch.run(config, out, lambda event: None)
             else:
                 begin()
-                training.run(config, out, lambda event: None)
+                ray_engine.run(config, out, lambda event: None)
             run = read(out)
             smooth = np.convolve(run.loss, np.ones(5) / 5, "valid")
             below = np.flatnonzero(smooth < LOSS)
@@ -99,9 +98,9 @@ def overhead(size: int, updates: int, turns: int = 5, **choice: Any) -> tuple[fl
     """Median seconds of an update, and of the bare loop's round."""
     import ray
 
-    from paceline.choices import Choices
+    from paceline.paramserver.config import ServerConfig
+    from paceline.paramserver.samples import Draws
     from paceline.ray import Server
-    from paceline.samples import Draws
 
     class Bare:
         def __init__(self) -> None:
@@ -115,7 +114,7 @@ def overhead(size: int, updates: int, turns: int = 5, **choice: Any) -> tuple[fl
     ours, bare = [], []
     with Server(
         constant(size),
-        Choices(WORKERS, 8 * WORKERS, **choice),
+        ServerConfig(WORKERS, 8 * WORKERS, **choice),
         Draws(1000, 0),
         lambda u: seconds.append(u.seconds),
     ) as server:

@@ -16,15 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline import Cluster, Round, data, policies
-from paceline.choices import Choices
+from paceline import Cluster, Round, policies
+from paceline.data import datasets
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.samples import Draws
 from paceline.rounds import PieceTimes
-from paceline.samples import Draws
 from paceline.shares import whole_samples
 from paceline.simulate.delays import Constant, Exponential
+from paceline.simulate.pieces import play
 from paceline.simulate.roundtrips import RoundTrips
 from paceline.simulate.server import Server
-from paceline.simulate.within import play
 
 EACH, MEAN = 32, 2e-3  # samples a worker, seconds a sample on average
 MOST_UPDATES = 4000
@@ -34,8 +35,8 @@ class Softmax:
     """Softmax regression: the mean cross-entropy and its gradient."""
 
     def __init__(self) -> None:
-        digits = data.load("digits")
-        x = data.floats(digits.x_train).reshape(len(digits.x_train), -1)
+        digits = datasets.load("digits")
+        x = datasets.floats(digits.x_train).reshape(len(digits.x_train), -1)
         self.x, self.y = np.c_[x, np.ones(len(x))], digits.y_train
         self.classes = int(self.y.max()) + 1
 
@@ -74,7 +75,7 @@ def served(
     kind: str, stalling: float, workers: int, backup: str, lr: float, target: float, seed: int
 ) -> Reached:
     learner = Softmax()
-    choices = Choices(workers, EACH * workers, "bsp", "push-interrupt", backup, lr=lr)
+    choices = ServerConfig(workers, EACH * workers, "bsp", "push-interrupt", backup, lr=lr)
     overhead, pace = models(kind, stalling)
     server = Server(learner, choices, RoundTrips(workers, overhead, pace, seed), Draws(len(learner.y), seed))
     updates = server.run(
@@ -103,8 +104,8 @@ def planned(
         loads = whole_samples(plan, batch)
         extra: np.ndarray = np.zeros(pace.shape)
         seconds, pieces = overhead + loads * pace, None
-        if plan.pull is not None:
-            ran = play(plan.pull, loads, pace, overhead, 1e-3)
+        if plan.piece_plan is not None:
+            ran = play(plan.piece_plan, loads, pace, overhead, 1e-3)
             loads, seconds, extra = ran.loads, ran.seconds, ran.pieces * 1e-3
             pieces = PieceTimes(np.full(pace.shape, 1e-3), ran.expected, ran.strayed)
         now += float(seconds.max())

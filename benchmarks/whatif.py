@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline import runs, traces
+from paceline import runs
+from paceline.data import traces
 from paceline.simulate.whatif import of_run
 
 POLICIES = ("level", "dolbie")

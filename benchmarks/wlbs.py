@@ -36,14 +36,14 @@ class Lagging:
 
 def one(name: str, epochs: int) -> None:
     """Train under one scheme; print its line."""
-    from paceline import data as datasets
-    from paceline.choices import Choices
-    from paceline.coordinator import Update
+    from paceline.data import datasets
+    from paceline.learners.images import Images
+    from paceline.paramserver.config import ServerConfig
+    from paceline.paramserver.coordinator import Update
+    from paceline.paramserver.samples import Epochs
     from paceline.ray import Server
-    from paceline.ray.training import images_program
-    from paceline.samples import Epochs
-    from paceline.torch.config import TrainConfig
-    from paceline.torch.images import Images
+    from paceline.train.config import TrainConfig
+    from paceline.train.ray_engine import images_program
 
     sync, policy = SCHEMES[name]
     data = datasets.load("digits")
@@ -56,7 +56,7 @@ def one(name: str, epochs: int) -> None:
             killed.append(time.perf_counter())
             os.kill(server.processes[4], signal.SIGKILL)
 
-    choices = Choices(NODES, BATCH, sync, policy=policy, lr=0.2, momentum=0.5)
+    choices = ServerConfig(NODES, BATCH, sync, policy=policy, lr=0.2, momentum=0.5)
     program = images_program(TrainConfig(), data)
     with Server(program, choices, pool, on_update, pace=Lagging()) as server:
         values = server.run()

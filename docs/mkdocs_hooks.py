@@ -23,14 +23,14 @@ MORE = (
     "paceline.balance",
     "paceline.balance.members",
     "paceline.costs",
-    "paceline.fitting",
-    "paceline.tracking",
+    "paceline.forecast.overheads",
+    "paceline.forecast.kalman",
     "paceline.forecast.saved",
-    "paceline.choices",
-    "paceline.coordinator",
-    "paceline.rates",
-    "paceline.data",
-    "paceline.traces",
+    "paceline.paramserver.config",
+    "paceline.paramserver.coordinator",
+    "paceline.paramserver.rates",
+    "paceline.data.datasets",
+    "paceline.data.traces",
 )
 # Packages whose registry names classes, one file each, whose fields are the options people set.
 REGISTRIES = {

@@ -12,8 +12,8 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from paceline.data import load
-from paceline.hosts.accelerate import Balanced
+from paceline.data.datasets import load
+from paceline.hosts.accelerate import AcceleratePace
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
 
     model, optimizer = accelerator.prepare(model, optimizer)  # the loader is not prepared
     rounds: list = []  # what happened, for the last line
-    pace = Balanced(accelerator, model, 256, options.policy, on_round=rounds.append)  # 1: the handle
+    pace = AcceleratePace(accelerator, model, 256, options.policy, on_round=rounds.append)  # 1: the handle
     loader = pace.loader(dataset, seed=0)  # 2: instead of DataLoader and prepare
     for _ in range(options.epochs):
         for x, y in loader:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 
 from paceline.coded import Problem, ShiftedExponential, plan
-from paceline.data import floats, load
+from paceline.data.datasets import floats, load
 
 Product = Callable[[np.ndarray], np.ndarray]
 
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     steps = parser.parse_args().steps
 
-    from paceline.ray import CodedMatrix, Pool
+    from paceline.ray import CodedMatrix, WorkerPool
 
     data = load("digits")
     images = floats(data.x_train).astype(float).reshape(len(data.x_train), -1)
@@ -62,7 +62,7 @@ def main() -> None:
         return plan(Problem((name,), workers, np.array([float(rows)]), ShiftedExponential(u, 1 / u)))
 
     with (
-        Pool(workers, cpus=0, pace=stall) as pool,  # starts Ray where it is not running
+        WorkerPool(workers, cpus=0, pace=stall) as pool,  # starts Ray where it is not running
         CodedMatrix(x, planned("forward", len(x)), pool=pool, blocks=30) as coded,
         CodedMatrix(x.T, planned("backward", x.shape[1]), pool=pool, blocks=13) as transposed,
     ):

@@ -13,8 +13,8 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
-from paceline.data import load
-from paceline.hosts.fabric import Balanced  # 1
+from paceline.data.datasets import load
+from paceline.hosts.fabric import FabricPace  # 1
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
     rounds: list = []  # what happened, for the last line
-    pace = Balanced(fabric, model, global_batch=256, policy=options.policy, on_round=rounds.append)  # 2
+    pace = FabricPace(fabric, model, global_batch=256, policy=options.policy, on_round=rounds.append)  # 2
     loader = pace.loader(dataset, seed=0)  # 3: instead of DataLoader and setup_dataloaders
     for _ in range(options.epochs):
         for x, y in loader:

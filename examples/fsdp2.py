@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import paceline.torch
-from paceline.data import load
+from paceline.data.datasets import load
 
 
 def main() -> None:

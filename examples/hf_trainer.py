@@ -13,7 +13,7 @@ import time
 import torch
 from transformers import TrainingArguments, ViTConfig, ViTForImageClassification
 
-from paceline.data import load
+from paceline.data.datasets import load
 from paceline.hosts.transformers import BalancedTrainer  # 1: instead of Trainer
 
 

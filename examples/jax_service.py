@@ -23,7 +23,7 @@ import time
 import numpy as np
 
 from paceline.client import Worker
-from paceline.data import load
+from paceline.data.datasets import load
 
 BATCH, QUANTUM, RATE = 768, 64, 0.2
 SLEEP = (0.25e-3, 0.25e-3, 1e-3)  # seconds a sample, by process

@@ -17,8 +17,8 @@ import ray.train.torch
 import torch
 from torch import nn
 
-from paceline.data import load
-from paceline.hosts.ray_train import Balanced
+from paceline.data.datasets import load
+from paceline.hosts.ray_train import RayTrainPace
 
 
 def train_loop_per_worker(config: dict) -> None:
@@ -33,7 +33,7 @@ def train_loop_per_worker(config: dict) -> None:
     criterion = nn.CrossEntropyLoss()
 
     rounds: list = []
-    pace = Balanced(model, global_batch=256, on_round=rounds.append)  # 1: the handle
+    pace = RayTrainPace(model, global_batch=256, on_round=rounds.append)  # 1: the handle
     loader = pace.loader(dataset, seed=0)  # 2: instead of DataLoader and prepare_data_loader
     if (kept := ray.train.get_checkpoint()) is not None:
         with kept.as_directory() as folder:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch
-from paceline.data import load
+from paceline.data.datasets import load
 
 
 def main() -> None:

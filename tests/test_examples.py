@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("examples")
 def test_train_ddp() -> None:
     done = subprocess.run(
         [
@@ -33,7 +33,7 @@ def test_train_ddp() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("examples")
 @pytest.mark.parametrize(
     ("name", "needs"),
     [
@@ -63,7 +63,7 @@ def test_hosts(name: str, needs: str) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("examples")
 def test_jax_service() -> None:
     pytest.importorskip("jax")
     pytest.importorskip("fastapi")

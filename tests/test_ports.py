@@ -51,7 +51,7 @@ def test_shows_the_change_and_makes_it(tmp_path: Path) -> None:
     made = port("nlp_example", str(tmp_path), "--write")
     assert "6 lines added or changed, 0 left out" in made.stderr
     lines = program.read_text().splitlines()
-    assert lines[1] == "from paceline.hosts.accelerate import Balanced"
+    assert lines[1] == "from paceline.hosts.accelerate import AcceleratePace"
     assert "            pace.backward(loss)" in lines, "indented as what it replaces"
     assert "+            pace.backward(loss)" in shown.stdout.splitlines()
 

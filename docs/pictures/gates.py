@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from common import BLUE, ORANGE, WAIT, figure, save
 
-from paceline.choices import Choices
-from paceline.samples import Draws
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.samples import Draws
 from paceline.simulate.delays import Constant
 from paceline.simulate.roundtrips import RoundTrips
 from paceline.simulate.server import Server
@@ -46,7 +46,7 @@ def main() -> None:
     made, panels = figure(len(GATES), height=2.6, width=11, sharey=True)
     for axes, gate in zip(panels, GATES, strict=True):
         trips = Logged()
-        updates = Server(Nothing(), Choices(len(SECONDS), 64, sync=gate), trips, Draws(1000, 0)).run(
+        updates = Server(Nothing(), ServerConfig(len(SECONDS), 64, sync=gate), trips, Draws(1000, 0)).run(
             seconds=UNTIL
         )
         axes.barh(range(len(SECONDS)), UNTIL, color=WAIT, height=0.7)

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from common import COLOURS, GREY, figure, save
 
-from paceline import cli, traces
+from paceline import cli
+from paceline.data import traces
 from paceline.runs import read
 
 STEPS, CHANGE, BATCH = 72, 40, 250  # six rounds to an epoch of the digits

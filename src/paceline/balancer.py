@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import fitting, policies, shares, stored
-from paceline.aside import Aside
+from paceline import policies, shares, stored
+from paceline.background import BackgroundDecision
 from paceline.costs import Linear
 from paceline.errors import PacelineError
+from paceline.forecast import overheads
 from paceline.policies import Policy
-from paceline.rounds import Array, PieceTimes, Plan, Pull, Round, measurable
+from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
 
 
 class Balancer:
@@ -44,13 +45,13 @@ class Balancer:
         self.policy, self.lag = policy, 0
         self._quantum, self._floor = quantum, floor
         self.needs_readings = bool(getattr(policy, "needs_readings", False))
-        self._aside = Aside() if getattr(policy, "trains", False) else None
+        self._aside = BackgroundDecision() if getattr(policy, "trains", False) else None
         self.restart(0)
 
     def restart(self, step: int) -> None:
         """Begin afresh at round ``step``."""
         plan, self._state = self.policy.init()
-        self._fit = fitting.start(self.policy.cluster.shape)
+        self._fit = overheads.start(self.policy.cluster.shape)
         self._plans: dict[int, Plan] = {step: plan}  # by the round from which each holds
         self._newest = plan
         self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
@@ -84,9 +85,9 @@ class Balancer:
         loads = shares.whole_samples(plan, batch, least, most, unit=self._quantum)
         return _at_least(loads, self._floor)
 
-    def pull(self, step: int) -> Pull | None:
+    def piece_plan(self, step: int) -> PiecePlan | None:
         """How round ``step`` is run in pieces; None where it is run as planned."""
-        return self._in_force(step).pull
+        return self._in_force(step).piece_plan
 
     def report(
         self,
@@ -106,9 +107,9 @@ class Balancer:
         batch = int(loads.sum())
         seconds = measurable(seconds)
         known = np.zeros_like(seconds) if known_overhead is None else measurable(known_overhead)
-        pull = self.pull(step)
-        if pull is None or np.all(pull.first >= 1):
-            self._fit = fitting.update(self._fit, loads.astype(float), seconds, known)
+        piece_plan = self.piece_plan(step)
+        if piece_plan is None or np.all(piece_plan.at_once >= 1):
+            self._fit = overheads.update(self._fit, loads.astype(float), seconds, known)
         # Where the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
         overhead = known + np.nan_to_num(self._fit.overhead)
@@ -188,7 +189,7 @@ class Balancer:
             self.restart(step)
             return
         restored = policies.restore(self.policy.init()[1], policy)
-        fitted = policies.restore(fitting.start(cluster.shape), fit)
+        fitted = policies.restore(overheads.start(cluster.shape), fit)
         revived, last = stored.plans(plans, cluster.workers, step), stored.plan(newest, cluster.workers)
         self.restart(step)
         self._state, self._fit, self._plans, self._newest = restored, fitted, revived, last

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.rounds import QUICKEST
+from paceline.durations import QUICKEST
 
 Array = NDArray[np.float64]
 

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.costs import Array, Cost
+from paceline.durations import LONGEST, QUICKEST
 from paceline.errors import PacelineError
 
-if TYPE_CHECKING:
-    from paceline.costs import Cost
-
-Array = NDArray[np.float64]
-# Below what any clock resolves; keeps a worker that reported 0 seconds from being infinitely fast. And above.
-QUICKEST, LONGEST = 1e-15, 1e15
+Indices = NDArray[np.int64]  # of samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,20 +162,20 @@ class PieceTimes(NamedTuple):
     strayed: Array
 
 
-class Pull(NamedTuple):
+class PiecePlan(NamedTuple):
     """How a round is run in pieces: a portion of each share first, the rest claimed while the round runs.
 
-    first: portion of every share that is run at once, shape (...,); 1 leaves nothing to claim.
-    part: what a worker claims, as a part of what it still has to do if all are to end together; 1 for its part of
-        all that is left (guided self-scheduling), 0 for pieces of the least size. Shape (...,).
-    then: the same once every worker has told its speed in this round.
+    at_once: portion of every share that is run at once, shape (...,); 1 leaves nothing to claim.
+    claim_before_known: what a worker claims, as a part of what it still has to do if all are to end together; 1 for
+        its part of all that is left (guided self-scheduling), 0 for pieces of the least size. Shape (...,).
+    claim_after_known: the same once every worker has told its speed in this round.
     least: samples of the smallest piece, and of the one that each worker keeps for its end, shape (..., n).
     speeds: samples per second to expect, shape (..., n); zeros while nothing is known.
     """
 
-    first: Array
-    part: Array
-    then: Array
+    at_once: Array
+    claim_before_known: Array
+    claim_after_known: Array
     least: Array
     speeds: Array
 
@@ -190,10 +187,10 @@ class Plan:
     shares: portion of the next batch for each worker, shape (..., n), non-negative, sum 1, within the limits.
     quorum: how many gradients to wait for; None waits for all.
     costs: what the policy expects each load to cost; whole samples are rounded by it where given.
-    pull: how to run the round in pieces, for engines that can; None runs the shares as they are.
+    piece_plan: how to run the round in pieces, for engines that can; None runs the shares as they are.
     """
 
     shares: Array
     quorum: int | None = None
     costs: Cost | None = None
-    pull: Pull | None = None
+    piece_plan: PiecePlan | None = None

@@ -12,15 +12,15 @@ import numpy as np
 
 from paceline.costs import Linear
 from paceline.errors import PacelineError
-from paceline.rounds import Array, Plan, Pull
+from paceline.rounds import Array, PiecePlan, Plan
 
 
 def plain(plan: Plan) -> dict[str, Any]:
     """A plan as lists and numbers, for a checkpoint."""
     costs = plan.costs
     line = [costs.seconds_per_sample.tolist(), costs.overhead.tolist()] if isinstance(costs, Linear) else None
-    pull = None if plan.pull is None else [np.asarray(part).tolist() for part in plan.pull]
-    return {"shares": plan.shares.tolist(), "line": line, "pull": pull}
+    piece_plan = None if plan.piece_plan is None else [np.asarray(part).tolist() for part in plan.piece_plan]
+    return {"shares": plan.shares.tolist(), "line": line, "pull": piece_plan}
 
 
 def plan(kept: Any, workers: int) -> Plan:
@@ -28,17 +28,17 @@ def plan(kept: Any, workers: int) -> Plan:
     shares = _numbers(entry(kept, "shares"), (workers,), "shares")
     if not (np.all(shares >= 0) and abs(shares.sum() - 1) < 1e-6):
         raise PacelineError(f"a stored plan has the shares {short(shares.tolist())}; expected parts of 1")
-    costs = pull = None
+    costs = piece_plan = None
     if (line := entry(kept, "line")) is not None:
         slope, overhead = _parts(line, [(workers,), (workers,)], "line")
         if not (np.all(slope >= 0) and np.all(overhead >= 0)):
             raise PacelineError("a stored plan has costs that are no seconds; expected numbers of at least 0")
         costs = Linear(slope, overhead)
     if (parts := kept.get("pull")) is not None:
-        pull = Pull(*_parts(parts, [(), (), (), (workers,), (workers,)], "pull"))
-        if not all(np.all(part >= 0) for part in pull):
-            raise PacelineError("a stored plan has a pull that is none; expected numbers of at least 0")
-    return Plan(shares, costs=costs, pull=pull)
+        piece_plan = PiecePlan(*_parts(parts, [(), (), (), (workers,), (workers,)], "pull"))
+        if not all(np.all(part >= 0) for part in piece_plan):
+            raise PacelineError("a stored plan has a piece_plan that is none; expected numbers of at least 0")
+    return Plan(shares, costs=costs, piece_plan=piece_plan)
 
 
 def plans(kept: Any, workers: int, step: int) -> dict[int, Plan]:

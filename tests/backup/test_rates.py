@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline import rates
 from paceline.errors import PacelineError
+from paceline.paramserver import rates
 
 
 def test_rules():

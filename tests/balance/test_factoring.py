@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline import Cluster, Round, policies
-from paceline.balance.factoring import divide, size
 from paceline.errors import PacelineError
-from paceline.rounds import PieceTimes, Pull
+from paceline.pieces.rule import divide, size
+from paceline.rounds import PiecePlan, PieceTimes
 
 
 def sizes(part: float, pool: int, weights: list[float], least: float = 1.0, unit: int = 1) -> list[int]:
@@ -67,8 +67,10 @@ def test_a_division_keeps_within_each_load(
     portion: float, loads: list[int], least: float, unit: int, most: int | None
 ) -> None:
     planned = np.array(loads)
-    pull = Pull(np.array(portion), *np.full(2, 0.5), np.full(len(loads), least), np.ones(len(loads)))
-    first, kept = divide(pull, planned, unit, most)
+    piece_plan = PiecePlan(
+        np.array(portion), *np.full(2, 0.5), np.full(len(loads), least), np.ones(len(loads))
+    )
+    first, kept = divide(piece_plan, planned, unit, most)
     left = planned - first - kept
     assert np.all(first >= 0)
     assert np.all(kept >= 0)
@@ -89,7 +91,7 @@ def portions(text: str, slopes: Any, rounds: int = 120, piece: float = 1e-3) -> 
     plan, state = policy.init()
     chosen = []
     for t in range(rounds):
-        chosen.append(float(plan.pull.first))
+        chosen.append(float(plan.piece_plan.at_once))
         seconds = plan.shares * 768 * slopes[t]
         plan, state = policy.step(
             state, Round(plan.shares, seconds, 768, pieces=PieceTimes(*np.outer([piece, 0, 0], np.ones(3))))

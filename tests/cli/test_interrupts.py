@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
 
 from paceline.cli import interrupts
+from support.signals import ignoring
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
@@ -31,19 +32,10 @@ except Ended as ended:
 """
 
 
-def ignore(*signals: int) -> Callable[[], None]:
-    def prepare() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN if number in signals else signal.SIG_DFL)
-
-    return prepare
-
-
 def started(*ignored: int) -> subprocess.Popen[str]:
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=ignore(*ignored),
-    )  # fmt: skip
+        ignoring(ignored, "-c", PROGRAM), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n", process.communicate()[1]
     return process
@@ -77,6 +69,15 @@ def test_nohup_means_it() -> None:
     assert process.wait(30) == 143
 
 
+@pytest.fixture
+def default_sigterm() -> Iterator[None]:
+    """SIGTERM as in a fresh process; a Ray in this one may have its own handler."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("default_sigterm")
 def test_what_somebody_else_handles_stays_theirs() -> None:
     def theirs(*_: object) -> None: ...
 
@@ -90,6 +91,7 @@ def test_what_somebody_else_handles_stays_theirs() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.usefixtures("default_sigterm")
 def test_outside_of_the_main_thread_nothing_changes() -> None:
     seen: list[object] = []
 

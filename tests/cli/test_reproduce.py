@@ -4,7 +4,8 @@ import json
 import pytest
 
 from paceline import PacelineError
-from paceline.papers import PAPERS, REQUIRED, experiments, figure, write
+from paceline.papers import PAPERS, REQUIRED, experiments, write
+from paceline.simulate.figure import figure
 from support.commands import assert_refused, paceline
 
 run = functools.partial(paceline, "reproduce")

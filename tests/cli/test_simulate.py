@@ -4,8 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline import cli, traces
+from paceline import cli
 from paceline.cli.output import write_json
+from paceline.data import traces
 
 ROOT = Path(__file__).parents[2]
 MIXED = ROOT / "examples" / "scenarios" / "mixed.toml"

@@ -17,12 +17,13 @@ import psutil
 import pytest
 import torch
 
-from paceline.checkpoints import seal
 from paceline.runs import read
-from paceline.torch import checkpoint
+from paceline.train import contents
+from paceline.train.checkpoint import seal
 from support.commands import assert_refused, paceline
+from support.signals import ignoring
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
 SECONDS = 300.0  # only a hang takes as long, however busy the machine is
 LONG = ["--workers", "3", "--pace-ms", "1,1,2", "--epochs", "40", "--checkpoint-every", "5"]
@@ -31,15 +32,9 @@ SHORT = ["--workers", "2", "--steps", "8", "--checkpoint-every", "3"]
 
 def start(arguments: list[str], place: Path, *ignored: int) -> subprocess.Popen[str]:
     """``paceline train`` in a session of its own. ignored: signals that its parent ignores, as some shells do."""
-
-    def prepare() -> None:
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
-
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline", "train", *arguments],
+        ignoring(ignored, "-m", "paceline", "train", *arguments),
         cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-        preexec_fn=prepare,
     )  # fmt: skip
 
 
@@ -98,8 +93,7 @@ def test_resuming_gives_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
     train([*options, "--steps", "9", "--out", "parts"], tmp_path)
     train(["--resume", "parts", "--steps", "14"], tmp_path)
     whole, parts = (
-        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"]
-        for name in ("whole", "parts")
+        torch.load(tmp_path / name / "contents.pt", weights_only=True)["model"] for name in ("whole", "parts")
     )
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)  # single precision, sums in another order
     _, err = train(["--resume", "parts", "--steps", "14"], tmp_path, status=2)
@@ -201,22 +195,22 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     train(
         [*SHORT, "--policy", "equal", "--seed", "3", "--out", "run"], tmp_path
     )  # checkpoints after 3, 6 and 8 steps
-    newest, older = Path("run/checkpoint.pt"), Path("run/checkpoint-previous.pt")
+    newest, older = Path("run/contents.pt"), Path("run/checkpoint-previous.pt")
     good = newest.read_bytes()
     for at in range(0, len(good), len(good) // 20):
         damaged = good[:at] + bytes(byte ^ 0xFF for byte in good[at : at + 8]) + good[at + 8 :]
         newest.write_bytes(damaged)
-        parts = checkpoint.of_run(Path("run"))
+        parts = contents.of_run(Path("run"))
         assert parts.load()["pace"]["rounds"] == 6, f"8 bytes flipped at {at}"
-        assert "checkpoint.pt is damaged" in parts.note
+        assert "contents.pt is damaged" in parts.note
 
     out, _ = train(["--resume", "run", "--steps", "8"], tmp_path)
     assert "going on from step 6" in out
-    assert "checkpoint.pt is damaged or is no checkpoint" in out
+    assert "contents.pt is damaged or is no checkpoint" in out
     assert "goes on from the checkpoint before it, checkpoint-previous.pt" in out
     assert read(Path("run")).round.tolist() == list(range(8))
     assert_same_model(newest.read_bytes(), good)
-    assert checkpoint.decode(older.read_bytes())["pace"]["rounds"] == 6, "the damaged one was not kept"
+    assert contents.decode(older.read_bytes())["pace"]["rounds"] == 6, "the damaged one was not kept"
 
     older.unlink()
     rounds_before = rounds(Path("run"))
@@ -235,16 +229,16 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
         ("samples_done", 1.5), ("balancer", []), ("global_batch", True),
     ]:  # fmt: skip
         pace = wrong if name == "pace" else parts["pace"] | {name: wrong}
-        newest.write_bytes(seal(checkpoint.encode(**parts | {"pace": pace})))
+        newest.write_bytes(seal(contents.encode(**parts | {"pace": pace})))
         refused = paceline("train", "--resume", "run", "--steps", "9")
         assert_refused(refused, f"the state of Pace has {'version' if name == 'pace' else name}=")
 
-    newest.write_bytes(checkpoint.encode(**parts))  # as it was written before there was a digest
+    newest.write_bytes(contents.encode(**parts))  # as it was written before there was a digest
     assert_refused(paceline("train", "--resume", "run", "--steps", "8"), "run is finished after 8 steps")
 
 
 def assert_same_model(first: bytes, second: bytes) -> None:
-    ours, theirs = (checkpoint.decode(content)["model"] for content in (first, second))
+    ours, theirs = (contents.decode(content)["model"] for content in (first, second))
     for name, value in ours.items():
         assert torch.equal(value, theirs[name]), name
 

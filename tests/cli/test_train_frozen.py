@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from paceline.errors import WorkerError
-from paceline.torch.stopped import Stopped
+from paceline.train.stopped import Stopped
 from support.commands import assert_refused, paceline
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
 
 def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -> None:

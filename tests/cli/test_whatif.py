@@ -3,7 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from paceline import cli, runs, traces
+from paceline import cli, runs
+from paceline.data import traces
 
 
 def whatif(*arguments):

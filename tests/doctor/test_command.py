@@ -16,7 +16,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("doctor")
 def test_a_script_under_torchrun_is_watched_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -40,7 +40,7 @@ def test_a_script_under_torchrun_is_watched_and_ended(
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("doctor")
 def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert_refused_at_last(paceline("doctor", "--", *TORCHRUN, 1, SCRIPT, 20), "1 rank: expected at least 2")

@@ -13,7 +13,7 @@ from paceline import runs
 from support import watched
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("doctor")]
 
 
 def phase(run: runs.Run, name: str) -> np.ndarray:

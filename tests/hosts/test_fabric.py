@@ -14,7 +14,7 @@ from support.ranks import run_ranks
 pytest.importorskip("lightning")
 from support.fabric_jobs import refusal, trained
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 
 CASES: dict[str, dict[str, Any]] = {
     "clipped": {"clip": 0.05},

@@ -15,7 +15,7 @@ from support.ranks import run_ranks
 pytest.importorskip("lightning")
 from support.lightning_jobs import failed_and_resumed, fit, fits, refusal, stopped_and_resumed
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 
 CASES: dict[str, dict[str, Any]] = {
     "uneven": {},

@@ -12,7 +12,7 @@ from support import hosts
 from support import trainer_jobs as jobs
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 
 
 @pytest.fixture(scope="module")

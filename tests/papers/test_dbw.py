@@ -12,7 +12,8 @@ import torch
 from scipy import stats
 from torch.nn import functional
 
-from paceline import data as datasets
+from paceline.data import datasets
+from paceline.learners.images import Images
 from paceline.papers import (
     REQUIRED,
     dbw_alphas,
@@ -23,8 +24,7 @@ from paceline.papers import (
     experiments,
 )
 from paceline.papers.dbw_memory import Remembering
-from paceline.shared import data_folder
-from paceline.torch.images import Images
+from paceline.papers.reference_data import data_folder
 
 with_data = pytest.mark.skipif(not (data_folder() / "mnist").is_dir(), reason="the shared MNIST is not here")
 

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.papers import REQUIRED, dolbie_accuracy, experiments
 from paceline.papers.dolbie_settings import NETWORKS, RESNET_SAMPLE, measured
-from paceline.shared import data_folder
+from paceline.papers.reference_data import data_folder
 
 
 def check(out: Path, name: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
@@ -86,7 +86,7 @@ def test_a_real_training_learns() -> None:
 
 def test_sizes_of_the_networks_are_those_of_ours() -> None:
     pytest.importorskip("torch")
-    from paceline.torch import models
+    from paceline.learners import models
 
     for name, network in NETWORKS.items():
         assert sum(p.numel() for p in models.create(name, (3, 32, 32)).parameters()) == network.parameters

@@ -13,7 +13,7 @@ import pytest
 from paceline.forecast.series import bursty
 from paceline.papers import REQUIRED, experiments, lbbsp_forecasts, lbbsp_overhead, lbbsp_timing
 from paceline.papers.lbbsp_timing import fit_knee, fit_line, measure
-from paceline.shared import data_folder
+from paceline.papers.reference_data import data_folder
 
 
 def check(out: Path, name: str, result: dict[str, Any]) -> list[dict[str, str]]:
@@ -109,7 +109,7 @@ def test_a_decision_is_timed_each_round(name: str) -> None:
 
 def test_measuring_ends_where_the_memory_does(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    from paceline.torch import models
+    from paceline.learners import models
 
     class Small(torch.nn.Linear):  # type: ignore[misc]
         def forward(self, images: Any) -> Any:

@@ -69,7 +69,7 @@ def test_namespaces_are_left_alone_where_they_are_not_allowed(tmp_path: Path, mo
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("doctor")
 def test_three_workers_on_real_links(tmp_path: Path) -> None:
     if reason := lbbsp_network.missing():
         pytest.skip(reason)

@@ -13,8 +13,8 @@ pytest.importorskip("ray")
 pytest.importorskip("torch")
 
 from paceline.errors import PacelineError
-from paceline.ray import training
-from paceline.torch.config import TrainConfig
+from paceline.train import ray_engine
+from paceline.train.config import TrainConfig
 
 CONFIG = TrainConfig(engine="ray", steps=9)
 
@@ -32,17 +32,17 @@ def archive(**changes: Any) -> bytes:
 
 
 def test_a_damaged_one_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
-    kept = training._checkpoints(tmp_path)
-    assert training.done(CONFIG, tmp_path, 3) is None
+    kept = ray_engine._checkpoints(tmp_path)
+    assert ray_engine.done(CONFIG, tmp_path, 3) is None
     for version in (4, 8):
         kept.save(archive(version=version))
-    assert training.done(CONFIG, tmp_path, 3) == (8, False)
+    assert ray_engine.done(CONFIG, tmp_path, 3) == (8, False)
     good = kept.newest.read_bytes()
     for at in range(0, len(good), 40):
         kept.newest.write_bytes(good[:at] + bytes(byte ^ 0xFF for byte in good[at : at + 8]) + good[at + 8 :])
-        assert training.done(CONFIG, tmp_path, 3) == (4, False), f"8 bytes flipped at {at}"
-    pool = training.Epochs(3, 2, 0)
-    state = training._go_on(kept, pool)
+        assert ray_engine.done(CONFIG, tmp_path, 3) == (4, False), f"8 bytes flipped at {at}"
+    pool = ray_engine.Epochs(3, 2, 0)
+    state = ray_engine._go_on(kept, pool)
     assert state is not None
     assert state["version"] == 4
     assert "goes on from the checkpoint before it, server-previous.npz" in kept.note
@@ -51,7 +51,7 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
 
 def test_one_without_a_digest_is_read(tmp_path: Path) -> None:
     (tmp_path / "server.npz").write_bytes(archive(version=9))
-    assert training.done(CONFIG, tmp_path, 3) == (9, True)
+    assert ray_engine.done(CONFIG, tmp_path, 3) == (9, True)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,14 @@ def test_one_without_a_digest_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_none_is_refused(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
-    kept = training._checkpoints(tmp_path)
+    kept = ray_engine._checkpoints(tmp_path)
     kept.save(archive(**changes))
     with pytest.raises(PacelineError, match=words):
-        training.done(CONFIG, tmp_path, 3)
+        ray_engine.done(CONFIG, tmp_path, 3)
 
 
 def test_another_data_set_is_refused(tmp_path: Path) -> None:
-    kept = training._checkpoints(tmp_path)
+    kept = ray_engine._checkpoints(tmp_path)
     kept.save(archive())
     with pytest.raises(PacelineError, match="training set with 3 samples, the data has 7"):
-        training._go_on(kept, training.Epochs(7, 1, 0))
+        ray_engine._go_on(kept, ray_engine.Epochs(7, 1, 0))

@@ -14,9 +14,9 @@ pytest.importorskip("ray")
 from faulty import Orders, Pace, program
 from programs import X
 
-from paceline.choices import Choices
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.samples import Epochs
 from paceline.ray import Server
-from paceline.samples import Epochs
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
@@ -165,7 +165,7 @@ def test_whatever_happens_to_workers_the_others_go_on(sync, mode, backup, tmp_pa
         told["updates"] = len(run.updates)
         yield from run.some(3)
 
-    choices = Choices(WORKERS, BATCH, sync, mode, backup, policy="level", lr=RATE)
+    choices = ServerConfig(WORKERS, BATCH, sync, mode, backup, policy="level", lr=RATE)
     run = Run(choices, tmp_path, script)
 
     for stage, at, left, why, over in frozen:

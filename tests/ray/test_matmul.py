@@ -15,7 +15,7 @@ pytest.importorskip("ray")
 
 from paceline import PacelineError
 from paceline.coded import Problem, ShiftedExponential, plan, random_problem, rearrange, stretched
-from paceline.ray import CodedMatrix, Pool
+from paceline.ray import CodedMatrix, WorkerPool
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
 
@@ -44,14 +44,14 @@ def several(coded, x):
 
 @pytest.fixture(scope="module")
 def pool(cluster):
-    with Pool(NAMES) as made:
+    with WorkerPool(NAMES) as made:
         yield made
 
 
 @pytest.fixture
 def mortal(cluster):
     """Workers of one test's own, to be killed and stopped."""
-    with Pool(NAMES, cpus=0) as made:
+    with WorkerPool(NAMES, cpus=0) as made:
         yield made
         for process in made.processes.values():
             with contextlib.suppress(ProcessLookupError):
@@ -59,7 +59,10 @@ def mortal(cluster):
 
 
 def test_ray_is_imported_only_when_asked_for():
-    asked = "import sys, paceline.ray; print('ray' in sys.modules); paceline.ray.Pool; print('ray' in sys.modules)"
+    asked = (
+        "import sys, paceline.ray; print('ray' in sys.modules); "
+        "paceline.ray.WorkerPool; print('ray' in sys.modules)"
+    )
     shown = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
     assert shown.split() == ["False", "True"]
 
@@ -116,7 +119,7 @@ def test_drawn_workers_serve_one_master_a_turn(pool):
 
 
 def test_a_straggler_is_not_waited_for(cluster):
-    slow = Pool(NAMES, cpus=0, pace=lambda name, master, turn, rows: 3600.0 if name == "w2" else 0.0)
+    slow = WorkerPool(NAMES, cpus=0, pace=lambda name, master, turn, rows: 3600.0 if name == "w2" else 0.0)
     a = matrix()
     with slow, CodedMatrix(a, plan(problem_of()), 0, slow, patience=60) as coded:
         for seed in range(3):
@@ -134,7 +137,7 @@ def test_parts_that_arrive_use_the_straggler_too(cluster):
 
     a, made = matrix(), plan(problem_of())
     with (
-        Pool(NAMES, cpus=0, pace=pace) as paced,
+        WorkerPool(NAMES, cpus=0, pace=pace) as paced,
         CodedMatrix(a, made, 0, paced, messages=6) as parts,
     ):
         assert close_to(parts @ np.ones(20), a.sum(1))
@@ -209,7 +212,7 @@ def test_replanning_learns_the_paces_and_moves_only_what_changes(cluster):
         return 2e-3 * rows * (1 + 0.3 * draw) / speed[name]
 
     a, x = matrix(), np.random.default_rng(0).standard_normal(20)
-    with Pool(NAMES, cpus=0, pace=pace) as paced, CodedMatrix(a, plan(problem_of()), 0, paced) as coded:
+    with WorkerPool(NAMES, cpus=0, pace=pace) as paced, CodedMatrix(a, plan(problem_of()), 0, paced) as coded:
         for _ in range(25):
             assert close_to(coded @ x, a @ x)
         before = coded.layout
@@ -297,9 +300,9 @@ def test_bad_vectors_and_closed_matrices_are_refused(pool):
 
 def test_bad_pools_are_refused(cluster, pool):
     with pytest.raises(PacelineError, match="different names"):
-        Pool(["w", "w"])
+        WorkerPool(["w", "w"])
     with pytest.raises(PacelineError, match="Ray has"):
-        Pool([f"v{n}" for n in range(50)])
+        WorkerPool([f"v{n}" for n in range(50)])
     strangers = dataclasses.replace(problem_of(), workers=("w0", "w1", "w2", "w3", "stranger"))
     with pytest.raises(PacelineError, match="'stranger' of the plan is not in the pool"):
         CodedMatrix(matrix(), plan(strangers), 0, pool)

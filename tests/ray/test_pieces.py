@@ -19,11 +19,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.envir
 from programs import X, quadratic
 
 from paceline import runs
-from paceline.choices import Choices
 from paceline.cli import run
 from paceline.errors import PacelineError
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.samples import Epochs
 from paceline.ray import Server
-from paceline.samples import Epochs
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
@@ -46,7 +46,7 @@ def served(policy, pace, during=None, epochs=2, **kwargs):
         if during is not None:
             during(server, update)
 
-    choices = Choices(3, 60, policy=policy, lr=0.2, momentum=0.5)
+    choices = ServerConfig(3, 60, policy=policy, lr=0.2, momentum=0.5)
     with Server(quadratic, choices, pool, on_update, pace=pace, **kwargs) as server:
         values = server.run()
     return values, log, pool
@@ -121,8 +121,8 @@ def test_the_record_has_the_pieces(tmp_path):
 def test_what_excludes_it_is_said():
     for other in ({"sync": "ssp:2"}, {"backup": "static:2"}, {"mode": "pull"}):
         with pytest.raises(PacelineError, match="factoring moves work within a round that all workers share"):
-            Choices(3, 60, policy="factoring", **other).shares_rounds()
-    assert not Choices(3, 60, policy="level", sync="ssp:2").shares_rounds()
+            ServerConfig(3, 60, policy="factoring", **other).shares_rounds()
+    assert not ServerConfig(3, 60, policy="level", sync="ssp:2").shares_rounds()
 
 
 def test_who_comes_in_mid_round_shares_it():

@@ -89,7 +89,7 @@ def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
     for rank in found:
         assert "the data set is a list_iterator" in rank["streamed"]
     # In a process of its own: a trainer without workers leaves a context behind in the process that ran it.
-    code = "import torch; from paceline.hosts.ray_train import Balanced; Balanced(torch.nn.Linear(1, 1), 16)"
+    code = "import torch; from paceline.hosts.ray_train import RayTrainPace; RayTrainPace(torch.nn.Linear(1, 1), 16)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "PacelineError: " in done.stderr
     assert "outside of a Ray Train worker" in done.stderr

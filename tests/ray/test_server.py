@@ -15,10 +15,10 @@ pytest.importorskip("ray")
 
 from programs import Paced, X, quadratic
 
-from paceline.choices import Choices
 from paceline.errors import PacelineError, WorkerError
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.samples import Epochs
 from paceline.ray import Server, train
-from paceline.samples import Epochs
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
@@ -38,7 +38,7 @@ def served(choices, epochs=2, during=None, pace=None, updates=None, **kwargs):
 
 
 def choices(workers=3, batch=60, **kwargs):
-    return Choices(workers, batch, **{"lr": 0.2} | kwargs)
+    return ServerConfig(workers, batch, **{"lr": 0.2} | kwargs)
 
 
 @pytest.mark.parametrize("ahead", [False, True])

@@ -17,8 +17,9 @@ pytest.importorskip("ray")
 pytest.importorskip("torch")
 pytest.importorskip("typer")
 
-from paceline import runs, traces
+from paceline import runs
 from paceline.cli import run
+from paceline.data import traces
 from paceline.errors import PacelineError
 
 BASE = ["train", "--engine", "ray", "--workers", "3", "--lr", "0.1"]

@@ -19,9 +19,9 @@ import json, time
 import numpy as np
 from ray.cluster_utils import Cluster
 
-from paceline.choices import Choices
+from paceline.paramserver.config import ServerConfig
 from paceline.ray import Server
-from paceline.samples import Epochs
+from paceline.paramserver.samples import Epochs
 from programs import X, Paced, wide
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "object_store_memory": 80 * 2**20})
@@ -49,7 +49,7 @@ def on_update(update):
     log.append((time.perf_counter(), update))
 
 
-choices = Choices(4, 40, lr=0.2)
+choices = ServerConfig(4, 40, lr=0.2)
 with Fragile(
     wide, choices, pool, on_update, address=cluster.address, cpus=1.0, pace=Paced([0.02] * 4), floor=0.5
 ) as server:

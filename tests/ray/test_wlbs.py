@@ -12,10 +12,10 @@ pytest.importorskip("ray")
 
 from programs import X, quadratic
 
-from paceline.choices import Choices
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.samples import Epochs
 from paceline.ray import Server
 from paceline.ray.api import mean_pace
-from paceline.samples import Epochs
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 WORKERS, BATCH, EPOCHS = 4, 96, 16
@@ -44,7 +44,7 @@ def test_divided_by_machine_adjusted_and_outliving_a_worker():
             os.kill(server.processes[1], signal.SIGKILL)
 
     # Whoever has the largest machine is the slowest: the division by size is wrong, and must be adjusted.
-    choices = Choices(WORKERS, BATCH, "lsp:2:3", policy=f"wlbs:micro={MICRO},period=3,epoch=15", lr=0.1)
+    choices = ServerConfig(WORKERS, BATCH, "lsp:2:3", policy=f"wlbs:micro={MICRO},period=3,epoch=15", lr=0.1)
     pace = mean_pace([1e-3, 1e-3, 1e-3, 4e-3])
     with Watched(sized, choices, pool, on_update, pace=pace) as server:
         values = server.run()

@@ -15,7 +15,7 @@ from paceline import PacelineError, policies
 from paceline.client import Part
 from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled
 from paceline.serve.jobs import Job
-from paceline.serve.refusals import Conflict, Forbidden, Gone, Unknown
+from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound
 from paceline.serve.settings import Settings
 from paceline.serve.tokens import digest
 
@@ -212,7 +212,7 @@ def test_a_repeated_report_changes_nothing() -> None:
 
 def test_strangers_and_namesakes() -> None:
     job = started()
-    with pytest.raises(Unknown, match="worker 'x' is unknown here: join first"):
+    with pytest.raises(NotFound, match="worker 'x' is unknown here: join first"):
         ask(job, 1.0, "x")
     with pytest.raises(Forbidden, match="not the secret of worker 'a'"):
         job.members.known("a", "b")
@@ -243,7 +243,7 @@ def test_a_free_place_goes_to_whom_had_it_then_to_new_ones() -> None:
     job.leave(2.0, "a")
     assert join(job, 3.0, "x", digest("x")) == [Joined(3.0, "x", 1)], "b is gone longest"
     assert join(job, 3.0, "a", digest("a")) == [Joined(3.0, "a", 0)]
-    with pytest.raises(Unknown):
+    with pytest.raises(NotFound):
         ask(job, 4.0, "b")
 
 

@@ -20,7 +20,7 @@ from support import fuzz, served
 from support.commands import assert_refused, paceline
 from support.served import TOKEN, Process, process, until
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("serve")]
 PACES = {"a": 0.0004, "b": 0.0002, "c": 0.0001}
 
 

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from paceline import PacelineError, policies, traces
+from paceline import PacelineError, policies
 from paceline.costs import Linear
+from paceline.data import traces
+from paceline.data.traces import Trace
 from paceline.simulate import Scenario, WorkerClass, from_trace, run
 from paceline.simulate.delays import MODELS, Constant, Lognormal, Pareto
 from paceline.simulate.measures import to_json
 from paceline.simulate.toml import of_trace
 from paceline.simulate.whatif import of_trace as answer
-from paceline.traces import Trace
 from support.mutilate import mutilations
 
 SECONDS = st.sampled_from([1e-12, 1e-9, 1e-3, 0.7, 1.0, 1e3, 1e9]) | st.floats(1e-12, 1e9)
@@ -110,7 +111,7 @@ def test_draws_that_no_clock_tells_are_refused(worker, words):
 
 
 def test_pieces_without_number_are_refused(monkeypatch):
-    monkeypatch.setattr("paceline.simulate.within.CLAIMS", 500)
+    monkeypatch.setattr("paceline.simulate.pieces.CLAIMS", 500)
     scenario = Scenario((WorkerClass(Constant(0.001), count=2),), global_batch=10**9, rounds=2)
     with pytest.raises(PacelineError, match="more than 540 pieces"):
         run(scenario, ["factoring:scheme=self,piece=1"])

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 from paceline.cli import run
 from paceline.papers import experiments
 from paceline.papers.dbw_runs import reached, smoothed
-from paceline.shared import data_folder
+from paceline.papers.reference_data import data_folder
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate import run as run_rounds
 from paceline.simulate.delays import Constant

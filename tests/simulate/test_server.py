@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.aggregate import Part, aggregate
-from paceline.choices import Choices
 from paceline.errors import PacelineError
-from paceline.samples import Draws, Epochs
+from paceline.paramserver.aggregate import Part, aggregate
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.samples import Draws, Epochs
 from paceline.simulate.delays import Constant, Exponential, Lognormal, Replay, Uniform
 from paceline.simulate.roundtrips import Change, RoundTrips
 from paceline.simulate.server import Member, Server
@@ -35,7 +35,7 @@ def server(seconds, sync="bsp", mode="push-wait", backup="everyone", policy="equ
     learner = Quadratic()
     table = kwargs.pop("trips", None) or RoundTrips(n, Constant(np.array(seconds, float)))
     pool = kwargs.pop("pool", None) or Draws(400, 3)
-    choices = Choices(n, batch or 10 * n, sync, mode, backup, policy, lr=0.1, momentum=0.5)
+    choices = ServerConfig(n, batch or 10 * n, sync, mode, backup, policy, lr=0.1, momentum=0.5)
     return Server(learner, choices, table, pool, **kwargs), learner
 
 
@@ -288,16 +288,16 @@ def test_aggregates_by_hand():
 )
 def test_bad_input_is_answered_in_one_sentence(choices, says):
     with pytest.raises(PacelineError, match=says):
-        Choices(**{"workers": 4, "global_batch": 40} | choices)
+        ServerConfig(**{"workers": 4, "global_batch": 40} | choices)
 
 
 def test_real_gradients_learn():
     pytest.importorskip("torch")
-    from paceline import data
-    from paceline.torch.images import Images
+    from paceline.data import datasets
+    from paceline.learners.images import Images
 
-    learner = Images(data.load("digits"), "mlp")
-    choices = Choices(8, 256, backup="dbw", lr=0.2)
+    learner = Images(datasets.load("digits"), "mlp")
+    choices = ServerConfig(8, 256, backup="dbw", lr=0.2)
     run = Server(learner, choices, RoundTrips(8, Exponential(0.7, 0.3)), Draws(1500, 0))
     updates = run.run(updates=60)
     assert updates[-1].loss < 0.6 < 2.0 < updates[0].loss

@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline import PacelineError, traces
+from paceline import PacelineError
+from paceline.data import traces
 from paceline.simulate import delays, of_trace, read, run, scenario
 from paceline.simulate.delays import MODELS, Ar1, Constant, Replay
 

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from paceline import PacelineError, Round, policies, runs, traces
+from paceline import PacelineError, Round, policies, runs
 from paceline.costs import Linear
+from paceline.data import traces
 from paceline.rounds import Cluster
 from paceline.shares import whole_samples
 from paceline.simulate.recorded import paces

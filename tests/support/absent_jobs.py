@@ -14,9 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch import Pace, patience
-from paceline.torch.exchange import StoreExchange
-from paceline.torch.patience import Missing
+from paceline.torch import Pace
+from paceline.torch.liveness import patience
+from paceline.torch.liveness.patience import Missing
+from paceline.torch.measuring.exchange import StoreExchange
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 

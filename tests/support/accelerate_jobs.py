@@ -12,7 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.hosts.accelerate import Balanced
+from paceline.hosts.accelerate import AcceleratePace
 from support import hosts
 from support.accelerate_loops import accelerator, loops
 from support.hosts import BATCH, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
@@ -36,7 +36,7 @@ class Run:
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(self.net, optimizer, scheduler)
         options = {"policy": UNEVEN, "limits": FREE[:ranks]} | options
-        self.pace = Balanced(self.accelerator, self.model, BATCH, **options)
+        self.pace = AcceleratePace(self.accelerator, self.model, BATCH, **options)
         self.loader = self.pace.loader(Samples(hosts.COUNT, dtype), seed=SEED)
         self.used: list[list[int]] = []
         self.turns = 0

@@ -12,8 +12,8 @@ from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.hosts.accelerate import Balanced
-from paceline.torch.batches import Order
+from paceline.hosts.accelerate import AcceleratePace
+from paceline.torch.feed.batches import Order
 from support import hosts
 from support.hosts import SEED, Samples, fresh, optimizer_of
 
@@ -44,9 +44,9 @@ class Loop:
         self.backward: Backward = self.accelerator.backward
         self.rates: list[float] = []  # of each step
 
-    def balance(self, **options: Any) -> Balanced:
+    def balance(self, **options: Any) -> AcceleratePace:
         batch = EACH * WINDOW * self.accelerator.num_processes
-        pace = Balanced(self.accelerator, self.model, batch, policy=hosts.UNEVEN, **options)
+        pace = AcceleratePace(self.accelerator, self.model, batch, policy=hosts.UNEVEN, **options)
         self.loader, self.backward = pace.loader(Samples(COUNT), seed=SEED), pace.backward
         return pace
 

@@ -22,7 +22,8 @@ import typer
 from hypothesis import strategies as st
 from typer.utils import get_params_from_function
 
-from paceline import cli, papers, traces
+from paceline import cli, papers
+from paceline.data import traces
 from paceline.runs import Recorder
 
 WHOLE = [
@@ -137,10 +138,10 @@ def no_work() -> Iterator[None]:
     import paceline.cli.simulate
     import paceline.cli.training
     import paceline.cli.watch
-    import paceline.ray.training
     import paceline.serve.app
     import paceline.serve.server
     import paceline.simulate.learning
+    import paceline.train.ray_engine
     from paceline.errors import PacelineError
 
     def begun(*_: Any, **__: Any) -> Any:
@@ -159,7 +160,7 @@ def no_work() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cli, "_app", lambda: made)
         patched.setattr(paceline.cli.training.launch, "run", begun)
-        patched.setattr(paceline.ray.training, "run", begun)
+        patched.setattr(paceline.train.ray_engine, "run", begun)
         patched.setattr(paceline.serve.app, "make", lambda *_: None)  # its routes take most of the time
         patched.setattr(paceline.serve.server, "run", lambda app, service, _: asyncio.run(service.stop()))
         patched.setattr(paceline.cli.simulate, "run", shorter)

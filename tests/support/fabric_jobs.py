@@ -59,7 +59,7 @@ def train(
     from lightning.fabric import Fabric
     from lightning.fabric.strategies import ModelParallelStrategy
 
-    from paceline.hosts.fabric import Balanced
+    from paceline.hosts.fabric import FabricPace
 
     warnings.filterwarnings("ignore", module="lightning")
     kind = getattr(torch, dtype)
@@ -78,7 +78,7 @@ def train(
         model, optimizer = fabric.setup(model, optimizer_of(model))
     options = {"policy": UNEVEN, "limits": FREE[:ranks]} | options
     results: list[Any] = []
-    pace = Balanced(fabric, model, BATCH, on_round=results.append, **options)
+    pace = FabricPace(fabric, model, BATCH, on_round=results.append, **options)
     loader, loss_of = pace.loader(Samples(COUNT, kind), seed=SEED), nn.CrossEntropyLoss()
     parts = {"model": model, "optimizer": optimizer, "pace": pace}
     if load is not None:
@@ -137,7 +137,7 @@ def evaluated(ranks: int) -> tuple[Any, Any]:
     """What evaluation gives in mid-epoch of a balanced run, and without Paceline with the same parameters."""
     from lightning.fabric import Fabric
 
-    from paceline.hosts.fabric import Balanced
+    from paceline.hosts.fabric import FabricPace
 
     torch.set_default_dtype(torch.float64)
 
@@ -152,7 +152,7 @@ def evaluated(ranks: int) -> tuple[Any, Any]:
         return hosts.evaluation(model, loader, fabric.all_gather)
 
     fabric, model, optimizer = fabric_and_model()
-    pace = Balanced(fabric, model, BATCH, policy=UNEVEN)
+    pace = FabricPace(fabric, model, BATCH, policy=UNEVEN)
     for x, y, _ in pace.loader(Samples(COUNT), seed=SEED):
         pace.backward(nn.CrossEntropyLoss()(model(x), y))
         if pace.step(optimizer) and pace.rounds == 3:
@@ -168,16 +168,16 @@ def refusal(kind: str) -> str:
     """The sentence with which one process is refused."""
     from lightning.fabric import Fabric
 
-    from paceline.hosts.fabric import Balanced
+    from paceline.hosts.fabric import FabricPace
 
     fabric, model = Fabric(accelerator="cpu", devices=1), fresh(torch.float32)
     try:
         if kind == "plain module":
-            Balanced(fabric, model, BATCH)
+            FabricPace(fabric, model, BATCH)
         wrapped, _ = fabric.setup(model, optimizer_of(model))
         if kind == "strategy":
             fabric._strategy = type("DeepSpeedStrategy", (), {})()
-        pace = Balanced(fabric, wrapped, BATCH)
+        pace = FabricPace(fabric, wrapped, BATCH)
         pace.backward(torch.zeros(()), scaler=torch.amp.GradScaler("cpu"))
     except PacelineError as error:
         return str(error)

@@ -13,7 +13,7 @@ def own_script() -> dict[str, Any]:
     from torch import nn
 
     import paceline.torch
-    from paceline.data import load
+    from paceline.data.datasets import load
 
     digits = load("digits")
     dataset = torch.utils.data.TensorDataset(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.torch.batches import Order, batches
+from paceline.torch.feed.batches import Order, batches
 from support.scripted import Script
 from support.torch_jobs import FEATURES, Samples, fresh, optimizer_of
 

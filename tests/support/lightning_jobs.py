@@ -96,12 +96,12 @@ def fit(
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.strategies import ModelParallelStrategy
 
-    from paceline.hosts.lightning import Balanced
+    from paceline.hosts.lightning import LightningBalancer
 
     warnings.filterwarnings("ignore", module="lightning")
     results: list[RoundResult] = []
     options = {"policy": UNEVEN if ranks > 1 else "equal", "limits": FREE[:ranks]} | (options or {})
-    balanced = Balanced(batch, on_round=results.append, **options)
+    balanced = LightningBalancer(batch, on_round=results.append, **options)
     callbacks = [balanced, *([ModelCheckpoint(**keep)] if keep else [])]
     task = module_of(getattr(torch, dtype))
     task.milliseconds, task.sharding = milliseconds, sharding
@@ -161,7 +161,7 @@ def evaluated(ranks: int) -> list[tuple[float, float]]:
     same parameters."""
     from lightning.pytorch import Callback, LightningModule, Trainer
 
-    from paceline.hosts.lightning import Balanced
+    from paceline.hosts.lightning import LightningBalancer
 
     class Task(LightningModule):
         def __init__(self) -> None:
@@ -182,7 +182,7 @@ def evaluated(ranks: int) -> list[tuple[float, float]]:
             kept.append((trainer.callback_metrics["loss"].item(), copy.deepcopy(task.state_dict())))
 
     kept: list[tuple[float, Any]] = []
-    balanced, pairs = Balanced(BATCH, policy=UNEVEN), []
+    balanced, pairs = LightningBalancer(BATCH, policy=UNEVEN), []
     options: dict[str, Any] = {"devices": ranks, "strategy": "ddp", "precision": "64-true"} | SILENT
     fitting = {
         "max_epochs": 1,
@@ -209,9 +209,9 @@ def failed_and_resumed(folder: str, fails_at: int) -> tuple[list[list[int]], dic
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import OnExceptionCheckpoint
 
-    from paceline.hosts.lightning import Balanced
+    from paceline.hosts.lightning import LightningBalancer
 
-    balanced, task = Balanced(BATCH), module_of(torch.float64)
+    balanced, task = LightningBalancer(BATCH), module_of(torch.float64)
     task.fails_at = fails_at
     callbacks = [balanced, OnExceptionCheckpoint(folder)]
     try:
@@ -228,13 +228,13 @@ def refusal(trainer_options: dict[str, Any], options: dict[str, Any], plain: boo
     from lightning.pytorch import Trainer
     from torch.utils.data import DataLoader
 
-    from paceline.hosts.lightning import Balanced
+    from paceline.hosts.lightning import LightningBalancer
 
     task = module_of(torch.float32)
     data = Samples(COUNT, torch.float32)
 
     try:
-        balanced = Balanced(BATCH, **options)
+        balanced = LightningBalancer(BATCH, **options)
         callbacks = [balanced, *trainer_options.pop("callbacks", [])]
         Trainer(**SILENT, max_epochs=1, callbacks=callbacks, **trainer_options).fit(
             task, DataLoader(data, 8) if plain else balanced.loader(data)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
-from paceline.hosts.ray_train import Balanced
+from paceline.hosts.ray_train import RayTrainPace
 from support import hosts
 from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
 
@@ -34,7 +34,7 @@ class Run:
         self.model = ray.train.torch.prepare_model(self.net)
         self.optimizer = optimizer_of(self.model)
         options = {"policy": UNEVEN, "limits": FREE[:ranks]} | options
-        self.pace = Balanced(self.model, BATCH, **options)
+        self.pace = RayTrainPace(self.model, BATCH, **options)
         self.loader = self.pace.loader(Samples(COUNT, dtype), seed=SEED)
         self.used: list[list[int]] = [[] for _ in range(EPOCHS)]
         self.dtypes: set[str] = set()

@@ -16,9 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace, RoundResult, measure
-from paceline.torch.batches import Order, batches
-from paceline.torch.measure import CpuStopwatch
+from paceline.torch import Pace, RoundResult
+from paceline.torch.feed.batches import Order, batches
+from paceline.torch.measuring import measure
+from paceline.torch.measuring.measure import CpuStopwatch
 from support.scripted import Script
 
 FEATURES, CLASSES = 6, 3

@@ -13,7 +13,7 @@ import pytest
 from support import absent_jobs as jobs
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 TESTS = Path(__file__).parents[1]
 CASES = [  # who is stopped, in which round, under which policy

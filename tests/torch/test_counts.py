@@ -13,7 +13,7 @@ from support.ranks import run_ranks
 from support.token_jobs import tokens
 from support.torch_jobs import UNEVEN, Samples, fresh
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
 
 LOOSE = ((0, None),) * 3
 CASES: dict[str, dict[str, Any]] = {

@@ -7,7 +7,7 @@ import pytest
 from support.ranks import run_ranks
 from support.torch_jobs import exact
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 CASES = {
     "weighted loss": {},

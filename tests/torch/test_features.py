@@ -7,7 +7,7 @@ import pytest
 from support.feature_jobs import features
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
 
 
 @pytest.mark.parametrize("loop", ["whole", "round"])

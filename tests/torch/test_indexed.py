@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from paceline import PacelineError
-from paceline.torch.loader import check_indexed
+from paceline.torch.feed.loader import check_indexed
 
 
 class Lists:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.torch.measure import CudaStopwatch
+from paceline.torch.measuring.measure import CudaStopwatch
 from support.ranks import run_ranks
 from support.torch_jobs import measured, measured_late, misuse
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 
 def test_seconds_leave_the_wait_out_and_shape_the_next_round() -> None:

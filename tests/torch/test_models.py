@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from paceline.errors import PacelineError
-from paceline.torch import models
-from paceline.torch.models.vgg16 import vgg16_imagenet
+from paceline.learners import models
+from paceline.learners.models.vgg16 import vgg16_imagenet
 
 
 def parameters(model):
@@ -54,7 +54,7 @@ def test_gradients_reach_every_parameter():
 
 
 def test_a_border_keeps_the_image_and_the_seed_keeps_the_weights():
-    from paceline.torch.models.fit import Fit
+    from paceline.learners.models.fit import Fit
 
     x = torch.rand(2, 1, 28, 28)
     assert torch.equal(Fit(32)(x)[:, :, 2:30, 2:30], x)

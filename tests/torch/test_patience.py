@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.torch import patience
-from paceline.torch.board import AFTER, Failure, Sight, Silence
-from paceline.torch.calls import Calls
-from paceline.torch.patience import Missing, Patience
+from paceline.torch.liveness import patience
+from paceline.torch.liveness.board import AFTER, Failure, Sight, Silence
+from paceline.torch.liveness.calls import Calls
+from paceline.torch.liveness.patience import Missing, Patience
 
 
 def judged(judge: Patience, sights: list[Sight], step: int = 0, waits: bool = True) -> list[Missing]:

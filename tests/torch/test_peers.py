@@ -7,7 +7,7 @@ import pytest
 from support.peers_jobs import left_early, out_of_reach
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 
 def test_rank_0_may_leave_at_once_and_the_others_are_connected_all_the_same() -> None:

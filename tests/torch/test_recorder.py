@@ -12,7 +12,7 @@ from paceline.simulate.whatif import of_run
 from support.ranks import run_ranks
 from support.recorded import plain_script, second_record
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 
 def test_three_lines_record_a_plain_script(tmp_path: Path) -> None:

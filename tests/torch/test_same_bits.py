@@ -14,11 +14,11 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.same_bits import aligned
+from paceline.torch.gradients.same_bits import aligned
 from support.ranks import run_ranks
 from support.torch_jobs import with_as_many_threads
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 COMMAND = Path(__file__).parents[2] / "benchmarks" / "determinism.py"
 

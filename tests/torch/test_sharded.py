@@ -12,7 +12,7 @@ from support.fsdp_jobs import measured, misuse, trained
 from support.hosts import difference, every_sample_once, whole_batch
 from support.ranks import run_ranks
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 CASES: dict[str, dict[str, Any]] = {
     "uneven": {},

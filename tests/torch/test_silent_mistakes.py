@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.finite import Finite
+from paceline.torch.gradients.finite import Finite
 from support.ranks import run_ranks
 from support.silent_jobs import no_number
 from support.torch_jobs import Samples, fresh, optimizer_of
@@ -57,7 +57,7 @@ def test_what_to_do_about_a_loss_that_is_no_number() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("torch")
 def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> None:
     words = "the loss of rank 1 was not finite in round 2 (nan)"
     for rank, (sentence, heard, warned) in enumerate(run_ranks(3, no_number)):

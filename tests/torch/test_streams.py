@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.streams import Supply, available
+from paceline.torch.feed.streams import Supply, available
 from support.ranks import run_ranks
 from support.stream_jobs import Stream, streams
 from support.torch_jobs import UNEVEN, fresh
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
 
 CASES: dict[str, dict[str, Any]] = {
     "alike": {},

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.rounds import Pull
+from paceline.rounds import PiecePlan
 from paceline.torch import Pace
-from paceline.torch.claims import Claims
-from paceline.torch.counter import SPEED_UNITS, LocalCounter, StoreCounter
-from paceline.torch.division import Division
-from paceline.torch.exactsum import ExactSum
+from paceline.torch.claiming.claims import Claims
+from paceline.torch.claiming.counter import SPEED_UNITS, LocalCounter, StoreCounter
+from paceline.torch.claiming.division import Division
+from paceline.torch.gradients.exactsum import ExactSum
 from support.ranks import run_ranks
 from support.torch_jobs import (
     Samples,
@@ -34,7 +34,7 @@ from support.torch_jobs import (
     reference,
 )
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 PULLED = {"policy": "factoring", "batch": 48, "count": 230, "jitter": 4e-4, "limits": None}
 EXACT = {
@@ -222,8 +222,8 @@ def test_three_numbers_travel_in_one(additions: list[tuple[int, int, int]]) -> N
 
 def test_a_rank_that_has_no_room_for_a_claim_tells_its_speed_all_the_same() -> None:
     half, ones = np.array(0.5), np.ones(2)
-    pull = Pull(first=half, part=half, then=half, least=ones, speeds=1e3 * ones)
-    division = Division(np.array([10, 10]), np.array([0, 0]), start=20, pool=20, pull=pull)
+    piece_plan = PiecePlan(first=half, part=half, then=half, least=ones, speeds=1e3 * ones)
+    division = Division(np.array([10, 10]), np.array([0, 0]), start=20, pool=20, piece_plan=piece_plan)
     claims = Claims(torch.device("cpu"), unit=1, largest=None, most=10)
     claims._counter = counter = LocalCounter()
     claims.open(time.perf_counter())

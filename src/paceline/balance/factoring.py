@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.balance.level import Level
 from paceline.costs import Linear, line_through
+from paceline.durations import LONGEST, QUICKEST
 from paceline.errors import PacelineError
-from paceline.rounds import LONGEST, QUICKEST, Array, Cluster, Plan, Pull, Round
+from paceline.rounds import Array, Cluster, PiecePlan, Plan, Round
 
 PORTIONS = np.concatenate([np.arange(0.05, 0.96, 0.05), [1.0]])  # candidates for what is run at once
 AT_FIRST = 0.25  # until a plan has been measured once
@@ -31,8 +31,6 @@ MOST = 0.97  # the same afterwards, where paces hold within the round
 STRAY = 2.0  # times the mean deviation of the claims' times: left unclaimed by a claim
 STRAY_MEMORY = 0.9  # weight of the deviations seen so far, kept each round
 LEAST = 3.0  # the smallest piece takes this many times what a piece costs beyond its samples
-LARGEST = 2.0**62  # samples of a piece
-Counts = NDArray[np.int64]
 
 
 class FactoringState(NamedTuple):
@@ -103,7 +101,7 @@ class Factoring:
             np.zeros((*lead, 1)),
             np.zeros((*lead, 1)),
         )
-        return self._pulled(plan, state), state
+        return self._in_pieces(plan, state), state
 
     def step(self, state: FactoringState, round: Round) -> tuple[Plan, FactoringState]:
         plan, inner = self.planner().step(state.plan, round)
@@ -122,13 +120,13 @@ class Factoring:
             claimed = kept * claimed + newest
             strayed = kept * strayed + np.nan_to_num(round.pieces.strayed).sum(-1, keepdims=True)
         state = FactoringState(inner, plan.shares, losses, weight, 1.0 / per_sample, piece, claimed, strayed)
-        return self._pulled(plan, state), state
+        return self._in_pieces(plan, state), state
 
     def planner(self) -> Level:
         """What plans the rounds that are divided here."""
         return Level(self.cluster, self.forecast)
 
-    def _pulled(self, plan: Plan, state: FactoringState) -> Plan:
+    def _in_pieces(self, plan: Plan, state: FactoringState) -> Plan:
         speeds, piece = state.speeds, state.piece
         together = speeds.sum(-1, keepdims=True)
         known = together > 0
@@ -148,8 +146,10 @@ class Factoring:
             if first is None
             else np.broadcast_to(float(first), plan.shares.shape[:-1])
         )
-        pull = Pull(portion, np.broadcast_to(part, portion.shape), then, np.maximum(least, 1.0), speeds)
-        return Plan(plan.shares, plan.quorum, plan.costs, pull)
+        piece_plan = PiecePlan(
+            portion, np.broadcast_to(part, portion.shape), then, np.maximum(least, 1.0), speeds
+        )
+        return Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
 
     def _then(self, state: FactoringState) -> Array:
         """What part of what is due to a worker a claim is, once all have told their speeds; (...,)."""
@@ -191,53 +191,3 @@ def _learn(state: FactoringState, pace: Array) -> tuple[Array, Array]:
     weight = np.where(counts, MEMORY * state.weight + 1.0, state.weight)
     gain = np.where(counts, 1.0 / np.maximum(weight, 1.0), 0.0)
     return state.losses + gain * (lost - state.losses), weight
-
-
-def divide(
-    pull: Pull, loads: Counts, unit: int = 1, most: int | Counts | None = None
-) -> tuple[Counts, Counts]:
-    """(what each worker runs at once, what it keeps for its end), whole samples of shape (..., n).
-
-    What is left of the loads is the pool that is claimed; it holds a multiple of ``unit`` samples of each load,
-    so that pieces do too. The kept end makes every worker's last piece known as its last before it begins:
-    gradients are reduced in that one. most: samples of a piece at most, for all or for each, (n,).
-    """
-    kept = _up(np.ceil(pull.least), unit)
-    if most is not None:
-        kept = np.minimum(kept, most // unit * unit)
-    kept = np.minimum(kept, loads)
-    first = np.floor(pull.first[..., None] * loads).astype(np.int64) // unit * unit
-    first = np.minimum(first, (loads - kept) // unit * unit)
-    kept = kept + (loads - kept - first) % unit
-    whole = (pull.first >= 1)[..., None]
-    return np.where(whole, loads, first), np.where(whole, 0, kept)
-
-
-def divide_grid(pull: Pull, loads: Counts, cell: int) -> tuple[Counts, Counts]:
-    """As ``divide``, but on a grid that no plan moves: whole cells of ``cell`` samples, and what is left of the
-    loads, the round's last and perhaps short cell among it, in the pool."""
-    cells = loads // cell
-    kept = np.minimum(cells, 1)
-    first = np.clip(np.floor(pull.first[..., None] * cells).astype(np.int64), 0, cells - kept)
-    return first * cell, kept * cell
-
-
-def size(part: Array, left: Array, due: Array, weight: Array, least: Array, unit: int = 1) -> Counts:
-    """Samples of the next piece; all of one shape.
-
-    part, least: as in Pull. left: samples in the pool now. due: samples that the worker would still have to claim
-    if all were to end together, by the speeds known now. weight: the worker's part of all speeds.
-
-    What is due to the workers are shares of what is left, so who claims a half each time runs stage after stage of
-    factoring without any counting. Where speeds have fallen, nothing may seem to be due while much is left: then
-    the worker's part of that is.
-    """
-    remains = left * weight
-    portion = part * np.where(part < 1, np.maximum(due, remains), remains)
-    samples = _up(np.ceil(np.maximum(portion, least)), unit)
-    return np.minimum(samples, left).astype(np.int64)
-
-
-def _up(samples: Array, unit: int) -> Counts:
-    # A piece larger than any batch is as good as the batch; beyond 2**63 it would turn negative.
-    return np.minimum(np.ceil(samples / unit) * unit, LARGEST).astype(np.int64)

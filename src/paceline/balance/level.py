@@ -11,11 +11,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from paceline import forecast, tracking
+from paceline import forecast
 from paceline.balance import caution
 from paceline.balance.members import bounds, even, fill_unknown
 from paceline.costs import Linear, line_through
-from paceline.forecast import Reading
+from paceline.forecast import Reading, kalman
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
 
@@ -59,7 +59,7 @@ class Level:
     def init(self) -> tuple[Plan, LevelState]:
         shape = self.cluster.shape
         tracked = self.forecast == "tracking"
-        pace = tracking.start(shape) if tracked else forecast.create(self.forecast).init(shape)
+        pace = kalman.start(shape) if tracked else forecast.create(self.forecast).init(shape)
         nothing, unknown = np.zeros(shape), np.full(shape, np.nan)
         errors = caution.start(shape)
         state = LevelState(pace, nothing, nothing, np.full(shape[:-1], np.nan), unknown, errors)
@@ -69,7 +69,7 @@ class Level:
         cluster, present = self.cluster, round.present
         measured = line_through(round.loads, round.seconds, round.overhead, np.nan)
         if self.forecast == "tracking":
-            expected, gain, pace = tracking.follow(state.pace, measured)
+            expected, gain, pace = kalman.follow(state.pace, measured)
         else:
             reading = Reading(1.0 / measured, round.cpu, round.memory)
             speed, pace = forecast.create(self.forecast).step(state.pace, reading)

@@ -9,11 +9,11 @@ import typer
 
 from paceline import policies
 from paceline.cli.counter import Counter
-from paceline.cli.diagnosis import show
 from paceline.cli.output import check_json, console_for, write_json
 from paceline.doctor import STEPS
 from paceline.doctor.command import observe
 from paceline.doctor.findings import POLICIES, diagnose, to_json
+from paceline.doctor.terminal import show
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster
 

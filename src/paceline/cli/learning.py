@@ -39,7 +39,7 @@ def show(scenario: Scenario, learnt: Learnt, console: Console, plot: Path | None
 
 def _draw(learnt: Learnt, folder: Path) -> Path:
     """learning.png: loss, and gradients waited for, against virtual time."""
-    from paceline.papers import figure
+    from paceline.simulate.figure import figure
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def command(
     For example: paceline train --pace 1,1,1,4 --compare equal,level
     """
     try:
-        from paceline.torch.config import TrainConfig
+        from paceline.train.config import TrainConfig
     except ModuleNotFoundError as error:
         raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
     from paceline.cli.training import Session, launched_ranks, leads

@@ -10,19 +10,20 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline import data as datasets
 from paceline.cli.options import check_port
 from paceline.cli.output import check_json, write_json
 from paceline.cli.progress import Progress
 from paceline.cli.report import comparison_table
+from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.files import check_directory
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
-from paceline.torch import checkpoint, join, launch, peers
-from paceline.torch.config import TrainConfig, default_run_dir
-from paceline.torch.shutdown import launched
-from paceline.torch.training import train
+from paceline.torch import join, peers
+from paceline.torch.liveness.shutdown import launched
+from paceline.train import contents, launch
+from paceline.train.config import TrainConfig, default_run_dir
+from paceline.train.torch_engine import train
 
 
 def launched_ranks() -> int | None:
@@ -123,9 +124,9 @@ class Session:
         with Progress(self._console, label) as progress:
             try:
                 if config.engine == "ray":
-                    from paceline.ray import training
+                    from paceline.train import ray_engine
 
-                    return training.run(config, run_dir, progress, resume)
+                    return ray_engine.run(config, run_dir, progress, resume)
                 if self._joined:
                     if not peers.joined():
                         join()
@@ -167,10 +168,10 @@ class Session:
 def _done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:
     """Steps in the run's checkpoint, and whether these are all; None where there is no checkpoint."""
     if config.engine == "ray":
-        from paceline.ray import training
+        from paceline.train import ray_engine
 
-        return training.done(config, run_dir, samples)
-    parts = checkpoint.of_run(run_dir).load()
+        return ray_engine.done(config, run_dir, samples)
+    parts = contents.of_run(run_dir).load()
     if parts is None:
         return None
     steps = int(parts["pace"]["rounds"])

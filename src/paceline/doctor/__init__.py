@@ -36,7 +36,7 @@ def watch(model: Any, steps: int = STEPS, run_dir: str | os.PathLike[str] | None
     prints the findings is not installed.
     """
     try:
-        from paceline.cli.diagnosis import show
+        from paceline.doctor.terminal import show
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
         raise PacelineError(f"{missing} is not installed; install paceline[cli]") from error

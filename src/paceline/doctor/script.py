@@ -10,16 +10,16 @@ DEFAULTS = ("level", "auto")  # the default is auto; where a turn is a whole rou
 WIDTH = 76  # of a line
 ADAPTERS = {
     "lightning": (
-        "+ from paceline.hosts.lightning import Balanced",
-        "+ balanced = Balanced({options})",
+        "+ from paceline.hosts.lightning import LightningBalancer",
+        "+ balanced = LightningBalancer({options})",
         "- trainer = L.Trainer(...)",
         "+ trainer = L.Trainer(..., callbacks=[balanced])",
         "- trainer.fit(model, DataLoader(dataset, ...))",
         "+ trainer.fit(model, balanced.loader(dataset, seed=0))",
     ),
     "fabric": (
-        "+ from paceline.hosts.fabric import Balanced",
-        "+ pace = Balanced(fabric, model, {options})",
+        "+ from paceline.hosts.fabric import FabricPace",
+        "+ pace = FabricPace(fabric, model, {options})",
         "- loader = fabric.setup_dataloaders(DataLoader(dataset, ...))",
         "+ loader = pace.loader(dataset, seed=0)",
         "- fabric.backward(loss)",
@@ -28,8 +28,8 @@ ADAPTERS = {
         "+ pace.step(optimizer)",
     ),
     "accelerate": (
-        "+ from paceline.hosts.accelerate import Balanced",
-        "+ pace = Balanced(accelerator, model, {options})",
+        "+ from paceline.hosts.accelerate import AcceleratePace",
+        "+ pace = AcceleratePace(accelerator, model, {options})",
         "- loader = accelerator.prepare(DataLoader(dataset, ...))",
         "+ loader = pace.loader(dataset, seed=0)",
         "- accelerator.backward(loss)",
@@ -41,8 +41,8 @@ ADAPTERS = {
         "+ trainer = BalancedTrainer(model=model, args=args, ...)",
     ),
     "ray_train": (
-        "+ from paceline.hosts.ray_train import Balanced",
-        "+ pace = Balanced(model, {options})",
+        "+ from paceline.hosts.ray_train import RayTrainPace",
+        "+ pace = RayTrainPace(model, {options})",
         "- loader = ray.train.torch.prepare_data_loader(DataLoader(dataset, ...))",
         "+ loader = pace.loader(dataset, seed=0)",
         "- loss.backward()",
@@ -77,7 +77,7 @@ def diff(loop: Loop, ranks: int, policy: str) -> list[str]:
 def moves_work(policy: str) -> bool:
     """Whether it moves work between the ranks within the round, for which a loop must run rounds in pieces."""
     plan, _ = policies.create(policy, Cluster(2, 64)).init()
-    return plan.pull is not None
+    return plan.piece_plan is not None
 
 
 def _made(options: list[str]) -> list[str]:

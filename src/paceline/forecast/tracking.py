@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from paceline import tracking
+from paceline.forecast import kalman
+from paceline.forecast.kalman import Track
 from paceline.forecast.protocol import Reading, seen
 from paceline.rounds import Array
-from paceline.tracking import Track
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class Tracking:
     trains: ClassVar[bool] = False
 
     def init(self, shape: tuple[int, ...]) -> Track:
-        return tracking.start(shape)
+        return kalman.start(shape)
 
     def step(self, state: Track, reading: Reading) -> tuple[Array, Track]:
         speed = np.where(seen(reading.speed), reading.speed, np.nan)
-        expected, _, state = tracking.follow(state, 1 / speed)
+        expected, _, state = kalman.follow(state, 1 / speed)
         return 1 / expected, state

@@ -2,9 +2,9 @@
 
 Nothing is imported here, so that the user of one host does not need the others:
 
-    from paceline.hosts.lightning import Balanced      # Lightning's Trainer
-    from paceline.hosts.fabric import Balanced         # Lightning Fabric
-    from paceline.hosts.accelerate import Balanced     # Accelerate
+    from paceline.hosts.lightning import LightningBalancer      # Lightning's Trainer
+    from paceline.hosts.fabric import FabricPace         # Lightning Fabric
+    from paceline.hosts.accelerate import AcceleratePace     # Accelerate
     from paceline.hosts.transformers import BalancedTrainer    # the Hugging Face Trainer
-    from paceline.hosts.ray_train import Balanced      # Ray Train
+    from paceline.hosts.ray_train import RayTrainPace      # Ray Train
 """

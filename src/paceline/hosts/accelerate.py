@@ -2,7 +2,7 @@
 
     accelerator = Accelerator()
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)   # not the loader
-    pace = Balanced(accelerator, model, global_batch=256)    # 1
+    pace = AcceleratePace(accelerator, model, global_batch=256)    # 1
     loader = pace.loader(dataset, seed=0)                    # 2, instead of DataLoader and prepare
     for epoch in range(epochs):
         for x, y in loader:
@@ -28,7 +28,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.hosts.windows import Windows
-from paceline.torch.batches import Piece
+from paceline.torch.feed.batches import Piece
 from paceline.torch.limits import has_batch_norm
 
 try:
@@ -40,7 +40,7 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 REPLICATED = ("NO", "MULTI_")  # kinds of Accelerate's distribution whose gradients DDP averages
 
 
-class Balanced(Windows):
+class AcceleratePace(Windows):
     """``paceline.torch.Pace`` for a model that ``accelerator.prepare`` wrapped; takes Pace's options.
 
     global_batch: B, samples per optimizer step over all ranks, accumulation included.
@@ -171,5 +171,6 @@ class Balanced(Windows):
             f"in the last of them: `if (i + 1) % {turns} == 0`, or in every turn under accelerator.accumulate(model)"
             if turns > 1
             else "in every turn: where this loop accumulates, say so with gradient_accumulation_steps=k and "
-            "accelerator.accumulate(model), or with Balanced(..., accumulate=k) for a loop that divides its loss by k"
+            "accelerator.accumulate(model), or with AcceleratePace(..., accumulate=k) for a loop that divides its "
+            "loss by k"
         )

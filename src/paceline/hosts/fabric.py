@@ -2,7 +2,7 @@
 
     fabric.launch()
     model, optimizer = fabric.setup(model, optimizer)
-    pace = Balanced(fabric, model, global_batch=256)         # 1
+    pace = FabricPace(fabric, model, global_batch=256)         # 1
     loader = pace.loader(dataset, seed=0)                    # 2, instead of DataLoader and setup_dataloaders
     for epoch in range(epochs):
         for x, y in loader:
@@ -38,7 +38,7 @@ AVERAGES = (
 )  # strategies known to average over ranks
 
 
-class Balanced(Windows):
+class FabricPace(Windows):
     """``paceline.torch.Pace`` for a model that ``fabric.setup`` wrapped; takes Pace's options.
 
     global_batch: B, samples per optimizer step over all ranks, all k turns of it included.
@@ -50,7 +50,8 @@ class Balanced(Windows):
     ) -> None:
         if not isinstance(model, _FabricModule):
             raise PacelineError(
-                f"Balanced was given a {type(model).__name__}; expected what fabric.setup(model, optimizer) returned"
+                f"FabricPace was given a {type(model).__name__}; expected what fabric.setup(model, optimizer) "
+                "returned"
             )
         check_strategy(fabric.strategy)
         self._fabric, self._module = fabric, model

@@ -1,6 +1,6 @@
 """Balanced batches under Lightning's Trainer.
 
-    balanced = Balanced(global_batch=256)                                # 1
+    balanced = LightningBalancer(global_batch=256)                                # 1
     trainer = Trainer(..., callbacks=[balanced])                         # 2
     trainer.fit(model, balanced.loader(dataset, seed=0))                 # 3, instead of a DataLoader
 
@@ -24,9 +24,9 @@ import torch
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch.batches import batches
+from paceline.torch.feed.batches import batches
+from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.limits import has_batch_norm
-from paceline.torch.loader import BalancedLoader
 from paceline.torch.pace import Pace
 
 try:
@@ -38,7 +38,7 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 from paceline.hosts.fabric import check_strategy
 
 
-class Balanced(Callback):
+class LightningBalancer(Callback):
     """Divides each global batch of a Trainer's fit by what each rank can do.
 
     global_batch: B, samples per optimizer step over all ranks, the whole accumulation window.
@@ -172,12 +172,14 @@ class Balanced(Callback):
 
 
 class Loader:
-    """What Lightning iterates: this rank's batches, ``accumulate_grad_batches`` a round. Made by ``Balanced.loader``.
+    """What Lightning iterates: this rank's batches, ``accumulate_grad_batches`` a round.
+
+    Made by ``LightningBalancer.loader``.
 
     As a loader that Lightning calls resumable it has the methods of one; its state is the callback's.
     """
 
-    def __init__(self, balanced: Balanced, dataset: Any, options: dict[str, Any]) -> None:
+    def __init__(self, balanced: LightningBalancer, dataset: Any, options: dict[str, Any]) -> None:
         self.dataset = dataset
         self._balanced, self._options = balanced, options
         self._made: tuple[Pace, BalancedLoader] | None = None
@@ -187,7 +189,7 @@ class Loader:
         trainer = self._balanced.trainer
         if trainer is None:
             raise PacelineError(
-                "balanced.loader(...) without its Balanced; expected Trainer(callbacks=[balanced])"
+                "balanced.loader(...) without its LightningBalancer; expected Trainer(callbacks=[balanced])"
             )
         floor = 2 if has_batch_norm(trainer.lightning_module) else 1
         rounds = sum(1 for _ in batches(len(self.dataset), 0, self._balanced.global_batch, floor))
@@ -203,7 +205,7 @@ class Loader:
         if ran + left != len(self):
             raise PacelineError(
                 f"Lightning goes on after batch {ran} of an epoch of {len(self)}, and {left} are left to balance; "
-                "expected a checkpoint made with Balanced, between two optimizer steps"
+                "expected a checkpoint made with LightningBalancer, between two optimizer steps"
             )
         yield from islice(loader, left)
 

@@ -2,7 +2,7 @@
 
     def train_loop_per_worker(config):
         model = ray.train.torch.prepare_model(Net())
-        pace = Balanced(model, global_batch=256)           # 1
+        pace = RayTrainPace(model, global_batch=256)           # 1
         loader = pace.loader(dataset, seed=0)              # 2, instead of DataLoader and prepare_data_loader
         for epoch in range(epochs):
             for x, y in loader:
@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
     raise PacelineError("Ray Train is not installed; install paceline[hosts]") from error
 
 
-class Balanced(Windows):
+class RayTrainPace(Windows):
     """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options, and
     ``accumulate=k`` for a loop that takes k turns for each step and divides its loss by k.
 
@@ -41,7 +41,7 @@ class Balanced(Windows):
     def __init__(self, model: torch.nn.Module, global_batch: int, *options: Any, **named: Any) -> None:
         if not _in_worker():
             raise PacelineError(
-                "paceline.hosts.ray_train.Balanced was made outside of a Ray Train worker; make it in the "
+                "paceline.hosts.ray_train.RayTrainPace was made outside of a Ray Train worker; make it in the "
                 "train_loop_per_worker that a TorchTrainer runs"
             )
         super().__init__(model, global_batch, *options, **named)

@@ -26,9 +26,9 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
-from paceline.torch.batches import batches
+from paceline.torch.feed.batches import batches
+from paceline.torch.feed.loader import check_indexed
 from paceline.torch.limits import has_batch_norm
-from paceline.torch.loader import check_indexed
 from paceline.torch.pace import Pace
 
 try:

@@ -41,19 +41,6 @@ def experiments(paper: str) -> dict[str, Experiment]:
     return found
 
 
-def figure(columns: int = 1, width: float = 6.0, height: float = 4.0) -> Figure:
-    """An empty figure with ``columns`` axes side by side that needs no display."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PacelineError("pictures need matplotlib: pip install 'paceline[plot]'") from error
-    made = Figure(figsize=(width * columns, height), layout="constrained")
-    FigureCanvasAgg(made)
-    made.subplots(1, columns)
-    return made
-
-
 def write(out: Path, name: str, picture: Figure, rows: Sequence[Mapping[str, Any]], result: Result) -> Result:
     """NAME.png, NAME.csv (one line for each of rows, columns by their keys) and NAME.json; returns result.
 

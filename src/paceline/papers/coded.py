@@ -15,7 +15,8 @@ import numpy as np
 
 from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, random_problem
 from paceline.coded.simulate import Completion, simulate
-from paceline.papers import Experiment, Result, figure, write
+from paceline.papers import Experiment, Result, write
+from paceline.simulate.figure import figure
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
 from paceline.papers.dbw_compare import DYNAMIC, best, compare, ratios, statics, summary, table
 from paceline.papers.dbw_runs import (
     MNIST_RATE,
@@ -20,6 +20,7 @@ from paceline.papers.dbw_runs import (
     smoothed,
     waited,
 )
+from paceline.simulate.figure import figure
 
 
 def fig4(out: Path, quick: bool) -> Result:

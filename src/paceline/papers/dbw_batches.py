@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline import rates
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
 from paceline.papers.dbw_compare import DYNAMIC, table
 from paceline.papers.dbw_runs import (
     CAP,
@@ -19,7 +18,9 @@ from paceline.papers.dbw_runs import (
     play,
     reached,
 )
+from paceline.paramserver import rates
 from paceline.simulate.delays import Lognormal
+from paceline.simulate.figure import figure
 
 SPARK = Lognormal(0.9, 0.4, 0.03, 3.0)  # the paper's trace is not public; this stands in for it
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
 from paceline.papers.dbw_compare import statics
 from paceline.papers.dbw_runs import (
     WORKERS,
@@ -16,6 +16,7 @@ from paceline.papers.dbw_runs import (
     shifted,
     smoothed,
 )
+from paceline.simulate.figure import figure
 
 
 def fig5(out: Path, quick: bool) -> Result:

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.coordinator import Update
 from paceline.papers.dbw_runs import (
     learner,
     play,
     reached,
     said,
 )
+from paceline.paramserver.coordinator import Update
 from paceline.simulate.delays import Delay
 
 DYNAMIC = ("dbw", "dbw:worth=noise", "blind")

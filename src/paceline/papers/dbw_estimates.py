@@ -9,9 +9,10 @@ import numpy as np
 
 from paceline.backup import arrival_times, gain
 from paceline.backup.protocol import Iteration, Timings
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
 from paceline.papers.dbw_runs import NETWORKS, WORKERS, dataset, learner, network, shifted
-from paceline.samples import Draws
+from paceline.paramserver.samples import Draws
+from paceline.simulate.figure import figure
 from paceline.simulate.roundtrips import RoundTrips
 
 NONE = Timings(*(np.zeros(0, np.int64),) * 2, np.zeros(0), np.zeros(0, np.int64), np.zeros(0))

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline import data as datasets
-from paceline.choices import Choices
-from paceline.coordinator import Update
+from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.papers.dbw_memory import Remembering
-from paceline.samples import Draws
-from paceline.shared import data_folder
+from paceline.papers.reference_data import data_folder
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.coordinator import Update
+from paceline.paramserver.samples import Draws
 from paceline.simulate.delays import Delay, Exponential
 from paceline.simulate.roundtrips import Change, RoundTrips
 from paceline.simulate.server import Server
@@ -82,7 +82,7 @@ def learner(name: str = "mnist", model: str = "mlp", seed: int = 0) -> Any:
     """The network, on one thread: the gradients are small, and more threads only wait for each other."""
     import torch
 
-    from paceline.torch.images import Images
+    from paceline.learners.images import Images
 
     torch.set_num_threads(1)
     return Remembering(Images(dataset(name), model, seed))
@@ -111,7 +111,7 @@ def play(
 ) -> tuple[list[Update], Server]:
     """One run until the mean loss of the last updates is below the target, or the limits are reached."""
     learns = learner(name, model, seed)
-    choices = Choices(workers, workers * batch, sync, mode, backup, policy, rate, lr)
+    choices = ServerConfig(workers, workers * batch, sync, mode, backup, policy, rate, lr)
     trips = RoundTrips(workers, delay, pace, seed, changes)
     server = Server(learns, choices, trips, Draws(len(learns.data.x_train), seed, shards))
     losses: list[float] = []

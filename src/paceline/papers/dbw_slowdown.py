@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
 from paceline.papers.dbw_compare import DYNAMIC
 from paceline.papers.dbw_runs import (
     NETWORKS,
@@ -16,6 +16,7 @@ from paceline.papers.dbw_runs import (
     smoothed,
 )
 from paceline.simulate.delays import Constant
+from paceline.simulate.figure import figure
 from paceline.simulate.roundtrips import Change
 
 

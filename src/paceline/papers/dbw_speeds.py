@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
 from paceline.papers.dbw_runs import WORKERS, play, reached, said
 from paceline.simulate.delays import Exponential
+from paceline.simulate.figure import figure
 
 SLOW = 3.0  # times slower is the slower half
 

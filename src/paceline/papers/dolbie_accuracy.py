@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline import data as datasets
+from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.files import write_whole
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
 from paceline.papers.dolbie_settings import BATCH, NETWORKS, POLICIES, VARIANTS, measured
 from paceline.simulate import run
+from paceline.simulate.figure import figure
 
 EPOCHS = {"lenet5": (60, 15), "resnet18": (20, 3), "vgg16": (16, 1)}  # full, quick
 QUICK_SAMPLES = {"lenet5": None, "resnet18": 512, "vgg16": 64}  # of the training set
@@ -78,7 +79,7 @@ def _train(network: str, epochs: int, samples: int | None) -> list[float]:
         from torch import nn
     except ModuleNotFoundError as error:
         raise PacelineError("training the networks needs PyTorch; install paceline[torch]") from error
-    from paceline.torch import models
+    from paceline.learners import models
 
     data = datasets.load("digits")
     images = torch.from_numpy(datasets.floats(data.x_train[:samples]))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
 from paceline.papers.dolbie_settings import (
     COLOURS,
     POLICIES,
@@ -17,6 +17,7 @@ from paceline.papers.dolbie_settings import (
     settings,
 )
 from paceline.simulate import Outcome, run
+from paceline.simulate.figure import figure
 from paceline.simulate.measures import band, estimate, idle_share, oracle_ratio, regret
 from paceline.simulate.world import classes_of
 

@@ -11,8 +11,9 @@ from paceline import forecast
 from paceline.errors import PacelineError
 from paceline.forecast.rating import Rating, rate, walk
 from paceline.forecast.series import Series, bursty, google2011, recorded
-from paceline.papers import Result, figure, write
-from paceline.shared import data_folder
+from paceline.papers import Result, write
+from paceline.papers.reference_data import data_folder
+from paceline.simulate.figure import figure
 
 PRINTED = {  # Table 3: RMSE in samples/s, normalised time per update
     "last": (11.85, 0.584),

@@ -21,7 +21,8 @@ import numpy as np
 
 from paceline import runs
 from paceline.errors import PacelineError
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
+from paceline.simulate.figure import figure
 
 MARK = f"pl{os.getpid() % 100_000}"  # in all names, so that two runs at once do not meet
 BRIDGE, PORT, WORKERS = f"{MARK}b", 29517, 3

@@ -10,9 +10,10 @@ import numpy as np
 from paceline import policies
 from paceline.balancer import Balancer
 from paceline.forecast.series import bursty
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
 from paceline.papers.lbbsp_timing import measure
 from paceline.rounds import Array, Cluster
+from paceline.simulate.figure import figure
 
 
 def fig14(out: Path, quick: bool) -> Result:

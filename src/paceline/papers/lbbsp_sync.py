@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.choices import Choices
-from paceline.coordinator import Update
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
 from paceline.papers.dbw_runs import learner
-from paceline.samples import Draws
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.coordinator import Update
+from paceline.paramserver.samples import Draws
 from paceline.simulate.delays import Exponential, Lognormal
+from paceline.simulate.figure import figure
 from paceline.simulate.roundtrips import RoundTrips
 from paceline.simulate.server import Server
 
@@ -103,7 +104,7 @@ def _train(
 ) -> tuple[int, float]:
     """Gradients and seconds to convergence."""
     learns = learner(seed=seed)
-    choices = Choices(n, n * batch, sync, policy=policy, lr=0.1)
+    choices = ServerConfig(n, n * batch, sync, policy=policy, lr=0.1)
     trips = RoundTrips(n, Exponential(1e-3), Lognormal(pace, 0.05), seed)
     server = Server(learns, choices, trips, Draws(len(learns.data.x_train), seed))
     losses: list[float] = []

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.errors import PacelineError
-from paceline.papers import Result, figure, write
+from paceline.papers import Result, write
+from paceline.papers.reference_data import data_folder
 from paceline.rounds import Array
-from paceline.shared import data_folder
+from paceline.simulate.figure import figure
 
 ENOUGH = 20.0  # seconds of one step at which larger batches are not tried
 SHAPES = {"lenet5": (1, 28, 28), "resnet18": (3, 32, 32), "vgg16": (3, 32, 32)}
@@ -64,7 +65,7 @@ def measure(model: str, batches: list[int], repeats: int, device: str) -> dict[i
     try:
         import torch
 
-        from paceline.torch import models
+        from paceline.learners import models
     except ImportError:
         raise PacelineError("measuring computation time needs torch: pip install 'paceline[torch]'") from None
     threads = torch.get_num_threads()

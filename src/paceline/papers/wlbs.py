@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline import data as datasets
-from paceline.choices import Choices
-from paceline.papers import Experiment, Result, figure, write
-from paceline.samples import Epochs
+from paceline.data import datasets
+from paceline.papers import Experiment, Result, write
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.samples import Epochs
 from paceline.simulate.delays import Constant, Lognormal
+from paceline.simulate.figure import figure
 from paceline.simulate.roundtrips import Change, RoundTrips
 from paceline.simulate.server import Member, Server
 
@@ -31,7 +32,7 @@ SCHEMES = {
 
 def faults(out: Path, quick: bool) -> Result:
     """One node four times slower from 10 s on, another dead from 30 s on: loss against time."""
-    from paceline.torch.images import Images
+    from paceline.learners.images import Images
 
     epochs = 3 if quick else 12
     data = datasets.load("digits")
@@ -46,7 +47,7 @@ def faults(out: Path, quick: bool) -> Result:
         )
         server = Server(
             learns,
-            Choices(NODES, 250, sync, policy=policy, lr=0.2, momentum=0.5),
+            ServerConfig(NODES, 250, sync, policy=policy, lr=0.2, momentum=0.5),
             trips,
             pool,
             members=[Member(30.0, 4, "freeze")],

@@ -10,17 +10,17 @@ from paceline.errors import PacelineError
 if TYPE_CHECKING:
     from paceline.ray.api import torch_program, train
     from paceline.ray.matmul import CodedMatrix
-    from paceline.ray.pool import Pool
+    from paceline.ray.pool import WorkerPool
     from paceline.ray.server import Server
 
 if find_spec("ray") is None:  # without importing it
     raise PacelineError("the Ray engine needs ray: pip install 'paceline[ray]'")
 
-__all__ = ["CodedMatrix", "Pool", "Server", "torch_program", "train"]
+__all__ = ["CodedMatrix", "Server", "WorkerPool", "torch_program", "train"]
 
 _HOMES = {
     "CodedMatrix": "paceline.ray.matmul",
-    "Pool": "paceline.ray.pool",
+    "WorkerPool": "paceline.ray.pool",
     "Server": "paceline.ray.server",
     "torch_program": "paceline.ray.api",
     "train": "paceline.ray.api",

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from paceline.aggregate import Vector
-from paceline.choices import Choices
-from paceline.coordinator import Update
 from paceline.errors import PacelineError
+from paceline.paramserver.aggregate import Vector
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.coordinator import Update
+from paceline.paramserver.samples import Epochs
 from paceline.ray.server import Server
 from paceline.ray.worker import Gradient, Pace, Program
-from paceline.samples import Epochs, Indices
+from paceline.rounds import Indices
 
 
 def train(
@@ -41,14 +42,14 @@ def train(
     program: called once in each worker with its rank; returns the first parameters, flat, and a function
         (parameters, sample numbers) -> (gradient of the mean loss, mean loss). ``torch_program`` makes one.
     samples: of the training set; every one is used exactly once an epoch under bsp, whatever is dropped.
-    workers, global_batch, sync, mode, backup, policy, rate, lr, momentum: see ``Choices``.
+    workers, global_batch, sync, mode, backup, policy, rate, lr, momentum: see ``ServerConfig``.
     address: of a standing Ray cluster; without one Ray is started on this machine, and ended again.
     pace: (worker, update, samples) -> seconds to sleep, to try out uneven workers.
     replace: start a new worker for each one that dies.
     """
     if samples < 1 or epochs < 1:
         raise PacelineError(f"samples={samples}, epochs={epochs}: expected at least 1 of each")
-    choices = Choices(workers, global_batch, sync, mode, backup, policy, rate, lr, momentum)
+    choices = ServerConfig(workers, global_batch, sync, mode, backup, policy, rate, lr, momentum)
     pool = Epochs(samples, epochs, seed)
     with Server(program, choices, pool, on_update, address=address, pace=pace, replace=replace) as server:
         return server.run()
@@ -66,7 +67,7 @@ def torch_program(
     def program(worker: int) -> tuple[Vector, Gradient]:
         import torch
 
-        from paceline.torch.flat import FlatModel
+        from paceline.learners.flat import FlatModel
 
         torch.set_num_threads(1)
         torch.manual_seed(0)

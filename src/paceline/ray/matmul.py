@@ -1,6 +1,6 @@
 """A matrix whose products survive slow, frozen and dead workers.
 
-    with Pool(plan.problem.workers) as pool, CodedMatrix(a, plan, "x", pool) as coded:
+    with WorkerPool(plan.problem.workers) as pool, CodedMatrix(a, plan, "x", pool) as coded:
         y = coded @ x  # as often as wanted
 
 The rows are encoded and placed once. A product multicasts x, takes what arrives, decodes as soon as that is
@@ -28,7 +28,7 @@ from paceline.coded.problem import Problem
 from paceline.errors import PacelineError, WorkerError
 from paceline.ray.observed import Observations
 from paceline.ray.placement import move
-from paceline.ray.pool import Pool
+from paceline.ray.pool import WorkerPool
 
 BEHIND = 2  # turns that a worker may leave unanswered before it is asked only when needed
 
@@ -63,7 +63,7 @@ class CodedMatrix:
         a: Array,
         plan: CodedPlan,
         master: int | str = 0,
-        pool: Pool | None = None,
+        pool: WorkerPool | None = None,
         code: str = "mds",
         messages: int = 1,
         blocks: int | None = None,
@@ -85,7 +85,7 @@ class CodedMatrix:
         if pool is not None and (unknown := [name for name in self.names if name not in pool.actors]):
             raise PacelineError(f"worker {unknown[0]!r} of the plan is not in the pool; start it there")
         self.own_pool = pool is None
-        self.pool = Pool(self.names) if pool is None else pool
+        self.pool = WorkerPool(self.names) if pool is None else pool
         self.actors = [self.pool.actors[name] for name in self.names]
         self.key, self.turn = f"{plan.problem.masters[self.master]}/{uuid.uuid4().hex}", -1
         self.dead: set[int] = set()

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from paceline.coordinator import Coordinator, Task
+from paceline.paramserver.coordinator import Coordinator, Task
+from paceline.pieces.sharing import PieceRecord, SharedRound
 from paceline.ray.shards import Arrived
-from paceline.samples import Indices
-from paceline.within import Sharing, Within
+from paceline.rounds import Indices
 
 FIRST_COST = 2e-3  # seconds of a piece beyond its samples, until measured
 
@@ -41,19 +41,19 @@ class Pieces:
     def __init__(self, workers: int, sender: Sender, coordinator: Coordinator) -> None:
         self._sender, self._coordinator = sender, coordinator
         self._costs = np.full(workers, FIRST_COST)
-        self._sharing: Sharing | None = None
+        self._sharing: SharedRound | None = None
         self._version = -1
         self._tasks: dict[int, Task] = {}
         self._portions: dict[int, list[Portion]] = {}  # by worker
         self._number = 0  # of portions, counted downwards: apart from tasks
-        self.record: Within | None = None  # of the newest complete round
+        self.record: PieceRecord | None = None  # of the newest complete round
 
     def begin(self, task: Task, samples: Indices, now: float) -> None:
         """A worker takes part in the round, with these samples for its plan."""
         if self._sharing is None or self._version != task.version:
-            pull = self._coordinator.balancer.pull(task.version)
-            assert pull is not None
-            self._sharing, self._version, self._tasks = Sharing(pull, self._costs), task.version, {}
+            piece_plan = self._coordinator.balancer.piece_plan(task.version)
+            assert piece_plan is not None
+            self._sharing, self._version, self._tasks = SharedRound(piece_plan, self._costs), task.version, {}
             self._portions = {}
         self._tasks[task.worker] = task
         self._send(task.worker, self._sharing.begin(task.worker, samples, now))

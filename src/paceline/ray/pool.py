@@ -80,7 +80,7 @@ class BlockWorker:
         return self.cancelled.get(key, -1) >= turn
 
 
-class Pool:
+class WorkerPool:
     """Workers by name, each a Ray actor.
 
     workers: names as in the plan. cpus: CPUs that Ray sets aside for each; 0 to start more workers than CPUs.
@@ -127,7 +127,7 @@ class Pool:
             ray.kill(each)
         self.actors = {}
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -17,17 +17,18 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from paceline.aggregate import Vector
-from paceline.choices import Choices
-from paceline.coordinator import Coordinator, Moved, Task, Update
 from paceline.errors import PacelineError, WorkerError
 from paceline.machines import sizes
+from paceline.paramserver.aggregate import Vector
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.coordinator import Coordinator, Moved, Task, Update
+from paceline.paramserver.samples import SampleSource
 from paceline.ray.crew import Crew, said
 from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import connect
 from paceline.ray.worker import Pace, Program, Report
-from paceline.samples import Indices, Pool
+from paceline.rounds import Indices
 
 LOOK_SECONDS = 0.25  # at most between two looks at deadlines, joiners and commands
 SMALL_BYTES = 2**15  # a gradient of less comes in the same message as its report
@@ -62,8 +63,8 @@ class Server:
     def __init__(
         self,
         program: Program,
-        choices: Choices,
-        pool: Pool,
+        choices: ServerConfig,
+        pool: SampleSource,
         on_update: Callable[[Update], None] | None = None,
         *,
         address: str | None = None,
@@ -235,7 +236,7 @@ class Server:
             count=shards,
         )
         if self._coordinator.needs_machines:
-            self._coordinator.know(sizes(self._crew.ask("machine", range(self.choices.workers))))
+            self._coordinator.set_machines(sizes(self._crew.ask("machine", range(self.choices.workers))))
         self._small = values.nbytes / len(self.shards) < SMALL_BYTES
         self.buffers = None if state is None else state.get("buffers")
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.aggregate import Part, Sum, Vector
 from paceline.machines import Machine, measure
-from paceline.samples import Indices
+from paceline.paramserver.aggregate import Part, Sum, Vector
+from paceline.rounds import Indices
 
 Gradient = Callable[[Vector, Indices], tuple[Vector, float]]
 Program = Callable[[int], tuple[Vector, Gradient]]

@@ -24,13 +24,13 @@ from paceline.serve import models
 from paceline.serve.limits import BODY_SECONDS, Bounded
 from paceline.serve.metrics import Metrics
 from paceline.serve.page import index, page
-from paceline.serve.refusals import Conflict, Forbidden, Gone, SetAside, Stored, Unknown
+from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound, NotStored, SetAside
 from paceline.serve.served import Served
 from paceline.serve.service import TICK, Service
 from paceline.serve.settings import Settings
 
 _log = logging.getLogger(__name__)
-STATUS = {Unknown: 404, Forbidden: 403, Conflict: 409, SetAside: 409, Gone: 410, Stored: 507}
+STATUS = {NotFound: 404, Forbidden: 403, Conflict: 409, SetAside: 409, Gone: 410, NotStored: 507}
 PAGES = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
@@ -201,7 +201,7 @@ def _workers(service: Service) -> APIRouter:
             return JSONResponse({"round": body.round, "next": None, "waiting": ""})
         try:
             part = await service.next(job, worker, secret or "", wait)
-        except Stored as error:
+        except NotStored as error:
             part = str(error)  # the report is stored all the same
         if isinstance(part, str):
             return JSONResponse({"round": body.round, "next": None, "waiting": part})

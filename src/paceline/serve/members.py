@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paceline.serve import tokens
 from paceline.serve.effects import Report
-from paceline.serve.refusals import Conflict, Forbidden, Gone, Unknown
+from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Members:
         """The worker, if that is its secret; also one that is gone."""
         member = self.by_name.get(name)
         if member is None:
-            raise Unknown(f"worker {name!r} is unknown here: join first")
+            raise NotFound(f"worker {name!r} is unknown here: join first")
         if not tokens.matches(secret, member.secret):
             raise Forbidden(f"this is not the secret of worker {name!r}: use the one that its join returned")
         return member
@@ -53,7 +53,7 @@ class Members:
         """The worker, if it is present."""
         member = self.by_name.get(name)
         if member is None:
-            raise Unknown(f"worker {name!r} is unknown here: join first")
+            raise NotFound(f"worker {name!r} is unknown here: join first")
         if member.gone:
             raise Gone(f"worker {name!r} {member.gone}: join again to take part from the next round on")
         return member

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.errors import PacelineError
 
 
-class Unknown(PacelineError):
+class NotFound(PacelineError):
     """There is no such job or worker."""
 
 
@@ -21,7 +21,7 @@ class Gone(PacelineError):
     """The worker was there, and is no longer."""
 
 
-class Stored(PacelineError):
+class NotStored(PacelineError):
     """The state cannot be stored: nothing has been changed."""
 
 

@@ -24,7 +24,7 @@ from paceline.serve import store as stored
 from paceline.serve import tokens
 from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled, Unlearned
 from paceline.serve.recording import Record
-from paceline.serve.refusals import Conflict, SetAside, Stored, Unknown
+from paceline.serve.refusals import Conflict, NotFound, NotStored, SetAside
 from paceline.serve.served import Served, carry_out
 from paceline.serve.settings import Settings
 from paceline.serve.store import Kept, Store
@@ -130,13 +130,13 @@ class Service:
             await asyncio.shield(self.store.write(*stored.deleted(name), act=lambda: self._forget(name)))
 
     def served(self, name: str) -> Served:
-        """The job of this name; raises Unknown, or SetAside."""
+        """The job of this name; raises NotFound, or SetAside."""
         served = self.jobs.get(name)
         if served is None:
             if name in self.aside:
                 raise SetAside(self.aside[name])
             known = ", ".join(list(self.jobs)[:5]) or "none"
-            raise Unknown(f"job {name!r} is unknown here: create it first (there are: {known})")
+            raise NotFound(f"job {name!r} is unknown here: create it first (there are: {known})")
         return served
 
     async def join(self, job: str, name: str, secret: str | None, place: int | None) -> tuple[Joined, str]:
@@ -206,7 +206,7 @@ class Service:
                     await self._drop_silent(served)
                 except Exception as error:
                     self._complain(served, f"the deadlines of job {served.name!r} cannot be looked at", error)
-        except Stored:
+        except NotStored:
             pass  # said already; the next look comes
 
     async def _drop_silent(self, served: Served) -> None:
@@ -258,7 +258,7 @@ class Service:
 
     def _writable(self) -> None:
         if self._clock() < self._refuse_until:
-            raise Stored(self.trouble)
+            raise NotStored(self.trouble)
 
     def _enter(
         self, served: Served, turn: Turn, name: str, arguments: list[Any]
@@ -280,7 +280,7 @@ class Service:
         self.trouble = ""
         if self.jobs.get(served.name) is not served:
             self.served(served.name)  # says why
-            raise Unknown(f"job {served.name!r} has been deleted")
+            raise NotFound(f"job {served.name!r} has been deleted")
         try:
             self._store_state(served)
             effects = carry_out(served.job, call)
@@ -369,7 +369,7 @@ class Service:
 
     def _complain(self, served: Served, what: str, error: Exception) -> None:
         """Say it once in the log, not at every look."""
-        if isinstance(error, Stored):
+        if isinstance(error, NotStored):
             raise error
         complaint = f"{what} ({type(error).__name__}: {error})"
         if complaint != served.complaint:

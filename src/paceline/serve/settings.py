@@ -90,7 +90,7 @@ class Settings:
         most = np.array([float(self.batch if high is None else high) for _, high in pairs])
         cluster = Cluster(self.workers, self.batch, least, most)
         balancer = Balancer(policies.create(self.asked_policy, cluster), quantum=self.quantum)
-        if balancer.pull(0) is not None:
+        if balancer.piece_plan(0) is not None:
             raise PacelineError(
                 f"policy {self.policy!r} moves work within a round, which a service cannot; choose another"
             )

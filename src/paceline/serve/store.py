@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from paceline.errors import PacelineError
 from paceline.serve import database
-from paceline.serve.refusals import Stored
+from paceline.serve.refusals import NotStored
 
 GATHER = 0.002  # seconds in which calls gather for a commit
 CHECKPOINT = 1000  # statements after which all commits are brought from the -wal into the file
@@ -83,8 +83,8 @@ class Store:
             raise PacelineError(database.sentence(self.path, error)) from error
 
     def write(self, *statements: Statement, act: Callable[[], T]) -> asyncio.Future[T]:
-        """Commit these, then ``act``, in the event loop. The future gives what that returned or raised; Stored where
-        nothing was committed and nothing done.
+        """Commit these, then ``act``, in the event loop. The future gives what that returned or raised;
+        NotStored where nothing was committed and nothing done.
         """
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._waiting.append(Entry(statements, act, outcome))
@@ -127,7 +127,7 @@ class Store:
     def _failed(self, error: Exception, batch: list[Entry]) -> None:
         """Nothing of it is on disk; nor is what came after it written, which may rest on it."""
         batch, self._waiting = batch + self._waiting, []
-        refusal = Stored(database.sentence(self.path, error))
+        refusal = NotStored(database.sentence(self.path, error))
         if not isinstance(error, sqlite3.Error):
             _log.error("a commit failed", exc_info=error)
         try:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paceline.costs import Cost, Linear, halfway
+from paceline.durations import QUICKEST
 from paceline.errors import PacelineError
-from paceline.rounds import QUICKEST
 
 Array = NDArray[np.float64]
 

@@ -7,8 +7,8 @@ import numpy as np
 from paceline import policies
 from paceline.rounds import Array, Cluster, PieceTimes, Round
 from paceline.shares import whole_samples
+from paceline.simulate.pieces import AHEAD, play
 from paceline.simulate.scenario import PIECE_SECONDS
-from paceline.simulate.within import AHEAD, play
 
 WARM_UP = 20  # rounds
 
@@ -40,9 +40,16 @@ def share_of_the_bound(
         loads = whole_samples(plan, batch, cluster.least, cluster.most)
         seconds, pieces = piece + loads * pace, np.ones_like(loads)
         times = PieceTimes(np.full(pace.shape, piece), *np.zeros((2, *pace.shape)))
-        if plan.pull is not None:
+        if plan.piece_plan is not None:
             ran = play(
-                plan.pull, loads, pace, np.zeros(pace.shape), piece, ahead=ahead, rng=rng, unsteady=unsteady
+                plan.piece_plan,
+                loads,
+                pace,
+                np.zeros(pace.shape),
+                piece,
+                ahead=ahead,
+                rng=rng,
+                unsteady=unsteady,
             )
             loads, seconds, pieces = ran.loads, ran.seconds, ran.pieces
             times = times._replace(expected=ran.expected, strayed=ran.strayed)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import data as datasets
-from paceline.choices import Choices
-from paceline.coordinator import Update
+from paceline.data import datasets
 from paceline.errors import PacelineError
-from paceline.samples import Draws
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.coordinator import Update
+from paceline.paramserver.samples import Draws
 from paceline.simulate.delays import assemble
 from paceline.simulate.roundtrips import RoundTrips
 from paceline.simulate.scenario import FREEZE, JOIN, LEAVE, Event, Scenario
@@ -20,11 +20,12 @@ from paceline.simulate.server import Member, Server
 from paceline.simulate.world import classes_of
 
 
-def choices(scenario: Scenario, **options: Any) -> Choices:
-    """What the scenario's workers are coordinated by; options as in ``Choices``. Raises PacelineError for what is
-    unknown or excludes something else."""
+def choices(scenario: Scenario, **options: Any) -> ServerConfig:
+    """What the scenario's workers are coordinated by; options as in ``ServerConfig``.
+
+    Raises PacelineError for what is unknown or excludes something else."""
     kinds = [scenario.workers[kind] for kind in _classes(scenario)]
-    return Choices(
+    return ServerConfig(
         scenario.size,
         scenario.global_batch,
         # At least a sample each, as a parameter server has it.
@@ -63,7 +64,7 @@ class Learnt:
 
 
 def learn(
-    scenario: Scenario, by: Choices, data: str = "digits", model: str = "mlp", loss: float | None = None
+    scenario: Scenario, by: ServerConfig, data: str = "digits", model: str = "mlp", loss: float | None = None
 ) -> Learnt:
     """Train on the scenario's first realization, ``scenario.rounds`` updates at most.
 
@@ -75,7 +76,7 @@ def learn(
     when it leaves, and waited for ``give_up_seconds`` from its beginning when it dies or freezes.
     """
     try:
-        from paceline.torch.images import Images
+        from paceline.learners.images import Images
     except ModuleNotFoundError as error:
         raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
     samples = datasets.load(data)

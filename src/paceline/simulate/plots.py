@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import PacelineError
-from paceline.papers import figure
+from paceline.simulate.figure import figure
 from paceline.simulate.measures import band, estimate, regret
 from paceline.simulate.rounds import Outcome
 

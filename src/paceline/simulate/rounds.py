@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline import fitting, policies
+from paceline import policies
 from paceline.balance.dolbie import Dolbie
 from paceline.balance.members import among_present, bounds
 from paceline.costs import Only
 from paceline.errors import PacelineError
+from paceline.forecast import overheads
 from paceline.policies import Policy
-from paceline.rounds import Array, Cluster, PieceTimes, Plan, Pull, Round
+from paceline.rounds import Array, Cluster, PiecePlan, PieceTimes, Plan, Round
 from paceline.shares import water_level, whole_samples
-from paceline.simulate import within
+from paceline.simulate.pieces import play
 from paceline.simulate.scenario import Scenario
 from paceline.simulate.world import Moment, moments
 
@@ -159,7 +160,7 @@ class _Player:
         self._decide = time.perf_counter() - began
         delay = min(scenario.decision_delay, rounds)  # later than the last round is never
         self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else delay)))
-        self._fit = None if scenario.known_overhead else fitting.start(cluster.shape)
+        self._fit = None if scenario.known_overhead else overheads.start(cluster.shape)
         self._whole = _Whole(np.empty(0), 0, np.empty(0))
         self._latency = np.empty((rounds, realizations))
         self._compute, self._overhead, self._wait = (np.zeros(realizations) for _ in range(3))
@@ -176,12 +177,12 @@ class _Player:
         batch = self._scenario.batch(t)
         shares = self._ran(plan, moment, batch)
         pieces: _Pieces | None = None  # where the round is run in pieces
-        if plan.pull is None or np.all(plan.pull.first >= 1):
+        if plan.piece_plan is None or np.all(plan.piece_plan.at_once >= 1):
             if moment.stopped.any():  # their samples are lost
                 shares = np.where(moment.stopped, 0.0, shares)
             seconds = _seconds(moment, shares * batch)
         else:
-            shares, seconds, pieces = self._within(plan.pull, moment, shares, batch)
+            shares, seconds, pieces = self._in_pieces(plan.piece_plan, moment, shares, batch)
         self._record(t, moment, shares, seconds)
         if self._steps is not None:
             self._steps[t] = self._state.alpha[..., 0]
@@ -213,7 +214,7 @@ class _Player:
         everybody = bool(moment.present.all())
         if not everybody:
             shares = among_present(cluster, moment.present, shares)
-        if not self._scenario.fractional or plan.pull is not None:
+        if not self._scenario.fractional or plan.piece_plan is not None:
             if everybody and plan.costs is None:
                 last = self._whole
                 if last.batch != batch or not np.array_equal(last.asked, shares):
@@ -228,14 +229,16 @@ class _Player:
                 shares = whole_samples(plan, batch, least, most) / batch
         return shares
 
-    def _within(self, pull: Pull, moment: Moment, shares: Array, batch: int) -> tuple[Array, Array, _Pieces]:
+    def _in_pieces(
+        self, piece_plan: PiecePlan, moment: Moment, shares: Array, batch: int
+    ) -> tuple[Array, Array, _Pieces]:
         """(shares run, seconds, its pieces) of a round whose work moves within it."""
         here = moment.present & ~moment.stopped
         loads = np.rint(shares * batch).astype(np.int64)
         piece = self._scenario.piece_seconds  # what it does cost, whatever the policy believes
         knee = getattr(moment.costs, "knee", 0.0)
         missed = self._scenario.give_up_seconds
-        ran = within.play(pull, loads, moment.slope, moment.overhead, piece, knee, here, missed=missed)
+        ran = play(piece_plan, loads, moment.slope, moment.overhead, piece, knee, here, missed=missed)
         # What a single piece costs is in the round's overhead, for this policy as for the others.
         further = np.maximum(ran.pieces - 1, 0) * piece + ran.idle
         seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)
@@ -274,7 +277,7 @@ class _Player:
             known = overhead + pieces.seconds if self._fit is None else pieces.seconds
             return Round(shares, seconds, batch, known, pieces=pieces.times)
         if self._fit is not None:
-            self._fit = fitting.update(self._fit, shares * batch, seconds)
+            self._fit = overheads.update(self._fit, shares * batch, seconds)
             overhead = np.nan_to_num(self._fit.overhead)
         revealed = costs if self._fit is None else None
         if not self._policy.needs_upcoming:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline import clock
+from paceline import durations
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.simulate.delays import Constant, Delay
@@ -64,10 +64,10 @@ class RoundTrips:
             raise PacelineError(
                 f"the trace has no time for task {number + 1} of worker {worker}; give one without gaps"
             )
-        if seconds > clock.MOST:
+        if seconds > durations.MOST:
             raise PacelineError(
                 f"task {number + 1} of worker {worker} with {load} samples would take {seconds:.3g} seconds; "
-                f"expected {clock.SPAN_0}: give its timing model a smaller spread"
+                f"expected {durations.SPAN_0}: give its timing model a smaller spread"
             )
         for change in self._changes:
             if change.at <= now and worker in change.workers:

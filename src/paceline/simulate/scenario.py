@@ -12,12 +12,12 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from paceline import clock
+from paceline import durations
+from paceline.data.traces import Trace
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Machines
 from paceline.simulate.delays import Constant, Delay, Replay
 from paceline.simulate.ranges import CELLS, ROUNDS, SAMPLES, SHARES, SIZES, SPREAD, require, seconds
-from paceline.traces import Trace
 
 PIECE_SECONDS = 1e-3  # about what the torch engine takes for a piece beyond its samples
 LEAVE, DIE, FREEZE, JOIN = KINDS = ("leave", "die", "freeze", "join")
@@ -98,9 +98,9 @@ class WorkerClass:
             raise PacelineError(f"count={self.count}: expected at least 1 worker")
         require(self, ("count",), 1, CELLS)
         source = self.seconds_per_sample
-        if isinstance(source, Constant) and (wrong := clock.outside(source.seconds)).any():
+        if isinstance(source, Constant) and (wrong := durations.outside(source.seconds)).any():
             worst = np.asarray(source.seconds, float)[wrong].ravel()[0]
-            raise PacelineError(f"seconds_per_sample={worst:g}: expected {clock.SPAN} seconds")
+            raise PacelineError(f"seconds_per_sample={worst:g}: expected {durations.SPAN} seconds")
         require(self, ("noise",), 0, SPREAD)
         require(self, ("knee", "least"), 0, SAMPLES)
         require(self, ("weight", "cpus", "cores", "memory"), 1 / SIZES, SIZES)
@@ -188,7 +188,7 @@ class Scenario:
         if self.seed < 0:
             raise PacelineError(f"seed={self.seed}: expected 0 or more")
         seconds(self, "give_up_seconds")
-        seconds(self, "piece_seconds", clock.LEAST)
+        seconds(self, "piece_seconds", durations.LEAST)
         self._check_memory()
         if self.draw:
             for each in self.workers:

@@ -10,10 +10,11 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from paceline.aggregate import Parameters, Part, Vector, aggregate
-from paceline.choices import Choices
-from paceline.coordinator import Coordinator, Moved, Task, Update
-from paceline.samples import Indices, Pool
+from paceline.paramserver.aggregate import Parameters, Part, Vector, aggregate
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.coordinator import Coordinator, Moved, Task, Update
+from paceline.paramserver.samples import SampleSource
+from paceline.rounds import Indices
 from paceline.simulate.roundtrips import RoundTrips
 
 FINISH, MEMBERS = 0, 1  # what ends at a moment counts before who comes or goes then
@@ -56,9 +57,9 @@ class Server:
     def __init__(
         self,
         learner: Learner,
-        choices: Choices,
+        choices: ServerConfig,
         trips: RoundTrips,
-        pool: Pool,
+        pool: SampleSource,
         members: Sequence[Member] = (),
         absent: Sequence[int] = (),
         give_up: float = 4.0,

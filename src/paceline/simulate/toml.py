@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Union
 
-from paceline import traces
+from paceline.data import traces
 from paceline.errors import PacelineError
 from paceline.simulate.delays import MODELS, Constant, Delay, Replay
 from paceline.simulate.scenario import Scenario, from_trace

@@ -42,24 +42,24 @@ def check_weigh(weigh: str, turns: int | None) -> None:
 
 
 def check_pieces(
-    policy: str, pulls: bool, *, loop: str, turns: int | None, in_step: bool, fills: bool, weigh: str
+    policy: str, moves_work: bool, *, loop: str, turns: int | None, in_step: bool, fills: bool, weigh: str
 ) -> None:
-    """Raises PacelineError where rounds cannot be run in pieces, as the policy would have it (``pulls``).
+    """Raises PacelineError where rounds cannot be run in pieces, as the policy would have it (``moves_work``).
 
     in_step: every rank must run as many turns. fills: a turn with nothing to do gets samples all the same.
     """
-    if pulls and turns is None and not in_step and loop == "whole":
+    if moves_work and turns is None and not in_step and loop == "whole":
         raise PacelineError(
             f"policy {policy} moves work within the round, and loop='whole' takes each round in one turn; use "
             "loop='round' and pace.round(batch, function), or a policy that plans whole rounds, such as level"
         )
-    if pulls and (turns is not None or in_step):
+    if moves_work and (turns is not None or in_step):
         raise PacelineError(
             f"policy {policy} moves work within the round, so ranks take unlike numbers of turns, and "
             f"{'turns=' + str(turns) if turns is not None else 'FSDP'} needs as many on each; "
             "use a policy that plans whole rounds, such as level"
         )
-    if pulls and fills and weigh == "hook":
+    if moves_work and fills and weigh == "hook":
         raise PacelineError(
             f"policy {policy} with weigh='hook': a rank's last turn in a round may be one that counts for "
             "nothing, and the hook cannot leave its gradient out of what it claimed before; use weigh='loss'"
@@ -67,7 +67,7 @@ def check_pieces(
 
 
 def check_deterministic(
-    policy: str, pulls: bool, *, weigh: str, norms: bool, micro_batch: int | None, cell: int
+    policy: str, moves_work: bool, *, weigh: str, norms: bool, micro_batch: int | None, cell: int
 ) -> None:
     """Raises PacelineError where results cannot have the same bits whoever runs what.
 
@@ -75,7 +75,7 @@ def check_deterministic(
     """
     wrong = (
         f"policy {policy} does not move work within the round; use factoring or auto"
-        if not pulls
+        if not moves_work
         else "weigh='hook' leaves the sum to DDP; use weigh='loss'"
         if weigh == "hook"
         else "the model has batch norm, whose running statistics depend on who runs what; use another norm"

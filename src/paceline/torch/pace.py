@@ -34,27 +34,29 @@ from numpy.typing import NDArray
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch import book, kinds, patience, peers
-from paceline.torch.batches import Order, Piece
-from paceline.torch.claims import Claims
-from paceline.torch.counts import Counts, number
-from paceline.torch.exactsum import ExactSum
-from paceline.torch.finite import OnNan
-from paceline.torch.gradients import Gradients
-from paceline.torch.ledger import Ledger, RoundResult
+from paceline.torch import kinds, peers
+from paceline.torch.claiming.claims import Claims
+from paceline.torch.feed.batches import Order, Piece
+from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
+from paceline.torch.feed.sizes import Sizes
+from paceline.torch.feed.streams import StreamLoader, check_stream
+from paceline.torch.gradients.counts import Counts, number
+from paceline.torch.gradients.exactsum import ExactSum
+from paceline.torch.gradients.finite import OnNan
+from paceline.torch.gradients.parallel import parallel
+from paceline.torch.gradients.put_aside import Gradients
+from paceline.torch.gradients.steps import Steps
 from paceline.torch.limits import Limits
-from paceline.torch.loader import BalancedLoader, check_indexed, check_options, draws_ahead
-from paceline.torch.lookout import lookout
-from paceline.torch.meter import Meter
-from paceline.torch.parallel import parallel
-from paceline.torch.patience import OnMissed
+from paceline.torch.liveness import patience
+from paceline.torch.liveness.lookout import lookout
+from paceline.torch.liveness.patience import OnMissed
+from paceline.torch.liveness.shutdown import leave
+from paceline.torch.measuring import piece_reports
+from paceline.torch.measuring.meter import Meter
+from paceline.torch.measuring.open_rounds import OpenRounds, RoundResult
+from paceline.torch.measuring.record import RoundRecorder, record_run
 from paceline.torch.progress import Progress
-from paceline.torch.rates import Rates
-from paceline.torch.record import RoundRecorder, record_run
-from paceline.torch.shutdown import leave
-from paceline.torch.sizes import Sizes
-from paceline.torch.steps import Steps
-from paceline.torch.streams import StreamLoader, check_stream
+from paceline.torch.rates import LearningRateWatch
 from paceline.torch.terms import agree
 from paceline.torch.turns import RoundBatch, Source, by_round, turns
 from paceline.torch.weighting import weigh_in_hook
@@ -162,8 +164,8 @@ class Pace:
         self._sum = ExactSum(self._parameters) if terms.cell else None
         most = int(terms.most[self.rank])
         largest = None if terms.cell else terms.micro_batch
-        self._claims = Claims(device, terms.unit, largest, most) if terms.pulls else None
-        further = book.width() if terms.pulls else 0
+        self._claims = Claims(device, terms.unit, largest, most) if terms.moves_work else None
+        further = piece_reports.width() if terms.moves_work else 0
         self._meter = Meter(device, terms.balancer.needs_readings, further, self._parallel.waited)
         self._hook = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients_ready)
         self._any_hook = (
@@ -197,10 +199,10 @@ class Pace:
         self._began = 0.0
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
         self._no_sync = ExitStack()
-        self._rates = Rates()
+        self._rates = LearningRateWatch()
         self._loss = float("nan")
         listeners = [self._note_loss, *([on_round] if on_round else [])]
-        self._ledger = Ledger(terms.balancer, self._meter, terms.pulls, listeners, on_nan)
+        self._ledger = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         self._recorder: RoundRecorder | None = None
         if record is not None:
             self._recorder = peers.on_rank_0(
@@ -299,7 +301,7 @@ class Pace:
             raise PacelineError(
                 "deterministic=True fixes who runs which sample, and a loop that draws its own cannot; leave it out"
             )
-        if self.terms.pulls and self.weigh == "hook":
+        if self.terms.moves_work and self.weigh == "hook":
             raise PacelineError(
                 f"policy {self.policy} moves work within the round, and with weigh='hook' a loop that draws its own "
                 "samples cannot have a turn that counts for nothing; use weigh='loss', or policy='level'"
@@ -625,7 +627,7 @@ class Pace:
         """(start, size) of this rank's next claim before ``piece``, None when there is none (left)."""
         if piece.division is None or not piece.last or self._claims is None:
             return None
-        self._at_once = float(piece.division.pull.first)
+        self._at_once = float(piece.division.piece_plan.at_once)
         self._ledger.divided(piece.step, self._at_once)
         return self._claims.take(piece.division)
 

@@ -14,7 +14,7 @@ from torch.distributed import constants
 from paceline.errors import PacelineError
 from paceline.machines import measure, sizes
 from paceline.rounds import Machines
-from paceline.torch import forks
+from paceline.torch.feed import forks
 
 T = TypeVar("T")
 LONGEST = 1e7  # seconds; what a thread may be told to wait is limited, too

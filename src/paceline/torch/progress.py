@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.torch import saved
-from paceline.torch.batches import batches
+from paceline.torch.feed.batches import batches
 
 
 class Progress:

@@ -7,7 +7,7 @@ import warnings
 import torch
 
 
-class Rates:
+class LearningRateWatch:
     """What an optimizer's learning rates were at the turn before, within a round."""
 
     def __init__(self) -> None:

@@ -14,10 +14,11 @@ from paceline.balance import factoring
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Cluster
-from paceline.torch import division, options, peers, same_bits
-from paceline.torch.batches import Indices
-from paceline.torch.division import Division
+from paceline.rounds import Cluster, Indices
+from paceline.torch import options, peers
+from paceline.torch.claiming import division
+from paceline.torch.claiming.division import Division
+from paceline.torch.gradients import same_bits
 from paceline.torch.limits import Limits, has_batch_norm, least_and_most
 
 CELLS = 32  # of a round, by default, where results are to have the same bits
@@ -29,7 +30,7 @@ class Terms:
 
     policy: str  # its name
     balancer: Balancer
-    pulls: bool  # work may move within the round
+    moves_work: bool  # work may move within the round
     micro_batch: int | None  # samples of a turn at most, on this rank
     floor: int  # samples that a rank with anything to do needs
     fills: bool  # a turn with nothing to do gets samples that count for nothing
@@ -45,10 +46,10 @@ class Terms:
     def divide(self, step: int, loads: Indices, start: int) -> Division | None:
         """What of round ``step``, whose samples begin at ``start``, is run at once, kept and claimed; None where
         all of it is run as planned."""
-        pull = self.balancer.pull(step)
-        if pull is None:
+        piece_plan = self.balancer.piece_plan(step)
+        if piece_plan is None:
             return None
-        return division.divide(pull, loads, start, self.most, self.largest, self.unit, self.cell)
+        return division.divide(piece_plan, loads, start, self.most, self.largest, self.unit, self.cell)
 
     def turns(self, loads: Indices) -> int | None:
         """In how many turns every rank runs a round of these loads; None where that is a rank's own affair."""
@@ -113,19 +114,21 @@ def agree(
         },
         global_batch if micro_batch is None else micro_batch,
     )
-    pulls, fills = balancer.pull(0) is not None, fill or norms
-    options.check_pieces(name, pulls, loop=loop, turns=turns, in_step=in_step, fills=fills, weigh=weigh)
+    moves_work, fills = balancer.piece_plan(0) is not None, fill or norms
+    options.check_pieces(name, moves_work, loop=loop, turns=turns, in_step=in_step, fills=fills, weigh=weigh)
     unit, cell = quantum if quantum >= floor else floor, 0
     if deterministic:
         unit = cell = quantum if quantum > 1 else max(1, global_batch // CELLS)
-        options.check_deterministic(name, pulls, weigh=weigh, norms=norms, micro_batch=micro_batch, cell=cell)
+        options.check_deterministic(
+            name, moves_work, weigh=weigh, norms=norms, micro_batch=micro_batch, cell=cell
+        )
         peers.together(lambda: same_bits.check_model(model))
         same_bits.check_ranks()
         micro_batch = cell
     return Terms(
         name,
         balancer,
-        pulls,
+        moves_work,
         micro_batch,
         floor,
         fills,

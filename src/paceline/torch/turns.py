@@ -10,7 +10,8 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline.errors import PacelineError
-from paceline.torch.batches import Indices, Piece, pieces
+from paceline.rounds import Indices
+from paceline.torch.feed.batches import Piece, pieces
 from paceline.torch.terms import Terms
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""What runs are fed with: images to train on, and recorded speeds of workers."""

@@ -1,0 +1,97 @@
+"""What a parameter server is to be run by: the gate, the backup policy, the balancer, the learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline import backup, policies, sync
+from paceline.backup import Backup
+from paceline.balancer import Balancer
+from paceline.errors import PacelineError
+from paceline.paramserver import rates
+from paceline.paramserver.rates import Rate
+from paceline.rounds import Cluster, Machines
+from paceline.sync import Gate
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What a run is to be coordinated by, as people write it.
+
+    workers: n. global_batch: samples that a full round of all workers has.
+    sync, mode, backup, policy, rate: a gate, how parameters reach the workers, whom to wait for, how much each
+        does, and the rule for the learning rate, whose full value is lr.
+    limits: (least, most) samples of each worker; None for 1 and for no limit. A least of 0 is refused: a worker
+        without samples has no gradient to send, and nobody could wait for it.
+    machines: what the workers' machines are, for policies that begin with that.
+
+    Raises PacelineError for whatever is unknown, out of range or excludes something else.
+    """
+
+    workers: int
+    global_batch: int
+    sync: str = "bsp"
+    mode: str = "push-wait"
+    backup: str = "everyone"
+    policy: str = "equal"
+    rate: str = "fixed"
+    lr: float = 0.1
+    momentum: float = 0.0
+    limits: tuple[tuple[int | None, int | None], ...] | None = None
+    machines: Machines | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.made()
+
+    def shares_rounds(self) -> bool:
+        """Whether the policy moves work within the round. Raises PacelineError where nothing else goes with it."""
+        gate, waits, _, balancer = self.made()
+        if balancer.piece_plan(0) is None:
+            return False
+        if not isinstance(gate, sync.Bsp) or self.mode != "push-wait" or waits is not None:
+            raise PacelineError(
+                f"{self.policy} moves work within a round that all workers share; use it with sync bsp, mode "
+                "push-wait and backup everyone, or choose another policy"
+            )
+        return True
+
+    def made(self) -> tuple[Gate[Any], Backup[Any] | None, Rate, Balancer]:
+        """The parts; no backup policy where the gate alone decides."""
+        gate = sync.create(self.sync, self.workers, self.mode)
+        waits: Backup[Any] | None = backup.create(self.backup, self.workers, self.mode)
+        if isinstance(waits, backup.Everyone):
+            waits = None
+        elif not gate.takes_quorum:
+            raise PacelineError(
+                f"{self.sync} has its own rule whom to wait for, {self.backup} another; leave out --backup, or use "
+                "bsp or lsp"
+            )
+        if not 0 <= self.momentum < 1:
+            raise PacelineError(f"momentum={self.momentum:g}: expected 0 or more, and less than 1")
+        if self.global_batch < self.workers:
+            raise PacelineError(
+                f"global_batch={self.global_batch} for {self.workers} workers: expected at least 1 sample each"
+            )
+        pairs = self.limits or ((None, None),) * self.workers
+        if len(pairs) != self.workers:
+            raise PacelineError(f"limits for {len(pairs)} of {self.workers} workers: expected one pair each")
+        for worker, (low, _) in enumerate(pairs):
+            if low is not None and low < 1:
+                raise PacelineError(
+                    f"limits of worker {worker}: least {low}; expected 1 sample or more, as a worker without any has "
+                    "no gradient to send to the parameter server"
+                )
+        least = [1 if low is None else low for low, _ in pairs]
+        most = [high for _, high in pairs]
+        cluster = Cluster(
+            self.workers,
+            self.global_batch,
+            np.array(least, float),
+            np.array([self.global_batch if m is None else m for m in most], float),
+            self.machines,
+        )
+        rate = rates.create(self.rate, self.workers, self.lr)
+        return gate, waits, rate, Balancer(policies.create(self.policy, cluster))

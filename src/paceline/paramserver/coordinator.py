@@ -1,0 +1,358 @@
+"""The parameter server's decisions, for every engine: who computes what, when parameters move, how far.
+
+A coordinator joins a gate (when), a backup policy (how many), a balancer (how much each), a learning-rate rule
+and a pool of samples. It reads no clock and computes no gradient: the engine tells it what happened and when,
+and it calls the engine's three methods in the order in which they must happen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.backup import Iteration
+from paceline.backup.arrivals import Arrivals
+from paceline.errors import PacelineError
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.deadlines import Deadlines, Trip
+from paceline.paramserver.samples import SampleSource
+from paceline.pieces.sharing import PieceRecord, WorkerRound
+from paceline.rounds import Array, Machines, PieceTimes
+from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
+
+
+class Task(NamedTuple):
+    """One gradient to compute."""
+
+    number: int
+    worker: int
+    version: int  # of the parameters it is computed on
+    tag: int  # the version it counts for
+    taken: Any  # samples, in the pool's own terms
+    load: int
+    began: float  # seconds
+    shared: bool = False  # its samples are the round's: whoever is free runs them
+
+
+class Moved(NamedTuple):
+    """What an engine knows after an update."""
+
+    loss: float
+    norm2: float
+    variance: float
+
+
+class Engine(Protocol):
+    """Carries out what the coordinator decides."""
+
+    def compute(self, task: Task) -> None:
+        """Have the worker compute this gradient at the newest parameters."""
+        ...
+
+    def cancel(self, tasks: list[Task]) -> None:
+        """These gradients, finished or not, will not be used; stop computing them where that is possible."""
+        ...
+
+    def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
+        """Move the parameters with these gradients and weights; batch as in ``aggregate``."""
+        ...
+
+
+@dataclass
+class Update:
+    """One update, for the record. Arrays have one entry a worker."""
+
+    version: int  # after it
+    now: float
+    seconds: float  # since the one before
+    quorum: int  # gradients of the newest version, or in the group
+    wanted: int  # the quorum that the backup policy asked for
+    present: int
+    loss: float
+    rate: float
+    norm2: float
+    variance: float
+    loads: NDArray[np.int64]  # samples used
+    compute: Array  # seconds of the round trips used; NaN where none
+    staleness: list[int]  # of each gradient used
+    dropped: Counter[str]  # gradients since the update before, by what became of them
+    dropped_samples: int
+    shares: Array
+    moved: list[Task] = field(default_factory=list)
+    within: PieceRecord | None = None  # its pieces, where work moves within the round
+
+    @property
+    def samples(self) -> int:
+        """Samples whose gradients moved the parameters."""
+        return int(self.loads.sum())
+
+
+class Coordinator:
+    """Runs one training. Call ``start``, then ``arrive``, ``leave`` and ``join`` as things happen.
+
+    on_update: gets each ``Update``.
+    shares: the engine runs rounds in pieces where the policy says so: it keeps a task's samples until all of the
+        round is done, whatever becomes of the worker, and then tells who ran what.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        choices: ServerConfig,
+        pool: SampleSource,
+        on_update: Callable[[Update], None],
+        shares: bool = False,
+    ) -> None:
+        self._shares = shares and choices.shares_rounds()
+        self.gate, self.backup, self.rate, self.balancer = choices.made()
+        self.engine, self.pool, self._on_update, self._choices = engine, pool, on_update, choices
+        n = choices.workers
+        self.workers, self.batch = n, choices.global_batch
+        self.version, self._updated_at, self._numbers = 0, 0.0, 0
+        self.tasks: dict[int, Task] = {}  # what each worker is computing
+        self._held: dict[
+            tuple[int, int], list[tuple[Task, float]]
+        ] = {}  # arrived, not yet applied or dropped
+        self.present: set[int] = set()
+        self._starved: set[int] = set()  # present, but there are no samples for them now
+        self._deadlines = Deadlines()
+        self._dropped: Counter[str] = Counter()
+        self._dropped_samples = 0
+        self._arrivals = Arrivals(n)
+        self._loads = (-1, np.zeros(n, np.int64))  # whose version, samples each
+        self._norm2 = self._variance = math.nan
+        # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
+        self.statistics = any(getattr(part, "needs_variance", False) for part in (self.backup, self.rate))
+        self._wanted = n
+        self._backup_state: Any = None
+        if self.backup is not None:
+            self._wanted, self._backup_state = self.backup.init()
+
+    @property
+    def needs_machines(self) -> bool:
+        """Whether the balancing policy begins with what the machines are: see ``set_machines``."""
+        return bool(getattr(self.balancer.policy, "needs_machines", False))
+
+    def set_machines(self, machines: Machines) -> None:
+        """What the workers' machines are; to be told before ``start``."""
+        self.balancer = replace(self._choices, machines=machines).made()[3]
+
+    def start(self, now: float = 0.0, workers: set[int] | None = None) -> None:
+        """Everybody begins; workers: who is there, all where not given."""
+        self.present = set(range(self.workers)) if workers is None else set(workers)
+        self._updated_at = now
+        effects, self._state = self.gate.init()
+        for worker in range(self.workers):
+            if worker not in self.present:
+                _, self._state = self.gate.leave(self._state, worker, now)
+        if self.backup is not None:
+            _, self._state = self.gate.expect(self._state, self._wanted, now)
+        self._carry_out(effects, now)
+
+    def arrive(
+        self,
+        worker: int,
+        number: int,
+        now: float,
+        seconds: float | None = None,
+        ran: WorkerRound | None = None,
+    ) -> bool:
+        """The gradient of task ``number`` is here; seconds: of the computation, the round trip by default.
+
+        ran: what the worker really did of a shared round.
+        Returns whether it is of any use. One that is not (its worker was given up meanwhile) frees its worker.
+        """
+        task = self.tasks.get(worker)
+        if task is None or task.number != number:
+            self._dropped["given up"] += 1
+            return False
+        del self.tasks[worker]
+        whole = now - task.began
+        trip = Trip(whole if seconds is None else seconds, whole, task.load)
+        if ran is not None:
+            task = task._replace(taken=ran.taken, load=len(ran.taken))
+            trip = Trip(ran.seconds, ran.seconds, task.load, ran)
+        self._deadlines.arrived(worker, trip)
+        self._arrivals.arrived(worker, task.tag, now, whole)
+        self._held.setdefault((worker, task.tag), []).append((task, trip.seconds))
+        effects, self._state = self.gate.arrive(self._state, worker, now)
+        self._carry_out(effects, now)
+        return True
+
+    def heard(self, worker: int, now: float) -> None:
+        """The worker has answered, to a task that it was told to leave undone."""
+        self._deadlines.heard(worker, now if worker in self.tasks else None)
+
+    def leave(self, worker: int, now: float, why: str = "left") -> None:
+        """The worker is gone; what it was computing goes to the others."""
+        if worker not in self.present:
+            return
+        self.present.discard(worker)
+        self._starved.discard(worker)
+        self._deadlines.heard(worker, None)
+        self._forget(worker, why)
+        effects, self._state = self.gate.leave(self._state, worker, now)
+        self._carry_out(effects, now)
+
+    def join(self, worker: int, now: float, late: Task | None = None) -> None:
+        """The worker is there (again), and gets the newest parameters.
+
+        late: the task that it was given up with and has ended by now; how long that took bears on its deadline,
+            so that who is slow, not frozen, is waited for in the end.
+        """
+        if worker >= self.workers:
+            raise PacelineError(f"worker {worker}: expected a place below {self.workers}")
+        self.present.add(worker)
+        self._deadlines.joined(worker, None if late is None else (now - late.began) / late.load)
+        effects, self._state = self.gate.join(self._state, worker, now)
+        self._carry_out(effects, now)
+
+    def progress(self, worker: int, heard: float, load: int) -> None:
+        """In a shared round, this worker was last heard of then, and these samples are awaited from it."""
+        self._deadlines.progress(worker, heard, load)
+
+    def deadlines(self, factor: float, floor: float) -> dict[int, float]:
+        """When (seconds) to give up each worker that is computing: see ``Deadlines.of``."""
+        return self._deadlines.of({w: task.load for w, task in self.tasks.items()}, factor, floor)
+
+    def _forget(self, worker: int, why: str) -> None:
+        task = self.tasks.pop(worker, None)
+        self._deadlines.delivered(worker)
+        if task is not None:
+            self.engine.cancel([task])
+            self._lost(task, why)
+
+    def _lost(self, task: Task, why: str) -> None:
+        self._dropped[why] += 1
+        if not task.shared:
+            self.pool.give_back(task.taken)
+            self._dropped_samples += task.load
+
+    def _carry_out(self, effects: Effects, now: float) -> None:
+        """Do what the gate says, and what follows from it, in order."""
+        queue = list(effects)
+        while queue or (self._starved and self.pool.available()):
+            if not queue:
+                queue += self._feed(now)
+                continue
+            effect = queue.pop(0)
+            if isinstance(effect, Apply):
+                self._apply(effect, now)
+            elif isinstance(effect, Drop):
+                task, _ = self._held_task(effect.gradient)
+                self.engine.cancel([task])
+                self._lost(task, "late")
+            elif isinstance(effect, Interrupt):
+                for worker in effect.workers:
+                    self._forget(worker, "interrupted")
+            else:
+                for worker in sorted(self.present.intersection(effect.workers)):
+                    queue += self._release(worker, effect.version, effect.tag, now)
+
+    def _apply(self, effect: Apply, now: float) -> None:
+        used = [(g, *self._held_task(g)) for g in effect.gradients]
+        used.sort(key=lambda item: (item[0].worker, item[1].number))  # sums must not depend on who came first
+        fresh = sum(g.version == self.version for g, _, _ in used) or len(used)
+        batch = None if effect.scale == "mean" else float(self.batch)
+        # Gradients are of unlike numbers of samples. Divided by the whole batch, they already count by their samples.
+        worth = self.workers * (sum(task.load for _, task, _ in used) / self.batch if batch is None else 1.0)
+        rate = self.rate.of(min(worth, self.workers), self._norm2, self._variance)
+        moved = self.engine.update([(task, g.weight) for g, task, _ in used if task.load], batch, rate)
+        staleness = [self.version - g.version for g, _, _ in used]
+        self.version += 1
+        loads, compute = np.zeros(self.workers, np.int64), np.full(self.workers, np.nan)
+        for _, task, seconds in used:
+            self.pool.used(task.taken)
+            loads[task.worker] += task.load
+            compute[task.worker] = seconds + np.nan_to_num(compute[task.worker])
+        self._arrivals.updated(self.version, now, fresh)
+        if np.isfinite(moved.variance):
+            noise = moved.variance / len(used)
+            self._norm2 = _mixed(self._norm2, max(moved.norm2 - noise, 0.0))
+            self._variance = _mixed(self._variance, moved.variance)
+        wanted = self._wanted
+        present, timings = len(self.present), self._arrivals.take()
+        if self.backup is not None:
+            happened = Iteration(fresh, present, now, moved.loss, moved.norm2, moved.variance, rate, timings)
+            self._wanted, self._backup_state = self.backup.step(self._backup_state, happened)
+            _, self._state = self.gate.expect(self._state, self._wanted, now)
+        shares = self._rebalance()
+        update = Update(
+            version=self.version,
+            now=now,
+            seconds=now - self._updated_at,
+            quorum=fresh,
+            wanted=wanted,
+            present=len(self.present),
+            loss=moved.loss,
+            rate=rate,
+            norm2=moved.norm2,
+            variance=moved.variance,
+            loads=loads,
+            compute=compute,
+            staleness=staleness,
+            dropped=self._dropped,
+            dropped_samples=self._dropped_samples,
+            shares=shares,
+            moved=[task for _, task, _ in used],
+        )
+        self._updated_at, self._dropped, self._dropped_samples = now, Counter(), 0
+        self._on_update(update)
+
+    def _rebalance(self) -> Array:
+        """Let the balancing policy see the newest round trip of everybody; the shares it plans."""
+        loads, seconds = np.zeros(self.workers, np.int64), np.full(self.workers, np.nan)
+        overhead, pieces = np.zeros(self.workers), np.full((3, self.workers), np.nan)
+        for worker in self.present:
+            newest = self._deadlines.newest(worker)
+            if newest is None:
+                return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
+            seconds[worker], loads[worker] = newest.seconds, newest.load
+            if newest.ran is not None:
+                overhead[worker], pieces[:, worker] = newest.ran.overhead, newest.ran.figures()
+        if not loads.any():
+            return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
+        known = PieceTimes(*pieces) if np.isfinite(pieces).any() else None
+        return self.balancer.report(self.version - 1, loads, seconds, overhead, pieces=known)[1]
+
+    def _held_task(self, gradient: Gradient) -> tuple[Task, float]:
+        held = self._held[gradient.worker, gradient.version]
+        found = held.pop(0)
+        if not held:
+            del self._held[gradient.worker, gradient.version]
+        return found
+
+    def _release(self, worker: int, version: int, tag: int, now: float) -> Effects:
+        """Give a worker its next task; without samples for it, the gate must not wait for it."""
+        if self._loads[0] != self.version:
+            self._loads = self.version, self.balancer.loads(self.version, self.batch)
+        load = max(1, int(self._loads[1][worker]))
+        taken = self.pool.take(worker, load)
+        if taken is None:
+            self._starved.add(worker)
+            effects, self._state = self.gate.leave(self._state, worker, now)
+            return effects
+        self._starved.discard(worker)
+        task = Task(self._numbers, worker, version, tag, taken, self.pool.count(taken), now, self._shares)
+        self._numbers += 1
+        self.tasks[worker] = task
+        self._deadlines.sent(worker, now)
+        self.engine.compute(task)
+        return ()
+
+    def _feed(self, now: float) -> Effects:
+        """Samples may have come back for who has none."""
+        worker = min(self._starved)
+        self._starved.discard(worker)
+        effects, self._state = self.gate.join(self._state, worker, now)
+        return effects
+
+
+def _mixed(old: float, new: float) -> float:
+    return new if math.isnan(old) else 0.8 * old + 0.2 * new

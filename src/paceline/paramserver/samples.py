@@ -1,0 +1,154 @@
+"""Which samples a task gets, and what becomes of them when its gradient is not used."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.rounds import Indices
+
+
+class SampleSource(Protocol):
+    """Hands out samples to tasks. What it hands out means something only to itself until ``indices``."""
+
+    def take(self, worker: int, count: int) -> Any:
+        """Samples for a task, up to count; None where there are none (perhaps only for now)."""
+        ...
+
+    def available(self) -> bool:
+        """Whether ``take`` would give anything now."""
+        ...
+
+    def count(self, taken: Any) -> int:
+        """How many samples these are."""
+        ...
+
+    def used(self, taken: Any) -> None:
+        """The task's gradient entered an update."""
+        ...
+
+    def give_back(self, taken: Any) -> None:
+        """The task's gradient was not used."""
+        ...
+
+    def indices(self, taken: Any) -> Indices:
+        """The samples' places in the training set."""
+        ...
+
+    def finished(self) -> bool:
+        """All has been used that is to be used."""
+        ...
+
+
+class Draws:
+    """Samples drawn at random for each task, without end: the setting of the papers on backup workers.
+
+    The draws of a worker's j-th task depend on (seed, worker, j) only, and are made when they are used.
+    shards: split the training set at random into this many parts, one a worker; 1 lets all draw from all.
+    """
+
+    def __init__(self, samples: int, seed: int, shards: int = 1) -> None:
+        self._samples, self._seed, self._counts = samples, seed, dict[int, int]()
+        order = np.random.default_rng((seed, 0xD1)).permutation(samples) if shards > 1 else np.arange(samples)
+        self._shards = np.array_split(order, shards)
+
+    def take(self, worker: int, count: int) -> tuple[int, int, int]:
+        number = self._counts.get(worker, 0)
+        self._counts[worker] = number + 1
+        return worker, number, count
+
+    def available(self) -> bool:
+        return True
+
+    def count(self, taken: tuple[int, int, int]) -> int:
+        return taken[2]
+
+    def used(self, taken: Any) -> None:
+        pass
+
+    def give_back(self, taken: Any) -> None:
+        pass
+
+    def indices(self, taken: tuple[int, int, int]) -> Indices:
+        worker, number, count = taken
+        shard = self._shards[worker % len(self._shards)]
+        return shard[np.random.default_rng((self._seed, worker, number)).integers(len(shard), size=count)]
+
+    def finished(self) -> bool:
+        return False
+
+
+class Epochs:
+    """Every sample once an epoch, whatever is dropped: samples that come back are handed out again, first.
+
+    samples: of the training set. epochs: how many. The order of an epoch is drawn from (seed, epoch). While a
+    late task still holds samples of an epoch, the next one begins for the others.
+    """
+
+    def __init__(self, samples: int, epochs: int, seed: int) -> None:
+        self.samples, self.epochs, self._seed = samples, epochs, seed
+        self.uses = np.zeros(samples, np.int64)  # of each sample, over the whole run
+        self._fresh = 0  # samples handed out for the first time, over all epochs
+        self._order = self._drawn(0)
+        self._back: list[Indices] = []
+        self._done = 0
+
+    def take(self, worker: int, count: int) -> Indices | None:
+        parts: list[Indices] = []
+        while count > 0 and self._back:
+            part = self._back.pop(0)
+            if len(part) > count:
+                self._back.insert(0, part[count:])
+                part = part[:count]
+            parts.append(part)
+            count -= len(part)
+        while count > 0 and self._fresh < self.samples * self.epochs:
+            place = self._fresh % self.samples
+            part = self._order[place : place + count]
+            parts.append(part)
+            count -= len(part)
+            self._fresh += len(part)
+            if self._fresh % self.samples == 0:
+                self._order = self._drawn(self._fresh // self.samples)
+        return np.concatenate(parts) if parts else None
+
+    def available(self) -> bool:
+        return bool(self._back) or self._fresh < self.samples * self.epochs
+
+    def count(self, taken: Indices) -> int:
+        return len(taken)
+
+    def used(self, taken: Indices) -> None:
+        np.add.at(self.uses, taken, 1)
+        self._done += len(taken)
+
+    def give_back(self, taken: Indices) -> None:
+        self._back.append(taken)
+
+    def indices(self, taken: Indices) -> Indices:
+        return taken
+
+    def finished(self) -> bool:
+        return self._done >= self.samples * self.epochs
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must be kept to go on: samples out with workers count as not used."""
+        return {"uses": self.uses.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on: what an unfinished epoch has not used yet comes first."""
+        self.uses = np.array(state["uses"], np.int64)
+        self._done = int(self.uses.sum())
+        begun = int(self.uses.max())
+        self._fresh = begun * self.samples
+        self._order = self._drawn(begun)
+        self._back = []
+        for epoch in range(int(self.uses.min()), begun):
+            order = self._drawn(epoch)
+            missing = order[self.uses[order] <= epoch]
+            if len(missing):
+                self._back.append(missing)
+
+    def _drawn(self, epoch: int) -> Indices:
+        return np.random.default_rng((self._seed, epoch)).permutation(self.samples)

@@ -1,0 +1,222 @@
+"""A round whose samples go to whoever is free: what a server hands out, gets back, and counts as done.
+
+The rule is ``balance.factoring``'s. A worker runs the first portion of its plan at once and then claims pieces
+of what all have left; at its end it delivers the gradient of all that it ran. What a lost worker had in hand goes
+back to the others in the same round, so that the round's gradient is that of the whole batch whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.pieces.rule import claim, divide
+from paceline.pieces.times import against_the_first, piece_cost
+from paceline.rounds import Array, Indices, PiecePlan
+
+SOON = 3e-3  # seconds before a piece is expected to end at which the next one is claimed: a round trip
+
+
+class WorkerRound(NamedTuple):
+    """What a worker did in a round.
+
+    taken: its samples. seconds: from its beginning, the wait for others excluded; overhead: the part of them that
+    its pieces cost beyond their samples. sizes, times: samples and seconds of each piece.
+    """
+
+    taken: Indices
+    seconds: float
+    overhead: float
+    piece: float
+    sizes: list[int]
+    times: list[float]
+
+    def figures(self) -> tuple[float, float, float]:
+        """What ``rounds.PieceTimes`` has of this worker."""
+        return (self.piece, *against_the_first(self.sizes, self.times, self.piece))
+
+
+class PieceRecord(NamedTuple):
+    """How a round was run in pieces; lists have one entry a worker.
+
+    at_once: portion of the plan that was run before anything was claimed. cost: seconds of a piece beyond its
+    samples, mean over the workers. pieces, seconds: samples and seconds of each worker's pieces.
+    """
+
+    at_once: float
+    cost: float
+    pieces: list[list[int]]
+    seconds: list[list[float]]
+
+
+@dataclass
+class _Hand:
+    """What one worker has of the round."""
+
+    mark: float  # when its newest piece began, or will when those before are through
+    out: deque[Indices] = field(default_factory=deque)  # sent, not reported
+    ran: list[Indices] = field(default_factory=list)  # reported, not delivered
+    asked: bool = False  # to deliver
+    done: list[Indices] = field(default_factory=list)  # delivered
+    sizes: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+    def holds(self) -> list[Indices]:
+        return [*self.done, *self.ran, *self.out]
+
+
+class SharedRound:
+    """One round. Times are seconds of the caller's clock; a call's ``worker`` must have begun.
+
+    piece_plan: the plan's way to be run in pieces. costs: seconds that a piece costs each worker beyond its samples,
+        measured so far; changed in place as rounds end.
+    """
+
+    def __init__(self, piece_plan: PiecePlan, costs: Array) -> None:
+        self._piece_plan, self._costs = piece_plan, costs
+        self._hands: dict[int, _Hand] = {}
+        self._left: deque[Indices] = deque()
+        self.left = 0  # samples not handed out
+        self._planned = self._first = 0
+
+    def begin(self, worker: int, samples: Indices, now: float) -> Indices | None:
+        """The worker takes part with this plan; the piece that it runs at once."""
+        loads = np.zeros(len(self._costs), np.int64)
+        loads[worker] = len(samples)
+        first = int(divide(self._piece_plan, loads)[0][worker])
+        self._hands[worker] = _Hand(now)
+        self._planned, self._first = self._planned + len(samples), self._first + first
+        self._put_back([samples[first:]])
+        return self._hand_out(worker, samples[:first]) if first else self.claim(worker, now)
+
+    def claim(self, worker: int, now: float) -> Indices | None:
+        """The worker's next piece, None where nothing is left."""
+        if not self.left:
+            return None
+        hand, piece_plan = self._hands[worker], self._piece_plan
+        if not hand.out:
+            hand.mark = now
+        count = claim(
+            piece_plan,
+            worker,
+            told=all(each.sizes for each in self._hands.values()),
+            left=self.left,
+            batch=self._planned,
+            held=sum(map(len, hand.holds())),
+            speed=self._speed(worker),
+            together=sum(map(self._speed, range(len(self._costs)))),
+            workers=len(self._hands),
+        )
+        return self._hand_out(worker, self._take(int(count)))
+
+    def reported(self, worker: int, now: float) -> None:
+        """The worker is through with the piece that it was sent first."""
+        hand = self._hands[worker]
+        piece = hand.out.popleft()
+        hand.ran.append(piece)
+        hand.sizes.append(len(piece))
+        hand.times.append(now - hand.mark)
+        hand.mark = now
+
+    def expected(self, worker: int) -> float | None:
+        """When the worker's only piece will be through, so that the next should be claimed; None where it is
+        not known, or another waits already."""
+        hand = self._hands[worker]
+        speed = self._speed(worker)
+        if len(hand.out) != 1 or not self.left or not speed > 0:
+            return None
+        return hand.mark + float(self._costs[worker]) + len(hand.out[0]) / speed - SOON
+
+    def idle(self, worker: int) -> bool:
+        """Whether the worker has nothing to run."""
+        return not self._hands[worker].out
+
+    def awaited(self, worker: int) -> tuple[float, int]:
+        """Since when the worker has not been heard of, and samples that it has been sent and not delivered."""
+        hand = self._hands[worker]
+        return hand.mark, sum(len(piece) for piece in (*hand.out, *hand.ran))
+
+    def to_deliver(self, worker: int) -> Indices | None:
+        """The samples whose gradient the worker should deliver after what it was sent; None where it should go
+        on first, or has nothing, or was told already."""
+        hand = self._hands[worker]
+        if self.left or hand.asked or not (hand.ran or hand.out):
+            return None
+        hand.asked = True
+        return np.concatenate([*hand.ran, *hand.out])
+
+    def delivered(self, worker: int, samples: Indices, now: float) -> None:
+        """The gradient of these samples is here, and with it all reports before."""
+        hand = self._hands[worker]
+        while hand.out and sum(map(len, hand.ran)) < len(samples):
+            self.reported(worker, now)
+        moved = 0
+        while moved < len(samples):  # the worker may have begun on more since it was asked
+            moved += len(hand.ran[0])
+            hand.done.append(hand.ran.pop(0))
+        hand.asked = False
+
+    def lose(self, worker: int) -> None:
+        """The worker is gone: all that it had of the round, delivered or not, is for the others."""
+        hand = self._hands.pop(worker, None)
+        if hand is not None:
+            self._put_back(hand.holds())
+
+    def workers(self) -> list[int]:
+        """Who takes part."""
+        return sorted(self._hands)
+
+    def complete(self) -> bool:
+        """Whether every sample's gradient is here."""
+        return not self.left and not any(hand.out or hand.ran for hand in self._hands.values())
+
+    def end(self) -> dict[int, WorkerRound]:
+        """What each worker did, once the round is complete."""
+        ran = {}
+        for worker, hand in self._hands.items():
+            cost = self._costs[worker] = piece_cost(hand.sizes, hand.times, float(self._costs[worker]))
+            taken = np.concatenate(hand.done) if hand.done else np.zeros(0, np.int64)
+            overhead = max(len(hand.sizes) - 1, 0) * cost
+            ran[worker] = WorkerRound(taken, sum(hand.times), overhead, cost, hand.sizes, hand.times)
+        return ran
+
+    def record(self, ran: dict[int, WorkerRound]) -> PieceRecord:
+        """The round for its record."""
+        n = len(self._costs)
+        return PieceRecord(
+            1.0 if self._first == self._planned else self._first / self._planned,
+            float(np.mean([each.piece for each in ran.values()])),
+            [ran[worker].sizes if worker in ran else [] for worker in range(n)],
+            [[round(t, 6) for t in ran[worker].times] if worker in ran else [] for worker in range(n)],
+        )
+
+    def _speed(self, worker: int) -> float:
+        """Samples per second in this round, as planned until a piece is through; 0 for who is not there."""
+        hand = self._hands.get(worker)
+        if hand is None:
+            return 0.0
+        busy = sum(hand.times) - float(self._costs[worker]) * len(hand.times)
+        return sum(hand.sizes) / busy if busy > 0 else float(self._piece_plan.speeds[worker])
+
+    def _put_back(self, pieces: list[Indices]) -> None:
+        self._left.extend(piece for piece in pieces if len(piece))
+        self.left += sum(map(len, pieces))
+
+    def _take(self, count: int) -> Indices:
+        parts: list[Indices] = []
+        self.left -= count
+        while count:
+            piece = self._left.popleft()
+            if len(piece) > count:
+                self._left.appendleft(piece[count:])
+                piece = piece[:count]
+            parts.append(piece)
+            count -= len(piece)
+        return np.concatenate(parts)
+
+    def _hand_out(self, worker: int, piece: Indices) -> Indices:
+        self._hands[worker].out.append(piece)
+        return piece

@@ -1,0 +1,250 @@
+"""Claims within a round, made ahead: shortly before a piece ends, a thread asks for the next one.
+
+When the backward pass of a piece begins, a rank knows how fast it is in this round and when the piece will end. It
+asks just so early that the round trips to the counter hide behind the rest: who asked earlier would bind itself to
+more than it knows to be right (with whole backward passes ahead, more is lost to that than the round trips cost).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple
+
+import torch
+
+from paceline.errors import WorkerError
+from paceline.pieces.rule import claim
+from paceline.rounds import Array
+from paceline.torch import peers
+from paceline.torch.claiming.counter import MOST_SPEED, SPEED_UNITS, counter
+from paceline.torch.claiming.division import Division
+from paceline.torch.liveness.calls import Calls
+from paceline.torch.measuring import piece_reports
+
+# Times the expected speed of all, told by one rank: a plan made from a stall may be that wrong.
+FASTEST = 16.0
+FORWARD = 1 / 3  # of a piece until its backward pass begins, until measured
+RECENT = 0.2  # weight of the newest measurement of that, of the waits for claims, and of how long these take
+TRIPS = 3e-4  # seconds that a claim takes, until measured
+GROWTH = 2  # times the piece before: what is claimed at most where processes load it meanwhile
+MARGIN = 0.1  # of a piece that is left when the next is asked for, and twice the time that a claim takes
+FORGET_SECONDS = 5.0  # for a claim to return that nobody wants any more
+
+Claim = tuple[int, int]  # start among the epoch's samples, size
+
+
+class _Before(NamedTuple):
+    """Where a rank stands when it asks: a piece that began, of so many samples and expected to take ``whole``
+    seconds, and the samples done before it in ``busy`` seconds."""
+
+    began: float
+    running: int
+    whole: float
+    done: int
+    busy: float
+
+
+class Claims:
+    """This rank's part in the rounds that are run in pieces.
+
+    unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: that
+    this rank may take in a round.
+
+    For each round: ``open``; for each piece ``begin``, ``halfway`` and ``done``; ``take`` between two of them;
+    ``report`` at its end. ``halfway`` may be left out: then ``take`` asks, and waits.
+    """
+
+    def __init__(self, device: torch.device, unit: int, largest: int | None, most: int) -> None:
+        self._counter = counter()
+        self._rank, self._ranks = peers.rank(), peers.ranks()
+        self._device, self._unit, self._most = device, unit, most
+        self._largest = most if largest is None else largest
+        self._asker = Calls("claims")
+        self._timeout = peers.timeout()
+        self._answer: Future[Claim | None] | None = None
+        self._behind = torch.cuda.Event() if device.type == "cuda" else None  # the newest forward pass
+        self._asking: tuple[Division, int] | None = None  # to be asked for when that is through
+        self.early = (
+            False  # claimed samples take long to load: ask when a piece begins, not at its backward pass
+        )
+        self.claimed: Callable[[int, int], object] | None = None  # told of each claim, in the thread
+        self._cost, self._wait, self._forward, self._trips = piece_reports.FIRST_COST, 0.0, FORWARD, TRIPS
+        self._through = threading.Event()  # the piece is, behind which something is asked for
+        self._opened = 0  # rounds; one that was left is counted again when it is run again
+        self._told: int | None = None  # the newest speed that the others were told in this round
+        self._began = self._mark = self._half = self._waited = 0.0
+        self._sizes: list[int] = []
+        self._seconds: list[float] = []
+        self._waits: list[float] = []
+
+    def open(self, began: float) -> None:
+        """A round begins."""
+        self.forget()
+        self._opened += 1
+        self._told = None
+        self._began = self._mark = began
+        self._half = self._waited = 0.0
+        self._sizes, self._seconds, self._waits = [], [], []
+
+    def begin(self, division: Division | None, samples: int) -> None:
+        """A piece begins. division: what to claim from while it runs; None where something else comes next."""
+        if self.early and division is not None and self._sizes:
+            self._ask(division, samples, math.inf)
+
+    def halfway(self, division: Division | None, samples: int) -> None:
+        """The backward pass of a piece begins."""
+        if division is None or self._answer is not None:
+            return
+        if self._behind is not None:
+            self._behind.record(torch.cuda.current_stream(self._device))
+            self._asking = division, samples
+            return
+        self._ask_in_time(division, samples)
+
+    def done(self, samples: int, last: bool = False) -> None:
+        """A piece is through; on a GPU, wait for it first, since what is claimed next depends on when."""
+        if self._behind is not None and not last:
+            if self._asking is not None:
+                self._behind.synchronize()
+                self._ask_in_time(*self._asking)
+                self._asking = None
+            torch.cuda.current_stream(self._device).synchronize()
+        self._through.set()
+        now = time.perf_counter()
+        took = now - self._mark
+        if self._half:
+            portion = (self._half - self._mark - self._waited) / max(took - self._waited, 1e-9)
+            self._forward += RECENT * (min(max(portion, 0.0), 1.0) - self._forward)
+        self._sizes.append(samples)
+        self._seconds.append(took)
+        self._waits.append(self._waited)
+        self._mark, self._half, self._waited = now, 0.0, 0.0
+
+    def take(self, division: Division) -> Claim | None:
+        """(start among the epoch's samples, size) of this rank's next piece; None when nothing is left for it."""
+        began = time.perf_counter()
+        if self._answer is None:
+            self._ask(division)
+        assert self._answer is not None
+        try:
+            taken = self._answer.result(self._timeout)
+        except TimeoutError:
+            raise WorkerError(
+                f"rank 0, where work is claimed, has not answered rank {self._rank} for {self._timeout:.0f} s, as "
+                "long as the process group waits; it may be stopped or cut off: end the run and go on from the last "
+                "checkpoint"
+            ) from None
+        self._answer = None
+        self.waited(time.perf_counter() - began)
+        return taken
+
+    def waited(self, seconds: float) -> None:
+        """The next piece's beginning was held up."""
+        self._waited += seconds
+
+    def report(self) -> Array:
+        """What the other ranks should know: samples run, seconds that a piece costs, pieces, each one's samples
+        and seconds. Shape (piece_reports.width(),)."""
+        pure = [seconds - wait for seconds, wait in zip(self._seconds, self._waits, strict=True)]
+        self._cost = piece_reports.cost(self._sizes, pure, self._cost)
+        claimed = self._waits[1:-1]  # neither the first nor the last piece is claimed
+        if claimed:
+            self._wait += RECENT * (sum(claimed) / len(claimed) - self._wait)
+        return piece_reports.report(self._sizes, self._seconds, self._cost + self._wait)
+
+    def close(self) -> None:
+        self.forget()
+        self._asker.close()
+        self._counter.close()
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _ask_in_time(self, division: Division, samples: int) -> None:
+        """Ask behind a piece whose backward pass begins now."""
+        self._half = time.perf_counter()
+        so_far = self._half - self._mark - self._waited
+        whole = so_far / max(self._forward, 0.05)
+        self._ask(division, samples, whole, 0.0 if self.early else whole * (1 - MARGIN) - 2 * self._trips)
+
+    def _ask(self, division: Division, running: int = 0, whole: float = math.inf, wait: float = 0.0) -> None:
+        """Ask for what comes after a piece of ``running`` samples that takes ``whole`` seconds, when ``wait`` of
+        them are over or it is through."""
+        before = _Before(
+            self._mark + self._waited,
+            running,
+            whole,
+            sum(self._sizes),
+            self._mark - self._began - sum(self._waits) - self._cost * len(self._sizes),
+        )
+        self._through.clear()
+        self._answer = self._asker.submit(self._asked, division, before, wait)
+
+    def _asked(self, division: Division, before: _Before, wait: float) -> Claim | None:
+        """In the thread: the next claim."""
+        pause = before.began + wait - time.perf_counter()
+        through = self._through.wait(pause) if pause > 0 else self._through.is_set()
+        now = time.perf_counter()
+        running = now - before.began
+        portion = 1.0 if through else min(running / before.whole, 1.0)
+        busy = before.busy + (running - self._cost * portion if portion else 0.0)
+        # What is claimed is to be loaded while a piece runs that may be much smaller.
+        most = GROWTH * before.running if self.early and before.running else self._largest
+        taken = self._claim(
+            division, before.done + before.running, before.done + portion * before.running, busy, most
+        )
+        self._trips += RECENT * (min(time.perf_counter() - now, 10 * self._trips) - self._trips)
+        if taken is not None and self.claimed is not None:
+            self.claimed(*taken)
+        return taken
+
+    def _claim(self, division: Division, held: int, done: float, busy: float, most: int) -> Claim | None:
+        """The next claim, of ``most`` samples, of a rank that holds so many, and ran some in ``busy`` seconds."""
+        rank, piece_plan, unit = self._rank, division.piece_plan, self._unit
+        room = min(self._largest, self._most - held - int(division.kept[rank]))
+        room = min(room, max(most, unit)) // unit * unit
+        if room <= 0 and self._told is not None:
+            return None
+        expected, together = float(piece_plan.speeds[rank]), float(piece_plan.speeds.sum())
+        measured = done > 0 and busy > 0
+        speed, known = done / busy if measured else expected, together > 0
+        told, before = 0, self._told or 0
+        if measured and known:
+            told = int(self._told is None)
+            fastest = min(FASTEST, (MOST_SPEED - 1) / self._ranks)
+            self._told = round(min((speed - expected) / together, fastest) * SPEED_UNITS)
+        count = self._counter.add(self._opened, told=told, speed=(self._told or 0) - before)
+        left = division.pool - count.samples
+        if left <= 0 or room <= 0:
+            return None
+        wanted = int(
+            claim(
+                piece_plan,
+                rank,
+                told=count.told == self._ranks,
+                left=left,
+                batch=division.batch,
+                held=held + int(division.kept[rank]),
+                speed=speed,
+                together=together * max(1.0 + count.speed / SPEED_UNITS, 1e-6),
+                workers=self._ranks,
+                most=room,
+                unit=unit,
+            )
+        )
+        start = self._counter.add(self._opened, wanted).samples
+        if start >= division.pool:
+            return None
+        return division.start + start, min(wanted, division.pool - start)
+
+    def forget(self) -> None:
+        """Nothing is asked for any more; a loop that was left within its round may still."""
+        if self._answer is not None:
+            self._through.set()
+            with contextlib.suppress(Exception):  # also of a rank 0 that does not answer
+                self._answer.result(FORGET_SECONDS)
+        self._answer, self._asking = None, None

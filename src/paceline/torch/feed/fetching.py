@@ -1,0 +1,163 @@
+"""Loads the samples that this rank claims: nobody knew of them in time for the DataLoader to draw ahead.
+
+Without worker processes they are loaded by the rank itself, as all others are then. With them, processes of their
+own load what is claimed while the piece before it runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.multiprocessing
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from paceline.rounds import Indices
+from paceline.torch.feed.batches import cut
+from paceline.torch.liveness.shutdown import end_with_parent
+
+TAKEN_OVER = (
+    "num_workers",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "timeout",
+)  # from the user's options
+
+
+class Fetcher(Protocol):
+    """``begin`` (from any thread) with the turns of a claim, then ``next`` for each of them in order."""
+
+    def begin(self, turns: list[Indices]) -> None: ...
+
+    def next(self, indices: Indices) -> Any: ...
+
+    def reset(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Here:
+    """By the rank itself, when it is their turn."""
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def begin(self, turns: list[Indices]) -> None:
+        pass
+
+    def next(self, indices: Indices) -> Any:
+        return self._collate(_read(self._dataset, indices.tolist()))
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Beside:
+    """By processes beside the DataLoader's, as many and set up alike.
+
+    Under the default collate function a turn is divided between them, and joined here.
+    """
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], options: Mapping[str, Any]) -> None:
+        self._workers = int(options["num_workers"])
+        plain = collate is default_collate and _joinable(collate([dataset[0]]))
+        self._parts = self._workers if plain else 1
+        context = options.get("multiprocessing_context") or torch.multiprocessing.get_context()
+        if isinstance(context, str):
+            context = torch.multiprocessing.get_context(context)
+        self._queues = [context.SimpleQueue() for _ in range(self._workers)]
+        loader: DataLoader[Any] = DataLoader(
+            _Asked(dataset, collate, self._queues),
+            batch_size=None,
+            collate_fn=as_it_is,
+            generator=torch.Generator(),  # of its own: the user's numbers shall not depend on who claims
+            **{name: options[name] for name in TAKEN_OVER if name in options},
+        )
+        self._loaded = iter(loader)
+        self._turn = 0  # the loader hands its tasks round, and keeps their order
+        self._counts: deque[int] = deque()  # parts of each turn that has begun
+        self.close = weakref.finalize(self, _send_home, self._queues)
+
+    def begin(self, turns: list[Indices]) -> None:
+        for turn in turns:
+            start, parts = 0, cut(len(turn), -(-len(turn) // self._parts))
+            for size in parts:
+                self._queues[self._turn % self._workers].put(turn[start : start + size].tolist())
+                self._turn += 1
+                start += size
+            self._counts.append(len(parts))
+
+    def next(self, indices: Indices) -> Any:
+        return joined([next(self._loaded) for _ in range(self._counts.popleft())])
+
+    def reset(self) -> None:
+        """Forget what was begun and not asked for."""
+        while self._counts:
+            for _ in range(self._counts.popleft()):
+                next(self._loaded)
+
+
+class _Asked(IterableDataset):
+    """In a worker process: what its queue asks for, batch after batch."""
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], queues: list[Any]) -> None:
+        self._dataset, self._collate, self._queues = dataset, collate, queues
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        end_with_parent()  # which may be killed, and then asks for nothing more
+        while (indices := self._queues[info.id].get()) is not None:
+            yield self._collate(_read(self._dataset, indices))
+
+
+def fetcher(dataset: Any, collate: Callable[[Any], Any], options: Mapping[str, Any]) -> Fetcher:
+    """What suits the user's DataLoader options."""
+    return Beside(dataset, collate, options) if options.get("num_workers") else Here(dataset, collate)
+
+
+def _read(dataset: Any, indices: list[int]) -> Any:
+    whole = getattr(dataset, "__getitems__", None)
+    return whole(indices) if whole else [dataset[index] for index in indices]
+
+
+def as_it_is(batch: Any) -> Any:
+    """For those that change nothing about a batch."""
+    return batch
+
+
+def _send_home(queues: list[Any]) -> None:
+    for queue in queues:
+        queue.put(None)
+
+
+def _joinable(batch: Any) -> bool:
+    """Whether parts of such a batch can be joined to the whole: tensors and strings, however nested."""
+    if isinstance(batch, torch.Tensor):
+        return True
+    if isinstance(batch, Mapping):
+        return all(_joinable(value) for value in batch.values())
+    if isinstance(batch, list | tuple):
+        return all(isinstance(value, str | bytes) or _joinable(value) for value in batch)
+    return False
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """The batch whose parts, one after the other, these are."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, torch.Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, Mapping):
+        return type(first)({key: joined([part[key] for part in parts]) for key in first})  # type: ignore[call-arg]
+    if first and isinstance(first[0], str | bytes):
+        return type(first)(value for part in parts for value in part)
+    fields = [joined(values) for values in zip(*parts, strict=True)]
+    return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)

@@ -1,0 +1,209 @@
+"""The user's loader: this rank's micro-batches, round by round, cut by the plan in force.
+
+A prefetching DataLoader draws its indices ahead of the rounds that use them, so a plan takes effect only as
+many rounds later as the loader may draw ahead (its lag): then every rank cuts a round by the same plan, however
+far its own loader happens to be.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from paceline.errors import PacelineError
+from paceline.rounds import Indices
+from paceline.torch.feed.batches import Order, Piece
+from paceline.torch.feed.empty import EmptyToo
+from paceline.torch.feed.fetching import as_it_is, fetcher
+from paceline.torch.gradients.same_bits import aligned
+from paceline.torch.turns import by_round, round_in_pieces, turns
+
+if TYPE_CHECKING:
+    from paceline.torch.pace import Pace
+
+
+def draws_ahead(options: Mapping[str, Any]) -> int:
+    """Micro-batches that a DataLoader with these options draws before they are used."""
+    workers = int(options.get("num_workers") or 0)
+    factor = options.get("prefetch_factor")
+    return workers * (2 if factor is None else int(factor))
+
+
+def is_indexed(dataset: Any) -> bool:
+    """False for a stream, whose samples can't be told apart beforehand."""
+    indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")  # torch takes either
+    return indexed and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
+
+
+def check_indexed(dataset: Any) -> None:
+    """Raises PacelineError for a stream."""
+    if not is_indexed(dataset):
+        raise PacelineError(
+            f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, of which "
+            "each rank can be given another part in each round: for a stream use pace.stream(...)"
+        )
+
+
+def check_options(options: Mapping[str, Any], global_batch: int, ranks: int) -> None:
+    """Raises PacelineError for options of DataLoader that the balancing decides."""
+    if "batch_size" in options:
+        each = options["batch_size"]
+        instead = (
+            f"for {each} samples a rank on average write Pace(..., global_batch={each * ranks})"
+            if isinstance(each, int)
+            else f"global_batch={global_batch} says how many samples all ranks take together"
+        )
+        raise PacelineError(
+            f"batch_size={each} is what Paceline decides for each rank; leave it out: {instead}"
+        )
+    for name in ("sampler", "batch_sampler"):
+        if name in options:
+            raise PacelineError(
+                f"{name}= is what Paceline replaces, so that each rank's part can change; leave it out: shuffle= and "
+                "seed= choose the order; torch.utils.data.Subset(dataset, indices) with shuffle=False takes your own"
+            )
+
+
+class BalancedLoader:
+    """Iterate it once an epoch. Made by ``Pace.loader``.
+
+    Each full iteration is one epoch and moves on to the next one's order; ``set_epoch`` chooses another. Where an
+    iteration is left early, the next one begins a fresh round of the next epoch (of the same one where no round of
+    it was done).
+
+    dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses.
+    """
+
+    def __init__(
+        self, pace: Pace, dataset: Any, order: Order, number: int, drop_last: bool, options: dict[str, Any]
+    ) -> None:
+        check_options(options, pace.global_batch, pace.ranks)
+        self.dataset, self.number = dataset, number
+        self.samples = order.samples - (order.samples % pace.global_batch if drop_last else 0)
+        self._check_sizes(pace, drop_last)
+        self._pace = pace
+        self._sampler = _Sampler(pace, order)
+        self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
+        collate = options.pop("collate_fn", None) or default_collate
+        self._early = bool(options.get("num_workers"))
+        self._fetcher = fetcher(dataset, collate, options) if pace.terms.moves_work else None
+        collate = EmptyToo(dataset, collate)
+        self._loader = DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate, **options)
+        self._laid = aligned if pace.terms.cell else as_it_is
+        self._source: Iterator[Any] = iter(())
+        self._length: int | None = None  # rounds of the running iteration
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the order of this epoch in the next iteration, from its beginning."""
+        if epoch != self._pace.epoch:
+            self._pace.begin_epoch(epoch)
+
+    @property
+    def sampler(self) -> BalancedLoader:
+        """Where programs written for DistributedSampler look for ``set_epoch``."""
+        return self
+
+    def __len__(self) -> int:
+        """Turns of the running iteration, or else of the next one; rounds, where those differ from rank to rank."""
+        rounds = sum(1 for _ in self._pace.rounds_ahead(self)) if self._length is None else self._length
+        return rounds * (self._pace.terms.fixed_turns or 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        each = turns(self._pace, self)
+        return by_round(self._pace, each) if self._pace.terms.loop == "round" else each
+
+    def close(self) -> None:
+        """No more claims."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    # -- what turns ask of a Source ----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self._length = sum(1 for _ in self._pace.remaining())
+        self._sampler.queue.clear()
+        if self._fetcher is not None:
+            self._pace.claims_ahead(self._claimed, self._early)
+            self._fetcher.reset()
+        self._source = iter(self._loader)
+
+    def end(self) -> None:
+        self._length = None
+
+    def more(self) -> bool:
+        return self._pace.samples_done < self.samples
+
+    def planned(self) -> tuple[Any, Piece]:
+        batch = next(self._source)
+        return self._laid(batch), self._sampler.queue.popleft()
+
+    def claimed(self, start: int, size: int) -> Iterator[tuple[Any, int]]:
+        for turn in self._turns(start, size):
+            yield self._laid(self._fetch(turn)), len(turn)
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _check_sizes(self, pace: Pace, drop_last: bool) -> None:
+        if not self.samples:
+            raise PacelineError(
+                f"drop_last=True leaves nothing of {len(self.dataset)} samples, fewer than global_batch="
+                f"{pace.global_batch}; leave it out, or choose a smaller batch"
+            )
+        short, quantum = self.samples % pace.global_batch, pace.terms.quantum
+        if short % quantum:
+            raise PacelineError(
+                f"the last round of an epoch has {short} samples, which is no multiple of quantum={quantum}; use "
+                "drop_last=True, which leaves it out, or another quantum"
+            )
+
+    def _turns(self, start: int, size: int) -> list[Indices]:
+        """What is claimed, cut into turns of the user's loop: one, or cells of a grid."""
+        chosen, each = self._sampler.indices[start : start + size], self._pace.terms.cell or size
+        return [chosen[at : at + each] for at in range(0, size, each)]
+
+    def _claimed(self, start: int, size: int) -> None:
+        """Called from the thread that claims."""
+        assert self._fetcher is not None
+        self._fetcher.begin(self._turns(start, size))
+
+    def _fetch(self, turn: Indices) -> Any:
+        assert self._fetcher is not None
+        began = time.perf_counter()
+        batch = self._fetcher.next(turn)
+        if self._loader.num_workers:  # else loading is work like any other
+            self._pace.waited(time.perf_counter() - began)
+        return _pinned(batch) if self._pins else batch
+
+
+class _Sampler:
+    """Yields the indices of this rank's micro-batches, and keeps beside them what each one is."""
+
+    def __init__(self, pace: Pace, order: Order) -> None:
+        self._pace, self._order = pace, order
+        self.queue: deque[Piece] = deque()
+        self.indices: Indices = np.empty(0, np.int64)  # this epoch's order
+
+    def __iter__(self) -> Iterator[list[int]]:
+        pace = self._pace
+        self.indices = indices = self._order.epoch(pace.epoch)
+        step = pace.rounds
+        for first, size in pace.remaining():
+            loads = pace.loads(step, size)
+            for chosen, piece in round_in_pieces(
+                pace.terms, pace.rank, step, loads, first, indices, pace.terms.fills
+            ):
+                self.queue.append(piece)
+                yield chosen.tolist()
+            step += 1
+
+
+def _pinned(batch: Any) -> Any:
+    from torch.utils.data._utils.pin_memory import pin_memory
+
+    return pin_memory(batch)

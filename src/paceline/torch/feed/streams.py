@@ -1,0 +1,246 @@
+"""Streams: each rank draws from its own as many samples as the plan gives it.
+
+A rank keeps samples drawn ahead, and tells the others before each round how many it holds: no plan gives it more. So
+a stream may end at any time: what is left of it is run by its rank, and the others take over the rest of the batch.
+The numbers travel while the round before is computed, and nobody waits for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from paceline.errors import PacelineError
+from paceline.rounds import Indices
+from paceline.torch.feed.batches import Piece, pieces
+from paceline.torch.feed.empty import nothing_of
+from paceline.torch.feed.fetching import as_it_is
+from paceline.torch.feed.held import Batches, Held, Samples
+from paceline.torch.measuring import exchange
+from paceline.torch.turns import by_round, turns
+
+if TYPE_CHECKING:
+    from paceline.torch.pace import Pace
+
+AHEAD = 2  # times what a rank is to run, and times an equal share of those whose streams go on
+
+
+class Supply(NamedTuple):
+    """What the ranks hold, each of shape (n,)."""
+
+    held: Indices  # samples drawn ahead
+    ended: np.ndarray[Any, np.dtype[np.bool_]]  # whether that is all
+
+
+def available(supply: Supply, most: Indices, quantum: int, floor: int) -> Indices:
+    """How many samples each rank may be given in the next round, (n,): what it holds and may take, in whole quanta.
+
+    floor: loads below it are put together on one rank, which must have room for them.
+    """
+    spare = (floor - 1) * len(supply.held)
+    held = np.maximum(supply.held - spare, 0)
+    return np.minimum(held, most) // quantum * quantum
+
+
+def wanted(load: int, batch: int, ended: int, ranks: int) -> int:
+    """How many samples a rank holds for the next round after one in which it ran ``load`` of ``batch``."""
+    share = -(-batch // max(ranks - ended, 1))
+    return min(AHEAD * max(load, share), AHEAD * batch)
+
+
+class StreamLoader:
+    """Iterate it until the streams of all ranks have ended. Made by ``Pace.stream``.
+
+    dataset: this rank's stream. number: of this loader among those of its Pace. batches: its items are whole batches.
+    """
+
+    samples: int | None = None  # of an epoch: nobody knows
+
+    def __init__(
+        self,
+        pace: Pace,
+        dataset: Iterable[Any],
+        number: int | None,
+        drop_last: bool,
+        batches: bool,
+        options: dict[str, Any],
+    ) -> None:
+        terms = pace.terms
+        if terms.cell:
+            raise PacelineError(
+                "deterministic=True fixes who runs which sample, and each rank has a stream of its own; leave it out"
+            )
+        if terms.quantum > 1 and not drop_last:
+            raise PacelineError(
+                f"quantum={terms.quantum}: nobody knows whether a stream ends on a multiple of it; use "
+                "drop_last=True, which leaves out what is too little for a round"
+            )
+        self.dataset, self.number = dataset, number
+        self._pace, self._drop_last = pace, drop_last
+        collate = options.pop("collate_fn", None) or default_collate
+        self._held: Held = Batches() if batches else Samples(collate)
+        self._stream: Any = dataset
+        if isinstance(dataset, IterableDataset):
+            self._stream = DataLoader(dataset, batch_size=None, collate_fn=as_it_is, **options)
+        elif options:
+            raise PacelineError(
+                f"{', '.join(f'{name}=' for name in options)}: such options are for an IterableDataset, and the "
+                f"stream is a {type(dataset).__name__}; leave them out"
+            )
+        self._exchange = exchange.connect()
+        self._told = -1  # messages sent
+        self._source: Iterator[Any] | None = None
+        self._ended = self._resumed = False
+        self._supply = Supply(np.zeros(pace.ranks, np.int64), np.zeros(pace.ranks, bool))
+        self._known = False  # what the ranks hold for the next round
+        self._loads: Indices | None = None  # of the next round
+        self._planned: Iterator[tuple[Indices, Piece]] = iter(())
+        self._taken: Any = None  # this rank's samples of the running round
+        self._some: Any = None  # samples that count for nothing, where a turn needs some
+
+    def __iter__(self) -> Iterator[Any]:
+        each = turns(self._pace, self)
+        return by_round(self._pace, each) if self._pace.terms.loop == "round" else each
+
+    def __len__(self) -> int:
+        raise TypeError("a stream has no length: its loader ends when the streams of all ranks have ended")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of this rank's stream, between two rounds: where it stands, and what was drawn ahead."""
+        elsewhere = isinstance(self._stream, DataLoader) and self._stream.num_workers > 0
+        if elsewhere or not hasattr(self.dataset, "state_dict"):
+            raise PacelineError(
+                f"a {type(self.dataset).__name__} cannot tell where it stands (it has no state_dict(), or is read by "
+                "processes of its own); expected a stream such as torchdata's StatefulDataLoader"
+            )
+        return {
+            "stream": self.dataset.state_dict(),
+            "held": self._held.state(),
+            "ended": self._ended,
+            "some": self._some,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where ``state_dict`` was called, in the next iteration."""
+        self.dataset.load_state_dict(state["stream"])  # type: ignore[attr-defined]
+        self._clear()
+        for item in state["held"]:
+            self._held.add(item)
+        self._ended, self._resumed, self._source = bool(state["ended"]), True, None
+        self._some = state["some"]
+
+    def close(self) -> None:
+        """No more rounds."""
+        self._exchange.close()
+
+    # -- what turns ask of a Source ----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        source = iter(self._stream)
+        if source is not self._source and not self._resumed:  # else it goes on where it was left
+            self._clear()
+            self._ended = False
+        self._source, self._resumed = source, False
+        self._tell(0)
+
+    def end(self) -> None:
+        if self._taken is not None and self._pace.in_round and not self._pace.complete:
+            self._held.back(self._taken)  # of a round that was left
+        self._taken, self._loads = None, None
+
+    def more(self) -> bool:
+        if self._pace.in_round:
+            return True
+        if self._loads is None:
+            self._loads = self._plan()
+        return self._loads is not None
+
+    def planned(self) -> tuple[Any, Piece]:
+        pace, terms = self._pace, self._pace.terms
+        if not pace.in_round:
+            loads = self._loads
+            assert loads is not None
+            own, self._loads = int(loads[pace.rank]), None
+            self._taken = self._held.take(own)
+            self._tell(own)
+            filler = np.full(terms.floor, -1) if terms.fills else None
+            self._planned = pieces(
+                np.arange(own), pace.rounds, loads, terms.micro_batch, filler, None, 0, terms.turns(loads),
+                terms.floor, terms.quantum,
+            )  # fmt: skip
+        chosen, piece = next(self._planned)
+        return self._batch(chosen), piece
+
+    def claimed(self, start: int, size: int) -> Iterator[tuple[Any, int]]:
+        raise AssertionError("rounds of a stream are run as planned")
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _batch(self, chosen: Indices) -> Any:
+        if len(chosen) and chosen[0] >= 0:
+            return self._held.batch(self._held.cut(self._taken, int(chosen[0]), int(chosen[-1]) + 1))
+        if self._some is None:
+            raise PacelineError(
+                f"the stream of rank {self._pace.rank} gave no sample at all; expected at least one on every rank"
+            )
+        batch = self._held.batch(self._some)
+        return batch if len(chosen) else nothing_of(batch)
+
+    def _plan(self) -> Indices | None:
+        """The loads of the next round, (n,); None where the epoch is over. Every rank finds the same."""
+        pace, terms = self._pace, self._pace.terms
+        pace.settle()  # the plan goes by the round before
+        self._hear()
+        for attempt in range(2):
+            can = available(self._supply, terms.most, terms.quantum, terms.floor)
+            if can.sum() >= pace.global_batch or self._supply.ended.all():
+                break
+            if (
+                not attempt
+            ):  # several streams have ended at once: the others draw all that they may be asked for
+                self._tell(pace.global_batch)
+                self._hear()
+        batch = int(min(can.sum(), pace.global_batch))
+        if not batch or (self._drop_last and batch < pace.global_batch):
+            return None
+        return terms.balancer.loads(pace.rounds, batch, can > 0, can)
+
+    def _tell(self, load: int) -> None:
+        """Draw ahead after a round of ``load`` samples, and tell how many are held."""
+        pace, supply = self._pace, self._supply
+        aim = wanted(load, pace.global_batch, int(supply.ended.sum()), pace.ranks)
+        aim += (pace.terms.floor - 1) * pace.ranks
+        assert self._source is not None
+        while not self._ended and self._held.count < aim:
+            try:
+                self._held.add(next(self._source))
+            except StopIteration:
+                self._ended = True
+        if self._some is None and self._held.count:
+            taken = self._held.take(min(pace.terms.floor, self._held.count))
+            self._held.back(taken)
+            self._some = taken
+        self._told += 1
+        self._known = False
+        self._exchange.send(self._told, np.array([self._held.count, self._ended], float))
+
+    def _hear(self) -> None:
+        if not self._known:
+            rows = self._exchange.receive(self._told)
+            self._supply, self._known = Supply(rows[:, 0].astype(np.int64), rows[:, 1] > 0), True
+
+    def _clear(self) -> None:
+        self._held.take(self._held.count)
+
+
+def check_stream(dataset: Any) -> None:
+    """Raises PacelineError for what is neither indexed nor iterable."""
+    if not hasattr(dataset, "__iter__") or isinstance(dataset, str | bytes | torch.Tensor):
+        raise PacelineError(
+            f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, or a stream "
+            "that can be iterated"
+        )

@@ -1,0 +1,113 @@
+"""How a model's gradients are averaged over the ranks: by DDP, by FSDP2, or not at all.
+
+Both leave the mean over the ranks in ``grad``, so one weight of the loss serves both. They differ in how an average
+is put off to the round's last micro-batch, and in where a rank waits for the others: in DDP once a round, after its
+last gradient; in FSDP2 in each layer, so that its waits have to be taken out of what it measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.errors import PacelineError
+
+
+class Alone:
+    """One process: nothing to average."""
+
+    in_step = False  # all ranks must take as many turns in a round
+    waited: Callable[[], float] | None = None  # seconds spent waiting for others within rounds, so far
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Backward passes in here leave the gradients on this rank."""
+        return nullcontext()
+
+    def check_sync(self, last: bool) -> None:
+        """Raises PacelineError where the coming backward pass would not reduce the gradients in a round's last piece
+        alone."""
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        """Let ``hook`` reduce the gradients."""
+
+    def release(self) -> None:
+        """Let go of the model before the process group ends."""
+
+
+class Replicated(Alone):
+    """DistributedDataParallel."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp = ddp
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        return self._ddp.no_sync()
+
+    def check_sync(self, last: bool) -> None:
+        if bool(self._ddp.require_backward_grad_sync) != last:
+            raise PacelineError(
+                "the model's no_sync() or require_backward_grad_sync was used within pace's loop; expected neither: "
+                "Paceline itself reduces the gradients in each round's last backward pass"
+            )
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        self._ddp.register_comm_hook(state, hook)
+
+    def release(self) -> None:
+        # otherwise gloo's thread may free its last work while Python ends, and abort
+        self._ddp.reducer = None  # type: ignore[assignment]
+
+
+class Sharded(Alone):
+    """FSDP2: modules that were given to ``fully_shard``."""
+
+    in_step = True  # every forward and backward pass gathers parameters from all ranks
+
+    def __init__(self, shards: list[Any]) -> None:
+        from paceline.torch.gradients.sharded import time_waits
+
+        self._shards = shards
+        self.waited = time_waits(shards)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self._reduce(False)
+        try:
+            yield
+        finally:
+            self._reduce(True)
+
+    def register_comm_hook(self, state: Any, hook: Any) -> None:
+        raise PacelineError("weigh='hook' needs DistributedDataParallel; with fully_shard use weigh='loss'")
+
+    def _reduce(self, now: bool) -> None:
+        for shard in self._shards:
+            shard.set_requires_gradient_sync(now, recurse=False)
+
+
+def parallel(model: torch.nn.Module, ranks: int) -> Alone:
+    """How ``model``, or what it wraps, averages its gradients. Raises PacelineError where it does not, or in a way
+    that is not supported."""
+    modules = list(model.modules())
+    wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]
+    if len(wrapped) == 1:
+        return Replicated(wrapped[0])
+    if not wrapped and ranks == 1:
+        return Alone()
+    if wrapped:
+        raise PacelineError(
+            f"{type(model).__name__} holds {len(wrapped)} DistributedDataParallel modules; expected one"
+        )
+    from paceline.torch.gradients.sharded import check, shards
+
+    if sharded := shards(modules):
+        check(model, ranks)
+        return Sharded(sharded)
+    raise PacelineError(
+        f"{type(model).__name__} in a group of {ranks} ranks: expected a DistributedDataParallel module, or one that "
+        "was given to fully_shard; wrap the model and pass the wrapped one"
+    )

@@ -1,0 +1,155 @@
+"""Which ranks keep the others waiting, and when that is worth a word: long before a collective's own timeout.
+
+A rank that gives no sign of life is stopped or cut off, and is missed after ``patience`` seconds. One that lives may
+compile, evaluate or write a checkpoint: it is missed only after many times that, and many times what rounds take.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from paceline.errors import PacelineError
+from paceline.torch.liveness.board import Failure, Sight
+
+SECONDS = 30.0  # without a sign of life, by default
+LIVING = 10.0  # times that, and
+TIMES = 10.0  # times the longest of the recent rounds, until a rank that lives is missed
+RECENT = 20
+GROWTH = 2.0  # times the wait before: when the same ranks are told of again
+
+
+class Missing(NamedTuple):
+    """Ranks that this rank cannot go on without; as a string, a sentence about them."""
+
+    round: int  # that this rank is in
+    ranks: list[int]
+    seconds: float  # since their last sign of life; since this rank's own part of the round, where they live
+    lives: bool  # they give signs of life
+    failure: Failure | None = None  # why they cannot go on, where they told
+
+    @property
+    def words(self) -> str:
+        """Who is missed and since when."""
+        who = named(self.ranks)
+        if self.failure is not None:
+            return f"{who} {self.failure.words}"
+        if self.lives:
+            return (
+                f"{who} has not ended its part of round {self.round} {self.seconds:.0f} s after this rank did, but "
+                "gives signs of life: it may be busy with something else, or hang"
+            )
+        return (
+            f"{who} has given no sign of life for {self.seconds:.0f} s in round {self.round}: it may be stopped, "
+            "dead or cut off"
+        )
+
+    def __str__(self) -> str:
+        stays = "" if self.failure is not None else "if it stays so, "
+        return f"{self.words}; {stays}end the run and go on from the last checkpoint"
+
+
+OnMissed = str | Callable[[Missing], object]
+
+
+def named(ranks: list[int]) -> str:
+    """ "rank 1" or "rank 1, 2"."""
+    return "rank " + ", ".join(str(r) for r in ranks)
+
+
+def warn(missing: Missing) -> None:
+    """Name the ranks in a warning."""
+    warnings.warn(str(missing), RuntimeWarning, stacklevel=2)
+
+
+def end(missing: Missing) -> None:
+    """Name the ranks on standard error and end this process: nothing else frees one that waits in a reduction."""
+    print(f"paceline: {missing}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+def answer(on_missed: OnMissed) -> Callable[[Missing], object]:
+    """What to do about missing ranks. Raises PacelineError for what is no such thing."""
+    if callable(on_missed):
+        return on_missed
+    known = {"warn": warn, "end": end}
+    if on_missed not in known:
+        raise PacelineError(f"on_missed={on_missed!r}: expected 'warn', 'end' or a function")
+    return known[on_missed]
+
+
+def check(patience: float) -> float:
+    """Seconds of patience. Raises PacelineError where they are none."""
+    if not isinstance(patience, int | float) or isinstance(patience, bool) or not patience > 0:
+        raise PacelineError(f"patience={patience!r}: expected a positive number of seconds; inf is for ever")
+    return float(patience)
+
+
+class Patience:
+    """Judges what is known of the others, of which it is told again and again.
+
+    rank: this one. seconds: without a sign of life until a rank is missed.
+    """
+
+    def __init__(self, rank: int, seconds: float = SECONDS) -> None:
+        self._rank, self._patience = rank, seconds
+        self._rounds: deque[float] = deque(maxlen=RECENT)
+        self._look, self._quiet = -1, 0.0  # rank 0's newest look at the others, and the seconds since
+        self._waited = 0.0  # seconds since this rank has done its part of the round, while others had not
+        self._failed = 0.0  # seconds since a rank told that it failed
+        self._told: tuple[list[int], bool] | None = None
+        self._again = 0.0  # seconds at which those told of are told of again
+
+    def round_over(self, seconds: float) -> None:
+        """A round took so long."""
+        self._rounds.append(seconds)
+
+    def quiet(self) -> float:
+        """Seconds since rank 0's last sign of life."""
+        return 0.0 if self._rank == 0 else self._quiet
+
+    def judge(self, sight: Sight, step: int, waits: bool, seconds: float) -> Missing | None:
+        """Whom to tell of now, if anybody.
+
+        step: the round that this rank is in; waits: it has done its part. seconds: since the last call, as far as
+        this process was awake: after a nap of its own it must not blame the others.
+        """
+        self._quiet = 0.0 if sight.number != self._look else self._quiet + seconds
+        self._look = sight.number
+        self._waited = self._waited + seconds if waits and sight.least < step else 0.0
+        self._failed = self._failed + seconds if sight.failure is not None else 0.0
+        missing = self._missing(sight, step)
+        if missing is None:
+            self._told = None
+            return None
+        key = missing.ranks, missing.lives
+        if key == self._told and missing.seconds < self._again:
+            return None
+        self._told, self._again = key, GROWTH * missing.seconds
+        return missing
+
+    def _missing(self, sight: Sight, step: int) -> Missing | None:
+        if sight.failure is not None:
+            if self._failed < self._patience or sight.failure.rank == self._rank:
+                return None
+            return Missing(step, [sight.failure.rank], self._failed, False, sight.failure)
+        if self.quiet() >= self._patience:  # what rank 0 wrote of the others is old
+            return None if 0 in sight.left else Missing(step, [0], self._quiet, False)
+        silent = {r: s for r, s in sight.silent.items() if s >= self._patience and r != self._rank}
+        if silent:
+            return Missing(step, sorted(silent), max(silent.values()), False)
+        longest = max(self._rounds, default=0.0)
+        late = [rank for rank in sight.late if rank != self._rank]
+        if late and self._waited >= max(LIVING * self._patience, TIMES * longest):
+            return Missing(step, late, self._waited, True)
+        return None
+
+
+def pause(patience: float, ranks: int) -> float:
+    """Seconds between two signs of life: many within the patience, and no load for rank 0 with many ranks."""
+    return max(min(0.5, patience / 15), ranks / 1000) if math.isfinite(patience) else 0.5

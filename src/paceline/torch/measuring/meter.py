@@ -1,0 +1,152 @@
+"""Measures this rank's rounds and tells the other ranks, without holding up the step.
+
+For each round, in this order: ``start`` before its first micro-batch is loaded, ``add_loss`` for each
+micro-batch, ``stop`` when its last gradient is ready (sends), ``collect`` after the optimizer step (receives).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+from paceline.torch.measuring import exchange, measure
+from paceline.torch.readings import Readings
+
+
+class Measured(NamedTuple):
+    """What all ranks reported of one round; arrays of shape (n,)."""
+
+    step: int
+    seconds: Array
+    known_overhead: Array  # seconds of the optimizer step before it, measured apart
+    loss_sums: Array  # summed over each rank's samples; NaN where it did not hand in its loss
+    loss_counts: Array  # what these are sums over, where that is something other than samples; else NaN
+    loss_told: Array  # 1 where a rank handed in its loss, else 0
+    cpu: Array  # portion of the machine's processors that others left, NaN where not asked for
+    memory: Array  # portion that is free
+    further: Array  # what else was handed to ``stop``, shape (n, k)
+
+
+class Meter:
+    """This rank's stopwatch, and the exchange with the others.
+
+    readings: also report CPU and memory of the machine, for forecasts that use them.
+    further: how many more numbers each round's ``stop`` hands in.
+    waited: seconds that this rank has spent waiting for others within rounds, so far in all; not its own.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        readings: bool = False,
+        further: int = 0,
+        waited: Callable[[], float] | None = None,
+    ) -> None:
+        self.lost = exchange.nobody  # tells of a rank that need not be waited for any more
+        self._watch = measure.stopwatch(device)
+        self._waited = waited or (lambda: 0.0)
+        self._exchange = exchange.connect()
+        self._readings = Readings() if readings else None
+        self._carry: dict[int, float] = {}
+        self._waits: dict[int, float] = {}
+        self._losses: dict[int, list[torch.Tensor]] = {}
+        self._counts: dict[int, float] = {}
+        self._further: dict[int, Array] = {}
+        self._nothing = np.full(further, np.nan)
+        self._sent = -1  # newest round announced
+        self._running = -1
+        self._sequence = -1  # of announcements: one for each round begun, and one where a flush asks for it
+
+    @property
+    def lag(self) -> int:
+        """Rounds by which a measurement comes in late."""
+        return self._watch.lag
+
+    def start(self, step: int, carry: float) -> None:
+        """Round ``step`` begins; ``carry`` seconds of it were spent before, on the optimizer."""
+        self._running = step
+        self._losses.pop(step, None)
+        self._counts.pop(step, None)
+        self._sequence += 1
+        self._carry[step] = carry
+        self._waits[step] = self._waited()
+        self._watch.start(step)
+
+    def add_loss(self, step: int, loss_sum: torch.Tensor) -> None:
+        """Count this micro-batch's summed loss towards the round's."""
+        self._losses.setdefault(step, []).append(loss_sum)
+
+    def add_count(self, step: int, count: float) -> None:
+        """This micro-batch's summed loss is over so many tokens, nodes or the like."""
+        self._counts[step] = self._counts.get(step, 0.0) + count
+
+    def stopped(self, step: int) -> bool:
+        """True when the round's last gradient has been seen."""
+        return self._sent >= step
+
+    def stop(self, step: int, digest: int, further: Callable[[], Array] | None = None) -> None:
+        """The last gradient of round ``step`` is ready: announce what is known. Later calls do nothing."""
+        if self.stopped(step) or step != self._running:
+            return
+        self._watch.stop(step)
+        self._waits[step] = self._waited() - self._waits[step]
+        if further is not None:
+            self._further[step] = further()
+        self._sent = step
+        self._announce(step - self._watch.lag, digest)
+
+    def drop(self, step: int) -> None:
+        """Round ``step`` was left unfinished, and may be run again."""
+        self._sent = min(self._sent, step - 1)
+
+    def flush(self, digest: int) -> Measured | None:
+        """The newest round's reading, where the device's would only come with the next round's. Collective."""
+        if not self._watch.lag or self._sent not in self._carry:
+            return None
+        self._sequence += 1
+        self._announce(self._sent, digest)
+        return self.collect(self._sent)
+
+    def collect(self, step: int) -> Measured | None:
+        """All ranks' report that came with round ``step``; None when it holds no finished round yet."""
+        rows = self._exchange.receive(self._sequence, self.lost)
+        digests = rows[:, 1]
+        if (digests != digests[0]).any():
+            odd = np.flatnonzero(digests != np.median(digests))
+            names = ", ".join(str(r) for r in (odd if odd.size else np.flatnonzero(digests != digests[0])))
+            raise PacelineError(
+                f"rank {names} decided another plan than the other ranks at round {step}; expected the same plan "
+                "everywhere: check that all ranks run the same version and options"
+            )
+        if np.isnan(rows[0, 0]):
+            return None
+        seconds, known, losses, counts, told, cpu, memory = rows[:, 2:9].T
+        return Measured(int(rows[0, 0]), seconds, known, losses, counts, told, cpu, memory, rows[:, 9:])
+
+    def close(self) -> None:
+        self._exchange.close()
+
+    def abandon(self) -> None:
+        """``close`` after a failure: nobody is waited for."""
+        self._exchange.abandon()
+
+    def _announce(self, step: int, digest: int) -> None:
+        self._exchange.send(self._sequence, self._report(step, digest))
+
+    def _report(self, step: int, digest: int) -> Array:
+        if step not in self._carry:  # the device's first reading comes a round later
+            return np.array([np.nan, digest, *[np.nan] * 7, *self._nothing])
+        carry = self._carry.pop(step)
+        losses = self._losses.pop(step, None)
+        loss = float(torch.stack(losses).sum()) if losses is not None else np.nan
+        count = self._counts.pop(step, np.nan)
+        cpu, memory = self._readings.take() if self._readings else (np.nan, np.nan)
+        further = self._further.pop(step, self._nothing)
+        seconds = self._watch.seconds(step) - self._waits.pop(step) + carry
+        told = losses is not None
+        return np.array([step, digest, seconds, carry, loss, count, told, cpu, memory, *further])

@@ -1,0 +1,149 @@
+"""The book of rounds: from a round's first micro-batch on this rank to what all ranks reported of it.
+
+A round is opened with its first micro-batch, finished after the optimizer step, and settled when the others'
+reports are taken in: then the next plan is made, and listeners hear of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.balancer import Balancer
+from paceline.errors import PacelineError
+from paceline.pieces.sharing import PieceRecord
+from paceline.rounds import Array
+from paceline.torch.feed.batches import Piece
+from paceline.torch.gradients.finite import Finite, OnNan
+from paceline.torch.measuring.meter import Measured, Meter
+from paceline.torch.measuring.piece_reports import PieceReports
+
+
+class RoundResult(NamedTuple):
+    """One finished round, the same on every rank. Arrays of shape (n,)."""
+
+    step: int
+    epoch: int
+    batch: int
+    loads: NDArray[np.int64]
+    compute: Array  # seconds, without the wait for others
+    overhead: Array  # the part of compute that does not grow with the load, as fitted
+    seconds: float  # wall seconds of the round on this rank
+    loss: float  # mean over the round's samples, or what was counted; NaN where backward() was not used
+    shares: Array  # the plan made from it
+    within: PieceRecord | None = None  # its pieces, where work may move within the round
+    learning_rate: float = (
+        math.nan
+    )  # of the first optimizer's first group; NaN where pace.step did not step it
+
+
+class _Open(NamedTuple):
+    """A round whose measurements have not come in yet."""
+
+    epoch: int
+    batch: int
+    loads: NDArray[np.int64]
+    seconds: float
+    at_once: float
+    learning_rate: float = math.nan
+
+
+class OpenRounds:
+    """Keeps the rounds that are not settled yet.
+
+    moves_work: whether work may move within rounds, so that the ranks report what they really ran.
+    listeners: called in turn with each settled round. on_nan: what to do next where its loss is no number.
+    """
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        meter: Meter,
+        moves_work: bool,
+        listeners: list[Callable[[RoundResult], None]],
+        on_nan: OnNan = "warn",
+    ) -> None:
+        self._balancer, self._meter, self._moves_work = balancer, meter, moves_work
+        self.listeners = listeners
+        self._finite = Finite(on_nan)
+        self._settled = -1  # newest round whose reports have been taken in
+        self._open: dict[int, _Open] = {}
+
+    def restart(self, rounds: int) -> None:
+        """Go on after this many rounds."""
+        self._settled = rounds - 1
+
+    def open(self, piece: Piece, epoch: int, at_once: float) -> None:
+        """A round's first micro-batch goes out; ``at_once`` of the plan is run before anything is claimed."""
+        self._open[piece.step] = _Open(epoch, piece.batch, piece.loads, 0.0, at_once)
+
+    def divided(self, step: int, at_once: float) -> None:
+        """The round turns out to run only this portion of its plan at once."""
+        if step in self._open:
+            self._open[step] = self._open[step]._replace(at_once=at_once)
+
+    def finish(self, step: int, seconds: float, learning_rate: float) -> None:
+        """The round's optimizer step is done, ``seconds`` after its beginning, at this learning rate."""
+        self._open[step] = self._open[step]._replace(seconds=seconds, learning_rate=learning_rate)
+
+    def settle(self, rounds: int) -> None:
+        """Take in what the ranks reported of the newest of so many finished rounds, once."""
+        if self._settled == rounds - 1:
+            return
+        self._settled = rounds - 1
+        self._take_in(self._meter.collect(self._settled))
+
+    def flush(self, rounds: int) -> None:
+        """``settle``, and on a GPU also wait for the last round's reading. Collective."""
+        self.settle(rounds)
+        self._take_in(self._meter.flush(self._balancer.digest))
+
+    def _take_in(self, measured: Measured | None) -> None:
+        if measured is None:
+            return
+        opened = self._open.pop(measured.step)
+        known, loads, reports, within = measured.known_overhead, opened.loads, None, None
+        if self._moves_work:
+            reports = PieceReports.of(measured.further)
+            within = PieceRecord(opened.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
+            known, loads = known + (reports.counts - 1).clip(0) * reports.cost, reports.loads
+            if loads.sum() != opened.batch:
+                raise PacelineError(
+                    f"round {measured.step}: the ranks ran {loads.sum()} of its {opened.batch} samples; expected "
+                    "all: check that every rank works through all that its loader yields"
+                )
+        overhead, shares = self._balancer.report(
+            measured.step,
+            loads,
+            measured.seconds,
+            known,
+            measured.cpu,
+            measured.memory,
+            None if reports is None else reports.times(),
+        )
+        result = RoundResult(
+            measured.step,
+            opened.epoch,
+            opened.batch,
+            loads,
+            measured.seconds,
+            overhead,
+            opened.seconds,
+            _mean_loss(measured, opened.batch),
+            shares,
+            within,
+            opened.learning_rate,
+        )
+        for listener in self.listeners:
+            listener(result)
+        self._finite.check(measured.step, measured.loss_sums, measured.loss_told)
+
+
+def _mean_loss(measured: Measured, batch: int) -> float:
+    counts = measured.loss_counts
+    total = batch if np.isnan(counts).all() else float(np.nansum(counts))
+    return float(measured.loss_sums.sum() / total) if total else float("nan")

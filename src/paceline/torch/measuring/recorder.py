@@ -1,0 +1,139 @@
+"""Puts any DistributedDataParallel script on record, so that ``paceline whatif`` can say what it lost.
+
+    recorder = Recorder(ddp, "runs/mine")
+    for images, labels in loader:
+        recorder.start(len(images))
+        loss_of(ddp(images), labels).backward()
+        optimizer.step()
+        ...
+    recorder.close()
+
+The training stays as it is: nothing is balanced, and no rank waits for the record.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from paceline import runs
+from paceline.errors import PacelineError
+from paceline.torch import peers
+from paceline.torch.measuring import exchange, measure
+
+
+class Recorder:
+    """Records each step's seconds of computation on every rank, without the wait for others, and the loads.
+
+    model: the DistributedDataParallel module (or a plain one in a single process).
+    run_dir: a new directory for the record; rank 0 writes it.
+    config: what else the record should know, as ``policy="my own"``.
+
+    Construct and call it alike on all ranks. Raises PacelineError when the directory cannot be made.
+    """
+
+    def __init__(self, model: torch.nn.Module, run_dir: str | Path, **config: Any) -> None:
+        self._model = model
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        device = parameters[0].device if parameters else torch.device("cpu")
+        self._record: runs.Recorder | None = None
+        wrong = ""
+        if peers.rank() == 0:
+            facts = {"engine": "torch", "policy": "recorded", "workers": peers.ranks()}
+            try:
+                self._record = runs.Recorder.create(run_dir, facts | config)
+            except PacelineError as error:
+                wrong = str(error)
+        wrong = peers.gather(wrong)[0]  # so that no rank goes on alone
+        if wrong:
+            raise PacelineError(wrong)
+        self._watch = measure.stopwatch(device)
+        self._exchange = exchange.connect()
+        self._hook = torch.autograd.graph.register_multi_grad_hook(parameters, self._gradients_ready)
+        self._steps = 0
+        self._first = 0.0
+        self._began: dict[int, float] = {}
+        self._loads: dict[int, int] = {}
+        self._walls: dict[int, float] = {}
+        self._closed = False
+
+    def start(self, samples: int) -> None:
+        """A step begins with this many samples on this rank, before their forward pass."""
+        now = time.perf_counter()
+        if self._steps:
+            self._end(self._steps - 1, now)
+        self._began[self._steps], self._loads[self._steps] = now, int(samples)
+        self._watch.start(self._steps)
+        self._steps += 1
+
+    def close(self) -> None:
+        """End the last step and the record. Safe to call twice; call it before the process group ends."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._steps:
+            last = self._steps - 1
+            self._end(last, time.perf_counter())
+            self._write(last)
+            for late in range(1, self._watch.lag + 1):
+                self._send(last + late)
+                self._write(last + late)
+        self._hook.remove()
+        self._exchange.close()
+        if self._record is not None:
+            self._record.finish()
+            self._record.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        elif self._record is not None:
+            self._record.close()  # the other ranks may be gone: what is written stays
+
+    def _gradients_ready(self, _: object) -> None:
+        accumulating = not getattr(self._model, "require_backward_grad_sync", True)
+        if not accumulating and self._steps and not self._watch.stopped(self._steps - 1):
+            self._watch.stop(self._steps - 1)
+
+    def _end(self, step: int, now: float) -> None:
+        if not self._watch.stopped(step):  # some parameters got no gradient
+            self._watch.stop(step)
+        self._walls[step] = now - self._began[step]
+        self._send(step)
+        if step:  # a step later everybody's numbers are certain to be there
+            self._write(step - 1)
+
+    def _send(self, step: int) -> None:
+        ready = step - self._watch.lag
+        values = [np.nan] * 3 if ready < 0 else [ready, self._watch.seconds(ready), self._loads.pop(ready)]
+        self._exchange.send(step, np.array(values, float))
+
+    def _write(self, sent: int) -> None:
+        rows = self._exchange.receive(sent)
+        if np.isnan(rows[0, 0]):
+            return
+        step = int(rows[0, 0])
+        wall, began = self._walls.pop(step), self._began.pop(step)
+        if step == 0:
+            self._first = began
+        if self._record is None:
+            return
+        self._record.round(
+            round=step,
+            epoch=0,
+            time=began + wall - self._first,
+            seconds=wall,
+            batch=int(rows[:, 2].sum()),
+            loads=rows[:, 2],
+            compute=rows[:, 1],
+        )

@@ -1,0 +1,276 @@
+"""What ``paceline train --engine ray`` runs: the same data, models, record and report as on torchrun."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.data import datasets, traces
+from paceline.errors import PacelineError
+from paceline.learners.images import Images
+from paceline.paramserver.aggregate import Vector
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.coordinator import Update
+from paceline.paramserver.samples import Epochs
+from paceline.ray.server import Server
+from paceline.ray.worker import Gradient, Pace, Program
+from paceline.rounds import Indices
+from paceline.runs import Recorder
+from paceline.train.checkpoint import Checkpoints
+from paceline.train.config import TrainConfig
+
+CHECKPOINT = "server.npz"
+SLOWEST_BASE = 1e-3  # seconds per sample of pace 1, at least, as in training under torchrun
+
+
+def choices(config: TrainConfig) -> ServerConfig:
+    """What the server goes by. Raises PacelineError for what is unknown or excludes something else."""
+    limits = None if config.limits is None else tuple(config.limits)
+    made = ServerConfig(
+        config.workers,
+        config.global_batch,
+        config.sync,
+        config.mode,
+        config.backup,
+        config.policy,
+        config.rate,
+        config.lr,
+        config.momentum,
+        limits,
+    )
+    made.shares_rounds()
+    return made
+
+
+def run(
+    config: TrainConfig, run_dir: Path, on_event: Callable[[dict[str, Any]], None], resume: bool = False
+) -> dict[str, Any]:
+    """Train on Ray; the summary.
+
+    Raises PacelineError for what is wrong with the input, WorkerError when the server or every worker died.
+    """
+    data = datasets.load(config.data)
+    decided = choices(config)
+    learner = Images(data, config.model, config.seed, standardize=False)
+    samples = len(data.x_train)
+    epochs = config.epochs if config.steps is None else -(-config.steps * config.global_batch // samples) + 1
+    pool = Epochs(samples, epochs, config.seed)
+    kept = _checkpoints(run_dir)
+    state = _go_on(kept, pool) if resume else None
+    if kept.note:
+        on_event({"type": "note", "text": kept.note})
+    keep = (0 if state is None else int(state["version"])) if resume else None
+    facts = config.as_dict() | {"engine": "ray"}
+    with Server(
+        images_program(config, data),
+        decided,
+        pool,
+        address=config.address,
+        pace=_pace(config, learner, samples),
+        state=state,
+    ) as server:
+        recorder = Recorder.create(run_dir, facts, resume=keep)
+        try:
+            log = _Log(config, kept, recorder, server, pool, on_event, samples)
+            server.on_update = log
+            on_event(
+                {"type": "start", "rounds": log.rounds, "first": server.updates, "policy": config.policy}
+            )
+            values = server.run(updates=config.steps)
+            log.save()
+            on_event({"type": "test"})
+            _, accuracy = learner.test(values, server.buffers)
+            return recorder.finish(test_accuracy=accuracy, run_dir=str(run_dir), **log.totals())
+        finally:
+            recorder.close()
+
+
+def images_program(config: TrainConfig, data: datasets.Data) -> Program:
+    """The workers' program: the configuration's model and data."""
+    model, seed = config.model, config.seed
+
+    def program(worker: int) -> tuple[Vector, Gradient]:
+        import torch
+
+        torch.set_num_threads(1)
+        return (learner := Images(data, model, seed, standardize=False)).start(), _Compute(learner)
+
+    return program
+
+
+class _Compute:
+    """A gradient function that also tells the model's buffers."""
+
+    def __init__(self, learner: Images) -> None:
+        self._learner = learner
+        self.buffers = learner.buffers
+
+    def __call__(self, values: Vector, samples: Indices) -> tuple[Vector, float]:
+        return self._learner.gradient(values, samples)
+
+
+class _Log:
+    """Puts each update on record, shows it, and keeps checkpoints."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        kept: Checkpoints[dict[str, Any]],
+        recorder: Recorder,
+        server: Any,
+        pool: Epochs,
+        on_event: Callable[[dict[str, Any]], None],
+        samples: int,
+    ) -> None:
+        self._config, self._kept, self._recorder = config, kept, recorder
+        self._server, self._pool, self._on_event, self._samples = server, pool, on_event, samples
+        self._used = int(pool.uses.sum())
+        self._saved = server.updates
+        self._dropped: dict[str, int] = {}
+        self._dropped_samples = 0
+        self.rounds = config.rounds(samples)
+
+    def __call__(self, update: Update) -> None:
+        present = np.zeros(self._config.workers, bool)
+        present[list(self._server.present())] = True
+        there = present | (update.loads > 0)
+        loads = [int(load) if here else None for load, here in zip(update.loads, there, strict=True)]
+        epoch = min(self._used // self._samples, self._pool.epochs - 1)
+        self._used += update.samples
+        for what, count in update.dropped.items():
+            self._dropped[what] = self._dropped.get(what, 0) + count
+        self._dropped_samples += update.dropped_samples
+        compute = np.where((update.loads == 0) & there, 0.0, update.compute)
+        self._recorder.round(
+            round=update.version - 1,
+            epoch=epoch,
+            time=update.now,
+            seconds=update.seconds,
+            batch=update.samples,
+            loads=loads,
+            compute=compute,
+            shares=update.shares,
+            loss=update.loss,
+            quorum=update.quorum,
+            present=update.present,
+            rate=update.rate,
+            staleness=update.staleness,
+            dropped=dict(update.dropped),
+            dropped_samples=update.dropped_samples,
+            **_pieces(update),
+        )
+        left = self._pool.epochs * self._samples - self._used
+        ahead = -(-left // max(update.samples, 1))
+        self.rounds = self._config.steps or update.version + ahead
+        self._on_event(
+            {
+                "type": "round",
+                "round": update.version - 1,
+                "rounds": max(self.rounds, update.version),
+                "loss": update.loss,
+                "seconds": update.seconds,
+                "loads": update.loads.tolist(),
+                "compute": compute.tolist(),
+            }
+        )
+        if update.version - self._saved >= self._config.checkpoint_every:
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self._saved = self._server.updates
+        state = self._server.state() | {"uses": self._pool.uses}
+        buffer = io.BytesIO()
+        np.savez(buffer, **{name: value for name, value in state.items() if value is not None})
+        self._kept.save(buffer.getvalue())
+
+    def totals(self) -> dict[str, Any]:
+        """What became of the gradients that were not used."""
+        return {"dropped": self._dropped, "dropped_samples": self._dropped_samples}
+
+
+def _pieces(update: Update) -> dict[str, Any]:
+    if update.within is None:
+        return {}
+    at_once, cost, pieces, seconds = update.within
+    return {"pieces": pieces, "piece_seconds": seconds, "at_once": at_once, "piece_cost": cost}
+
+
+def done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:
+    """Updates in a run's checkpoint, and whether there are to be no more; None where there is no checkpoint."""
+    arrays = _checkpoints(run_dir).load()
+    if arrays is None:
+        return None
+    updates = arrays["version"]
+    if config.steps is not None:
+        return updates, updates >= config.steps
+    return updates, int(arrays["uses"].sum()) >= config.epochs * samples
+
+
+def _checkpoints(run_dir: Path) -> Checkpoints[dict[str, Any]]:
+    return Checkpoints(run_dir / CHECKPOINT, _decode)
+
+
+def _go_on(kept: Checkpoints[dict[str, Any]], pool: Epochs) -> dict[str, Any] | None:
+    """The server's state, with the pool brought to where it was; None where there is no checkpoint."""
+    arrays = kept.load()
+    if arrays is None:
+        return None
+    if len(arrays["uses"]) != pool.samples:
+        raise PacelineError(
+            f"{kept.newest} is of a training set with {len(arrays['uses'])} samples, the data has {pool.samples}; "
+            "expected the data that the run began with"
+        )
+    pool.load_state_dict({"uses": arrays["uses"]})
+    return {name: arrays.get(name) for name in ("values", "velocity", "version", "buffers")}
+
+
+def _decode(content: bytes) -> dict[str, Any]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    for name, kind, dimensions in (("version", "iu", 0), ("uses", "iu", 1), ("values", "f", 1)):
+        array = arrays.get(name)
+        if array is None or array.dtype.kind not in kind or array.ndim != dimensions:
+            raise PacelineError(f"expected {name} in it, as the parameter server writes it")
+    for name in ("version", "uses"):
+        if (arrays[name] < 0).any():
+            raise PacelineError(f"{name} is below 0; expected counts")
+    return arrays | {"version": int(arrays["version"])}
+
+
+def _pace(config: TrainConfig, learner: Images, samples: int) -> Pace | None:
+    """Seconds that each worker sleeps, as ``--pace``, ``--pace-ms`` or ``--pace-trace`` say."""
+    if config.pace_trace is not None:
+        trace = traces.read(config.pace_trace)
+        pace, overhead = trace.seconds_per_sample, trace.overhead
+
+        def traced(worker: int, update: int, count: int) -> float:
+            row = min(update, len(pace) - 1)
+            return float(pace[row, worker] * count + overhead[row, worker])
+
+        return traced
+    if config.pace_ms is not None:
+        return _steady([ms / 1e3 for ms in config.pace_ms])
+    if config.pace is not None:
+        chosen = np.arange(min(samples, max(1, config.global_batch // config.workers)))
+        values, took = learner.start(), []
+        for _ in range(5):
+            began = time.perf_counter()
+            learner.gradient(values, chosen)
+            took.append(time.perf_counter() - began)
+        own = float(np.median(took)) / len(chosen)
+        base = max(SLOWEST_BASE, own)
+        return _steady([max(0.0, factor * base - own) for factor in config.pace])
+    return None
+
+
+def _steady(seconds_per_sample: list[float]) -> Pace:
+    def steady(worker: int, update: int, count: int) -> float:
+        return seconds_per_sample[worker] * count
+
+    return steady

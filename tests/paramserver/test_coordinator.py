@@ -1,0 +1,185 @@
+"""The coordinator under any order of events: nobody waits for who is gone, and no sample is lost or used twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import PacelineError
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.coordinator import Coordinator, Moved
+from paceline.paramserver.samples import Epochs
+
+SAMPLES, EPOCHS, WORKERS = 60, 2, 4
+
+
+class Engine:
+    """Computes nothing; remembers what it was asked for."""
+
+    def __init__(self):
+        self.running, self.gradients = {}, set()
+
+    def compute(self, task):
+        assert task.worker not in self.running
+        self.running[task.worker] = task
+
+    def cancel(self, tasks):
+        for task in tasks:
+            if self.running.get(task.worker) == task:
+                del self.running[task.worker]
+            self.gradients.discard(task.number)
+
+    def update(self, parts, batch, rate):
+        for task, _ in parts:
+            self.gradients.remove(task.number)  # arrived, and used once
+        return Moved(1.0, 1.0, 1.0)
+
+
+def made(sync="bsp", mode="push-wait", backup="everyone", policy="level"):
+    engine, pool, log = Engine(), Epochs(SAMPLES, EPOCHS, seed=0), []
+    choices = ServerConfig(WORKERS, 12, sync, mode, backup, policy)
+    return engine, pool, log, Coordinator(engine, choices, pool, log.append)
+
+
+def finish(engine, coordinator, worker, now):
+    task = engine.running.pop(worker)
+    engine.gradients.add(task.number)
+    assert coordinator.arrive(worker, task.number, now)
+
+
+RULES = [
+    *(("bsp", mode, backup) for mode in ("push-wait", "push-interrupt", "pull") for backup in
+      ("everyone", "static:2", "dbw")),
+    ("bsp:late=use", "push-wait", "static:2"),
+    ("bsp:late=use", "pull", "static:3"),
+    ("ssp:0", "push-wait", "everyone"),
+    ("ssp:2", "push-wait", "everyone"),
+    ("lsp:2:2", "push-wait", "everyone"),
+    ("lsp:3:1", "push-wait", "everyone"),
+    ("asp", "push-wait", "everyone"),
+]  # fmt: skip
+events = st.lists(
+    st.tuples(st.sampled_from(["finish"] * 6 + ["leave", "join"]), st.integers(0, WORKERS - 1)), max_size=80
+)
+
+
+@pytest.mark.parametrize(("sync", "mode", "backup"), RULES)
+@given(events=events)
+@settings(max_examples=30)
+def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
+    engine, pool, log, coordinator = made(sync, mode, backup)
+    coordinator.start(0.0)
+    now = 0.0
+    for what, worker in events:
+        now += 0.1
+        if pool.finished():
+            break
+        if what == "finish" and engine.running:
+            finish(engine, coordinator, sorted(engine.running)[worker % len(engine.running)], now)
+        elif what == "leave" and len(coordinator.present) > 1:
+            coordinator.leave(worker, now)
+        elif what == "join" and worker not in coordinator.present:
+            coordinator.join(worker, now)
+    while not pool.finished():
+        now += 0.1
+        assert engine.running, "everybody waits for somebody who is gone"
+        finish(engine, coordinator, min(engine.running), now)
+    assert set(pool.uses) == {EPOCHS}
+    assert sum(update.samples for update in log) == SAMPLES * EPOCHS
+    assert set(engine.running) <= coordinator.present
+
+
+@pytest.mark.parametrize(
+    ("sync", "mode"), [("asp", "push-wait"), ("bsp", "push-wait"), ("bsp", "pull"), ("ssp:1", "push-wait")]
+)
+def test_what_the_last_one_leaves_undone_goes_to_those_who_had_nothing_left(sync, mode):
+    engine, pool, log = Engine(), Epochs(18, 1, seed=0), []
+    coordinator = Coordinator(engine, ServerConfig(2, 12, sync, mode), pool, log.append)
+    coordinator.start(0.0)  # 6 samples each; then 6 are left
+    for worker in (0, 1):
+        finish(engine, coordinator, worker, 1.0 + worker)
+    assert set(engine.running) == {0}
+    coordinator.leave(0, 3.0)
+    finish(engine, coordinator, 1, 4.0)
+    assert pool.finished()
+    assert sum(update.samples for update in log) == 18
+
+
+def test_who_is_interrupted_and_does_not_answer_is_given_up():
+    engine, _, _, coordinator = made(mode="push-interrupt", backup="static:3", policy="equal")
+    coordinator.start(0.0)
+    for step in range(1, 9):
+        for worker in (0, 1, 2):
+            finish(engine, coordinator, worker, float(step))
+        if step == 4:
+            coordinator.heard(3, 4.2)
+    load = engine.running[3].load
+    due = coordinator.deadlines(factor=4.0, floor=0.5)
+    assert due[3] == pytest.approx(4.2 + 4.0 * 1.0 + 0.5)  # since it answered, not since its newest task
+    assert due[0] == pytest.approx(8.0 + 4.0 * engine.running[0].load / load + 0.5)
+
+
+def test_who_is_slow_is_waited_for_when_it_comes_back():
+    engine, _, log, coordinator = made(policy="equal")
+    coordinator.start(0.0)
+    for worker in (0, 1, 2):
+        finish(engine, coordinator, worker, 1.0)
+    late = engine.running[3]
+    assert coordinator.deadlines(4.0, 0.5)[3] == pytest.approx(4.5)
+    coordinator.leave(3, 4.5, "given up")
+    assert log[-1].present == 3
+    coordinator.join(3, 10.0, late)  # it took 10 s
+    load = engine.running[3].load
+    assert coordinator.deadlines(4.0, 0.5)[3] == pytest.approx(10.0 + 1.5 * 10.0 / late.load * load + 0.5)
+    for worker in (0, 1, 2):
+        finish(engine, coordinator, worker, 11.0)
+    finish(engine, coordinator, 3, 14.0)
+    assert np.flatnonzero(log[-1].loads).tolist() == [0, 1, 2, 3]
+    due = coordinator.deadlines(4.0, 0.5)[3]
+    assert due == pytest.approx(
+        14.0 + 4 * 4.0 / load * engine.running[3].load + 0.5
+    )  # by its own measure now
+
+
+@pytest.mark.parametrize(
+    ("sync", "backup"),
+    [("bsp", "static:2"), ("bsp", "everyone"), ("asp", "everyone"), ("lsp:2:2", "everyone")],
+)
+def test_a_proportional_rate_goes_by_samples_not_by_gradients(sync, backup):
+    engine, log = Engine(), []
+    choices = ServerConfig(
+        WORKERS,
+        12,
+        sync,
+        backup=backup,
+        rate="proportional",
+        lr=0.6,
+        limits=((1, 1), (1, 2), (1, None), (1, None)),
+    )
+    coordinator = Coordinator(engine, choices, Epochs(SAMPLES, EPOCHS, seed=0), log.append)
+    coordinator.start(0.0)
+    for now in range(40):
+        if not engine.running:
+            break
+        finish(engine, coordinator, sorted(engine.running)[now * now % 7 % len(engine.running)], now + 1.0)
+    assert len(log) > 8
+    assert len({int(update.loads.sum()) for update in log}) > 1 or backup == "everyone"
+    for update in log:  # a group of lsp and asp's one gradient are divided by the whole batch as it is
+        portion = update.loads.sum() / 12 if sync == "bsp" else 1.0
+        assert update.rate == pytest.approx(0.6 * portion)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (((0, None), (None, None)), "limits of worker 0: least 0; expected 1 sample or more"),
+        (((None, None), (-3, 5)), "limits of worker 1: least -3; expected 1"),
+        (((None, None),), "limits for 1 of 2 workers"),
+        (((None, None),) * 3, "limits for 3 of 2 workers"),
+    ],
+)
+def test_a_least_of_nothing_is_refused_instead_of_changed(limits, words):
+    with pytest.raises(PacelineError, match=words):
+        ServerConfig(2, 12, limits=limits)

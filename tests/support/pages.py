@@ -1,0 +1,81 @@
+"""Runs every block of a page, in order: ``python -m support.pages PAGE``, in a directory of the page's own.
+
+A page has a process of its own, so that nothing which other pages or tests have left behind, such as a Ray or a
+process group, has a say in what its blocks do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from support.blocks import ROOT, SHELL, document, name
+from support.given import beside_a_service, own_script, paced, wrapped
+from support.shell import free_port
+
+# Around whose fragments a user's script is taken for granted, and which.
+GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
+    "README.md": wrapped,
+    "docs/training.md": own_script,
+    "docs/porting.md": wrapped,
+    "docs/simulate.md": wrapped,
+    "docs/tutorial.md": paced,
+    "docs/service.md": beside_a_service,
+}
+TWO_RANKS = ("docs/doctor.md",)  # whose python takes two processes, as one script under torchrun
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[None]:
+    """The variables of a launcher that started one rank."""
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for key in variables:
+            os.environ.pop(key, None)
+
+
+def under_torchrun(source: str) -> None:
+    """Run fragments in two ranks, with a model wrapped and a group joined before them."""
+    script = Path("fragments.py")
+    script.write_text(f"from support.given import wrapped\n\nglobals().update(wrapped())\n{source}\n")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [*command, str(script)], check=True, timeout=300, env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    )
+
+
+def run(page: Path) -> None:
+    """Run the blocks of the page; raises what they raise."""
+    examples = list(document(page))
+    if name(page) in TWO_RANKS:
+        python = [each.parsed for each in examples if each.region.lexemes["language"] == "python"]
+        under_torchrun("\n".join(python))
+        examples = [each for each in examples if each.region.lexemes["language"] != "python"]
+    names = examples[0].namespace
+    with launched():
+        names.update({"__name__": page.stem} | GIVEN.get(name(page), dict)())
+    try:
+        for example in examples:
+            with launched() if example.region.lexemes["language"] == "python" else contextlib.nullcontext():
+                example.evaluate()
+    finally:
+        if (shell := names.get(SHELL)) is not None:
+            shell.close()
+        if (service := names.get("service")) is not None:
+            service.end()
+        if "torch" in sys.modules:
+            from paceline.torch import leave
+
+            leave(names.get("ddp"))
+
+
+if __name__ == "__main__":
+    run(ROOT / sys.argv[1])
