@@ -28,12 +28,13 @@ demo: $(DEMO_STAMP)  ## train the digits on 4 uneven workers: plain equal split 
 test: $(STAMP)  ## every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-check: lint fuzz  ## lint, format and types; the service's API against its own description
+check: lint fuzz  ## lint, format, types and the map of imports; the service's API against its own description
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo
 
 fuzz: $(STAMP)  ## malformed and made-up requests to the service, for SECONDS: nothing but documented answers
 	@cd tests && PYTHONPATH=../src ../$(BIN)/python -m support.fuzz $(SECONDS)
@@ -49,4 +50,4 @@ docs: $(STAMP)  ## the site, into site/; stops at the first broken link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open site/index.html"
 
 clean:
-	rm -rf site $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf site $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -7,8 +7,8 @@ import pytest
 
 from paceline import PacelineError
 from paceline.coded import Problem, ShiftedExponential, plan, random_problem
+from paceline.coded.coded_plan import finish
 from paceline.coded.deadline import never_done
-from paceline.coded.planning import finish
 from paceline.coded.simulate import Completion, simulate, work_queue
 
 

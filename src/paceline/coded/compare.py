@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from paceline.coded.coded_plan import CodedPlan, finish
 from paceline.coded.codes import LT
-from paceline.coded.planning import CodedPlan, finish
 from paceline.coded.simulate import simulate
 from paceline.errors import PacelineError
 

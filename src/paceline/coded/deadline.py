@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.delay import Array
-from paceline.coded.planning import CodedPlan
 from paceline.coded.problem import Problem
 from paceline.errors import PacelineError
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.codes import LT, MDS, Code, Replicated
 from paceline.coded.codes.mds import split
-from paceline.coded.planning import CodedPlan
 from paceline.errors import PacelineError
 
 CODES = ("mds", "lt", "replicated")

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.coded.coded_plan import CodedPlan, finish
 from paceline.coded.loads import completion
-from paceline.coded.planning import CodedPlan, assignment, finish
+from paceline.coded.planning import assignment
 from paceline.coded.problem import Problem
 from paceline.errors import PacelineError
 

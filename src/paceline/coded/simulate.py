@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import betaincinv
 
+from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.delay import Array
-from paceline.coded.planning import CodedPlan
 from paceline.errors import PacelineError
 
 CHUNK = 2_000_000  # arrivals of a master drawn at a time: 16 MB for each of a few arrays

@@ -20,10 +20,10 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.delay import Array
 from paceline.coded.layout import Layout, Moves, layout, relayout
 from paceline.coded.loads import coded_loads, completion
-from paceline.coded.planning import CodedPlan
 from paceline.coded.problem import Problem
 from paceline.errors import PacelineError, WorkerError
 from paceline.ray.observed import Observations
