@@ -48,6 +48,27 @@ class TestWithRay:
         assert run(["train", "--resume", str(out), "--steps", "10"]) == 2
         assert "is finished after 10 steps" in capsys.readouterr().err
 
+    def test_sigterm_ends_it_in_order(self, tmp_path):
+        out = tmp_path / "run"
+        command = [sys.executable, "-m", "paceline", *BASE, "--pace-ms", "1,1,2", "--epochs", "40", "--out", str(out)]
+        training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        began = time.monotonic()
+        while not (out / "rounds.jsonl").exists() or len(runs.read(out).round) < 3:
+            assert training.poll() is None, training.communicate()[1]
+            assert time.monotonic() - began < 120
+            time.sleep(0.05)
+        started = psutil.Process(training.pid).children(recursive=True)
+        training.terminate()
+        said, complaint = training.communicate(timeout=120)
+        assert (training.returncode, complaint.strip()) == (143, "paceline: interrupted")
+        assert f"finished steps are on record in {out}" in said
+        record = runs.read(out)
+        assert len(record.round) >= 3
+        assert not record.notes
+        assert (out / "report.html").exists()
+        left = psutil.wait_procs(started, timeout=30)[1]
+        assert all("Agent" in process.name() for process in left)  # Ray's own, which take their time
+
     def test_the_server_killed_at_most_an_interval_is_lost(self, tmp_path):
         out, every = tmp_path / "run", 5
         asynchronous = [
