@@ -50,7 +50,8 @@ class TestWithRay:
 
     def test_sigterm_ends_it_in_order(self, tmp_path):
         out = tmp_path / "run"
-        command = [sys.executable, "-m", "paceline", *BASE, "--pace-ms", "1,1,2", "--epochs", "40", "--out", str(out)]
+        options = ["--pace-ms", "1,1,2", "--epochs", "40", "--out", str(out)]
+        command = [sys.executable, "-m", "paceline", *BASE, *options]
         training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         began = time.monotonic()
         while not (out / "rounds.jsonl").exists() or len(runs.read(out).round) < 3:

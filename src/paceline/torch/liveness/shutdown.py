@@ -26,8 +26,8 @@ def leave(ddp: Any = None) -> None:
     """Release DDP's reducer, then the process group. Safe to call twice, and without a group."""
     if ddp is not None and getattr(ddp, "reducer", None) is not None:
         ddp.reducer = None
-    gc.collect()
     if dist.is_available() and dist.is_initialized():
+        gc.collect()  # what DDP has left in circles
         dist.destroy_process_group()
 
 
