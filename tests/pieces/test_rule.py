@@ -1,0 +1,166 @@
+"""One rule of claims: the torch engine, the server and the virtual clock play the same script with the same claims.
+
+All speeds are powers of two and no piece costs anything beyond its samples, so that every time is exact.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import NamedTuple
+from unittest import mock
+
+import numpy as np
+import torch
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from paceline.pieces import rule
+from paceline.pieces.sharing import SharedRound
+from paceline.rounds import PiecePlan
+from paceline.simulate import pieces as clock
+from paceline.torch.claiming.claims import Claims
+from paceline.torch.claiming.counter import LocalCounter
+from paceline.torch.claiming.division import divide
+
+Sequence = list[tuple[int, int]]  # (worker, samples) of each claim, in the order of time
+
+
+class Script(NamedTuple):
+    """A round: its plan, and how fast each worker really is. most: samples of a piece at most."""
+
+    piece_plan: PiecePlan
+    loads: np.ndarray
+    speeds: np.ndarray
+    unit: int = 1
+    most: int | None = None
+
+
+@st.composite
+def scripts(draw, alone=False):
+    """alone: without what the server's rounds have not: an end that is kept, units, limits, speeds nobody knows, and
+    workers who begin with a claim."""
+    expected = [2.0 ** draw(st.integers(0, 6))]
+    for _ in range(draw(st.integers(1, 4))):  # shares of a power of two, so that the sum is one, too
+        half = expected.pop(draw(st.integers(0, len(expected) - 1))) / 2
+        expected += [half, half]
+    n = len(expected)
+    speeds = np.array(expected) * 2.0 ** np.array(draw(st.lists(st.integers(-3, 3), min_size=n, max_size=n)))
+    at_once = draw(st.sampled_from([0.25, 0.5, 0.75] if alone else [0.0, 0.25, 0.5, 0.75, 1.0]))
+    loads = draw(st.lists(st.integers(1, 60), min_size=n, max_size=n))
+    least = [0] * n if alone else draw(st.lists(st.integers(0, 9), min_size=n, max_size=n))
+    known = alone or draw(st.booleans())
+    unit = 1 if alone else draw(st.sampled_from([1, 1, 2, 4]))
+    piece_plan = PiecePlan(
+        np.array(at_once),
+        np.array(draw(st.sampled_from([0.0, 0.25, 0.5, 1.0]))),
+        np.array(draw(st.sampled_from([0.0, 0.5, 0.75, 0.97, 1.0]))),
+        np.array(least, float),
+        np.array(expected) * known,
+    )
+    most = None if alone else draw(st.none() | st.integers(1, 10).map(lambda units: units * unit))
+    return Script(piece_plan, np.array(loads) * (4 if alone else 1), speeds, unit, most)
+
+
+def in_time(speeds, first, claim) -> Sequence:
+    """Whoever is through claims next, the first of them where several are, until nobody gets anything."""
+    free, claims = {w: samples / speeds[w] for w, samples in enumerate(first)}, []
+    while free:
+        now, worker = min((at, w) for w, at in free.items())
+        samples = claim(worker, now)
+        if samples:
+            claims.append((worker, samples))
+            free[worker] = now + samples / speeds[worker]
+        else:
+            del free[worker]
+    return claims
+
+
+def by_torch(script: Script, kept: bool = True) -> Sequence:
+    """The torch engine: each rank's own claims, on one counter."""
+    n = len(script.loads)
+    everything = np.full(n, script.loads.sum())
+    largest = everything if script.most is None else np.full(n, script.most)
+    division = divide(script.piece_plan, script.loads, 0, everything, largest, script.unit, 0)
+    if division is None:
+        return []
+    if not kept:
+        pool = division.pool + int(division.kept.sum())
+        division = division._replace(kept=np.zeros_like(division.kept), start=0, pool=pool)
+    ranks, counter = [], LocalCounter()
+    for rank in range(n):
+        claims = Claims(torch.device("cpu"), script.unit, script.most, int(everything[0]))
+        claims._rank, claims._ranks, claims._counter = rank, n, counter
+        ranks.append(claims)
+    done = division.first.copy()
+
+    def claim(rank, now):
+        found = ranks[rank]._claim(division, int(done[rank]), float(done[rank]), now, int(largest[rank]))
+        samples = 0 if found is None else found[1]
+        done[rank] += samples
+        return samples
+
+    try:
+        return in_time(script.speeds, division.first, claim)
+    finally:
+        for claims in ranks:
+            claims.close()
+
+
+def by_server(script: Script) -> Sequence:
+    """A server's round, whose pieces cost nothing."""
+    shared = SharedRound(script.piece_plan, np.zeros(len(script.loads)))
+    first = [len(shared.begin(w, np.arange(load), 0.0)) for w, load in enumerate(script.loads)]
+
+    def claim(worker, now):
+        shared.reported(worker, now)
+        piece = shared.claim(worker, now)
+        return 0 if piece is None else len(piece)
+
+    return in_time(script.speeds, first, claim)
+
+
+@contextmanager
+def claims_of_the_clock():
+    noted = []
+
+    def noting(piece_plan, at, **known):
+        samples = rule_claim(piece_plan, at, **known)
+        if samples[0]:
+            noted.append((int(at[1][0]), int(samples[0])))
+        return samples
+
+    rule_claim = rule.claim
+    with mock.patch.object(rule, "claim", noting), mock.patch.object(clock, "CLAIM_SECONDS", 0.0):
+        yield noted
+
+
+def by_clock(script: Script) -> Sequence:
+    """The virtual clock, with one realization."""
+    one = PiecePlan(*(np.asarray(part)[None] for part in script.piece_plan))
+    with claims_of_the_clock() as noted:
+        played = clock.play(
+            one, script.loads[None], 1 / script.speeds[None], np.zeros((1, len(script.loads))), 0.0,
+            most=script.most, unit=script.unit, ahead=0.0,
+        )  # fmt: skip
+    assert played.loads.sum() == script.loads.sum()
+    return noted
+
+
+@given(scripts(alone=True))
+def test_all_engines_claim_alike(script):
+    claims = by_clock(script)
+    event(f"{min(len(claims), 10)} claims or more")
+    assert by_server(script) == claims
+    assert by_torch(script) == claims
+
+
+@given(scripts())
+def test_torch_and_the_clock_claim_alike_with_kept_ends_units_and_limits(script):
+    assert by_torch(script) == by_clock(script)
+
+
+@given(scripts(alone=True), st.lists(st.integers(1, 9), min_size=5, max_size=5))
+def test_torch_and_the_server_claim_alike_down_to_the_smallest_piece(script, least):
+    piece_plan = script.piece_plan._replace(least=np.array(least[: len(script.loads)], float))
+    script = script._replace(piece_plan=piece_plan, loads=script.loads + 40)
+    assert by_torch(script, kept=False) == by_server(script)
