@@ -3,7 +3,7 @@
 - ``python`` runs, in one namespace a page.
 - ``bash`` runs command by command: see ``shell``.
 - A block with a title (```` ```toml title="cluster.toml" ````) becomes that file, for the commands after it.
-- ``toml``, ``json`` and ``csv`` must parse; ``text`` is what a program printed, or a figure.
+- ``toml``, ``json``, ``csv`` and what a ``diff`` leaves must parse; ``text`` is what a program printed, or a figure.
 
 Anything else is refused, so that no block is left unread.
 """
@@ -27,7 +27,7 @@ from support.shell import Shell
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
-LANGUAGES = ("python", "bash", "toml", "json", "csv", "text")
+LANGUAGES = ("python", "bash", "toml", "json", "csv", "diff", "text")
 INFO = re.compile(r"(?P<language>[\w-]*)(?P<rest>[^\n]*)$\n", re.MULTILINE)
 SHELL = "_shell"  # a page's shell among its names
 TITLE = re.compile(r'title="([\w./-]+)"')
@@ -54,6 +54,9 @@ def evaluate(example: Example) -> None:
             tomllib.loads(source)
         case "json":
             json.loads(source)
+        case "diff":  # of a Python program: what comes of it must be one
+            changed = [line[1:] for line in source.splitlines() if not line.startswith("-")]
+            compile("\n".join(changed), f"{example.path}:{example.line}", "exec")
         case "csv":
             header, *rows = csv.reader(source.splitlines())
             assert rows, f"{example.path}:{example.line}: a CSV file without rows"
