@@ -119,6 +119,7 @@ def play(
                 together=expected.sum(-1),
                 workers=shape[-1],
                 most=np.inf if most is None else most,
+                unit=unit,
             )
             asking = np.maximum(CLAIM_SECONDS - ahead * running[at], 0.0)
             ran = seconds(samples, slope[at], cost[at], knees[at])
