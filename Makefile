@@ -23,7 +23,7 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(DEMO_STAMP)  ## train the digits on 4 uneven workers: plain equal split against Paceline
-	@$(BIN)/paceline train --data digits --workers 4 --pace 1,1,1,4 --epochs 20 --compare equal,level
+	@$(BIN)/paceline train --data digits --workers 4 --slowdown 1,1,1,4 --epochs 20 --compare equal,level
 
 test: $(STAMP)  ## every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup

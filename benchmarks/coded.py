@@ -120,7 +120,7 @@ def main() -> None:
     uniform = plan(problem, "uniform")
     uncoded = plan(problem, "uniform", coded=False)
     by_speed = plan(problem, "exact", coded=False)
-    with WorkerPool(problem.workers, pace=stall) as pool:
+    with WorkerPool(problem.workers, delay=stall) as pool:
 
         def run(made: CodedPlan, **options: Any) -> Callable[[], list[float]]:
             return lambda: coded(made, pool, matrices, x, given.rounds, **options)

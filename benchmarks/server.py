@@ -67,7 +67,7 @@ def policies() -> None:
         for number, (name, choice) in enumerate(RUNS.items()):
             part = {"ssp": 10, "lsp": 4}.get(choice.get("sync", "bsp")[:3], 1)  # updates with as many samples
             steps = STEPS * part
-            config = dataclasses.replace(base, pace_trace=stalls, steps=steps, **choice)  # type: ignore[arg-type]
+            config = dataclasses.replace(base, slowdown_trace=stalls, steps=steps, **choice)  # type: ignore[arg-type]
             out = Path(folder) / str(number)
             if config.engine == "torch":
                 launch.run(config, out, lambda event: None)

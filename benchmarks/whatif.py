@@ -44,7 +44,7 @@ def changing(seed: int, rounds: int) -> traces.Trace:
 
 def train(policy: str, trace: Path, steps: int, out: Path) -> runs.Run:
     """One real run, in processes of its own."""
-    words = ["train", "--policy", policy, "--pace-trace", trace, "--steps", steps, "--out", out]
+    words = ["train", "--policy", policy, "--slowdown-trace", trace, "--steps", steps, "--out", out]
     code = "import sys; from paceline.cli import run; sys.exit(run(sys.argv[1:]))"
     subprocess.run(
         [sys.executable, "-c", code, *map(str, words)],

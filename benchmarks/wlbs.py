@@ -58,7 +58,7 @@ def one(name: str, epochs: int) -> None:
 
     choices = ServerConfig(NODES, BATCH, sync, policy=policy, lr=0.2, momentum=0.5)
     program = images_program(TrainConfig(), data)
-    with Server(program, choices, pool, on_update, pace=Lagging()) as server:
+    with Server(program, choices, pool, on_update, delay=Lagging()) as server:
         values = server.run()
     took = log[-1].now - log[0].now + log[0].seconds
     samples = np.cumsum([u.samples for u in log])

@@ -62,7 +62,7 @@ def main() -> None:
         return plan(Problem((name,), workers, np.array([float(rows)]), ShiftedExponential(u, 1 / u)))
 
     with (
-        WorkerPool(workers, cpus=0, pace=stall) as pool,  # starts Ray where it is not running
+        WorkerPool(workers, cpus=0, delay=stall) as pool,  # starts Ray where it is not running
         CodedMatrix(x, planned("forward", len(x)), pool=pool, blocks=30) as coded,
         CodedMatrix(x.T, planned("backward", x.shape[1]), pool=pool, blocks=13) as transposed,
     ):

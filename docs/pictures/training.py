@@ -26,7 +26,7 @@ def main() -> None:
         trace, out = Path(folder) / "speeds.csv", Path(folder) / "run"
         traces.write(trace, traces.Trace(pace, np.zeros_like(pace)))
         words = [
-            "--pace-trace",
+            "--slowdown-trace",
             str(trace),
             "--global-batch",
             str(BATCH),

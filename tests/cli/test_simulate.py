@@ -143,3 +143,10 @@ def test_figures_that_json_has_no_numbers_for_are_null(capsys):
         "b": [None, 1.5],
         "c": {"d": [None, "inf", None, 2]},
     }
+
+
+def test_the_old_name_of_an_option_is_refused_with_the_new(capsys):
+    assert simulate(MIXED, "--learn", "--balance", "level") == 2
+    assert capsys.readouterr().err == "paceline: --balance is called --policy now; write --policy instead\n"
+    assert simulate(MIXED, "--learn", "--policy", "level", "--policy", "equal") == 2
+    assert "--policy was given 2 times; expected it once with --learn" in capsys.readouterr().err

@@ -20,13 +20,14 @@ import torch
 from paceline.runs import read
 from paceline.train import contents
 from paceline.train.checkpoint import seal
+from paceline.train.config import TrainConfig
 from support.commands import assert_refused, paceline
 from support.signals import ignoring
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
 
 SECONDS = 300.0  # only a hang takes as long, however busy the machine is
-LONG = ["--workers", "3", "--pace-ms", "1,1,2", "--epochs", "40", "--checkpoint-every", "5"]
+LONG = ["--workers", "3", "--slowdown-ms", "1,1,2", "--epochs", "40", "--checkpoint-every", "5"]
 SHORT = ["--workers", "2", "--steps", "8", "--checkpoint-every", "3"]
 
 
@@ -93,7 +94,8 @@ def test_resuming_gives_the_model_of_an_unbroken_run(tmp_path: Path) -> None:
     train([*options, "--steps", "9", "--out", "parts"], tmp_path)
     train(["--resume", "parts", "--steps", "14"], tmp_path)
     whole, parts = (
-        torch.load(tmp_path / name / "contents.pt", weights_only=True)["model"] for name in ("whole", "parts")
+        torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["model"]
+        for name in ("whole", "parts")
     )
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-6)  # single precision, sums in another order
     _, err = train(["--resume", "parts", "--steps", "14"], tmp_path, status=2)
@@ -143,7 +145,7 @@ def test_signals_end_all_workers_and_leave_a_readable_record(
 
 
 def test_a_launcher_killed_while_workers_start_leaves_none(tmp_path: Path) -> None:
-    process = start([*LONG, "--workers", "6", "--pace-ms", "1,1,1,1,1,1", "--out", "run"], tmp_path)
+    process = start([*LONG, "--workers", "6", "--slowdown-ms", "1,1,1,1,1,1", "--out", "run"], tmp_path)
     until(
         lambda: len(psutil.Process(process.pid).children(recursive=True)) >= 3
     )  # two serve the first worker
@@ -154,7 +156,7 @@ def test_a_launcher_killed_while_workers_start_leaves_none(tmp_path: Path) -> No
 
 def test_a_killed_launcher_leaves_no_workers_and_no_loaders(tmp_path: Path) -> None:
     process = start(
-        ["--workers", "2", "--pace-ms", "1,1", "--epochs", "40", "--loader-workers", "1", "--out", "run"],
+        ["--workers", "2", "--slowdown-ms", "1,1", "--epochs", "40", "--loader-workers", "1", "--out", "run"],
         tmp_path,
     )
     wait_for_rounds(tmp_path / "run", 2, process)
@@ -195,23 +197,25 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     train(
         [*SHORT, "--policy", "equal", "--seed", "3", "--out", "run"], tmp_path
     )  # checkpoints after 3, 6 and 8 steps
-    newest, older = Path("run/contents.pt"), Path("run/checkpoint-previous.pt")
+    newest, older = Path("run/checkpoint.pt"), Path("run/checkpoint-previous.pt")
     good = newest.read_bytes()
     for at in range(0, len(good), len(good) // 20):
         damaged = good[:at] + bytes(byte ^ 0xFF for byte in good[at : at + 8]) + good[at + 8 :]
         newest.write_bytes(damaged)
         parts = contents.of_run(Path("run"))
         assert parts.load()["pace"]["rounds"] == 6, f"8 bytes flipped at {at}"
-        assert "contents.pt is damaged" in parts.note
+        assert "checkpoint.pt is damaged" in parts.note
 
+    as_by_earlier_versions(Path("run/run.json"))
     out, _ = train(["--resume", "run", "--steps", "8"], tmp_path)
     assert "going on from step 6" in out
-    assert "contents.pt is damaged or is no checkpoint" in out
+    assert "checkpoint.pt is damaged or is no checkpoint" in out
     assert "goes on from the checkpoint before it, checkpoint-previous.pt" in out
     assert read(Path("run")).round.tolist() == list(range(8))
     assert_same_model(newest.read_bytes(), good)
     assert contents.decode(older.read_bytes())["pace"]["rounds"] == 6, "the damaged one was not kept"
 
+    assert TrainConfig.from_dict(read(Path("run")).config).slowdown_ms == [1.0, 1.0]
     older.unlink()
     rounds_before = rounds(Path("run"))
     for damaged in (good[: len(good) // 2], b"", b"\x80\x04not a checkpoint", good[:-1000] + bytes(1000)):
@@ -237,6 +241,15 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     assert_refused(paceline("train", "--resume", "run", "--steps", "8"), "run is finished after 8 steps")
 
 
+def as_by_earlier_versions(path: Path) -> None:
+    """Gives the facts of a run the names that they had when ``--slowdown`` was called ``--pace``."""
+    facts = json.loads(path.read_text())
+    names = {"slowdown": "pace", "slowdown_ms": "pace_ms", "slowdown_trace": "pace_trace"}
+    assert names.keys() <= facts.keys()
+    facts = {names.get(name, name): value for name, value in facts.items()}
+    path.write_text(json.dumps(facts | {"pace_ms": [1.0, 1.0]}))
+
+
 def assert_same_model(first: bytes, second: bytes) -> None:
     ours, theirs = (contents.decode(content)["model"] for content in (first, second))
     for name, value in ours.items():
@@ -250,7 +263,7 @@ def test_torchrun_joins_and_restarts_a_killed_worker(tmp_path: Path, workers: in
     process = subprocess.Popen(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers),
-            "--max-restarts", "1", "-m", "paceline", "train", "--steps", "40", "--pace-ms",
+            "--max-restarts", "1", "-m", "paceline", "train", "--steps", "40", "--slowdown-ms",
             ",".join(["1"] * workers), "--checkpoint-every", "5", "--out", "run", "--json", "run.json",
         ],
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

@@ -23,7 +23,7 @@ def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -
     process = subprocess.Popen(
         [
             sys.executable, "-m", "paceline", "train", "--workers", "2", "--policy", "equal", "--epochs", "99",
-            "--pace-ms", "2,2", "--patience", "2", "--out", "run",
+            "--slowdown-ms", "2,2", "--patience", "2", "--out", "run",
         ],
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

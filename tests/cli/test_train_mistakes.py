@@ -38,11 +38,14 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
         (["--policy", "optimum"], "looks into the future"),
         (["--compare", "equal,fastest"], "policy 'fastest' is unknown"),
         (["--compare", ","], "names no policy"),
-        (["--pace", "1,1,4"], "--pace has 3 entries for 4 workers"),
-        (["--pace", "1,1,1,quick"], "expected numbers separated by commas"),
-        (["--pace", "1,1,1,0.5"], "expected numbers of at least 1,"),
-        (["--pace-ms", "1,1,1,nan"], "--pace-ms has the entry nan"),
-        (["--pace", "1,1,1,4", "--pace-ms", "1,1,1,4"], "were both given"),
+        (["--pace", "1,1,1,4"], "--pace is called --slowdown now; write --slowdown instead"),
+        (["--pace-ms=1,1,1,4"], "--pace-ms is called --slowdown-ms now"),
+        (["--pace-trace", "speeds.csv"], "--pace-trace is called --slowdown-trace now"),
+        (["--slowdown", "1,1,4"], "--slowdown has 3 entries for 4 workers"),
+        (["--slowdown", "1,1,1,quick"], "expected numbers separated by commas"),
+        (["--slowdown", "1,1,1,0.5"], "expected numbers of at least 1,"),
+        (["--slowdown-ms", "1,1,1,nan"], "--slowdown-ms has the entry nan"),
+        (["--slowdown", "1,1,1,4", "--slowdown-ms", "1,1,1,4"], "were both given"),
         (["--global-batch", "3", "--limits", "1:,1:,1:,1:"], "1 more than the global batch of 3"),
         (["--limits", ":64,:64,:64,:32"], "32 short of the global batch of 256"),
         (["--limits", "1:64"], "--limits has 1 entries for 4 workers"),
@@ -72,8 +75,8 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
         (["--out", "/dev/null/run"], "/dev/null is no directory"),
         (["--limits", "1:99999999999999999999,:,:,:"], "expected least:most in samples"),
         (
-            ["--pace", "1,1,1,1e300"],
-            "--pace has the entry 1e+300; expected numbers of at least 1, and at most",
+            ["--slowdown", "1,1,1,1e300"],
+            "--slowdown has the entry 1e+300; expected numbers of at least 1, and at most",
         ),
         (["--steps", "0"], "steps=0"),
         (["--lr", "-1"], "expected a positive learning rate"),
@@ -82,7 +85,7 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
         (["--epochs", "two"], "Invalid value for '--epochs'"),
         (["--resume", "nowhere"], "nowhere"),
         (["--resume", "nowhere", "--out", "x"], "leave out --compare and --out"),
-        (["--pace-trace", "missing.csv"], "missing.csv"),
+        (["--slowdown-trace", "missing.csv"], "missing.csv"),
         (["--json", "no/such/place.json"], "no/such/place.json"),
     ],
 )
@@ -109,11 +112,11 @@ def test_data_files(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_traces(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [f"{t},{i},0.001,0" for t in range(3) for i in range(4)]
     Path("gap.csv").write_text(TRACE + "\n".join(rows[:5] + rows[6:]) + "\n")
-    assert "gap.csv" in sentence(capsys, ["--pace-trace", "gap.csv", "--steps", "2"])
+    assert "gap.csv" in sentence(capsys, ["--slowdown-trace", "gap.csv", "--steps", "2"])
     Path("short.csv").write_text(TRACE + "\n".join(rows) + "\n")
-    said = sentence(capsys, ["--pace-trace", "short.csv", "--steps", "4"])
+    said = sentence(capsys, ["--slowdown-trace", "short.csv", "--steps", "4"])
     assert "has 3 rounds and the run takes 4" in said
-    said = sentence(capsys, ["--pace-trace", "short.csv", "--steps", "2", "--workers", "3"])
+    said = sentence(capsys, ["--slowdown-trace", "short.csv", "--steps", "2", "--workers", "3"])
     assert "has 4 workers, the run 3" in said
 
 

@@ -60,7 +60,7 @@ def test_a_real_training_run(tmp_path, watched, tab):
     pytest.importorskip("torch")
     run_dir = tmp_path / "run"
     command = [sys.executable, "-c", "from paceline.cli import main; main()", "train", "--workers", "2"]
-    command += ["--pace", "1,3", "--policy", "level", "--steps", "24", "--out", str(run_dir)]
+    command += ["--slowdown", "1,3", "--policy", "level", "--steps", "24", "--out", str(run_dir)]
     training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         while not (run_dir / "run.json").exists():

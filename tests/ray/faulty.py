@@ -75,7 +75,7 @@ def program(orders):
     return made
 
 
-class Pace:
+class OrderedDelay:
     def __init__(self, orders, seconds):
         self.orders, self.usual = orders, seconds
 

@@ -29,7 +29,7 @@ def wide(worker):
     return np.zeros(3 * COPIES), gradient
 
 
-class Paced:
+class Slowed:
     """Sleeps a fixed time a task, one entry a worker, and now and then more."""
 
     def __init__(self, seconds, stall=0.0):

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from faulty import Orders, Pace, program
+from faulty import OrderedDelay, Orders, program
 from programs import X
 
 from paceline.paramserver.config import ServerConfig
@@ -55,7 +55,7 @@ class Run:
             choices,
             self.pool,
             self._updated,
-            pace=Pace(self.orders, SECONDS),
+            delay=OrderedDelay(self.orders, SECONDS),
             floor=FLOOR,
             give_up=GIVE_UP,
         ) as self.server:

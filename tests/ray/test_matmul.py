@@ -119,7 +119,7 @@ def test_drawn_workers_serve_one_master_a_turn(pool):
 
 
 def test_a_straggler_is_not_waited_for(cluster):
-    slow = WorkerPool(NAMES, cpus=0, pace=lambda name, master, turn, rows: 3600.0 if name == "w2" else 0.0)
+    slow = WorkerPool(NAMES, cpus=0, delay=lambda name, master, turn, rows: 3600.0 if name == "w2" else 0.0)
     a = matrix()
     with slow, CodedMatrix(a, plan(problem_of()), 0, slow, patience=60) as coded:
         for seed in range(3):
@@ -132,13 +132,13 @@ def test_a_straggler_is_not_waited_for(cluster):
 
 
 def test_parts_that_arrive_use_the_straggler_too(cluster):
-    def pace(name, master, turn, rows):
+    def delay(name, master, turn, rows):
         return 0.003 * rows * (4 if name == "w0" else 1)
 
     a, made = matrix(), plan(problem_of())
     with (
-        WorkerPool(NAMES, cpus=0, pace=pace) as paced,
-        CodedMatrix(a, made, 0, paced, messages=6) as parts,
+        WorkerPool(NAMES, cpus=0, delay=delay) as slowed,
+        CodedMatrix(a, made, 0, slowed, messages=6) as parts,
     ):
         assert close_to(parts @ np.ones(20), a.sum(1))
         assert parts.last.workers == 5
@@ -207,12 +207,15 @@ def test_too_many_frozen_workers_are_an_error_after_the_patience(mortal):
 def test_replanning_learns_the_paces_and_moves_only_what_changes(cluster):
     speed = {"w0": 1.0, "w1": 1.0, "w2": 2.0, "w3": 4.0, "w4": 4.0}  # rows per ms, planned as all alike
 
-    def pace(name, master, turn, rows):
+    def delay(name, master, turn, rows):
         draw = np.random.default_rng([int(name[1]), turn]).exponential()
         return 2e-3 * rows * (1 + 0.3 * draw) / speed[name]
 
     a, x = matrix(), np.random.default_rng(0).standard_normal(20)
-    with WorkerPool(NAMES, cpus=0, pace=pace) as paced, CodedMatrix(a, plan(problem_of()), 0, paced) as coded:
+    with (
+        WorkerPool(NAMES, cpus=0, delay=delay) as slowed,
+        CodedMatrix(a, plan(problem_of()), 0, slowed) as coded,
+    ):
         for _ in range(25):
             assert close_to(coded @ x, a @ x)
         before = coded.layout

@@ -38,7 +38,7 @@ class PerSample:
         return self.seconds[worker] * samples
 
 
-def served(policy, pace, during=None, epochs=2, **kwargs):
+def served(policy, delay, during=None, epochs=2, **kwargs):
     log, pool = [], Epochs(len(X), epochs, seed=1)
 
     def on_update(update):
@@ -47,7 +47,7 @@ def served(policy, pace, during=None, epochs=2, **kwargs):
             during(server, update)
 
     choices = ServerConfig(3, 60, policy=policy, lr=0.2, momentum=0.5)
-    with Server(quadratic, choices, pool, on_update, pace=pace, **kwargs) as server:
+    with Server(quadratic, choices, pool, on_update, delay=delay, **kwargs) as server:
         values = server.run()
     return values, log, pool
 
@@ -108,7 +108,7 @@ def test_what_a_lost_worker_had_is_done_by_the_others_in_the_same_round(number):
 def test_the_record_has_the_pieces(tmp_path):
     out = tmp_path / "run"
     arguments = ["train", "--engine", "ray", "--workers", "3", "--policy", "factoring", "--out", str(out)]
-    assert run([*arguments, "--steps", "5", "--pace-ms", "0.2,0.2,1"]) == 0
+    assert run([*arguments, "--steps", "5", "--slowdown-ms", "0.2,0.2,1"]) == 0
     record = runs.read(out)
     assert record.batch.tolist() == [256] * 5
     for pieces, loads in zip(record.extras["pieces"], record.loads, strict=True):

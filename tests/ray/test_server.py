@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from programs import Paced, X, quadratic
+from programs import Slowed, X, quadratic
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.paramserver.config import ServerConfig
@@ -23,7 +23,7 @@ from paceline.ray import Server, train
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
 
-def served(choices, epochs=2, during=None, pace=None, updates=None, **kwargs):
+def served(choices, epochs=2, during=None, delay=None, updates=None, **kwargs):
     """Run; ``during(server, update)`` after each update. Returns (parameters, updates, pool)."""
     log, pool = [], Epochs(len(X), epochs, seed=1)
 
@@ -32,7 +32,7 @@ def served(choices, epochs=2, during=None, pace=None, updates=None, **kwargs):
         if during is not None:
             during(server, update)
 
-    with Server(quadratic, choices, pool, on_update, pace=pace, **kwargs) as server:
+    with Server(quadratic, choices, pool, on_update, delay=delay, **kwargs) as server:
         values = server.run(updates=updates)
     return values, log, pool
 
@@ -45,7 +45,7 @@ def choices(workers=3, batch=60, **kwargs):
 def test_uneven_batches_equal_one_process(ahead, monkeypatch):
     monkeypatch.setattr("paceline.ray.shards.AHEAD_PARAMETERS", 0 if ahead else 2**20)
     values, log, pool = served(
-        choices(policy="level", momentum=0.5), epochs=2, pace=Paced([0.001, 0.001, 0.02]), shards=2
+        choices(policy="level", momentum=0.5), epochs=2, delay=Slowed([0.001, 0.001, 0.02]), shards=2
     )
     assert set(pool.uses) == {2}
     w, v = np.zeros(3), np.zeros(3)
@@ -59,8 +59,8 @@ def test_uneven_batches_equal_one_process(ahead, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["push-interrupt", "pull"])
 def test_no_sample_is_lost_when_late_gradients_are_dropped(mode):
-    pace = Paced([0.01, 0.01, 0.05])
-    _, log, pool = served(choices(mode=mode, backup="static:2"), pace=pace)
+    delay = Slowed([0.01, 0.01, 0.05])
+    _, log, pool = served(choices(mode=mode, backup="static:2"), delay=delay)
     assert set(pool.uses) == {2}
     assert sum(u.samples for u in log) == 2 * len(X)
     assert sum(sum(u.dropped.values()) for u in log) > 0
@@ -68,7 +68,7 @@ def test_no_sample_is_lost_when_late_gradients_are_dropped(mode):
 
 @pytest.mark.parametrize("sync", ["ssp:1", "lsp:2:2"])
 def test_asynchronous_gates_use_every_sample_and_learn(sync):
-    values, log, pool = served(choices(sync=sync), epochs=4, pace=Paced([0.005, 0.005, 0.02]))
+    values, log, pool = served(choices(sync=sync), epochs=4, delay=Slowed([0.005, 0.005, 0.02]))
     assert set(pool.uses) == {4}
     assert max(s for u in log for s in u.staleness) >= 1
     assert np.abs(values - X.mean(0)).max() < 0.25
@@ -105,7 +105,7 @@ def test_a_killed_worker_is_left_behind_within_two_seconds(sync, mode, backup):
             after.append(time.perf_counter() - notes["at"])
 
     _, log, pool = served(
-        choices(sync=sync, mode=mode, backup=backup), during=watched, pace=Paced([0.02] * 3), epochs=1
+        choices(sync=sync, mode=mode, backup=backup), during=watched, delay=Slowed([0.02] * 3), epochs=1
     )
     assert set(pool.uses) == {1}
     assert np.diff(after).max() < 2.0
@@ -129,7 +129,7 @@ def test_a_frozen_worker_is_given_up_by_a_measured_deadline_and_returns(sync, mo
 
     try:
         _, log, pool = served(
-            choices(sync=sync, mode=mode), during=watched, pace=Paced([0.03] * 3), epochs=8, floor=0.3
+            choices(sync=sync, mode=mode), during=watched, delay=Slowed([0.03] * 3), epochs=8, floor=0.3
         )
     finally:
         timer[0].join()
@@ -149,7 +149,7 @@ def test_workers_leave_and_new_ones_join_with_the_current_model(first):
         if update.version == (3 if first == "add" else 6):
             server.add()
 
-    _, log, pool = served(choices(), during=during, pace=Paced([0.03] * 3), epochs=12)
+    _, log, pool = served(choices(), during=during, delay=Slowed([0.03] * 3), epochs=12)
     assert pool.uses.tolist() == [12] * len(X)
     assert [u for u in log if u.present == 2]
     assert log[-1].present == 3
@@ -169,7 +169,7 @@ def test_random_killing_for_200_rounds_loses_nothing():
     values, log, pool = served(
         choices(4, 12, lr=0.05, backup="static:3"),
         during=during,
-        pace=Paced([0.004] * 4),
+        delay=Slowed([0.004] * 4),
         epochs=4,
         replace=True,
     )

@@ -31,7 +31,16 @@ BASE = ["train", "--engine", "ray", "--workers", "3", "--lr", "0.1"]
 class TestWithRay:
     def test_record_report_and_resume(self, tmp_path, capsys):
         out, figures = tmp_path / "run", tmp_path / "figures.json"
-        options = ["--pace-ms", "1,1,3", "--backup", "static:2", "--out", str(out), "--checkpoint-every", "4"]
+        options = [
+            "--slowdown-ms",
+            "1,1,3",
+            "--backup",
+            "static:2",
+            "--out",
+            str(out),
+            "--checkpoint-every",
+            "4",
+        ]
         assert run([*BASE, *options, "--steps", "6", "--json", str(figures)]) == 0
         record = runs.read(out)
         assert len(record.round) == 6
@@ -77,7 +86,7 @@ class TestWithRay:
             "ssp:2",
             "--epochs",
             "3",
-            "--pace-ms",
+            "--slowdown-ms",
             "1,1,2",
             "--checkpoint-every",
             str(every),
@@ -147,7 +156,7 @@ def test_mistakes_are_answered_in_one_sentence(options, says, tmp_path, capsys, 
 def test_a_trace_must_last_for_as_many_updates_as_there_may_be(tmp_path, capsys):
     trace = traces.write(tmp_path / "t.csv", traces.Trace(np.full((12, 3), 1e-3), np.zeros((12, 3))))
     out = tmp_path / "run"
-    assert run([*BASE, "--out", str(out), "--pace-trace", str(trace), "--sync", "asp"]) == 2
+    assert run([*BASE, "--out", str(out), "--slowdown-trace", str(trace), "--sync", "asp"]) == 2
     assert "has 12 rounds and the run may take 36" in capsys.readouterr().err
     assert not out.exists()
 

@@ -22,7 +22,7 @@ from ray.cluster_utils import Cluster
 from paceline.paramserver.config import ServerConfig
 from paceline.ray import Server
 from paceline.paramserver.samples import Epochs
-from programs import X, Paced, wide
+from programs import X, Slowed, wide
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "object_store_memory": 80 * 2**20})
 second = cluster.add_node(num_cpus=3, object_store_memory=80 * 2**20)
@@ -51,7 +51,7 @@ def on_update(update):
 
 choices = ServerConfig(4, 40, lr=0.2)
 with Fragile(
-    wide, choices, pool, on_update, address=cluster.address, cpus=1.0, pace=Paced([0.02] * 4), floor=0.5
+    wide, choices, pool, on_update, address=cluster.address, cpus=1.0, delay=Slowed([0.02] * 4), floor=0.5
 ) as server:
     values = server.run()
 print(json.dumps({

@@ -15,7 +15,6 @@ from programs import X, quadratic
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Epochs
 from paceline.ray import Server
-from paceline.ray.api import mean_pace
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 WORKERS, BATCH, EPOCHS = 4, 96, 16
@@ -45,8 +44,11 @@ def test_divided_by_machine_adjusted_and_outliving_a_worker():
 
     # Whoever has the largest machine is the slowest: the division by size is wrong, and must be adjusted.
     choices = ServerConfig(WORKERS, BATCH, "lsp:2:3", policy=f"wlbs:micro={MICRO},period=3,epoch=15", lr=0.1)
-    pace = mean_pace([1e-3, 1e-3, 1e-3, 4e-3])
-    with Watched(sized, choices, pool, on_update, pace=pace) as server:
+
+    def delay(worker, update, samples):
+        return (1e-3, 1e-3, 1e-3, 4e-3)[worker] * samples
+
+    with Watched(sized, choices, pool, on_update, delay=delay) as server:
         values = server.run()
 
     first = {task.worker: task.load for task in given if task.version == 0}

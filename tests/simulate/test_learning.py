@@ -40,7 +40,7 @@ def scenario(tmp_path):
 
 
 def test_learning_tells_what_was_used_and_dropped(scenario, tmp_path, capsys):
-    arguments = ["simulate", scenario, "--learn", "--backup", "static:3", "--balance", "level"]
+    arguments = ["simulate", scenario, "--learn", "--backup", "static:3", "--policy", "level"]
     figures = tmp_path / "figures.json"
     assert run([*arguments, "--json", str(figures), "--plot", str(tmp_path / "pictures")]) == 0
     told = capsys.readouterr().out

@@ -186,7 +186,11 @@ def _paceline(arguments: list[str], line: str) -> None:
         return
     whole = {"--list", "--trace", "--resume"} & set(arguments)
     shorter = [] if whole else list(SHORTER.get(arguments[0], []))
-    if arguments[0] == "train" and not whole and not {"--workers", "--pace", "--pace-ms"} & set(arguments):
+    if (
+        arguments[0] == "train"
+        and not whole
+        and not {"--workers", "--slowdown", "--slowdown-ms"} & set(arguments)
+    ):
         shorter += ["--workers", "2"]
     said = paceline(*arguments, *shorter)
     assert said.status == 0, f"{line}: exit status {said.status}\n{said.stdout}\n{said.stderr}"

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from paceline.cli import renamed
 from paceline.cli.interrupts import Ended
 from paceline.errors import PacelineError, WorkerError
 
@@ -33,6 +34,7 @@ def run(arguments: list[str]) -> int:
     except ModuleNotFoundError:
         return _complain("the command line needs typer and rich; install paceline[cli]", 2)
     try:
+        renamed.check(arguments)
         status = _app().__call__(arguments, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except typer.Exit as done:

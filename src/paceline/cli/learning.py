@@ -20,7 +20,7 @@ def show(scenario: Scenario, learnt: Learnt, console: Console, plot: Path | None
     lost = ", ".join(f"{count} {what}" for what, count in sorted(dropped.items())) or "none"
     console.print(
         f"{scenario.name}: {scenario.size} workers, batch {scenario.global_batch}; {figures['sync']}, "
-        f"{figures['backup']}, {figures['balance']}, {figures['mode']}; {figures['model']} on {figures['data']}",
+        f"{figures['backup']}, {figures['policy']}, {figures['mode']}; {figures['model']} on {figures['data']}",
         markup=False,
     )
     console.print(

@@ -44,7 +44,8 @@ def command(
         ),
     ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help="Repeat for several: NAME or NAME:key=value,...")
+        list[str] | None,
+        typer.Option(help="NAME or NAME:key=value,...; repeat for several, or give one with --learn."),
     ] = None,
     global_batch: Annotated[int | None, typer.Option(help="Samples in each round.")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
@@ -71,9 +72,6 @@ def command(
     backup: Annotated[
         str, typer.Option(help="With --learn, how many gradients to wait for: everyone, static:3, dbw, ...")
     ] = "everyone",
-    balance: Annotated[
-        str, typer.Option(help="With --learn, who does how much: equal, level, ...")
-    ] = "equal",
     mode: Annotated[str, typer.Option(help="With --learn: push-wait, push-interrupt or pull.")] = "push-wait",
     rate: Annotated[
         str,
@@ -114,7 +112,13 @@ def command(
         from paceline.simulate.learning import choices
         from paceline.simulate.learning import learn as train
 
-        by = choices(what, sync=sync, mode=mode, backup=backup, policy=balance, rate=rate, lr=lr)
+        if len(policy or ()) > 1:
+            raise PacelineError(
+                f"--policy was given {len(policy or ())} times; expected it once with --learn"
+            )
+        by = choices(
+            what, sync=sync, mode=mode, backup=backup, policy=(policy or ["equal"])[0], rate=rate, lr=lr
+        )
         write_json(json_, show(what, train(what, by, data, model, loss), console, plot))
         return
     names = list(policy or what.policies or DEFAULT)

@@ -28,11 +28,11 @@ def command(
     global_batch: Annotated[int, typer.Option(help="Samples per optimizer step, over all workers.")] = 256,
     epochs: Annotated[int, typer.Option(help="Times through the training set.")] = 2,
     steps: Annotated[int | None, typer.Option(help="Optimizer steps, instead of --epochs.")] = None,
-    pace: Annotated[str | None, typer.Option(help="Slow workers down by these factors: 1,1,1,4")] = None,
-    pace_ms: Annotated[
+    slowdown: Annotated[str | None, typer.Option(help="Slow workers down by these factors: 1,1,1,4")] = None,
+    slowdown_ms: Annotated[
         str | None, typer.Option(help="Sleep these milliseconds for each sample: 1,1,4")
     ] = None,
-    pace_trace: Annotated[
+    slowdown_trace: Annotated[
         str | None,
         typer.Option(help="Play speeds from a CSV: round,worker,seconds_per_sample,overhead_seconds"),
     ] = None,
@@ -72,7 +72,7 @@ def command(
 ) -> None:
     """Train a model on uneven workers, at the pace of them all.
 
-    For example: paceline train --pace 1,1,1,4 --compare equal,level
+    For example: paceline train --slowdown 1,1,1,4 --compare equal,level
     """
     try:
         from paceline.train.config import TrainConfig
@@ -98,9 +98,9 @@ def command(
         lr=lr,
         momentum=momentum,
         seed=seed,
-        pace=numbers(pace, "--pace"),
-        pace_ms=numbers(pace_ms, "--pace-ms"),
-        pace_trace=pace_trace,
+        slowdown=numbers(slowdown, "--slowdown"),
+        slowdown_ms=numbers(slowdown_ms, "--slowdown-ms"),
+        slowdown_trace=slowdown_trace,
         limits=limits(limits_),
         micro_batch=micro_batch,
         quantum=quantum,

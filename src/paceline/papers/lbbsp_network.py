@@ -26,7 +26,7 @@ from paceline.simulate.figure import figure
 
 MARK = f"pl{os.getpid() % 100_000}"  # in all names, so that two runs at once do not meet
 BRIDGE, PORT, WORKERS = f"{MARK}b", 29517, 3
-PACE_MS = "1,1.5,4"  # sleep for each sample: the first two are quick
+SLOWDOWN_MS = "1,1.5,4"  # sleep for each sample: the first two are quick
 ABUNDANT, DEFICIENT = "480mbit", "16mbit"
 SECONDS = 300.0  # for one run, at most
 RUN = "import sys; from paceline.cli import run; sys.exit(run(sys.argv[1:]))"
@@ -54,7 +54,9 @@ def fig13real(out: Path, quick: bool) -> Result:
     claim = (
         "a drop of one worker's bandwidth costs LB-BSP less than 3 %; over 41 % less time than BSP in total"
     )
-    setting = f"three network namespaces on a bridge, LeNet-5, DDP over gloo, sleeping {PACE_MS} ms a sample"
+    setting = (
+        f"three network namespaces on a bridge, LeNet-5, DDP over gloo, sleeping {SLOWDOWN_MS} ms a sample"
+    )
     reason = missing()
     picture = figure(1, width=7)
     if reason:
@@ -117,8 +119,8 @@ def train(policy: str, steps: int, period: int) -> runs.Run:
             "lenet5",
             "--global-batch",
             "96",
-            "--pace-ms",
-            PACE_MS,
+            "--slowdown-ms",
+            SLOWDOWN_MS,
             "--steps",
             str(steps),
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Update
 from paceline.paramserver.samples import Epochs
 from paceline.ray.server import Server
-from paceline.ray.worker import Gradient, Pace, Program
+from paceline.ray.worker import Delay, Gradient, Program
 from paceline.rounds import Indices
 
 
@@ -33,7 +33,7 @@ def train(
     momentum: float = 0.0,
     seed: int = 0,
     address: str | None = None,
-    pace: Pace | None = None,
+    delay: Delay | None = None,
     replace: bool = False,
     on_update: Callable[[Update], None] | None = None,
 ) -> Vector:
@@ -44,14 +44,14 @@ def train(
     samples: of the training set; every one is used exactly once an epoch under bsp, whatever is dropped.
     workers, global_batch, sync, mode, backup, policy, rate, lr, momentum: see ``ServerConfig``.
     address: of a standing Ray cluster; without one Ray is started on this machine, and ended again.
-    pace: (worker, update, samples) -> seconds to sleep, to try out uneven workers.
+    delay: (worker, update, samples) -> seconds to sleep, to try out uneven workers.
     replace: start a new worker for each one that dies.
     """
     if samples < 1 or epochs < 1:
         raise PacelineError(f"samples={samples}, epochs={epochs}: expected at least 1 of each")
     choices = ServerConfig(workers, global_batch, sync, mode, backup, policy, rate, lr, momentum)
     pool = Epochs(samples, epochs, seed)
-    with Server(program, choices, pool, on_update, address=address, pace=pace, replace=replace) as server:
+    with Server(program, choices, pool, on_update, address=address, delay=delay, replace=replace) as server:
         return server.run()
 
 
@@ -82,13 +82,3 @@ def torch_program(
         return flat.values(), gradient
 
     return program
-
-
-def mean_pace(seconds_per_sample: Sequence[float]) -> Pace:
-    """The same seconds of sleep a sample in every round, one entry a worker."""
-    paces = tuple(seconds_per_sample)
-
-    def pace(worker: int, update: int, samples: int) -> float:
-        return paces[worker % len(paces)] * samples
-
-    return pace

@@ -10,19 +10,19 @@ import ray
 from ray.exceptions import RayError
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.ray.worker import Pace, Program, Worker
+from paceline.ray.worker import Delay, Program, Worker
 
 
 class Crew:
     """Workers by place, 0 to ``places`` - 1.
 
-    program, pace, pieces: as for ``Worker``. cpus: that Ray sets aside for each.
+    program, delay, pieces: as for ``Worker``. cpus: that Ray sets aside for each.
     actors: by place, also those that are still starting, whose first words ``starting`` has: place and actor by
     ref. processes: of all that were ever up, by place.
     """
 
-    def __init__(self, places: int, program: Program, pieces: int, pace: Pace | None, cpus: float) -> None:
-        self._places, self._pieces, self._pace, self._cpus = places, pieces, pace, cpus
+    def __init__(self, places: int, program: Program, pieces: int, delay: Delay | None, cpus: float) -> None:
+        self._places, self._pieces, self._delay, self._cpus = places, pieces, delay, cpus
         self._program = ray.put(program)
         self.actors: dict[int, Any] = {}
         self.starting: dict[Any, tuple[int, Any]] = {}
@@ -82,7 +82,7 @@ class Crew:
         remote: Any = ray.remote(concurrency_groups={"control": 1})(_controlled())  # type: ignore[call-overload]
         self.actors[place] = remote.options(
             num_cpus=self._cpus, max_restarts=0, scheduling_strategy="SPREAD"
-        ).remote(place, self._program, self._pieces, self._pace)
+        ).remote(place, self._program, self._pieces, self._delay)
         return self.actors[place].process.remote()
 
     def _up(self, place: int, ref: Any) -> int:

@@ -16,7 +16,7 @@ import ray
 from paceline.coded.delay import Array
 from paceline.errors import PacelineError
 
-Pace = Callable[[str, str, int, int], float]
+ProductDelay = Callable[[str, str, int, int], float]
 
 
 class BlockWorker:
@@ -24,8 +24,8 @@ class BlockWorker:
     sleeps.
     """
 
-    def __init__(self, name: str, pace: Pace | None) -> None:
-        self.name, self.pace = name, pace
+    def __init__(self, name: str, delay: ProductDelay | None) -> None:
+        self.name, self.delay = name, delay
         self.blocks: dict[str, dict[int, Array]] = {}
         self.cancelled: dict[str, int] = {}
         self.changed = threading.Condition()
@@ -56,9 +56,9 @@ class BlockWorker:
             return None
         mine = self.blocks[key]
         products = np.stack([mine[i] @ x for i in indices])
-        if self.pace is not None:
+        if self.delay is not None:
             rows = sum(len(mine[i]) for i in indices)
-            late = begin + self.pace(self.name, key.partition("/")[0], turn, rows) - time.perf_counter()
+            late = begin + self.delay(self.name, key.partition("/")[0], turn, rows) - time.perf_counter()
             with self.changed:
                 if self.changed.wait_for(lambda: self._is_cancelled(key, turn), max(late, 0.0)):
                     return None
@@ -84,7 +84,7 @@ class WorkerPool:
     """Workers by name, each a Ray actor.
 
     workers: names as in the plan. cpus: CPUs that Ray sets aside for each; 0 to start more workers than CPUs.
-    pace: (worker, master, turn, rows) -> seconds that so many rows shall take at least, to try out uneven
+    delay: (worker, master, turn, rows) -> seconds that so many rows shall take at least, to try out uneven
         speeds.
     timeout: seconds to wait for all of them to start.
 
@@ -93,7 +93,11 @@ class WorkerPool:
     """
 
     def __init__(
-        self, workers: Sequence[str], cpus: float = 1.0, pace: Pace | None = None, timeout: float = 120.0
+        self,
+        workers: Sequence[str],
+        cpus: float = 1.0,
+        delay: ProductDelay | None = None,
+        timeout: float = 120.0,
     ) -> None:
         if len(set(workers)) < len(workers) or not workers:
             raise PacelineError(
@@ -109,7 +113,7 @@ class WorkerPool:
             )
         actor: Any = ray.remote(concurrency_groups={"control": 1})(_with_control(BlockWorker))  # type: ignore[call-overload]
         self.actors: dict[str, Any] = {
-            name: actor.options(num_cpus=cpus, max_restarts=0).remote(name, pace) for name in workers
+            name: actor.options(num_cpus=cpus, max_restarts=0).remote(name, delay) for name in workers
         }
         started = [each.process.remote() for each in self.actors.values()]
         _, waiting = ray.wait(started, num_returns=len(started), timeout=timeout)

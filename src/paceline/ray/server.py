@@ -27,7 +27,7 @@ from paceline.ray.crew import Crew, said
 from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import connect
-from paceline.ray.worker import Pace, Program, Report
+from paceline.ray.worker import Delay, Program, Report
 from paceline.rounds import Indices
 
 LOOK_SECONDS = 0.25  # at most between two looks at deadlines, joiners and commands
@@ -70,7 +70,7 @@ class Server:
         address: str | None = None,
         cpus: float = 0.0,
         shards: int = 0,
-        pace: Pace | None = None,
+        delay: Delay | None = None,
         give_up: float = 4.0,
         floor: float = 1.0,
         replace: bool = False,
@@ -94,7 +94,7 @@ class Server:
         self.shards: Shards
         try:
             pieces = 4 if choices.mode == "push-interrupt" else 1
-            self._crew = Crew(choices.workers, program, pieces, pace, cpus)
+            self._crew = Crew(choices.workers, program, pieces, delay, cpus)
             self._actors, self.processes = self._crew.actors, self._crew.processes
             self._launch(start_seconds, state, shards)
         except BaseException:

@@ -16,7 +16,7 @@ from paceline.rounds import Indices
 
 Gradient = Callable[[Vector, Indices], tuple[Vector, float]]
 Program = Callable[[int], tuple[Vector, Gradient]]
-Pace = Callable[[int, int, int], float]
+Delay = Callable[[int, int, int], float]
 
 
 class Report(NamedTuple):
@@ -34,11 +34,11 @@ class Worker:
 
     program: makes the first parameters and the gradient function, once, here: see ``paceline.ray.train``.
     pieces: a gradient is computed in this many, between which it can be interrupted.
-    pace: (worker, version, samples) -> seconds to sleep, to try out uneven speeds.
+    delay: (worker, version, samples) -> seconds to sleep, to try out uneven speeds.
     """
 
-    def __init__(self, rank: int, program: Program, pieces: int, pace: Pace | None) -> None:
-        self._rank, self._pace, self._pieces = rank, pace, pieces
+    def __init__(self, rank: int, program: Program, pieces: int, delay: Delay | None) -> None:
+        self._rank, self._delay, self._pieces = rank, delay, pieces
         self._first, self._gradient = program(rank)
         self._whole: Any = None  # the parts' parameters together, in memory that is used again
         self._newest = -1  # version of these
@@ -71,8 +71,8 @@ class Worker:
         whole = self._joined(version, values)
         total: Any = None
         loss, done = 0.0, False
-        if self._pace is not None:
-            self._sleep(self._pace(self._rank, version, len(samples)), number)
+        if self._delay is not None:
+            self._sleep(self._delay(self._rank, version, len(samples)), number)
         for piece in np.array_split(samples, min(self._pieces, len(samples))):
             if self._cancelled >= number:
                 break
@@ -99,9 +99,9 @@ class Worker:
         if number != self._round:
             self._round, self._run = number, 0
             self._sum.clear()
-        if self._pace is not None:
-            before = self._pace(self._rank, version, self._run) if self._run else 0.0
-            self._sleep(self._pace(self._rank, version, self._run + len(samples)) - before, number)
+        if self._delay is not None:
+            before = self._delay(self._rank, version, self._run) if self._run else 0.0
+            self._sleep(self._delay(self._rank, version, self._run + len(samples)) - before, number)
         if self._cancelled >= number:
             return Report(number, 0.0, time.perf_counter() - began, True, None)
         gradient, loss = self._gradient(self._joined(version, values), samples)

@@ -114,7 +114,7 @@ def learn(
     settings = {
         "sync": by.sync,
         "backup": by.backup,
-        "balance": by.policy,
+        "policy": by.policy,
         "mode": by.mode,
         "data": data,
         "model": model,

@@ -15,6 +15,7 @@ from paceline.data import traces
 from paceline.data.datasets import Data
 from paceline.errors import PacelineError
 from paceline.learners import models
+from paceline.paramserver.config import ServerConfig
 from paceline.rounds import Cluster
 from paceline.stored import short
 from paceline.torch import options
@@ -35,14 +36,16 @@ WHOLE = {
     "seed": (0, 2**63 - 1),
 }
 SLOWEST = 1e6  # milliseconds a sample, or times as slow
+# What run.json of earlier versions calls some fields.
+EARLIER = {"pace": "slowdown", "pace_ms": "slowdown_ms", "pace_trace": "slowdown_trace"}
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """One training run. Lists have one entry a worker.
 
-    pace: how many times slower than the quickest each worker is made, by sleeping.
-    pace_ms: milliseconds slept for each sample. pace_trace: a CSV of recorded speeds to play by sleeping.
+    slowdown: how many times slower than the quickest each worker is made, by sleeping.
+    slowdown_ms: milliseconds slept for each sample. slowdown_trace: a CSV of recorded speeds to play by sleeping.
     limits: (least, most) samples of a round. steps: rounds at most, instead of whole epochs.
     engine: "torch" (DDP), or "ray" (a parameter server), which alone knows sync, backup, mode, rate and address.
     patience: seconds without a sign of life after which the run is ended, see ``paceline.torch.Pace``.
@@ -58,9 +61,9 @@ class TrainConfig:
     lr: float = 0.1
     momentum: float = 0.9
     seed: int = 0
-    pace: list[float] | None = None
-    pace_ms: list[float] | None = None
-    pace_trace: str | None = None
+    slowdown: list[float] | None = None
+    slowdown_ms: list[float] | None = None
+    slowdown_trace: str | None = None
     limits: list[tuple[int | None, int | None]] | None = None
     micro_batch: int | None = None
     quantum: int = 1
@@ -83,6 +86,7 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
         """From run.json, whose other entries are left out. Raises PacelineError for what no option can be."""
+        values = {EARLIER.get(name, name): value for name, value in values.items()}
         kept = {}
         for field in dataclasses.fields(cls):
             if field.name in values:
@@ -113,7 +117,7 @@ class TrainConfig:
             raise PacelineError(f"momentum={self.momentum:g}: expected 0 or more, and less than 1")
         options.check_weigh(self.weigh, None)
         patience.check(self.patience)
-        self._check_pace(data)
+        self._check_slowdown(data)
         model = models.create(self.model, data.shape, data.classes)
         floor = 2 if has_batch_norm(model) else 1
         cluster = Cluster(self.workers, self.global_batch, *self._limit_arrays(floor))
@@ -124,11 +128,29 @@ class TrainConfig:
             )
         self._check_engine()
 
+    def server(self) -> ServerConfig:
+        """What the parameter server goes by. Raises PacelineError for what is unknown or excludes something else."""
+        limits = None if self.limits is None else tuple(self.limits)
+        made = ServerConfig(
+            self.workers,
+            self.global_batch,
+            self.sync,
+            self.mode,
+            self.backup,
+            self.policy,
+            self.rate,
+            self.lr,
+            self.momentum,
+            limits,
+        )
+        made.shares_rounds()
+        return made
+
     def _check_engine(self) -> None:
         if self.engine == "ray":
-            from paceline.train.ray_engine import choices
+            import paceline.ray  # noqa: F401 - which says so where Ray is not installed
 
-            choices(self)
+            self.server()
             if self.patience != TrainConfig.patience:
                 raise PacelineError("--patience is for --engine torch; leave it out with --engine ray")
         elif self.engine != "torch":
@@ -138,12 +160,14 @@ class TrainConfig:
                 if getattr(self, name) != getattr(TrainConfig, name):
                     raise PacelineError(f"--{name} is for --engine ray; add it, or leave out --{name}")
 
-    def _check_pace(self, data: Data) -> None:
-        given = [name for name in ("pace", "pace_ms", "pace_trace") if getattr(self, name) is not None]
+    def _check_slowdown(self, data: Data) -> None:
+        given = [
+            name for name in ("slowdown", "slowdown_ms", "slowdown_trace") if getattr(self, name) is not None
+        ]
         if len(given) > 1:
             both = " and ".join("--" + name.replace("_", "-") for name in given)
             raise PacelineError(f"{both} were both given; expected one of them")
-        for name, lowest in (("pace", 1.0), ("pace_ms", 0.0)):
+        for name, lowest in (("slowdown", 1.0), ("slowdown_ms", 0.0)):
             values = getattr(self, name)
             if values is None:
                 continue
@@ -158,12 +182,12 @@ class TrainConfig:
                         f"{option} has the entry {value:g}; expected numbers of at least {lowest:g}, and at most "
                         f"{SLOWEST:g}"
                     )
-        if self.pace_trace is not None:
-            trace = traces.read(self.pace_trace)
+        if self.slowdown_trace is not None:
+            trace = traces.read(self.slowdown_trace)
             length, width = trace.seconds_per_sample.shape
             if width != self.workers:
                 raise PacelineError(
-                    f"{self.pace_trace} has {width} workers, the run {self.workers}; expected the same number"
+                    f"{self.slowdown_trace} has {width} workers, the run {self.workers}; expected the same number"
                 )
             rounds, takes = self.rounds(len(data.x_train)), "takes"
             one_by_one = (self.sync, self.backup) != ("bsp", "everyone")
@@ -171,7 +195,7 @@ class TrainConfig:
                 rounds, takes = rounds * self.workers, "may take"  # updates, each of one worker's gradient
             if length < rounds:
                 raise PacelineError(
-                    f"{self.pace_trace} has {length} rounds and the run {takes} {rounds}; shorten it with "
+                    f"{self.slowdown_trace} has {length} rounds and the run {takes} {rounds}; shorten it with "
                     f"--steps {length}, or give a longer trace"
                 )
 

@@ -3,48 +3,27 @@
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.data import datasets, traces
+from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.learners.images import Images
 from paceline.paramserver.aggregate import Vector
-from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Update
 from paceline.paramserver.samples import Epochs
 from paceline.ray.server import Server
-from paceline.ray.worker import Gradient, Pace, Program
+from paceline.ray.worker import Gradient, Program
 from paceline.rounds import Indices
 from paceline.runs import Recorder
+from paceline.train import slowdown
 from paceline.train.checkpoint import Checkpoints
 from paceline.train.config import TrainConfig
 
 CHECKPOINT = "server.npz"
-SLOWEST_BASE = 1e-3  # seconds per sample of pace 1, at least, as in training under torchrun
-
-
-def choices(config: TrainConfig) -> ServerConfig:
-    """What the server goes by. Raises PacelineError for what is unknown or excludes something else."""
-    limits = None if config.limits is None else tuple(config.limits)
-    made = ServerConfig(
-        config.workers,
-        config.global_batch,
-        config.sync,
-        config.mode,
-        config.backup,
-        config.policy,
-        config.rate,
-        config.lr,
-        config.momentum,
-        limits,
-    )
-    made.shares_rounds()
-    return made
 
 
 def run(
@@ -55,7 +34,6 @@ def run(
     Raises PacelineError for what is wrong with the input, WorkerError when the server or every worker died.
     """
     data = datasets.load(config.data)
-    decided = choices(config)
     learner = Images(data, config.model, config.seed, standardize=False)
     samples = len(data.x_train)
     epochs = config.epochs if config.steps is None else -(-config.steps * config.global_batch // samples) + 1
@@ -68,10 +46,12 @@ def run(
     facts = config.as_dict() | {"engine": "ray"}
     with Server(
         images_program(config, data),
-        decided,
+        config.server(),
         pool,
         address=config.address,
-        pace=_pace(config, learner, samples),
+        delay=slowdown.create(
+            config, lambda: [_seconds_per_sample(config, learner, samples)] * config.workers
+        ),
         state=state,
     ) as server:
         recorder = Recorder.create(run_dir, facts, resume=keep)
@@ -243,34 +223,6 @@ def _decode(content: bytes) -> dict[str, Any]:
     return arrays | {"version": int(arrays["version"])}
 
 
-def _pace(config: TrainConfig, learner: Images, samples: int) -> Pace | None:
-    """Seconds that each worker sleeps, as ``--pace``, ``--pace-ms`` or ``--pace-trace`` say."""
-    if config.pace_trace is not None:
-        trace = traces.read(config.pace_trace)
-        pace, overhead = trace.seconds_per_sample, trace.overhead
-
-        def traced(worker: int, update: int, count: int) -> float:
-            row = min(update, len(pace) - 1)
-            return float(pace[row, worker] * count + overhead[row, worker])
-
-        return traced
-    if config.pace_ms is not None:
-        return _steady([ms / 1e3 for ms in config.pace_ms])
-    if config.pace is not None:
-        chosen = np.arange(min(samples, max(1, config.global_batch // config.workers)))
-        values, took = learner.start(), []
-        for _ in range(5):
-            began = time.perf_counter()
-            learner.gradient(values, chosen)
-            took.append(time.perf_counter() - began)
-        own = float(np.median(took)) / len(chosen)
-        base = max(SLOWEST_BASE, own)
-        return _steady([max(0.0, factor * base - own) for factor in config.pace])
-    return None
-
-
-def _steady(seconds_per_sample: list[float]) -> Pace:
-    def steady(worker: int, update: int, count: int) -> float:
-        return seconds_per_sample[worker] * count
-
-    return steady
+def _seconds_per_sample(config: TrainConfig, learner: Images, samples: int) -> float:
+    values, equal = learner.start(), min(samples, max(1, config.global_batch // config.workers))
+    return slowdown.seconds_per_sample(lambda count: learner.gradient(values, np.arange(count)), equal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,9 @@ def train(
     data = datasets.load(config.data)
     model = models.create(config.model, data.shape, data.classes)
     loss_of = nn.CrossEntropyLoss()
-    pacer = slowdown.create(config, rank, _trial(model, loss_of, data))
+    trial, equal = _trial(model, loss_of, data), max(1, config.global_batch // config.workers)
+    # All ranks are timed at once.
+    slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(trial, equal)))
     ddp = DistributedDataParallel(model) if ranks > 1 else model
     optimizer = torch.optim.SGD(ddp.parameters(), lr=config.lr, momentum=config.momentum)
     guard = _Guard()
@@ -110,7 +113,8 @@ def train(
         saved = pace.rounds
         while pace.rounds < last:
             for images, labels in loader:
-                pacer.sleep(pace.rounds, len(labels), first=pace.first)
+                if slowed is not None:
+                    time.sleep(slowed(rank, pace.rounds, len(labels), first=pace.first))
                 loss = loss_of(ddp(images), labels)
                 pace.backward(loss)
                 if pace.step(optimizer):
