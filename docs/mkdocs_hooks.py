@@ -1,37 +1,26 @@
 """What the site has beyond the pages that people write: the reference and the examples.
 
-MkDocs calls the functions (``hooks`` in mkdocs.yml). A public module (see ``public_modules``) gets a page of
-the reference; each program in examples/ gets a page with its source, so that links to it hold.
+MkDocs calls the functions (``hooks`` in mkdocs.yml). A module that says in ``__all__`` what is public gets a page of
+the reference; the build stops where a public name has no docstring, and where a page or an example imports what is
+not public. Each program in examples/ gets a page with its source, so that links to it hold.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import griffe
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "paceline"
 
-# Public by mention in a page's text.
-MORE = (
-    "paceline.policies",
-    "paceline.rounds",
-    "paceline.balance",
-    "paceline.balance.members",
-    "paceline.costs",
-    "paceline.forecast.overheads",
-    "paceline.forecast.kalman",
-    "paceline.forecast.saved",
-    "paceline.paramserver.config",
-    "paceline.paramserver.coordinator",
-    "paceline.paramserver.rates",
-    "paceline.data.datasets",
-    "paceline.data.traces",
-)
 # Packages whose registry names classes, one file each, whose fields are the options people set.
 REGISTRIES = {
     "paceline.balance": "POLICIES",
@@ -39,6 +28,9 @@ REGISTRIES = {
     "paceline.sync": "GATES",
     "paceline.forecast": "FORECASTS",
 }
+
+
+TORCHS = ("state_dict", "load_state_dict")  # methods whose names PyTorch gives a meaning
 
 
 def _file(module: str) -> Path:
@@ -60,27 +52,92 @@ def _listed(module: str) -> list[str] | None:
     return None if value is None else list(ast.literal_eval(value))
 
 
-def _imported() -> set[str]:
-    """Modules that a page's or an example's code imports from."""
-    found = set()
-    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *_examples()):
-        text = path.read_text(encoding="utf-8")
-        found |= set(re.findall(r"^\s*(?:from|import) (paceline[\w.]*)", text, re.MULTILINE))
-        for home, names in re.findall(r"^\s*from (paceline[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
-            parts = {name.split()[0] for name in names.split(",") if name.strip()} - set(_listed(home) or ())
-            found |= {f"{home}.{part}" for part in parts if _file(f"{home}.{part}").is_file()}
-    return found
-
-
-def public_modules() -> list[str]:
-    """Modules with ``__all__``, those that pages and examples import from, and those of MORE, by name."""
-    found = set(MORE) | _imported()
-    for path in PACKAGE.rglob("*.py"):
+@cache
+def public_modules() -> dict[str, list[str]]:
+    """What each module with ``__all__`` says in it, by the module's name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        if _listed(module) is not None:
+        listed = _listed(module)
+        if listed is not None:
+            found[module] = listed
+    return dict(sorted(found.items()))
+
+
+def _told() -> Iterator[tuple[Path, str, str]]:
+    """(page or example, module, name) of what their code imports of the package; the name is empty where a module
+    itself is imported."""
+    for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *_examples()):
+        text = path.read_text(encoding="utf-8")
+        for module in re.findall(r"^\s*import (paceline[\w.]*)", text, re.MULTILINE):
+            yield path, module, ""
+        for module, names in re.findall(r"^\s*from (paceline[\w.]*) import ([\w, ]+)", text, re.MULTILINE):
+            yield from ((path, module, name.split()[0]) for name in names.split(",") if name.strip())
+
+
+def not_public() -> list[str]:
+    """What pages and examples import though no ``__all__`` has it: a sentence for each."""
+    public = public_modules()
+    return [
+        f"{path.relative_to(ROOT)} imports {module}{name and '.' + name}, which no __all__ says to be public"
+        for path, module, name in _told()
+        if not (f"{module}.{name}" in public or (module in public and (not name or name in public[module])))
+    ]
+
+
+def undocumented() -> list[str]:
+    """Public modules and names, and public methods of the classes among them, that have no docstring.
+
+    A method needs none where a class or protocol that its class follows documents it, or another framework's class.
+    """
+    package = griffe.load("paceline", search_paths=[PACKAGE.parent])
+    protocols = [kind for kind in _classes(package) if any("Protocol" in str(base) for base in kind.bases)]
+    found = set()
+    for module, names in public_modules().items():
+        inside = package if module == "paceline" else package[module.removeprefix("paceline.")]
+        if not inside.has_docstring:
             found.add(module)
+        for name in names:
+            if name.startswith("__"):
+                continue
+            member = inside[name]
+            member = member.final_target if member.is_alias else member
+            if member.is_module:  # a function named like the file that it stands in
+                member = member[name]
+            if not member.has_docstring:
+                found.add(member.path)
+            if member.is_class:
+                found |= {f"{member.path}.{each}" for each in _silent(member, protocols)}
     return sorted(found)
+
+
+def _classes(owner: griffe.Object) -> Iterator[griffe.Class]:
+    for member in owner.members.values():
+        if member.is_alias:
+            continue
+        if isinstance(member, griffe.Class):
+            yield member
+        if isinstance(member, griffe.Module):
+            yield from _classes(member)
+
+
+def _silent(kind: griffe.Class, protocols: list[griffe.Class]) -> list[str]:
+    """Public methods and properties of a class without a docstring, their own or of what they override or follow."""
+    bases = [base if isinstance(base, str) else base.canonical_path for base in kind.bases]
+    if any("." in base and base.split(".")[0] not in ("paceline", "typing") for base in bases):
+        return []
+    above = [kind, *kind.mro()]
+    has = {name for each in above for name in each.members}
+    above += [each for each in protocols if {name for name in each.members if name[0] != "_"} <= has]
+    return [
+        name
+        for name, member in kind.members.items()
+        if not name.startswith("_")
+        and name not in TORCHS
+        and (member.is_function or "property" in member.labels)
+        and not any(name in each.members and each.members[name].has_docstring for each in above)
+    ]
 
 
 def _registered(module: str) -> list[str]:
@@ -126,7 +183,10 @@ def _index() -> str:
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages that are made here into the navigation."""
+    """Stop where the public face has a hole; put the pages that are made here into the navigation."""
+    wrong = [f"{name} is public and has no docstring" for name in undocumented()] + not_public()
+    if wrong:
+        raise PluginError("\n".join(wrong))
     pages = [{module: f"reference/{module}.md"} for module in public_modules()]
     examples = [{path.name: f"examples/{path.stem}.md"} for path in _examples()]
     for entry in config.nav:

@@ -1,7 +1,24 @@
 """Paceline: training at the pace of the whole cluster instead of the pace of its slowest worker."""
 
-from paceline.errors import PacelineError
-from paceline.rounds import Cluster, Machines, Plan, Round
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError, WorkerError
+
+if TYPE_CHECKING:
+    from paceline.rounds import Cluster, Machines, Plan, Round
 
 __version__ = "0.1.0"
-__all__ = ["Cluster", "Machines", "PacelineError", "Plan", "Round", "__version__"]
+__all__ = ["Cluster", "Machines", "PacelineError", "Plan", "Round", "WorkerError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs numpy is imported when it is asked for: ``paceline.client`` does without."""
+    if name in __all__:
+        from paceline import rounds
+
+        return getattr(rounds, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

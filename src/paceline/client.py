@@ -22,6 +22,8 @@ from typing import Any, NamedTuple, Self
 
 from paceline.errors import PacelineError
 
+__all__ = ["Dropped", "Part", "Worker"]
+
 WAIT = 30.0  # seconds that one request waits for a plan
 TOKEN = "PACELINE_TOKEN"
 

@@ -16,7 +16,10 @@ from numpy.typing import NDArray
 
 from paceline.durations import QUICKEST
 
+__all__ = ["Array", "Cost", "Increasing", "Linear", "Only", "Saturating", "line_through"]
+
 Array = NDArray[np.float64]
+"""Numbers of shape (..., n): the last axis is the worker, the leading axes are realizations."""
 
 RESOLUTION = 1e-9  # part of a round's seconds below which its growth with the load is not told apart
 

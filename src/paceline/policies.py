@@ -19,6 +19,8 @@ from paceline.balance import POLICIES
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster, Plan, Round
 
+__all__ = ["Policy", "create", "describe", "digest", "leaves", "names", "register", "restore"]
+
 S = TypeVar("S")
 
 

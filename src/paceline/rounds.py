@@ -18,7 +18,20 @@ from paceline.costs import Array, Cost
 from paceline.durations import LONGEST, QUICKEST
 from paceline.errors import PacelineError
 
-Indices = NDArray[np.int64]  # of samples
+__all__ = [
+    "Array",
+    "Cluster",
+    "Indices",
+    "Machines",
+    "PiecePlan",
+    "PieceTimes",
+    "Plan",
+    "Round",
+    "measurable",
+]
+
+Indices = NDArray[np.int64]
+"""Positions of samples in a data set, shape (samples,)."""
 
 
 @dataclass(frozen=True, slots=True)

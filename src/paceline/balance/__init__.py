@@ -29,3 +29,6 @@ POLICIES: dict[str, type[Any]] = {
     "optimum": Optimum,
     "wlbs": Wlbs,
 }
+"""Every policy's class, by the name that ``policies.create`` knows it by."""
+
+__all__ = ["POLICIES"]

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from paceline.rounds import Array, Cluster
 from paceline.shares import proportional
 
+__all__ = ["among_present", "bounds", "even", "fill_unknown", "remembered"]
+
 
 def bounds(cluster: Cluster, present: NDArray[np.bool_]) -> tuple[Array, Array]:
     """Least and most share of each worker, shape (n,) or (..., n), when only some are present.

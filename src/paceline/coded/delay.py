@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import exprel
 
+from paceline.costs import Array
 from paceline.errors import PacelineError
-
-Array = NDArray[np.float64]
 
 # Coefficients of s - log(1 + s) = s^2 (1/2 - s/3 + s^2/4 - ...), highest power first.
 _SERIES = [(-1.0) ** k / (k + 2) for k in range(17, -1, -1)]

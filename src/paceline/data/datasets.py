@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
 
+__all__ = ["Data", "floats", "load"]
+
 Images = NDArray[np.uint8] | NDArray[np.float32]
 Labels = NDArray[np.int64]
 

@@ -21,10 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline import durations
+from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.files import write_whole
 
-Array = NDArray[np.float64]
+__all__ = ["Trace", "read", "write"]
+
 COLUMNS = ("round", "worker", "seconds_per_sample", "overhead_seconds")
 CELLS = 10**8  # rounds times workers, at most: each takes 16 bytes, however few rows there are
 

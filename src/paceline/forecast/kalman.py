@@ -16,6 +16,8 @@ import numpy as np
 
 from paceline.rounds import Array
 
+__all__ = ["Track", "follow", "start"]
+
 FIRST_SCATTER = 0.02  # relative, expected before anything is known
 MEMORY = 0.97  # weight of what was learned of drift and scatter, kept each round
 CHANGE = 3.5  # standard deviations beyond which it is a change

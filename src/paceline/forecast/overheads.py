@@ -18,6 +18,8 @@ import numpy as np
 
 from paceline.rounds import Array
 
+__all__ = ["Fit", "start", "update"]
+
 GUESS = 0.35  # of a first round's seconds: how large an overhead is thought possible before loads have varied
 SCATTER = 0.02  # relative scatter of the seconds before it is known
 LEAST_SCATTER = 0.003

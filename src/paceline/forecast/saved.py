@@ -14,6 +14,8 @@ from paceline.forecast.networks import Network
 from paceline.forecast.window import LearnedState
 from paceline.rounds import Array
 
+__all__ = ["load", "save"]
+
 
 def save(path: Path, network: Network, state: LearnedState) -> None:
     """Write a trained model, whole or not at all; of many, the one most accurate of late, compared with EMA.

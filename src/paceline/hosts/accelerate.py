@@ -37,6 +37,8 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
     raise PacelineError("Accelerate is not installed; install paceline[hosts]") from error
 
+__all__ = ["AcceleratePace"]
+
 REPLICATED = ("NO", "MULTI_")  # kinds of Accelerate's distribution whose gradients DDP averages
 
 

@@ -31,6 +31,8 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
     raise PacelineError("Lightning is not installed; install paceline[hosts]") from error
 
+__all__ = ["FabricPace"]
+
 AVERAGES = (
     "SingleDeviceStrategy",
     "DDPStrategy",

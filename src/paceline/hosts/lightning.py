@@ -37,6 +37,8 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 
 from paceline.hosts.fabric import check_strategy
 
+__all__ = ["LightningBalancer"]
+
 
 class LightningBalancer(Callback):
     """Divides each global batch of a Trainer's fit by what each rank can do.

@@ -29,6 +29,8 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
     raise PacelineError("Ray Train is not installed; install paceline[hosts]") from error
 
+__all__ = ["RayTrainPace"]
+
 
 class RayTrainPace(Windows):
     """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options, and

@@ -37,6 +37,8 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
     raise PacelineError("Transformers is not installed; install paceline[hosts]") from error
 
+__all__ = ["BalancedTrainer"]
+
 SHUFFLES = {"random": True, "sequential": False}  # by train_sampling_strategy
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "worker_init_fn")
 LOADING = ("collate_fn", "num_workers", "pin_memory", *OF_WORKERS)

@@ -16,6 +16,8 @@ from paceline.paramserver.rates import Rate
 from paceline.rounds import Cluster, Machines
 from paceline.sync import Gate
 
+__all__ = ["ServerConfig"]
+
 
 @dataclass(frozen=True)
 class ServerConfig:

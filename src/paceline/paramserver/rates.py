@@ -16,6 +16,8 @@ from paceline import options
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 
+__all__ = ["RATES", "AdaScale", "Fixed", "Knee", "Proportional", "Rate", "create", "gain", "knee", "sweep"]
+
 SMOOTHING = 0.9
 BLOW_UP = 4.0
 
@@ -103,6 +105,7 @@ RATES: dict[str, type[Any]] = {
     "knee": Knee,
     "proportional": Proportional,
 }
+"""Every rule's class, by the name that ``create`` knows it by."""
 
 
 def create(text: str, workers: int, full: float) -> Rate:

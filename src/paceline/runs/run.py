@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.runs.facts import check_config, check_summary
 from paceline.runs.line import PER_WORKER, SCALARS
@@ -18,7 +19,6 @@ from paceline.runs.line import read as read_line
 from paceline.runs.waiting import waits
 
 CONFIG, ROUNDS, SUMMARY = "run.json", "rounds.jsonl", "summary.json"
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

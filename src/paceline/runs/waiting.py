@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from paceline.costs import Array
 
 
 def waits(seconds: Any, compute: Any) -> Array:

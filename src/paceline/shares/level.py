@@ -10,11 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceline.costs import Cost, Linear, halfway
+from paceline.costs import Array, Cost, Linear, halfway
 from paceline.durations import QUICKEST
 from paceline.errors import PacelineError
-
-Array = NDArray[np.float64]
 
 
 class WaterLevel(NamedTuple):

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from paceline.costs import Cost, Linear, halfway
+from paceline.costs import Array, Cost, Linear, halfway
 from paceline.rounds import Plan
 from paceline.shares.level import limits, water_level
-
-Array = NDArray[np.float64]
 
 
 def whole_samples(

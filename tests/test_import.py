@@ -1,0 +1,82 @@
+"""What importing Paceline costs and needs, and what its wheel says and holds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src"
+
+
+def python(code: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *options, "-c", code],
+        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": str(SRC)} | environment,
+    )  # fmt: skip
+
+
+def test_the_client_needs_the_standard_library_alone() -> None:
+    # Without "site" no installed package is found, numpy neither.
+    code = "import paceline.client, paceline; print(paceline.client.Worker.__name__, paceline.__version__)"
+    done = python(code, "-S")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "Worker"
+    without = python("import numpy", "-S")
+    assert "ModuleNotFoundError" in without.stderr
+
+
+def test_names_that_need_numpy_are_there_when_asked_for() -> None:
+    code = (
+        "import sys, paceline; before = 'numpy' in sys.modules; from paceline import Cluster, Machines, Plan, Round; "
+        "print(before, Cluster.__module__, 'Cluster' in dir(paceline), hasattr(paceline, 'nothing'))"
+    )
+    assert python(code).stdout.split() == ["False", "paceline.rounds", "True", "False"]
+
+
+def test_importing_takes_less_than_150_ms_beyond_numpy() -> None:
+    """The least of three, as a busy machine only adds; with the names that need numpy."""
+    taken = []
+    for _ in range(3):
+        told = python("import numpy; import paceline; paceline.Cluster", "-X", "importtime").stderr
+        rows = re.findall(
+            r"^import time: +(\d+) \| +(\d+) \| (paceline|paceline\.rounds)$", told, re.MULTILINE
+        )
+        assert {name for _, _, name in rows} == {"paceline", "paceline.rounds"}
+        taken.append(sum(int(cumulative) for _, cumulative, _ in rows) / 1e6)
+    assert min(taken) < 0.15
+
+
+def test_importing_brings_nothing_but_numpy() -> None:
+    code = (
+        "import sys, numpy; before = set(sys.modules); import paceline; paceline.Cluster; "
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
+    )
+    assert set(python(code).stdout.split()) <= {"paceline", "numpy"}
+
+
+def test_the_wheel_is_typed_and_has_the_version_that_the_package_says(tmp_path: Path) -> None:
+    hatchling = pytest.importorskip("hatchling.build")
+    here = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        wheel = tmp_path / hatchling.build_wheel(str(tmp_path))
+    finally:
+        os.chdir(here)
+    with zipfile.ZipFile(wheel) as content:
+        names = content.namelist()
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        told = content.read(metadata).decode()
+        version = re.search(r'__version__ = "(.+)"', content.read("paceline/__init__.py").decode())
+    assert version is not None
+    assert f"\nVersion: {version[1]}\n" in told
+    assert "\nClassifier: Typing :: Typed\n" in told
+    assert "paceline/py.typed" in names
+    assert "paceline/data/digits.npz" in names
+    assert version[1] not in (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[tool.")[0].split()
