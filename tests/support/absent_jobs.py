@@ -20,6 +20,8 @@ from paceline.torch.liveness.patience import Missing
 from paceline.torch.measuring.exchange import StoreExchange
 from support.torch_jobs import Samples, fresh, optimizer_of
 
+ROW = np.dtype([("told", "f8"), ("more", "f8")])
+
 
 def stop(seconds: float) -> None:
     """Stop this process as SIGSTOP does; it goes on after so many seconds."""
@@ -101,8 +103,8 @@ def limits_of_waiting(rank: int, ranks: int) -> tuple[float, list[str]]:
     for longer than that."""
     sentences = []
     for seconds, hindrance in ((0.5, time.sleep), (0.5, stop)):
-        exchange = StoreExchange(timeout=seconds)
-        exchange.send(7, np.ones(2))
+        exchange = StoreExchange(ROW, timeout=seconds)
+        exchange.send(7, np.ones((), ROW))
         dist.barrier()
         if rank == 0:
             hindrance(1.5)
@@ -114,12 +116,12 @@ def limits_of_waiting(rank: int, ranks: int) -> tuple[float, list[str]]:
                 sentences.append(str(error))
         dist.barrier()
         exchange.abandon()
-    exchange = StoreExchange()
-    exchange.send(0, np.array([float(rank)]))
-    assert exchange.receive(0).tolist() == [[0.0], [1.0]]
+    exchange = StoreExchange(ROW)
+    exchange.send(0, np.array((rank, 1.0), ROW))
+    assert exchange.receive(0)["told"].tolist() == [0.0, 1.0]
     if rank == 0:
         time.sleep(2.0)  # on a device the other would go on by itself
-    exchange.send(1, np.array([2.0 + rank]))
-    assert exchange.receive(1).tolist() == [[2.0], [3.0]]
+    exchange.send(1, np.array((2.0 + rank, 1.0), ROW))
+    assert exchange.receive(1)["told"].tolist() == [2.0, 3.0]
     exchange.close()
     return exchange._timeout, sentences

@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.hosts.accelerate import AcceleratePace
-from paceline.torch.feed.batches import Order
+from paceline.torch.feed.pieces import Order
 from support import hosts
 from support.hosts import SEED, Samples, fresh, optimizer_of
 

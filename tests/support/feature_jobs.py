@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from paceline.torch import Pace
-from paceline.torch.feed.batches import Order
+from paceline.torch.feed.pieces import Order
 from support.scripted import Script
 
 COUNT, BATCH, SIDE = 96, 24, 6

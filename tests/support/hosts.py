@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.torch.feed.batches import Order, batches
+from paceline.torch.feed.pieces import Order
+from paceline.torch.progress import batches
 from support.scripted import Script
 from support.torch_jobs import FEATURES, Samples, fresh, optimizer_of
 

@@ -257,7 +257,7 @@ class Pairs(Samples):
 
 
 def _mutilated(form: str, policy: str, body: list[str], whole: bool) -> Any:
-    from paceline.torch.feed.batches import Order
+    from paceline.torch.feed.pieces import Order
 
     data, model = Pairs(100), fresh(torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.torch import Pace, RoundResult
-from paceline.torch.feed.batches import Order, batches
+from paceline.torch.feed.pieces import Order
+from paceline.torch.progress import batches
 from support.torch_jobs import forked
 
 COUNT, BATCH, LENGTH, WORDS = 90, 24, 12, 7

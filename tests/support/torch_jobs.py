@@ -17,9 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
-from paceline.torch.feed.batches import Order, batches
+from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring import measure
 from paceline.torch.measuring.measure import CpuStopwatch
+from paceline.torch.progress import batches
 from support.scripted import Script
 
 FEATURES, CLASSES = 6, 3

@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer
 
 from paceline.errors import PacelineError
 from paceline.hosts.transformers import BalancedTrainer
-from paceline.torch.feed.batches import Order, batches
+from paceline.torch.feed.pieces import Order
+from paceline.torch.progress import batches
 from support import hosts
 from support.hosts import COUNT, EPOCHS, FREE, SEED, UNEVEN, fresh
 from support.torch_jobs import Samples

@@ -55,7 +55,7 @@ def test_after_a_loop_that_was_left_the_next_begins_a_fresh_round(turn: int, at:
 
 def _left_and_gone_on(done: int) -> list[torch.Tensor]:
     """One process that took so many whole batches of epoch 0, and then the epoch after it (the same where none)."""
-    from paceline.torch.feed.batches import Order
+    from paceline.torch.feed.pieces import Order
 
     model, data = fresh(torch.float64), Samples(83)
     optimizer, order = optimizer_of(model), Order(83, 5)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.feed.batches import spread
+from paceline.torch.feed.pieces import spread
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 

@@ -21,15 +21,16 @@ steps, an optimizer step takes k turns of the loop on every rank, as without bal
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from paceline.errors import PacelineError
 from paceline.hosts.windows import Windows
-from paceline.torch.feed.batches import Piece
-from paceline.torch.limits import has_batch_norm
+from paceline.torch.host import Host
+from paceline.torch.options import has_batch_norm
+from paceline.torch.plan import Piece
 
 try:
     from accelerate import Accelerator
@@ -95,8 +96,9 @@ class AcceleratePace(Windows):
             model, global_batch, policy, loop=loop, micro_batch=micro_batch, accumulate=accumulate, **options
         )
         self._accelerator = accelerator
-        self._turns_a_step = max(steps if loop == "whole" else 1, accumulate)
-        self._turn = 0  # of the running round
+        self.turns.host = _UnderAccelerate(
+            self, accelerator, max(steps if loop == "whole" else 1, accumulate)
+        )
         if loop == "pieces":
             # With one step, accumulate() would take every turn for a complete round.
             accelerator.gradient_accumulation_steps = max(2, steps)
@@ -120,51 +122,54 @@ class AcceleratePace(Windows):
         accelerator.backward(weighted)
         self.backward_done()
 
-    def begin_piece(self, piece: Piece) -> None:
-        super().begin_piece(piece)
-        self._turn = 1 if self.first else self._turn + 1
+    def state_dict(self) -> dict[str, Any]:
+        if self.complete and self._accelerator.optimizer_step_was_skipped:  # by the scaler, on an overflow
+            self.stepped()
+        return super().state_dict()
+
+
+class _UnderAccelerate(Host):
+    """turns_a_step: of the loop."""
+
+    def __init__(self, pace: AcceleratePace, accelerator: Accelerator, turns_a_step: int) -> None:
+        self._pace, self._accelerator, self._turns_a_step = pace, accelerator, turns_a_step
+        self._turn = 0  # of the running round
+
+    def place(self, batch: Any) -> Any:
+        return send_to_device(batch, self._accelerator.device, non_blocking=self._accelerator.non_blocking)
+
+    def turn_begins(self, piece: Piece) -> None:
+        self._turn = 1 if piece.first else self._turn + 1
         accelerator, steps = self._accelerator, self._accelerator.gradient_accumulation_steps
         # The prepared optimizer and scheduler pass over a step() unless gradients are said to be in sync ...
-        steps_now = piece.last or self.terms.loop == "round"
+        steps_now = piece.last or self._pace.terms.loop == "round"
         accelerator.sync_gradients = steps_now
         # ... which accumulate() says when its own count of turns comes to a multiple of the steps.
         accelerator.step = steps - 1 if steps_now else 0
         for optimizer in accelerator._optimizers:
             optimizer._is_overflow = False  # what the scaler did in the round before
 
-    def leave_epoch(self, running: object) -> None:
-        super().leave_epoch(running)
+    def iteration_over(self) -> None:
         self._accelerator.sync_gradients, self._accelerator.step = True, 0  # as it found them
 
-    def place(self, batch: Any) -> Any:
-        return send_to_device(batch, self._accelerator.device, non_blocking=self._accelerator.non_blocking)
-
-    def state_dict(self) -> dict[str, Any]:
-        if self.complete and self._accelerator.optimizer_step_was_skipped:  # by the scaler, on an overflow
-            self.stepped()
-        return super().state_dict()
-
-    def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
-        if self.in_round and not self.last:
+    def step_begins(self, piece: Piece | None) -> None:
+        if piece is not None and not piece.last:
             raise PacelineError(
                 f"optimizer.step() was called in turn {self._turn} of the {self._turns_a_step} that a step takes; "
                 f"expected it {self._when()}"
             )
-        super()._step_begins(optimizer, closure)
 
-    def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
-        super()._step_ended(optimizer)
-        if self.complete:
-            self.stepped(time.perf_counter() - self._began_step)
+    def step_ended(self, seconds: float) -> None:
+        if self._pace.complete:
+            self._pace.stepped(seconds)
 
-    def _end_round(self) -> None:
-        """The turn of a complete round is over, and no optimizer has been stepped."""
-        if not self._accelerator.optimizer_step_was_skipped and self._gradients.finite():
-            raise PacelineError(
-                f"round {self.rounds} is complete, and the loop went on without optimizer.step(), so its gradient "
-                f"would be lost; expected a step {self._when()}"
-            )
-        self.stepped()
+    def without_step(self, step: int, ever: bool, finite: Callable[[], bool]) -> str:
+        if self._accelerator.optimizer_step_was_skipped or not finite():
+            return ""
+        return (
+            f"round {step} is complete, and the loop went on without optimizer.step(), so its gradient "
+            f"would be lost; expected a step {self._when()}"
+        )
 
     def _when(self) -> str:
         """Where in the loop a step is due."""

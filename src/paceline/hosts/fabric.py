@@ -24,6 +24,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.hosts.windows import Windows
+from paceline.torch.host import Host
 
 try:
     from lightning.fabric import Fabric
@@ -58,6 +59,7 @@ class FabricPace(Windows):
         check_strategy(fabric.strategy)
         self._fabric, self._module = fabric, model
         super().__init__(model, global_batch, policy, **options)
+        self.turns.host = _OnFabric(fabric)
 
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
@@ -68,6 +70,11 @@ class FabricPace(Windows):
             )
         self._fabric.backward(self.weighted(loss, reduction, count), model=self._module)
         self.backward_done()
+
+
+class _OnFabric(Host):
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
 
     def place(self, batch: Any) -> Any:
         return self._fabric.to_device(batch)

@@ -24,10 +24,10 @@ import torch
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch.feed.batches import batches
 from paceline.torch.feed.loader import BalancedLoader
-from paceline.torch.limits import has_batch_norm
+from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
+from paceline.torch.progress import batches
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -134,11 +134,11 @@ class LightningBalancer(Callback):
         if pace.complete:
             pace.stepped(time.perf_counter() - self._stepping)
         else:
-            pace.end_piece()
+            pace.turns.end_turn()
         if pace.samples_done == len(
             loader.dataset
         ):  # Lightning counts batches, and does not ask for one more
-            pace.close_epoch()
+            pace.turns.close_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pace = self._running()
@@ -202,7 +202,7 @@ class Loader:
         assert trainer is not None
         ran = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if not ran:  # the last fit may have ended within its epoch, which Lightning begins again
-            pace.begin_epoch(pace.epoch)
+            pace.turns.begin_epoch(pace.epoch)
         left = len(loader)
         if ran + left != len(self):
             raise PacelineError(

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map_only
 
 from paceline.errors import PacelineError
 from paceline.hosts.windows import Windows
+from paceline.torch.host import Host
 
 try:
     import ray.train.torch
@@ -47,15 +48,20 @@ class RayTrainPace(Windows):
                 "train_loop_per_worker that a TorchTrainer runs"
             )
         super().__init__(model, global_batch, *options, **named)
-        self._device = ray.train.torch.get_device()
-
-    def place(self, batch: Any) -> Any:
-        return tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
+        self.turns.host = _OnWorker(ray.train.torch.get_device())
 
     def close(self) -> None:
         """Let go of the model; the process group is Ray's to end."""
         self.detach()
-        self._parallel.release()
+        self.release()
+
+
+class _OnWorker(Host):
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def place(self, batch: Any) -> Any:
+        return tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
 
 
 def _in_worker() -> bool:

@@ -26,10 +26,10 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
-from paceline.torch.feed.batches import batches
 from paceline.torch.feed.loader import check_indexed
-from paceline.torch.limits import has_batch_norm
+from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
+from paceline.torch.progress import batches
 
 try:
     from transformers import Trainer, TrainerCallback
@@ -195,7 +195,7 @@ class Rounds:
         """Epochs done so far, with the part of the running one."""
         pace = self.pace
         assert pace is not None
-        left = sum(1 for _ in pace.remaining())
+        left = sum(1 for _ in pace.turns.remaining())
         return pace.epoch + 1 - left / len(self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -208,7 +208,7 @@ class Rounds:
     def __iter__(self) -> Iterator[Round]:
         pace, turns = self.pace, iter(self._loader)
         assert pace is not None
-        for _, size in list(pace.remaining()):
+        for _, size in list(pace.turns.remaining()):
             yield Round(pace, turns, size)
 
 

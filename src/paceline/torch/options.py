@@ -1,12 +1,87 @@
-"""Which options of ``Pace`` go together."""
+"""What a user may choose for ``Pace``: each option by itself, the loads that ranks can take, what goes together.
+
+All is said in a sentence before anything is made of it.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
 
 from paceline.errors import PacelineError
+from paceline.stored import short
 
 LOOPS = ("whole", "round", "pieces")
+MANY = 2**31 - 1
+Limits = Sequence[tuple[int | None, int | None]]  # (least, most) of each rank
+
+
+def check_kinds(
+    model: Any,
+    global_batch: Any,
+    policy: Any,
+    *,
+    limits: Any = None,
+    micro_batch: Any = None,
+    turns: Any = None,
+    quantum: Any = 1,
+    record: Any = None,
+    on_round: Any = None,
+) -> None:
+    """Raises PacelineError for the first that is of another kind than ``Pace`` says, or out of range."""
+    if not isinstance(model, torch.nn.Module):
+        raise PacelineError(
+            f"model is {_kind(model)}; expected a torch.nn.Module, as DistributedDataParallel is"
+        )
+    whole("global_batch", global_batch)
+    if not isinstance(policy, str) and not callable(policy):
+        raise PacelineError(
+            f"policy={short(policy)}: expected the name of a policy, or a function that makes one"
+        )
+    for name, value in (("micro_batch", micro_batch), ("turns", turns)):
+        if value is not None:
+            whole(name, value)
+    whole("quantum", quantum)
+    if limits is not None:
+        _pairs(limits)
+    if record is not None and not isinstance(record, str | os.PathLike):
+        raise PacelineError(f"record={short(record)}: expected the path of a new directory")
+    if on_round is not None and not callable(on_round):
+        raise PacelineError(f"on_round={short(on_round)}: expected a function that takes a RoundResult")
+
+
+def whole(name: str, value: Any, least: int = 1, most: int = MANY) -> None:
+    """Raises PacelineError where this is no whole number in this range."""
+    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not number or not least <= value <= most:
+        raise PacelineError(f"{name}={short(value)}: expected a whole number, {least} to {most:,}")
+
+
+def has_batch_norm(model: torch.nn.Module) -> bool:
+    """True where a rank with anything to do needs two samples: a variance takes as many."""
+    return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) -> tuple[list[int], list[int]]:
+    """Least and most samples of each rank, defaults filled in. Raises PacelineError where they cannot work."""
+    if limits is None:
+        limits = [(None, None)] * ranks
+    if len(limits) != ranks:
+        raise PacelineError(
+            f"limits for {len(limits)} ranks, but {ranks} take part; expected one pair for each"
+        )
+    least = [floor if low is None else int(low) for low, _ in limits]
+    most = [batch if high is None else int(high) for _, high in limits]
+    for rank, low in enumerate(least):
+        if 0 < low < floor:
+            raise PacelineError(
+                f"limits of rank {rank}: least {low}; the model has batch norm, which needs 0 or at least {floor}"
+            )
+    return least, most
 
 
 def check_loop(loop: str, deterministic: bool) -> None:
@@ -86,3 +161,19 @@ def check_deterministic(
     )
     if wrong:
         raise PacelineError(f"deterministic=True: {wrong}")
+
+
+def _pairs(limits: Any) -> None:
+    wrong = f"limits={short(limits)}: expected a pair (least, most) for each rank, None for the default"
+    if isinstance(limits, str) or not isinstance(limits, Sequence | np.ndarray):
+        raise PacelineError(wrong)
+    for rank, pair in enumerate(limits):
+        if isinstance(pair, str) or not isinstance(pair, Sequence | np.ndarray) or len(pair) != 2:
+            raise PacelineError(wrong)
+        for end in pair:
+            if end is not None:
+                whole(f"limits of rank {rank}, least or most", end, 0)
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

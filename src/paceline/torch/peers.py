@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -14,10 +15,10 @@ from torch.distributed import constants
 from paceline.errors import PacelineError
 from paceline.machines import measure, sizes
 from paceline.rounds import Machines
-from paceline.torch.feed import forks
 
 T = TypeVar("T")
 LONGEST = 1e7  # seconds; what a thread may be told to wait is limited, too
+_forks_let_alone = False
 
 
 def rank() -> int:
@@ -95,7 +96,7 @@ def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) ->
     rank 0 may find something wrong next, leave, and take the store with it.
     Raises PacelineError on every rank where one cannot reach it.
     """
-    forks.arm()
+    _let_forks_alone()
     wait = timedelta(seconds=timeout)
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
 
@@ -130,3 +131,15 @@ def machines() -> Machines:
 def joined() -> bool:
     """True inside a process group."""
     return dist.is_available() and dist.is_initialized()
+
+
+def _let_forks_alone() -> None:
+    """From now on a forked child, such as a DataLoader's worker, never collects what existed before the fork.
+
+    The threads of stores and groups do not exist there. If the child's garbage collector finds one that the rank has
+    let go of, the destructor waits for such a thread and ends the child with a segmentation fault.
+    """
+    global _forks_let_alone
+    if not _forks_let_alone:
+        _forks_let_alone = True
+        os.register_at_fork(after_in_child=gc.freeze)

@@ -1,13 +1,32 @@
-"""Where a run stands: its epoch, the samples of it that are done, the rounds since the beginning."""
+"""Where a run stands: its epoch, the samples of it that are done, the rounds since the beginning.
+
+And what a checkpoint holds of that, checked before anything goes by it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from paceline.errors import PacelineError
-from paceline.torch import saved
-from paceline.torch.feed.batches import batches
+from paceline.stored import short
+
+VERSION = 1  # of what ``Pace.state_dict`` gives
+COUNTS = ("epoch", "samples_done", "rounds", "global_batch")
+LATER = ("loader", "samples")  # not in the states of older versions, and None where no loader was iterated
+
+
+def batches(samples: int, done: int, batch: int, floor: int = 1) -> Iterator[tuple[int, int]]:
+    """(first, size) of each remaining round of an epoch. Only the last may be short; fewer samples than ``floor``
+    cannot be a round of their own (batch norm needs 2) and join the one before."""
+    first = done
+    while first < samples:
+        left = samples - first
+        size = left if left - batch < floor else batch
+        yield first, size
+        first += size
 
 
 class Progress:
@@ -59,7 +78,7 @@ class Progress:
     def state(self) -> dict[str, int | None]:
         """What ``load`` needs."""
         return {
-            "version": saved.VERSION,
+            "version": VERSION,
             "epoch": self.epoch,
             "samples_done": self.samples_done,
             "rounds": self.rounds,
@@ -71,7 +90,7 @@ class Progress:
     def check(self, state: Any) -> int:
         """The rounds that a state has behind it. Raises PacelineError where it is none, or its rounds were of another
         size; changes nothing."""
-        saved.check(state)
+        check_state(state)
         if state["global_batch"] != self._batch:
             raise PacelineError(
                 f"the checkpoint was made with global_batch={state['global_batch']}, this run has "
@@ -86,3 +105,40 @@ class Progress:
         of = state.get("loader"), state.get("samples")  # not in the checkpoints of older versions
         self._of = None if None in of else (int(of[0]), int(of[1]))  # type: ignore[arg-type]
         self._midway = True
+
+
+def check_state(state: Any) -> None:
+    """Raises PacelineError where this is no state of a ``Pace``, or one of another version."""
+    if not isinstance(state, dict):
+        raise PacelineError(
+            f"the state of Pace is {short(state)}; expected a dict, as Pace.state_dict() gives it"
+        )
+    version = state.get("version")
+    if not _whole(version) or version != VERSION:
+        raise PacelineError(
+            f"the state of Pace has version={short(version)}; expected {VERSION}, which is what this version of "
+            "Paceline reads and writes"
+        )
+    for name in (*COUNTS, *LATER):
+        value: Any = state.get(name)
+        if name in LATER and value is None:
+            continue
+        least = int(name == "global_batch")
+        if not _whole(value) or value < least:
+            raise PacelineError(
+                f"the state of Pace has {name}={short(value)}; expected a whole number of at least {least}"
+            )
+    if not isinstance(state.get("policy"), str):
+        raise PacelineError(
+            f"the state of Pace has policy={short(state.get('policy'))}; expected the name of a policy"
+        )
+    if not isinstance(state.get("balancer"), dict):
+        raise PacelineError(
+            f"the state of Pace has balancer={short(state.get('balancer'))}; expected a dict, as "
+            "Balancer.state_dict() gives it"
+        )
+
+
+def _whole(value: Any) -> bool:
+    """Whether this is a whole number, True and False excepted."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

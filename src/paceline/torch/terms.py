@@ -15,19 +15,19 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster, Indices
-from paceline.torch import options, peers
-from paceline.torch.claiming import division
-from paceline.torch.claiming.division import Division
+from paceline.torch import options, peers, plan
 from paceline.torch.gradients import same_bits
-from paceline.torch.limits import Limits, has_batch_norm, least_and_most
+from paceline.torch.options import Limits, has_batch_norm, least_and_most
+from paceline.torch.plan import RoundPlan
 
 CELLS = 32  # of a round, by default, where results are to have the same bits
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """The same on every rank but for ``micro_batch``; see ``Pace`` for what a user chooses of it."""
 
+    global_batch: int  # samples of a full round over all ranks
     policy: str  # its name
     balancer: Balancer
     moves_work: bool  # work may move within the round
@@ -42,14 +42,14 @@ class Terms:
     fixed_turns: int | None  # of every rank in every round
     in_step: bool  # all ranks must take as many turns in a round
     loop: str  # how the training loop takes a round
+    weigh: str  # what weighs the gradients: "loss" or "hook"
 
-    def divide(self, step: int, loads: Indices, start: int) -> Division | None:
-        """What of round ``step``, whose samples begin at ``start``, is run at once, kept and claimed; None where
-        all of it is run as planned."""
-        piece_plan = self.balancer.piece_plan(step)
-        if piece_plan is None:
-            return None
-        return division.divide(piece_plan, loads, start, self.most, self.largest, self.unit, self.cell)
+    def divided(self, step: int, loads: Indices, start: int) -> RoundPlan:
+        """Round ``step`` of these ``loads``, whose samples begin at ``start``, with what of it is claimed."""
+        piece_plan, division = self.balancer.piece_plan(step), None
+        if piece_plan is not None:
+            division = plan.divide(piece_plan, loads, start, self.most, self.largest, self.unit, self.cell)
+        return RoundPlan(step, loads, int(loads.sum()), division)
 
     def turns(self, loads: Indices) -> int | None:
         """In how many turns every rank runs a round of these loads; None where that is a rank's own affair."""
@@ -126,18 +126,22 @@ def agree(
         same_bits.check_ranks()
         micro_batch = cell
     return Terms(
-        name,
-        balancer,
-        moves_work,
-        micro_batch,
-        floor,
-        fills,
-        np.array(most),
-        np.array(largest),
-        unit,
-        1 if cell else quantum,  # cells are cut from the claimed samples, the last of which may be short
-        cell,
-        fixed,
-        in_step,
-        loop,
+        global_batch=global_batch,
+        policy=name,
+        balancer=balancer,
+        moves_work=moves_work,
+        micro_batch=micro_batch,
+        floor=floor,
+        fills=fills,
+        most=np.array(most),
+        largest=np.array(largest),
+        unit=unit,
+        quantum=1
+        if cell
+        else quantum,  # cells are cut from the claimed samples, the last of which may be short
+        cell=cell,
+        fixed_turns=fixed,
+        in_step=in_step,
+        loop=loop,
+        weigh=weigh,
     )

@@ -19,7 +19,6 @@ from paceline.paramserver.config import ServerConfig
 from paceline.rounds import Cluster
 from paceline.stored import short
 from paceline.torch import options
-from paceline.torch.limits import has_batch_norm, least_and_most
 from paceline.torch.liveness import patience
 
 MANY = 2**31 - 1
@@ -119,7 +118,7 @@ class TrainConfig:
         patience.check(self.patience)
         self._check_slowdown(data)
         model = models.create(self.model, data.shape, data.classes)
-        floor = 2 if has_batch_norm(model) else 1
+        floor = 2 if options.has_batch_norm(model) else 1
         cluster = Cluster(self.workers, self.global_batch, *self._limit_arrays(floor))
         Balancer(policies.create(self.policy, cluster), quantum=self.quantum, floor=floor)
         if self.micro_batch is not None and self.micro_batch < 2 * floor - 1:
@@ -205,7 +204,7 @@ class TrainConfig:
             raise PacelineError(
                 f"--limits has {len(self.limits)} entries for {self.workers} workers; expected least:most for each"
             )
-        least, most = least_and_most(self.limits, self.workers, self.global_batch, floor)
+        least, most = options.least_and_most(self.limits, self.workers, self.global_batch, floor)
         return np.array(least, float), np.array(most, float)
 
 

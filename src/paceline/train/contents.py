@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
-from paceline.torch import saved
+from paceline.torch import progress
 from paceline.train.checkpoint import Checkpoints
 
 CHECKPOINT = "checkpoint.pt"
@@ -33,5 +33,5 @@ def decode(content: bytes) -> dict[str, Any]:
     parts = torch.load(io.BytesIO(content), weights_only=True)
     if not isinstance(parts, dict) or any(not isinstance(parts.get(part), dict) for part in PARTS):
         raise PacelineError(f"expected {', '.join(PARTS)} in it")
-    saved.check(parts["pace"])
+    progress.check_state(parts["pace"])
     return parts

@@ -19,12 +19,12 @@ import torch
 
 from paceline.errors import WorkerError
 from paceline.pieces.rule import claim
-from paceline.rounds import Array
 from paceline.torch import peers
 from paceline.torch.claiming.counter import MOST_SPEED, SPEED_UNITS, counter
-from paceline.torch.claiming.division import Division
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.measuring import piece_reports
+from paceline.torch.measuring.exchange import Rows
+from paceline.torch.plan import Division
 
 # Times the expected speed of all, told by one rank: a plan made from a stall may be that wrong.
 FASTEST = 16.0
@@ -147,9 +147,8 @@ class Claims:
         """The next piece's beginning was held up."""
         self._waited += seconds
 
-    def report(self) -> Array:
-        """What the other ranks should know: samples run, seconds that a piece costs, pieces, each one's samples
-        and seconds. Shape (piece_reports.width(),)."""
+    def report(self) -> Rows:
+        """What the other ranks should know of the round's pieces: a ``piece_reports.ROW``, shape ()."""
         pure = [seconds - wait for seconds, wait in zip(self._seconds, self._waits, strict=True)]
         self._cost = piece_reports.cost(self._sizes, pure, self._cost)
         claimed = self._waits[1:-1]  # neither the first nor the last piece is claimed

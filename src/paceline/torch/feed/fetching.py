@@ -16,7 +16,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from paceline.rounds import Indices
-from paceline.torch.feed.batches import cut
+from paceline.torch.feed.pieces import cut
 from paceline.torch.liveness.shutdown import end_with_parent
 
 TAKEN_OVER = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +18,13 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
-from paceline.torch.feed.batches import Order, Piece
 from paceline.torch.feed.empty import EmptyToo
 from paceline.torch.feed.fetching import as_it_is, fetcher
+from paceline.torch.feed.pieces import Order, planned_pieces
+from paceline.torch.feed.rounds import iterate
 from paceline.torch.gradients.same_bits import aligned
-from paceline.torch.turns import by_round, round_in_pieces, turns
-
-if TYPE_CHECKING:
-    from paceline.torch.pace import Pace
+from paceline.torch.plan import Piece
+from paceline.torch.turns import Turns
 
 
 def draws_ahead(options: Mapping[str, Any]) -> int:
@@ -81,28 +80,29 @@ class BalancedLoader:
     """
 
     def __init__(
-        self, pace: Pace, dataset: Any, order: Order, number: int, drop_last: bool, options: dict[str, Any]
+        self, turns: Turns, dataset: Any, order: Order, number: int, drop_last: bool, options: dict[str, Any]
     ) -> None:
-        check_options(options, pace.global_batch, pace.ranks)
+        terms = turns.terms
+        check_options(options, terms.global_batch, turns.ranks)
         self.dataset, self.number = dataset, number
-        self.samples = order.samples - (order.samples % pace.global_batch if drop_last else 0)
-        self._check_sizes(pace, drop_last)
-        self._pace = pace
-        self._sampler = _Sampler(pace, order)
+        self.samples = order.samples - (order.samples % terms.global_batch if drop_last else 0)
+        self._check_sizes(terms.global_batch, terms.quantum)
+        self._turns = turns
+        self._sampler = _Sampler(turns, order)
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         collate = options.pop("collate_fn", None) or default_collate
         self._early = bool(options.get("num_workers"))
-        self._fetcher = fetcher(dataset, collate, options) if pace.terms.moves_work else None
+        self._fetcher = fetcher(dataset, collate, options) if terms.moves_work else None
         collate = EmptyToo(dataset, collate)
         self._loader = DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate, **options)
-        self._laid = aligned if pace.terms.cell else as_it_is
+        self._laid = aligned if terms.cell else as_it_is
         self._source: Iterator[Any] = iter(())
         self._length: int | None = None  # rounds of the running iteration
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch in the next iteration, from its beginning."""
-        if epoch != self._pace.epoch:
-            self._pace.begin_epoch(epoch)
+        if epoch != self._turns.epoch:
+            self._turns.begin_epoch(epoch)
 
     @property
     def sampler(self) -> BalancedLoader:
@@ -111,25 +111,26 @@ class BalancedLoader:
 
     def __len__(self) -> int:
         """Turns of the running iteration, or else of the next one; rounds, where those differ from rank to rank."""
-        rounds = sum(1 for _ in self._pace.rounds_ahead(self)) if self._length is None else self._length
-        return rounds * (self._pace.terms.fixed_turns or 1)
+        rounds = self._length
+        if rounds is None:
+            rounds = sum(1 for _ in self._turns.ahead(self.samples))
+        return rounds * (self._turns.terms.fixed_turns or 1)
 
     def __iter__(self) -> Iterator[Any]:
-        each = turns(self._pace, self)
-        return by_round(self._pace, each) if self._pace.terms.loop == "round" else each
+        return iterate(self._turns, self)
 
     def close(self) -> None:
         """No more claims."""
         if self._fetcher is not None:
             self._fetcher.close()
 
-    # -- what turns ask of a Source ----------------------------------------------------------------------------
+    # -- what Turns ask of a Source ----------------------------------------------------------------------------
 
     def open(self) -> None:
-        self._length = sum(1 for _ in self._pace.remaining())
+        self._length = sum(1 for _ in self._turns.remaining())
         self._sampler.queue.clear()
         if self._fetcher is not None:
-            self._pace.claims_ahead(self._claimed, self._early)
+            self._turns.claims_ahead(self._claimed, self._early)
             self._fetcher.reset()
         self._source = iter(self._loader)
 
@@ -137,67 +138,65 @@ class BalancedLoader:
         self._length = None
 
     def more(self) -> bool:
-        return self._pace.samples_done < self.samples
+        return self._turns.samples_done < self.samples
 
     def planned(self) -> tuple[Any, Piece]:
         batch = next(self._source)
         return self._laid(batch), self._sampler.queue.popleft()
 
     def claimed(self, start: int, size: int) -> Iterator[tuple[Any, int]]:
-        for turn in self._turns(start, size):
+        for turn in self._cut(start, size):
             yield self._laid(self._fetch(turn)), len(turn)
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _check_sizes(self, pace: Pace, drop_last: bool) -> None:
+    def _check_sizes(self, batch: int, quantum: int) -> None:
         if not self.samples:
             raise PacelineError(
                 f"drop_last=True leaves nothing of {len(self.dataset)} samples, fewer than global_batch="
-                f"{pace.global_batch}; leave it out, or choose a smaller batch"
+                f"{batch}; leave it out, or choose a smaller batch"
             )
-        short, quantum = self.samples % pace.global_batch, pace.terms.quantum
+        short = self.samples % batch
         if short % quantum:
             raise PacelineError(
                 f"the last round of an epoch has {short} samples, which is no multiple of quantum={quantum}; use "
                 "drop_last=True, which leaves it out, or another quantum"
             )
 
-    def _turns(self, start: int, size: int) -> list[Indices]:
+    def _cut(self, start: int, size: int) -> list[Indices]:
         """What is claimed, cut into turns of the user's loop: one, or cells of a grid."""
-        chosen, each = self._sampler.indices[start : start + size], self._pace.terms.cell or size
+        chosen, each = self._sampler.indices[start : start + size], self._turns.terms.cell or size
         return [chosen[at : at + each] for at in range(0, size, each)]
 
     def _claimed(self, start: int, size: int) -> None:
         """Called from the thread that claims."""
         assert self._fetcher is not None
-        self._fetcher.begin(self._turns(start, size))
+        self._fetcher.begin(self._cut(start, size))
 
     def _fetch(self, turn: Indices) -> Any:
         assert self._fetcher is not None
         began = time.perf_counter()
         batch = self._fetcher.next(turn)
         if self._loader.num_workers:  # else loading is work like any other
-            self._pace.waited(time.perf_counter() - began)
+            self._turns.waited(time.perf_counter() - began)
         return _pinned(batch) if self._pins else batch
 
 
 class _Sampler:
     """Yields the indices of this rank's micro-batches, and keeps beside them what each one is."""
 
-    def __init__(self, pace: Pace, order: Order) -> None:
-        self._pace, self._order = pace, order
+    def __init__(self, turns: Turns, order: Order) -> None:
+        self._turns, self._order = turns, order
         self.queue: deque[Piece] = deque()
         self.indices: Indices = np.empty(0, np.int64)  # this epoch's order
 
     def __iter__(self) -> Iterator[list[int]]:
-        pace = self._pace
-        self.indices = indices = self._order.epoch(pace.epoch)
-        step = pace.rounds
-        for first, size in pace.remaining():
-            loads = pace.loads(step, size)
-            for chosen, piece in round_in_pieces(
-                pace.terms, pace.rank, step, loads, first, indices, pace.terms.fills
-            ):
+        turns, terms = self._turns, self._turns.terms
+        self.indices = indices = self._order.epoch(turns.epoch)
+        step = turns.rounds
+        for first, size in turns.remaining():
+            plan = terms.divided(step, terms.balancer.loads(step, size), first)
+            for chosen, piece in planned_pieces(terms, turns.rank, plan, first, indices, terms.fills):
                 self.queue.append(piece)
                 yield chosen.tolist()
             step += 1

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.rounds import Indices
-from paceline.torch.feed.batches import Piece
-from paceline.torch.turns import round_in_pieces
-
-if TYPE_CHECKING:
-    from paceline.torch.pace import Pace
+from paceline.torch.feed.pieces import planned_pieces
+from paceline.torch.plan import Piece
+from paceline.torch.turns import Turns
 
 
 class Sizes:
@@ -21,9 +18,9 @@ class Sizes:
     number: int | None = None
     samples: int | None = None
 
-    def __init__(self, pace: Pace, rounds: int | None) -> None:
-        self._pace, self._left = pace, rounds
-        self._all = np.arange(pace.global_batch)
+    def __init__(self, turns: Turns, rounds: int | None) -> None:
+        self._turns, self._left = turns, rounds
+        self._all = np.arange(turns.terms.global_batch)
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
 
     def open(self) -> None:
@@ -36,10 +33,10 @@ class Sizes:
         return self._left is None or self._left > 0
 
     def planned(self) -> tuple[int, Piece]:
-        if not self._pace.in_round:
-            pace, step = self._pace, self._pace.rounds
-            loads = pace.loads(step, pace.global_batch)
-            self._planned = round_in_pieces(pace.terms, pace.rank, step, loads, 0, self._all, True)
+        turns, terms = self._turns, self._turns.terms
+        if not turns.in_round:
+            plan = terms.divided(turns.rounds, terms.balancer.loads(turns.rounds, terms.global_batch), 0)
+            self._planned = planned_pieces(terms, turns.rank, plan, 0, self._all, True)
         chosen, piece = next(self._planned)
         if piece.last and self._left is not None:
             self._left -= 1

@@ -8,7 +8,7 @@ The numbers travel while the round before is computed, and nobody waits for them
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,17 +16,17 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
-from paceline.torch.feed.batches import Piece, pieces
 from paceline.torch.feed.empty import nothing_of
 from paceline.torch.feed.fetching import as_it_is
 from paceline.torch.feed.held import Batches, Held, Samples
+from paceline.torch.feed.pieces import pieces
+from paceline.torch.feed.rounds import iterate
 from paceline.torch.measuring import exchange
-from paceline.torch.turns import by_round, turns
-
-if TYPE_CHECKING:
-    from paceline.torch.pace import Pace
+from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.turns import Turns
 
 AHEAD = 2  # times what a rank is to run, and times an equal share of those whose streams go on
+ROW = np.dtype([("held", "f8"), ("ended", "f8")])  # what a rank tells of its stream, see Supply
 
 
 class Supply(NamedTuple):
@@ -62,14 +62,14 @@ class StreamLoader:
 
     def __init__(
         self,
-        pace: Pace,
+        turns: Turns,
         dataset: Iterable[Any],
         number: int | None,
         drop_last: bool,
         batches: bool,
         options: dict[str, Any],
     ) -> None:
-        terms = pace.terms
+        terms = turns.terms
         if terms.cell:
             raise PacelineError(
                 "deterministic=True fixes who runs which sample, and each rank has a stream of its own; leave it out"
@@ -80,7 +80,7 @@ class StreamLoader:
                 "drop_last=True, which leaves out what is too little for a round"
             )
         self.dataset, self.number = dataset, number
-        self._pace, self._drop_last = pace, drop_last
+        self._turns, self._drop_last = turns, drop_last
         collate = options.pop("collate_fn", None) or default_collate
         self._held: Held = Batches() if batches else Samples(collate)
         self._stream: Any = dataset
@@ -91,11 +91,11 @@ class StreamLoader:
                 f"{', '.join(f'{name}=' for name in options)}: such options are for an IterableDataset, and the "
                 f"stream is a {type(dataset).__name__}; leave them out"
             )
-        self._exchange = exchange.connect()
+        self._exchange = exchange.connect(ROW)
         self._told = -1  # messages sent
         self._source: Iterator[Any] | None = None
         self._ended = self._resumed = False
-        self._supply = Supply(np.zeros(pace.ranks, np.int64), np.zeros(pace.ranks, bool))
+        self._supply = Supply(np.zeros(turns.ranks, np.int64), np.zeros(turns.ranks, bool))
         self._known = False  # what the ranks hold for the next round
         self._loads: Indices | None = None  # of the next round
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
@@ -103,8 +103,7 @@ class StreamLoader:
         self._some: Any = None  # samples that count for nothing, where a turn needs some
 
     def __iter__(self) -> Iterator[Any]:
-        each = turns(self._pace, self)
-        return by_round(self._pace, each) if self._pace.terms.loop == "round" else each
+        return iterate(self._turns, self)
 
     def __len__(self) -> int:
         raise TypeError("a stream has no length: its loader ends when the streams of all ranks have ended")
@@ -137,7 +136,7 @@ class StreamLoader:
         """No more rounds."""
         self._exchange.close()
 
-    # -- what turns ask of a Source ----------------------------------------------------------------------------
+    # -- what Turns ask of a Source ----------------------------------------------------------------------------
 
     def open(self) -> None:
         source = iter(self._stream)
@@ -148,30 +147,28 @@ class StreamLoader:
         self._tell(0)
 
     def end(self) -> None:
-        if self._taken is not None and self._pace.in_round and not self._pace.complete:
+        if self._taken is not None and self._turns.in_round and not self._turns.complete:
             self._held.back(self._taken)  # of a round that was left
         self._taken, self._loads = None, None
 
     def more(self) -> bool:
-        if self._pace.in_round:
+        if self._turns.in_round:
             return True
         if self._loads is None:
             self._loads = self._plan()
         return self._loads is not None
 
     def planned(self) -> tuple[Any, Piece]:
-        pace, terms = self._pace, self._pace.terms
-        if not pace.in_round:
+        turns, terms = self._turns, self._turns.terms
+        if not turns.in_round:
             loads = self._loads
             assert loads is not None
-            own, self._loads = int(loads[pace.rank]), None
+            own, self._loads = int(loads[turns.rank]), None
             self._taken = self._held.take(own)
             self._tell(own)
             filler = np.full(terms.floor, -1) if terms.fills else None
-            self._planned = pieces(
-                np.arange(own), pace.rounds, loads, terms.micro_batch, filler, None, 0, terms.turns(loads),
-                terms.floor, terms.quantum,
-            )  # fmt: skip
+            plan = RoundPlan(turns.rounds, loads, int(loads.sum()))
+            self._planned = pieces(terms, plan, np.arange(own), filler=filler)
         chosen, piece = next(self._planned)
         return self._batch(chosen), piece
 
@@ -185,35 +182,35 @@ class StreamLoader:
             return self._held.batch(self._held.cut(self._taken, int(chosen[0]), int(chosen[-1]) + 1))
         if self._some is None:
             raise PacelineError(
-                f"the stream of rank {self._pace.rank} gave no sample at all; expected at least one on every rank"
+                f"the stream of rank {self._turns.rank} gave no sample at all; expected at least one on every rank"
             )
         batch = self._held.batch(self._some)
         return batch if len(chosen) else nothing_of(batch)
 
     def _plan(self) -> Indices | None:
         """The loads of the next round, (n,); None where the epoch is over. Every rank finds the same."""
-        pace, terms = self._pace, self._pace.terms
-        pace.settle()  # the plan goes by the round before
+        turns, terms = self._turns, self._turns.terms
+        turns.settle()  # the plan goes by the round before
         self._hear()
         for attempt in range(2):
             can = available(self._supply, terms.most, terms.quantum, terms.floor)
-            if can.sum() >= pace.global_batch or self._supply.ended.all():
+            if can.sum() >= terms.global_batch or self._supply.ended.all():
                 break
             if (
                 not attempt
             ):  # several streams have ended at once: the others draw all that they may be asked for
-                self._tell(pace.global_batch)
+                self._tell(terms.global_batch)
                 self._hear()
-        batch = int(min(can.sum(), pace.global_batch))
-        if not batch or (self._drop_last and batch < pace.global_batch):
+        batch = int(min(can.sum(), terms.global_batch))
+        if not batch or (self._drop_last and batch < terms.global_batch):
             return None
-        return terms.balancer.loads(pace.rounds, batch, can > 0, can)
+        return terms.balancer.loads(turns.rounds, batch, can > 0, can)
 
     def _tell(self, load: int) -> None:
         """Draw ahead after a round of ``load`` samples, and tell how many are held."""
-        pace, supply = self._pace, self._supply
-        aim = wanted(load, pace.global_batch, int(supply.ended.sum()), pace.ranks)
-        aim += (pace.terms.floor - 1) * pace.ranks
+        terms, ranks, supply = self._turns.terms, self._turns.ranks, self._supply
+        aim = wanted(load, terms.global_batch, int(supply.ended.sum()), ranks)
+        aim += (terms.floor - 1) * ranks
         assert self._source is not None
         while not self._ended and self._held.count < aim:
             try:
@@ -221,17 +218,17 @@ class StreamLoader:
             except StopIteration:
                 self._ended = True
         if self._some is None and self._held.count:
-            taken = self._held.take(min(pace.terms.floor, self._held.count))
+            taken = self._held.take(min(terms.floor, self._held.count))
             self._held.back(taken)
             self._some = taken
         self._told += 1
         self._known = False
-        self._exchange.send(self._told, np.array([self._held.count, self._ended], float))
+        self._exchange.send(self._told, np.array((self._held.count, self._ended), ROW))
 
     def _hear(self) -> None:
         if not self._known:
             rows = self._exchange.receive(self._told)
-            self._supply, self._known = Supply(rows[:, 0].astype(np.int64), rows[:, 1] > 0), True
+            self._supply, self._known = Supply(rows["held"].astype(np.int64), rows["ended"] > 0), True
 
     def _clear(self) -> None:
         self._held.take(self._held.count)

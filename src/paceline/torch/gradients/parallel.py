@@ -5,13 +5,13 @@ is put off to the round's last micro-batch, and in where a rank waits for the ot
 last gradient; in FSDP2 in each layer, so that its waits have to be taken out of what it measures.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: DDP inspects the hook's annotations as types.
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
@@ -111,3 +111,14 @@ def parallel(model: torch.nn.Module, ranks: int) -> Alone:
         f"{type(model).__name__} in a group of {ranks} ranks: expected a DistributedDataParallel module, or one that "
         "was given to fully_shard; wrap the model and pass the wrapped one"
     )
+
+
+def weigh_in_hook(weight: Callable[[], float], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """DDP's communication hook for a loop whose loss can't be touched: this rank's buffer times ``weight()``, summed.
+
+    DDP hands each bucket to it before it is averaged. Weighed by each rank's share of the round and summed, the
+    buckets give the gradient of the whole batch (LB-BSP, weighted aggregation).
+    """
+    buffer = bucket.buffer().mul_(weight())
+    work = dist.all_reduce(buffer, async_op=True)
+    return work.get_future().then(lambda done: done.value()[0])

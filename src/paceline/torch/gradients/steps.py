@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from paceline.errors import PacelineError
 from paceline.torch.gradients.put_aside import held
 
 Before = Callable[[torch.optim.Optimizer, bool], None]
@@ -21,20 +24,65 @@ class Steps:
     which runs the backward pass within the step."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], before: Before, after: After) -> None:
+        self.taken: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers stepped in this turn of the loop
+        self.ever = False  # the loop, or its host, has stepped once
+        self.seconds = 0.0  # of the newest step
+        self._began = 0.0
         self._ours = {id(p) for p in parameters}
         self._hooks: list[Any] = [
             register_optimizer_step_pre_hook(self._telling(before, True)),
             register_optimizer_step_post_hook(self._telling(after, False)),
         ]
 
-    def concern(self, optimizer: torch.optim.Optimizer) -> bool:
-        """True when the optimizer holds one of the parameters."""
-        return any(id(p) in self._ours for p in held(optimizer))
+    def check_ours(self, optimizers: Iterable[Any]) -> None:
+        """Raises PacelineError for an optimizer that holds none of the parameters."""
+        for one in optimizers:
+            if hasattr(one, "param_groups") and not self._concern(one):
+                raise PacelineError(
+                    f"pace.step() was given a {type(one).__name__} without any parameter of this Pace's model; "
+                    "expected one made with the model's own parameters"
+                )
+
+    def check_once(self, optimizers: Iterable[Any]) -> None:
+        """Raises PacelineError where one of them was stepped in this turn already."""
+        if any(one in self.taken for one in optimizers):
+            raise PacelineError(
+                "an optimizer was stepped twice for one round; expected once: leave optimizer.step() out where "
+                "pace.step(optimizer) is called"
+            )
+
+    def take(self, optimizers: Iterable[Any], scaler: Any) -> float:
+        """Step and zero the optimizers, with the GradScaler where there is one; the seconds of it."""
+        began, optimizers = time.perf_counter(), list(optimizers)
+        for one in optimizers:
+            if scaler is None:
+                one.step()
+            else:
+                scaler.step(one)
+            self.taken.add(one)
+        if scaler is not None and optimizers:
+            scaler.update()
+        for one in optimizers:
+            one.zero_grad()
+        return time.perf_counter() - began
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began = time.perf_counter()
+
+    def end(self) -> float:
+        """It has ended; its seconds."""
+        self.seconds = time.perf_counter() - self._began
+        return self.seconds
 
     def close(self) -> None:
         """Hear of no more steps."""
         for hook in self._hooks:
             hook.remove()
+
+    def _concern(self, optimizer: torch.optim.Optimizer) -> bool:
+        """True when the optimizer holds one of the parameters."""
+        return any(id(p) in self._ours for p in held(optimizer))
 
     def _telling(self, listener: Callable[..., None], of_closure: bool) -> Callable[..., None]:
         weak = weakref.WeakMethod(listener)
@@ -52,3 +100,32 @@ class Steps:
                 method(optimizer)
 
         return tell
+
+
+class LearningRateWatch:
+    """Notices a learning rate that is changed at every turn of a loop, where a round takes several turns."""
+
+    def __init__(self) -> None:
+        self._before: tuple[int, list[float]] | None = None  # after a turn that did not end that round
+        self._warned = False
+
+    def watch(self, optimizers: Iterable[Any], step: int, complete: bool) -> None:
+        """A turn of round ``step`` is over, the last one where ``complete``; warns the first time."""
+        for optimizer in optimizers:
+            rates = [rate for group in optimizer.param_groups if isinstance(rate := group["lr"], float)]
+            before = self._before
+            if before is not None and before[0] == step and before[1] != rates and not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"the learning rate was changed within round {step}, which takes several turns of the loop: step "
+                    "schedulers once a round (`if pace.step(optimizer): scheduler.step()`), or choose policy='level'",
+                    RuntimeWarning,
+                    stacklevel=4,  # where the loop calls pace.step
+                )
+            self._before = None if complete else (step, rates)
+
+
+def learning_rate(optimizers: list[Any]) -> float:
+    """Of the first group of the first; NaN where there is none."""
+    groups = getattr(optimizers[0], "param_groups", None) if optimizers else None
+    return float(groups[0].get("lr", float("nan"))) if groups else float("nan")

@@ -7,17 +7,33 @@ import os
 import sys
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from paceline.torch.liveness.lookout import Lookout
+from paceline.errors import WorkerError
 
-_watched: weakref.WeakSet[Lookout] = weakref.WeakSet()
+
+class Told(Protocol):
+    """Who is told of the program's end."""
+
+    def fail(self, error: BaseException) -> None:
+        """By this error, which nobody has caught."""
+        ...
+
+    def reason(self, error: BaseException | None) -> WorkerError | None:
+        """What to say of such an error beside itself; None where there is nothing more."""
+        ...
+
+    def close(self) -> None:
+        """In good order."""
+        ...
+
+
+_watched: weakref.WeakSet[Told] = weakref.WeakSet()
 _before = sys.excepthook
 _process = 0  # that the hooks were set in; what is forked from it is not its business
 
 
-def watch(lookout: Lookout) -> None:
+def watch(lookout: Told) -> None:
     """Tell this one when the program ends."""
     global _before, _process
     if _process != os.getpid():
@@ -29,7 +45,7 @@ def watch(lookout: Lookout) -> None:
     _watched.add(lookout)
 
 
-def forget(lookout: Lookout) -> None:
+def forget(lookout: Told) -> None:
     """It has ended."""
     _watched.discard(lookout)
     if not _watched and sys.excepthook is _uncaught:

@@ -1,4 +1,4 @@
-"""How long a worker computed in a round, its wait for the others left out.
+"""How long a worker computed in a round, its wait for the others left out; and what its machine has to offer.
 
 A round's clock starts when its first micro-batch is asked for (loading is work too) and stops when the last
 gradient is ready, just before the last bucket is reduced. On a GPU both ends are events on the stream, read a
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
+import psutil
 import torch
 
 
@@ -81,6 +82,35 @@ class CudaStopwatch:
         ):  # the host ran a whole round ahead of the device: rare, and then waiting is right
             ended.synchronize()
         return began.elapsed_time(ended) / 1e3
+
+
+class Readings:
+    """What this machine has to offer the next round: processors and memory, for forecasts that read them.
+
+    Each reading covers the time since the last one, the first the time since this was made.
+
+    Other processes of the same job, its loaders among them, count as others: what they take is not there.
+    """
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._processors = psutil.cpu_count() or 1
+        self._last = time.perf_counter(), self._spent()
+        psutil.cpu_percent(interval=None)
+
+    def take(self) -> tuple[float, float]:
+        """(portion of the processors that others left to this process, portion of memory that is free)."""
+        (before, spent), self._last = self._last, (time.perf_counter(), self._spent())
+        busy = psutil.cpu_percent(interval=None) / 100
+        span = (self._last[0] - before) * self._processors
+        mine = (self._last[1] - spent) / span if span > 0 else 0.0
+        others = min(max(busy - mine, 0.0), 1.0)
+        return 1.0 - others, 1.0 - psutil.virtual_memory().percent / 100
+
+    def _spent(self) -> float:
+        """Processor seconds of this process so far."""
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
 
 
 def stopwatch(device: torch.device) -> Stopwatch:

@@ -7,36 +7,34 @@ micro-batch, ``stop`` when its last gradient is ready (sends), ``collect`` after
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from paceline.errors import PacelineError
-from paceline.rounds import Array
-from paceline.torch.measuring import exchange, measure
-from paceline.torch.readings import Readings
+from paceline.torch.measuring import exchange, measure, piece_reports
+from paceline.torch.measuring.exchange import Rows
 
-
-class Measured(NamedTuple):
-    """What all ranks reported of one round; arrays of shape (n,)."""
-
-    step: int
-    seconds: Array
-    known_overhead: Array  # seconds of the optimizer step before it, measured apart
-    loss_sums: Array  # summed over each rank's samples; NaN where it did not hand in its loss
-    loss_counts: Array  # what these are sums over, where that is something other than samples; else NaN
-    loss_told: Array  # 1 where a rank handed in its loss, else 0
-    cpu: Array  # portion of the machine's processors that others left, NaN where not asked for
-    memory: Array  # portion that is free
-    further: Array  # what else was handed to ``stop``, shape (n, k)
+FIELDS = [
+    ("step", "f8"),  # the round that this tells of; NaN where no reading is there yet
+    ("digest", "f8"),  # of the plan in force
+    ("seconds", "f8"),
+    ("overhead", "f8"),  # seconds of the optimizer step before it, measured apart
+    ("loss", "f8"),  # summed over the rank's samples; NaN where it did not hand in its loss
+    ("count", "f8"),  # what that is a sum over, where that is something other than samples; else NaN
+    ("told", "f8"),  # 1 where the rank handed in its loss, else 0
+    ("cpu", "f8"),  # portion of the machine's processors that others left, NaN where not asked for
+    ("memory", "f8"),  # portion that is free
+]
+ROW = np.dtype(FIELDS)  # what a rank reports of a round
+ROW_WITH_PIECES = np.dtype([*FIELDS, ("pieces", piece_reports.ROW)])  # where work may move within it
 
 
 class Meter:
     """This rank's stopwatch, and the exchange with the others.
 
     readings: also report CPU and memory of the machine, for forecasts that use them.
-    further: how many more numbers each round's ``stop`` hands in.
+    pieces: each round's ``stop`` also hands in what became of its pieces.
     waited: seconds that this rank has spent waiting for others within rounds, so far in all; not its own.
     """
 
@@ -44,20 +42,20 @@ class Meter:
         self,
         device: torch.device,
         readings: bool = False,
-        further: int = 0,
+        pieces: bool = False,
         waited: Callable[[], float] | None = None,
     ) -> None:
         self.lost = exchange.nobody  # tells of a rank that need not be waited for any more
         self._watch = measure.stopwatch(device)
         self._waited = waited or (lambda: 0.0)
-        self._exchange = exchange.connect()
-        self._readings = Readings() if readings else None
+        self._row = ROW_WITH_PIECES if pieces else ROW
+        self._exchange = exchange.connect(self._row)
+        self._readings = measure.Readings() if readings else None
         self._carry: dict[int, float] = {}
         self._waits: dict[int, float] = {}
         self._losses: dict[int, list[torch.Tensor]] = {}
         self._counts: dict[int, float] = {}
-        self._further: dict[int, Array] = {}
-        self._nothing = np.full(further, np.nan)
+        self._pieces: dict[int, Rows] = {}
         self._sent = -1  # newest round announced
         self._running = -1
         self._sequence = -1  # of announcements: one for each round begun, and one where a flush asks for it
@@ -89,14 +87,16 @@ class Meter:
         """True when the round's last gradient has been seen."""
         return self._sent >= step
 
-    def stop(self, step: int, digest: int, further: Callable[[], Array] | None = None) -> None:
-        """The last gradient of round ``step`` is ready: announce what is known. Later calls do nothing."""
+    def stop(self, step: int, digest: int, pieces: Callable[[], Rows] | None = None) -> None:
+        """The last gradient of round ``step`` is ready: announce what is known. Later calls do nothing.
+
+        pieces: gives this rank's ``piece_reports.ROW``."""
         if self.stopped(step) or step != self._running:
             return
         self._watch.stop(step)
         self._waits[step] = self._waited() - self._waits[step]
-        if further is not None:
-            self._further[step] = further()
+        if pieces is not None:
+            self._pieces[step] = pieces()
         self._sent = step
         self._announce(step - self._watch.lag, digest)
 
@@ -104,7 +104,7 @@ class Meter:
         """Round ``step`` was left unfinished, and may be run again."""
         self._sent = min(self._sent, step - 1)
 
-    def flush(self, digest: int) -> Measured | None:
+    def flush(self, digest: int) -> Rows | None:
         """The newest round's reading, where the device's would only come with the next round's. Collective."""
         if not self._watch.lag or self._sent not in self._carry:
             return None
@@ -112,10 +112,10 @@ class Meter:
         self._announce(self._sent, digest)
         return self.collect(self._sent)
 
-    def collect(self, step: int) -> Measured | None:
-        """All ranks' report that came with round ``step``; None when it holds no finished round yet."""
+    def collect(self, step: int) -> Rows | None:
+        """All ranks' reports that came with round ``step``, (n,) of ROW; None when there is no finished round yet."""
         rows = self._exchange.receive(self._sequence, self.lost)
-        digests = rows[:, 1]
+        digests = rows["digest"]
         if (digests != digests[0]).any():
             odd = np.flatnonzero(digests != np.median(digests))
             names = ", ".join(str(r) for r in (odd if odd.size else np.flatnonzero(digests != digests[0])))
@@ -123,10 +123,7 @@ class Meter:
                 f"rank {names} decided another plan than the other ranks at round {step}; expected the same plan "
                 "everywhere: check that all ranks run the same version and options"
             )
-        if np.isnan(rows[0, 0]):
-            return None
-        seconds, known, losses, counts, told, cpu, memory = rows[:, 2:9].T
-        return Measured(int(rows[0, 0]), seconds, known, losses, counts, told, cpu, memory, rows[:, 9:])
+        return None if np.isnan(rows["step"][0]) else rows
 
     def close(self) -> None:
         self._exchange.close()
@@ -138,15 +135,20 @@ class Meter:
     def _announce(self, step: int, digest: int) -> None:
         self._exchange.send(self._sequence, self._report(step, digest))
 
-    def _report(self, step: int, digest: int) -> Array:
+    def _report(self, step: int, digest: int) -> Rows:
+        row = np.full((), np.nan, self._row)
+        row["digest"] = digest
         if step not in self._carry:  # the device's first reading comes a round later
-            return np.array([np.nan, digest, *[np.nan] * 7, *self._nothing])
+            return row
         carry = self._carry.pop(step)
         losses = self._losses.pop(step, None)
-        loss = float(torch.stack(losses).sum()) if losses is not None else np.nan
-        count = self._counts.pop(step, np.nan)
-        cpu, memory = self._readings.take() if self._readings else (np.nan, np.nan)
-        further = self._further.pop(step, self._nothing)
-        seconds = self._watch.seconds(step) - self._waits.pop(step) + carry
-        told = losses is not None
-        return np.array([step, digest, seconds, carry, loss, count, told, cpu, memory, *further])
+        row["step"], row["overhead"], row["told"] = step, carry, losses is not None
+        row["seconds"] = self._watch.seconds(step) - self._waits.pop(step) + carry
+        row["count"] = self._counts.pop(step, np.nan)
+        if losses is not None:
+            row["loss"] = float(torch.stack(losses).sum())
+        if self._readings:
+            row["cpu"], row["memory"] = self._readings.take()
+        if (pieces := self._pieces.pop(step, None)) is not None:
+            row["pieces"] = pieces
+        return row

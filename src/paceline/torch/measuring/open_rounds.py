@@ -1,4 +1,4 @@
-"""The book of rounds: from a round's first micro-batch on this rank to what all ranks reported of it.
+"""Rounds that are not settled yet: from the first micro-batch on this rank to what all ranks reported.
 
 A round is opened with its first micro-batch, finished after the optimizer step, and settled when the others'
 reports are taken in: then the next plan is made, and listeners hear of it.
@@ -17,10 +17,11 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.pieces.sharing import PieceRecord
 from paceline.rounds import Array
-from paceline.torch.feed.batches import Piece
 from paceline.torch.gradients.finite import Finite, OnNan
-from paceline.torch.measuring.meter import Measured, Meter
+from paceline.torch.measuring.exchange import Rows
+from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.piece_reports import PieceReports
+from paceline.torch.plan import RoundPlan
 
 
 class RoundResult(NamedTuple):
@@ -44,11 +45,9 @@ class RoundResult(NamedTuple):
 class _Open(NamedTuple):
     """A round whose measurements have not come in yet."""
 
+    plan: RoundPlan
     epoch: int
-    batch: int
-    loads: NDArray[np.int64]
-    seconds: float
-    at_once: float
+    seconds: float = 0.0
     learning_rate: float = math.nan
 
 
@@ -77,14 +76,9 @@ class OpenRounds:
         """Go on after this many rounds."""
         self._settled = rounds - 1
 
-    def open(self, piece: Piece, epoch: int, at_once: float) -> None:
-        """A round's first micro-batch goes out; ``at_once`` of the plan is run before anything is claimed."""
-        self._open[piece.step] = _Open(epoch, piece.batch, piece.loads, 0.0, at_once)
-
-    def divided(self, step: int, at_once: float) -> None:
-        """The round turns out to run only this portion of its plan at once."""
-        if step in self._open:
-            self._open[step] = self._open[step]._replace(at_once=at_once)
+    def open(self, plan: RoundPlan, epoch: int) -> None:
+        """A round's first micro-batch goes out."""
+        self._open[plan.step] = _Open(plan, epoch)
 
     def finish(self, step: int, seconds: float, learning_rate: float) -> None:
         """The round's optimizer step is done, ``seconds`` after its beginning, at this learning rate."""
@@ -102,48 +96,44 @@ class OpenRounds:
         self.settle(rounds)
         self._take_in(self._meter.flush(self._balancer.digest))
 
-    def _take_in(self, measured: Measured | None) -> None:
-        if measured is None:
+    def _take_in(self, rows: Rows | None) -> None:
+        if rows is None:
             return
-        opened = self._open.pop(measured.step)
-        known, loads, reports, within = measured.known_overhead, opened.loads, None, None
+        step = int(rows["step"][0])
+        plan, epoch, seconds, learning_rate = self._open.pop(step)
+        known, loads, reports, within = rows["overhead"], plan.loads, None, None
         if self._moves_work:
-            reports = PieceReports.of(measured.further)
-            within = PieceRecord(opened.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
+            reports = PieceReports.of(rows["pieces"])
+            within = PieceRecord(plan.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
             known, loads = known + (reports.counts - 1).clip(0) * reports.cost, reports.loads
-            if loads.sum() != opened.batch:
+            if loads.sum() != plan.batch:
                 raise PacelineError(
-                    f"round {measured.step}: the ranks ran {loads.sum()} of its {opened.batch} samples; expected "
+                    f"round {step}: the ranks ran {loads.sum()} of its {plan.batch} samples; expected "
                     "all: check that every rank works through all that its loader yields"
                 )
+        times = None if reports is None else reports.times()
         overhead, shares = self._balancer.report(
-            measured.step,
-            loads,
-            measured.seconds,
-            known,
-            measured.cpu,
-            measured.memory,
-            None if reports is None else reports.times(),
+            step, loads, rows["seconds"], known, rows["cpu"], rows["memory"], times
         )
         result = RoundResult(
-            measured.step,
-            opened.epoch,
-            opened.batch,
-            loads,
-            measured.seconds,
-            overhead,
-            opened.seconds,
-            _mean_loss(measured, opened.batch),
-            shares,
-            within,
-            opened.learning_rate,
+            step=step,
+            epoch=epoch,
+            batch=plan.batch,
+            loads=loads,
+            compute=rows["seconds"],
+            overhead=overhead,
+            seconds=seconds,
+            loss=_mean_loss(rows, plan.batch),
+            shares=shares,
+            within=within,
+            learning_rate=learning_rate,
         )
         for listener in self.listeners:
             listener(result)
-        self._finite.check(measured.step, measured.loss_sums, measured.loss_told)
+        self._finite.check(step, rows["loss"], rows["told"])
 
 
-def _mean_loss(measured: Measured, batch: int) -> float:
-    counts = measured.loss_counts
+def _mean_loss(rows: Rows, batch: int) -> float:
+    counts = rows["count"]
     total = batch if np.isnan(counts).all() else float(np.nansum(counts))
-    return float(measured.loss_sums.sum() / total) if total else float("nan")
+    return float(rows["loss"].sum() / total) if total else float("nan")

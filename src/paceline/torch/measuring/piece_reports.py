@@ -10,9 +10,19 @@ import numpy as np
 from paceline.pieces.rule import Counts
 from paceline.pieces.times import against_the_first, piece_cost
 from paceline.rounds import Array, PieceTimes
+from paceline.torch.measuring.exchange import Rows
 
 PIECES = 16  # of a round on record for each rank; what follows is added to the last
 FIRST_COST = 1e-3  # seconds of a piece beyond its samples, until measured
+ROW = np.dtype(
+    [
+        ("samples", "f8"),  # that the rank ran
+        ("cost", "f8"),  # seconds of a piece beyond its samples
+        ("pieces", "f8"),  # how many
+        ("sizes", "f8", (PIECES,)),  # samples of each
+        ("times", "f8", (PIECES,)),  # and seconds
+    ]
+)
 
 
 class PieceReports(NamedTuple):
@@ -25,17 +35,16 @@ class PieceReports(NamedTuple):
     seconds: list[list[float]]
 
     @classmethod
-    def of(cls, rows: Array) -> PieceReports:
-        """From the reports' numbers, shape (n, width())."""
-        counts = rows[:, 2].astype(np.int64)
+    def of(cls, rows: Rows) -> PieceReports:
+        """From every rank's ROW, shape (n,)."""
+        counts = rows["pieces"].astype(np.int64)
         kept = np.minimum(counts, PIECES)
-        samples, seconds = rows[:, 3 : 3 + PIECES], rows[:, 3 + PIECES :]
         return cls(
-            rows[:, 0].astype(np.int64),
-            rows[:, 1],
+            rows["samples"].astype(np.int64),
+            rows["cost"],
             counts,
-            [[int(s) for s in row[:k]] for row, k in zip(samples, kept, strict=True)],
-            [[round(float(s), 6) for s in row[:k]] for row, k in zip(seconds, kept, strict=True)],
+            [[int(s) for s in sizes[:k]] for sizes, k in zip(rows["sizes"], kept, strict=True)],
+            [[round(float(s), 6) for s in times[:k]] for times, k in zip(rows["times"], kept, strict=True)],
         )
 
     def times(self) -> PieceTimes:
@@ -44,20 +53,16 @@ class PieceReports(NamedTuple):
         return PieceTimes(self.cost, *np.array(both, float).T)
 
 
-def width() -> int:
-    """Numbers in a report."""
-    return 3 + 2 * PIECES
-
-
-def report(sizes: Sequence[int], seconds: Sequence[float], piece: float) -> Array:
-    """One rank's row of a book, shape (width(),). piece: seconds that each costs beyond its samples."""
-    values = np.zeros(width())
-    values[:3] = sum(sizes), piece, len(sizes)
+def report(sizes: Sequence[int], seconds: Sequence[float], piece: float) -> Rows:
+    """One rank's ROW, shape (). piece: seconds that each costs beyond its samples."""
+    row = np.zeros((), ROW)
+    row["samples"], row["cost"], row["pieces"] = sum(sizes), piece, len(sizes)
+    each, times = row["sizes"], row["times"]
     for number, (samples, took) in enumerate(zip(sizes, seconds, strict=True)):
         at = min(number, PIECES - 1)
-        values[3 + at] += samples
-        values[3 + PIECES + at] += took
-    return values
+        each[at] += samples
+        times[at] += took
+    return row
 
 
 def cost(sizes: Sequence[int], seconds: Sequence[float], before: float) -> float:

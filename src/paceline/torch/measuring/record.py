@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.runs import Recorder
-
-if TYPE_CHECKING:
-    from paceline.torch.measuring.open_rounds import RoundResult
+from paceline.torch.measuring.open_rounds import RoundResult
 
 
 class RoundRecorder:

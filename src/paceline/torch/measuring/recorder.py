@@ -26,6 +26,8 @@ from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.measuring import exchange, measure
 
+ROW = np.dtype([("step", "f8"), ("seconds", "f8"), ("load", "f8")])  # of a rank and a step
+
 
 class Recorder:
     """Records each step's seconds of computation on every rank, without the wait for others, and the loads.
@@ -53,7 +55,7 @@ class Recorder:
         if wrong:
             raise PacelineError(wrong)
         self._watch = measure.stopwatch(device)
-        self._exchange = exchange.connect()
+        self._exchange = exchange.connect(ROW)
         self._hook = torch.autograd.graph.register_multi_grad_hook(parameters, self._gradients_ready)
         self._steps = 0
         self._first = 0.0
@@ -115,14 +117,17 @@ class Recorder:
 
     def _send(self, step: int) -> None:
         ready = step - self._watch.lag
-        values = [np.nan] * 3 if ready < 0 else [ready, self._watch.seconds(ready), self._loads.pop(ready)]
-        self._exchange.send(step, np.array(values, float))
+        row = np.full((), np.nan, ROW)
+        if ready >= 0:
+            row["step"], row["seconds"] = ready, self._watch.seconds(ready)
+            row["load"] = self._loads.pop(ready)
+        self._exchange.send(step, row)
 
     def _write(self, sent: int) -> None:
         rows = self._exchange.receive(sent)
-        if np.isnan(rows[0, 0]):
+        if np.isnan(rows["step"][0]):
             return
-        step = int(rows[0, 0])
+        step = int(rows["step"][0])
         wall, began = self._walls.pop(step), self._began.pop(step)
         if step == 0:
             self._first = began
@@ -133,7 +138,7 @@ class Recorder:
             epoch=0,
             time=began + wall - self._first,
             seconds=wall,
-            batch=int(rows[:, 2].sum()),
-            loads=rows[:, 2],
-            compute=rows[:, 1],
+            batch=int(rows["load"].sum()),
+            loads=rows["load"],
+            compute=rows["seconds"],
         )

@@ -9,26 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from paceline.torch.claiming.division import Division
-
 from paceline.rounds import Indices
-
-
-class Piece(NamedTuple):
-    """A micro-batch of this rank: one turn of the user's loop."""
-
-    step: int  # the round it belongs to, counted over the whole run
-    samples: int  # samples that count; fewer than the indices where some only keep batch norm fed
-    loads: Indices  # every rank's samples in the round, shape (n,)
-    batch: int  # samples of the round over all ranks
-    first: bool
-    last: bool
-    division: Division | None = None  # what to claim after this piece; before it, where it is the last
+from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.terms import Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,48 +32,44 @@ class Order:
         return np.random.default_rng((self.seed, epoch)).permutation(self.samples)
 
 
-def batches(samples: int, done: int, batch: int, floor: int = 1) -> Iterator[tuple[int, int]]:
-    """(first, size) of each remaining round of an epoch. Only the last may be short; fewer samples than ``floor``
-    cannot be a round of their own (batch norm needs 2) and join the one before."""
-    first = done
-    while first < samples:
-        left = samples - first
-        size = left if left - batch < floor else batch
-        yield first, size
-        first += size
+def planned_pieces(
+    terms: Terms, rank: int, plan: RoundPlan, start: int, indices: Indices, fills: bool
+) -> Iterator[tuple[Indices, Piece]]:
+    """This rank's planned pieces of a round whose samples begin at ``start`` of ``indices``, each with its own.
+
+    fills: a turn with nothing to do gets samples that count for nothing."""
+    division = plan.division
+    own = plan.loads if division is None else division.first + division.kept
+    start += int(own[:rank].sum())
+    kept = 0 if division is None else int(division.kept[rank])
+    filler = indices[: terms.floor] if fills else None
+    return pieces(terms, plan, indices[start : start + int(own[rank])], kept, filler)
 
 
 def pieces(
-    mine: Indices,
-    step: int,
-    loads: Indices,
-    most: int | None,
-    filler: Indices | None = None,
-    division: Division | None = None,
-    kept: int = 0,
-    turns: int | None = None,
-    floor: int = 1,
-    unit: int = 1,
+    terms: Terms, plan: RoundPlan, mine: Indices, kept: int = 0, filler: Indices | None = None
 ) -> Iterator[tuple[Indices, Piece]]:
-    """Cut this rank's samples of a round into micro-batches of at most ``most`` samples, in multiples of ``unit``.
+    """Cut this rank's samples of a round into micro-batches of at most ``terms.micro_batch`` samples, in multiples of
+    ``terms.quantum``; into just as many as ``terms.turns`` says, where it does.
 
     A rank with nothing to do still gets one turn, so that it joins the all-reduce: an empty one, or
     ``filler`` samples that count for nothing where the model cannot take an empty batch.
 
-    division: where a part of the round is claimed while it runs; then the last piece is what is ``kept`` for it.
-    turns: exactly so many pieces, each with at least ``floor`` samples or none.
+    kept: samples of the last piece, before which a part of the round is claimed; 0 where all is run as planned.
     """
-    batch = int(loads.sum())
-    at_once = len(mine) - kept
-    cuts = spread(at_once, turns, floor, unit) if turns else cut(at_once, most, unit) if at_once else []
+    at_once, turns, unit = len(mine) - kept, terms.turns(plan.loads), terms.quantum
+    if turns:
+        cuts = spread(at_once, turns, terms.floor, unit)
+    else:
+        cuts = cut(at_once, terms.micro_batch, unit) if at_once else []
     if kept or not cuts:
         cuts.append(kept)
     start = 0
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
         chosen = mine[start : start + size] if size or filler is None else filler
-        at_claims = number >= len(cuts) - 2
-        yield chosen, Piece(step, size, loads, batch, number == 0, last, division if at_claims else None)
+        claims = plan.division is not None and number >= len(cuts) - 2
+        yield chosen, Piece(plan, size, number == 0, last, claims)
         start += size
 
 

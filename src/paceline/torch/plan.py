@@ -1,4 +1,4 @@
-"""How a round is divided where work moves within it: what each rank runs at once, keeps for its end, and claims."""
+"""What one round is, as planned, the same on every rank; and a piece of it, which is one turn of one rank."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from paceline.errors import PacelineError
 from paceline.pieces import rule
 from paceline.pieces.rule import Counts
-from paceline.rounds import PiecePlan
+from paceline.rounds import Indices, PiecePlan
 
 
 class Division(NamedTuple):
-    """How one round begins; the same on every rank."""
+    """How a round begins in which work moves: what each rank runs at once, keeps for its end, and claims."""
 
     first: Counts  # samples that each rank runs at once, (n,)
     kept: Counts  # that it keeps for its end, (n,)
@@ -25,6 +25,50 @@ class Division(NamedTuple):
     def batch(self) -> int:
         """Samples of the round."""
         return self.pool + int(self.first.sum() + self.kept.sum())
+
+
+class RoundPlan(NamedTuple):
+    """One round, before any of it is run."""
+
+    step: int  # counted over the whole run
+    loads: Indices  # every rank's samples, shape (n,)
+    batch: int  # samples of all ranks
+    division: Division | None = None  # None where all of it is run as planned
+
+    @property
+    def at_once(self) -> float:
+        """Portion of the plan that is run before anything is claimed."""
+        return 1.0 if self.division is None else float(self.division.piece_plan.at_once)
+
+
+class Piece(NamedTuple):
+    """A micro-batch of this rank: one turn of the user's loop."""
+
+    plan: RoundPlan  # of the round it belongs to
+    samples: int  # samples that count; fewer than the indices where some only keep batch norm fed
+    first: bool  # in its round
+    last: bool
+    claims: bool = False  # work may be claimed after this piece; before it, where it is the last
+
+    @property
+    def step(self) -> int:
+        """The round it belongs to, counted over the whole run."""
+        return self.plan.step
+
+    @property
+    def loads(self) -> Indices:
+        """Every rank's samples in the round, shape (n,)."""
+        return self.plan.loads
+
+    @property
+    def batch(self) -> int:
+        """Samples of the round over all ranks."""
+        return self.plan.batch
+
+    @property
+    def division(self) -> Division | None:
+        """What to claim from after this piece; before it, where it is the last. None where nothing is claimed."""
+        return self.plan.division if self.claims else None
 
 
 def divide(

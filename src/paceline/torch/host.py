@@ -1,0 +1,46 @@
+"""What a training framework that runs the loop adds to its turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from paceline.torch.plan import Piece
+
+
+class Host:
+    """The place where a framework takes part: an adapter overrides what it needs, and sets ``pace.turns.host``.
+
+    As it stands it is the host of a loop of one's own, and does nothing.
+    """
+
+    def place(self, batch: Any) -> Any:
+        """A batch on its way to the loop; a host moves it to its device."""
+        return batch
+
+    def turn_begins(self, piece: Piece) -> None:
+        """A turn of the loop is about to run this piece."""
+
+    def iteration_over(self) -> None:
+        """The loop over a loader has ended, or was left."""
+
+    def step_begins(self, piece: Piece | None) -> None:
+        """An optimizer of the model is about to step, whoever called it. A PacelineError refuses that.
+
+        piece: of the running turn, None where no round is under way."""
+
+    def step_ended(self, seconds: float) -> None:
+        """It has stepped, and took so long. A host whose loop does not call ``pace.step`` tells ``pace.stepped``."""
+
+    def without_step(self, step: int, ever: bool, finite: Callable[[], bool]) -> str:
+        """The loop goes on after round ``step`` was complete, and no optimizer has been stepped: what is wrong with
+        that, as a sentence, or "" where it is meant so.
+
+        ever: an optimizer was stepped in a round before. finite: tells whether the gradients hold no infinity or NaN.
+        """
+        if ever or not finite():  # left out on purpose, or by a scaler
+            return ""
+        return (
+            f"round {step}: the loop went on without an optimizer step; expected pace.step(optimizer) "
+            "once a round, behind pace.backward(loss)"
+        )
