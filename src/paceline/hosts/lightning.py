@@ -202,7 +202,7 @@ class Loader:
         assert trainer is not None
         ran = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if not ran:  # the last fit may have ended within its epoch, which Lightning begins again
-            pace.turns.begin_epoch(pace.epoch)
+            pace.turns.progress.begin(pace.epoch)
         left = len(loader)
         if ran + left != len(self):
             raise PacelineError(

@@ -195,7 +195,7 @@ class Rounds:
         """Epochs done so far, with the part of the running one."""
         pace = self.pace
         assert pace is not None
-        left = sum(1 for _ in pace.turns.remaining())
+        left = sum(1 for _ in pace.turns.progress.remaining())
         return pace.epoch + 1 - left / len(self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -208,7 +208,7 @@ class Rounds:
     def __iter__(self) -> Iterator[Round]:
         pace, turns = self.pace, iter(self._loader)
         assert pace is not None
-        for _, size in list(pace.turns.remaining()):
+        for _, size in list(pace.turns.progress.remaining()):
             yield Round(pace, turns, size)
 
 

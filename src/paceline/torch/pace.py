@@ -162,17 +162,17 @@ class Pace:
     @property
     def epoch(self) -> int:
         """Of the next or running iteration of the loader."""
-        return self.turns.epoch
+        return self.turns.progress.epoch
 
     @property
     def samples_done(self) -> int:
         """Of this epoch, over all ranks."""
-        return self.turns.samples_done
+        return self.turns.progress.samples_done
 
     @property
     def rounds(self) -> int:
         """Finished since the beginning, over all epochs."""
-        return self.turns.rounds
+        return self.turns.progress.rounds
 
     @property
     def loss(self) -> float:
@@ -200,7 +200,7 @@ class Pace:
         loader = BalancedLoader(self.turns, dataset, order, number, drop_last, options)
         self.turns.drawn_ahead(max(lags))
         self._loaders.append(loader)
-        self.turns.samples = loader.samples
+        self.turns.progress.samples = loader.samples
         return loader
 
     def stream(
@@ -294,7 +294,7 @@ class Pace:
             round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for nothing.
         scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """
-        self.turns.check_backward()
+        self.turns.passes.check_due()
         loss = self.weighted(loss, reduction, count)
         with self.turns.named():
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -310,11 +310,11 @@ class Pace:
     ) -> float:
         """What this micro-batch's gradient counts; takes the loss, where given, down for the record. For hosts that
         run the backward pass themselves: multiply the loss by it, and call ``backward_done`` afterwards."""
-        return self.turns.weight(loss, reduction, count)
+        return self.turns.passes.weight(loss, reduction, count)
 
     def backward_done(self) -> None:
         """The backward pass of this micro-batch is through."""
-        self.turns.backward_done()
+        self.turns.passes.ended()
 
     def place(self, batch: Any) -> Any:
         """A batch on its way to the user, where a host moves it to its device."""
@@ -327,7 +327,7 @@ class Pace:
     @property
     def piece(self) -> Piece:
         """What the running turn is given. Raises PacelineError between rounds."""
-        return self.turns.piece
+        return self.turns.passes.piece
 
     @property
     def in_round(self) -> bool:
@@ -352,7 +352,7 @@ class Pace:
     @property
     def complete(self) -> bool:
         """True when the round's gradients are all in, and an optimizer step is due."""
-        return self.turns.complete
+        return self.turns.passes.complete
 
     def step(
         self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], scaler: Any = None

@@ -40,12 +40,13 @@ class Progress:
         self.epoch = 0  # of the next or running iteration of the loader
         self.samples_done = 0  # of this epoch, over all ranks
         self.rounds = 0  # finished since the beginning, over all epochs
+        self.samples = 0  # that an epoch of the loader in use has
         self._midway = False  # the next iteration goes on within its epoch
         self._of: tuple[int, int] | None = None  # number and samples of the loader whose epoch it is
 
-    def remaining(self, samples: int) -> Iterator[tuple[int, int]]:
-        """(first sample, size) of each round left in this epoch of so many samples."""
-        return batches(samples, self.samples_done, self._batch, self._floor)
+    def remaining(self) -> Iterator[tuple[int, int]]:
+        """(first sample, size) of each round left in this epoch of the loader in use."""
+        return batches(self.samples, self.samples_done, self._batch, self._floor)
 
     def begin(self, epoch: int) -> None:
         """The next iteration starts this epoch from its beginning."""
@@ -68,7 +69,7 @@ class Progress:
                 f"the loop goes on with loader {loader}, which has {samples}: make the loaders in the same order as "
                 "before, and go on with the one that was left"
             )
-        self._midway, self._of = False, (loader, samples)
+        self.samples, self._midway, self._of = samples, False, (loader, samples)
 
     def finish(self, samples: int) -> None:
         """A round of so many samples is done."""

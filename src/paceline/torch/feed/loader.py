@@ -101,8 +101,8 @@ class BalancedLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch in the next iteration, from its beginning."""
-        if epoch != self._turns.epoch:
-            self._turns.begin_epoch(epoch)
+        if epoch != self._turns.progress.epoch:
+            self._turns.progress.begin(epoch)
 
     @property
     def sampler(self) -> BalancedLoader:
@@ -113,7 +113,7 @@ class BalancedLoader:
         """Turns of the running iteration, or else of the next one; rounds, where those differ from rank to rank."""
         rounds = self._length
         if rounds is None:
-            rounds = sum(1 for _ in self._turns.ahead(self.samples))
+            rounds = sum(1 for _ in self._turns.progress.ahead(self.samples))
         return rounds * (self._turns.terms.fixed_turns or 1)
 
     def __iter__(self) -> Iterator[Any]:
@@ -127,7 +127,7 @@ class BalancedLoader:
     # -- what Turns ask of a Source ----------------------------------------------------------------------------
 
     def open(self) -> None:
-        self._length = sum(1 for _ in self._turns.remaining())
+        self._length = sum(1 for _ in self._turns.progress.remaining())
         self._sampler.queue.clear()
         if self._fetcher is not None:
             self._turns.claims_ahead(self._claimed, self._early)
@@ -138,7 +138,7 @@ class BalancedLoader:
         self._length = None
 
     def more(self) -> bool:
-        return self._turns.samples_done < self.samples
+        return self._turns.progress.samples_done < self.samples
 
     def planned(self) -> tuple[Any, Piece]:
         batch = next(self._source)
@@ -192,9 +192,9 @@ class _Sampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         turns, terms = self._turns, self._turns.terms
-        self.indices = indices = self._order.epoch(turns.epoch)
-        step = turns.rounds
-        for first, size in turns.remaining():
+        self.indices = indices = self._order.epoch(turns.progress.epoch)
+        step = turns.progress.rounds
+        for first, size in turns.progress.remaining():
             plan = terms.divided(step, terms.balancer.loads(step, size), first)
             for chosen, piece in planned_pieces(terms, turns.rank, plan, first, indices, terms.fills):
                 self.queue.append(piece)

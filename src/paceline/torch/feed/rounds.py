@@ -50,12 +50,12 @@ def _by_round(turns: Turns, pieces: Generator[Any]) -> Iterator[RoundBatch]:
     """One item for each round, whose pieces are drawn as they are run."""
     try:
         for first in pieces:
-            batch = RoundBatch(turns, first, pieces, turns.piece.batch)
+            batch = RoundBatch(turns, first, pieces, turns.passes.piece.batch)
             yield batch
             if not batch.ran:
                 raise PacelineError(
-                    f"round {turns.piece.step}: the loop went on without pace.round(batch, function); call it once "
-                    "for each batch"
+                    f"round {turns.passes.piece.step}: the loop went on without pace.round(batch, function); "
+                    "call it once for each batch"
                 )
     finally:
         pieces.close()

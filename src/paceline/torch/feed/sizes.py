@@ -35,7 +35,8 @@ class Sizes:
     def planned(self) -> tuple[int, Piece]:
         turns, terms = self._turns, self._turns.terms
         if not turns.in_round:
-            plan = terms.divided(turns.rounds, terms.balancer.loads(turns.rounds, terms.global_batch), 0)
+            step = turns.progress.rounds
+            plan = terms.divided(step, terms.balancer.loads(step, terms.global_batch), 0)
             self._planned = planned_pieces(terms, turns.rank, plan, 0, self._all, True)
         chosen, piece = next(self._planned)
         if piece.last and self._left is not None:

@@ -147,7 +147,7 @@ class StreamLoader:
         self._tell(0)
 
     def end(self) -> None:
-        if self._taken is not None and self._turns.in_round and not self._turns.complete:
+        if self._taken is not None and self._turns.in_round and not self._turns.passes.complete:
             self._held.back(self._taken)  # of a round that was left
         self._taken, self._loads = None, None
 
@@ -167,7 +167,7 @@ class StreamLoader:
             self._taken = self._held.take(own)
             self._tell(own)
             filler = np.full(terms.floor, -1) if terms.fills else None
-            plan = RoundPlan(turns.rounds, loads, int(loads.sum()))
+            plan = RoundPlan(turns.progress.rounds, loads, int(loads.sum()))
             self._planned = pieces(terms, plan, np.arange(own), filler=filler)
         chosen, piece = next(self._planned)
         return self._batch(chosen), piece
@@ -204,7 +204,7 @@ class StreamLoader:
         batch = int(min(can.sum(), terms.global_batch))
         if not batch or (self._drop_last and batch < terms.global_batch):
             return None
-        return terms.balancer.loads(turns.rounds, batch, can > 0, can)
+        return terms.balancer.loads(turns.progress.rounds, batch, can > 0, can)
 
     def _tell(self, load: int) -> None:
         """Draw ahead after a round of ``load`` samples, and tell how many are held."""

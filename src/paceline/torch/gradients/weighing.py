@@ -1,4 +1,4 @@
-"""The backward passes of a model's turns: weighed, gathered piece by piece, and reduced once a round.
+"""A model's gradients: weighed, gathered piece by piece, and reduced once a round.
 
 DDP averages over n ranks, so a micro-batch of m samples with a mean loss is weighed by n m / B (LB-BSP, weighted
 aggregation: g = (1/X) sum_i |B_i| g_i). Under the hook it is DDP's sum that is weighed instead.
@@ -11,6 +11,7 @@ from contextlib import ExitStack
 
 import torch
 
+from paceline.torch import peers
 from paceline.torch.gradients.counts import Counts
 from paceline.torch.gradients.exactsum import ExactSum
 from paceline.torch.gradients.parallel import Alone
@@ -18,7 +19,7 @@ from paceline.torch.gradients.put_aside import Gradients
 from paceline.torch.plan import Piece
 
 
-class Backward:
+class Weighing:
     """For each turn ``begin``, then ``weigh`` before its backward pass and ``done`` after it (under the hook
     ``gather`` and ``gathered``); ``used`` when a round is over, ``drop`` where it is left unfinished.
 
@@ -30,12 +31,11 @@ class Backward:
         parameters: Sequence[torch.nn.Parameter],
         device: torch.device,
         parallel: Alone,
-        ranks: int,
         *,
         by_hook: bool,
         exact: bool,
     ) -> None:
-        self._parallel, self._ranks, self._by_hook = parallel, ranks, by_hook
+        self._parallel, self._ranks, self._by_hook = parallel, peers.ranks(), by_hook
         self._sum = ExactSum(parameters) if exact else None
         self._gradients, self._counts = Gradients(parameters), Counts(device)
         self._no_sync = ExitStack()

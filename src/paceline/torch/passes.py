@@ -1,0 +1,185 @@
+"""The backward passes of a loop's turns: what each one's gradient counts, and when a round's last is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.torch.gradients.parallel import Alone, weigh_in_hook
+from paceline.torch.gradients.weighing import Weighing
+from paceline.torch.measuring.meter import Meter
+from paceline.torch.plan import Piece
+from paceline.torch.terms import Terms
+
+
+@dataclass(slots=True)
+class Turn:
+    """One turn of the loop, from what it is given to the end of its round or the next turn."""
+
+    piece: Piece
+    begun: bool = False  # its backward pass
+    done: bool = False
+
+
+class Passes:
+    """For each turn ``begin``, then ``weight`` before its backward pass and ``ended`` after it, of both of which DDP
+    tells under the hook. ``turn`` is None again when the round is over or left.
+
+    halfway: called with the running piece when its backward pass begins; ready: when the last gradient of a round's
+    last piece is there, perhaps several times.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        device: torch.device,
+        parallel: Alone,
+        terms: Terms,
+        meter: Meter,
+        halfway: Callable[[Piece], None],
+        ready: Callable[[Piece], None],
+    ) -> None:
+        self.turn: Turn | None = None  # that is running
+        self._meter, self._halfway, self._ready = meter, halfway, ready
+        self._by_hook = terms.weigh == "hook"
+        self.gradients = Weighing(parameters, device, parallel, by_hook=self._by_hook, exact=bool(terms.cell))
+        hook = torch.autograd.graph.register_multi_grad_hook
+        self._hooks = [hook(parameters, self._gradients_ready)]
+        if self._by_hook:
+            parallel.register_comm_hook(self._hook_weight, weigh_in_hook)
+            self._hooks.append(hook(parameters, self._backward_begins, mode="any"))
+
+    @property
+    def piece(self) -> Piece:
+        """What the running turn is given. Raises PacelineError between rounds."""
+        if self.turn is None:
+            raise PacelineError("no round is running; expected this within `for ... in pace.loader(...)`")
+        return self.turn.piece
+
+    @property
+    def complete(self) -> bool:
+        """True when the round's gradients are all in, and an optimizer step is due."""
+        turn = self.turn
+        return turn is not None and turn.piece.last and turn.done and self._meter.stopped(turn.piece.step)
+
+    def begin(self, piece: Piece) -> None:
+        """A batch goes to the loop."""
+        self.gradients.begin(piece)
+        self.turn = Turn(piece)
+
+    def check_due(self) -> None:
+        """Raises PacelineError where this turn's backward pass has been taken already."""
+        if self.turn is not None and self.turn.done:
+            raise PacelineError(
+                f"round {self.turn.piece.step}: pace.backward() was called twice in one turn of the loop; expected "
+                "once: add the losses, and call it with the sum"
+            )
+
+    def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
+        """What this turn's gradient counts; takes the loss, where given, down for the record."""
+        turn = self.turn
+        if turn is None:
+            raise PacelineError("pace.backward() was called outside of `for ... in pace.loader(...)`")
+        if reduction not in ("mean", "sum"):
+            raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
+        piece = turn.piece
+        many = piece.samples if count is None else count * (piece.samples > 0)
+        if count is not None:
+            if self._by_hook:
+                raise PacelineError(
+                    "count= needs weigh='loss': the hook knows samples only; use it with pace.backward"
+                )
+            if not turn.begun:
+                self._meter.add_count(piece.step, many)
+        if loss is not None and many:
+            total = loss.detach() * (many if reduction == "mean" else 1)
+            self._meter.add_loss(piece.step, total.double())
+        elif loss is not None:
+            self._meter.add_loss(piece.step, torch.zeros((), dtype=torch.float64))
+        self._halfway(piece)
+        if self._by_hook:
+            return 1.0
+        self.gradients.check_sync(piece)
+        if not turn.begun:
+            turn.begun = True
+            self.gradients.weigh(piece, None if count is None else many)
+        return self.gradients.weight(piece, many if reduction == "mean" else float(many > 0))
+
+    def ended(self) -> None:
+        """The backward pass of this turn is through."""
+        piece, turn = self.piece, self.turn
+        assert turn is not None
+        if not (self._by_hook or turn.begun):
+            raise PacelineError(
+                f"round {piece.step}: pace.backward_done() was called before pace.weight(loss); expected the loss to "
+                "be multiplied by that weight first"
+            )
+        turn.done = True
+        if piece.last:  # for a graph in which no hooked parameter took part
+            self._ready(piece)
+        self.gradients.done(piece)
+
+    def check_taken(self) -> None:
+        """Raises PacelineError where the turn is over, and its backward pass was left out."""
+        if self.turn is None:
+            return  # the round was finished by step()
+        piece = self.turn.piece
+        if not self.turn.done:
+            how = "loss.backward()" if self._by_hook else "pace.backward(loss)"
+            raise PacelineError(
+                f"round {piece.step}: the loop went on without {how}; call it once for each micro-batch that the "
+                "loader yields"
+            )
+        if piece.last and not self._meter.stopped(piece.step):
+            raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
+
+    def check_complete(self) -> None:
+        """Raises PacelineError where a step is taken that is not due."""
+        turn = self.turn
+        if turn is None or self.complete:
+            return
+        step = turn.piece.step
+        if turn.piece.last and not turn.done and self._meter.stopped(step):
+            raise PacelineError(
+                f"round {step}: optimizer.step() was called after a backward pass that is not Paceline's, "
+                "whose gradient is not weighed; call pace.backward(loss) in its place"
+            )
+        raise PacelineError(
+            f"optimizer.step() was called within round {step}, before all its gradients were there; "
+            "expected pace.step(optimizer), which steps when the round is complete"
+        )
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self.gradients.release()
+        for hook in self._hooks:
+            hook.remove()
+
+    # -- what torch calls ------------------------------------------------------------------------------------
+
+    def _hook_weight(self) -> float:
+        return self.gradients.share(self.piece)
+
+    def _backward_begins(self, _: object) -> None:
+        """Under the hook, nothing else tells of a backward pass."""
+        turn = self.turn
+        if turn is None or turn.begun:
+            return
+        turn.begun = True
+        self._halfway(turn.piece)
+        self.gradients.check_sync(turn.piece)
+        self.gradients.gather(turn.piece)
+        # as soon as the whole pass is through, and with it DDP's reduction
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    def _backward_ended(self) -> None:
+        if self.turn is not None:
+            self.turn.done = True
+            self.gradients.gathered(self.turn.piece)
+
+    def _gradients_ready(self, _: object) -> None:
+        if self.turn is not None and self.turn.piece.last:
+            self._ready(self.turn.piece)
