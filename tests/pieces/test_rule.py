@@ -20,7 +20,7 @@ from paceline.rounds import PiecePlan
 from paceline.simulate import pieces as clock
 from paceline.torch.claiming.claims import Claims
 from paceline.torch.claiming.counter import LocalCounter
-from paceline.torch.claiming.division import divide
+from paceline.torch.plan import divide
 
 Sequence = list[tuple[int, int]]  # (worker, samples) of each claim, in the order of time
 
