@@ -117,5 +117,5 @@ def test_who_is_slow_is_told_beside_whose_speed_changed(tmp_path):
     compute[50:, 0] = 2.0
     assert now.speeds(columns(tmp_path, compute)) == [
         "Worker 3 is 4.0x slower per sample than the others.",
-        "In round 50 worker 0 became 2.0x slower, per sample and lastingly.",
+        "From round 50 on, worker 0 was 2.0x slower per sample than before.",
     ]

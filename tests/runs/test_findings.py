@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.runs import Recorder, comparison, read
+from paceline.runs import Recorder, comparison, read, report
 from paceline.runs.analysis import Change, changes, settled, slowness, straggler_share
 from paceline.runs.findings import compare, findings
 from paceline.runs.words import listing, number, percent, plural, seconds, times
@@ -27,11 +27,11 @@ def test_the_demo_in_one_sentence(tmp_path, write):
     # 40 rounds of 64 ms for 2560 samples; then one of 64 and 39 of 20 ms for 2599.
     gain = (2599 / (0.064 + 39 * 0.020)) / (2560 / (40 * 0.064))
     assert compare(runs)[0] == (
-        f"Worker 3 is 4.0x slower; an equal split wasted 56 % of the cluster; balanced by level, "
-        f"samples went through {gain:.1f}x as fast."
+        f"Worker 3 is 4.0x slower; an equal split wasted 56 % of the cluster's time; with level, "
+        f"samples were processed {gain:.1f}x as fast."
     )
     assert "an equal split" not in compare(runs)[1]
-    assert f"{gain:.1f}x an equal split" in compare(runs)[2]
+    assert f"{gain:.1f}x the speed of an equal split" in compare(runs)[2]
 
 
 def test_the_same_model_is_only_claimed_where_it_is(tmp_path, write):
@@ -39,12 +39,12 @@ def test_the_same_model_is_only_claimed_where_it_is(tmp_path, write):
     equal = read(write(tmp_path / "equal", np.full((40, 4), 13), pace, policy="equal"))
     loads = np.tile([16, 16, 16, 4], (40, 1))
     level = read(write(tmp_path / "level", loads, pace))
-    assert compare([equal, level])[0].endswith("balanced by level, the same model came out 3.2x sooner.")
+    assert compare([equal, level])[0].endswith("with level, the same model was trained 3.2x as fast.")
     other = read(write(tmp_path / "other", loads, pace, seed=1))
-    assert compare([equal, other])[0].endswith("balanced by level, samples went through 3.2x as fast.")
+    assert compare([equal, other])[0].endswith("with level, samples were processed 3.2x as fast.")
     assert compare([level, equal])[0] == compare([equal, level])[0]
     again = read(write(tmp_path / "again", loads, pace, policy="dolbie"))
-    assert "balanced by level or dolbie, the same model" in compare([equal, level, again])[0]
+    assert "with level or dolbie, the same model" in compare([equal, level, again])[0]
 
 
 def test_what_differs_beside_the_policy_is_not_put_down_to_it(tmp_path, write):
@@ -53,13 +53,13 @@ def test_what_differs_beside_the_policy_is_not_put_down_to_it(tmp_path, write):
     twice = read(write(tmp_path / "twice", np.full((40, 8), 8), np.tile(SLOW, (40, 2))))
     said = compare([equal, twice])
     assert said[0] == (
-        "These runs differ in the number of workers (4 and 8): which policy is the faster cannot be told from them."
+        "These runs differ in the number of workers (4 and 8), so they do not show which policy is faster."
     )
-    assert not any("x an equal" in line for line in said)
+    assert not any("of an equal split" in line for line in said)
     assert said[0] in comparison.render([equal, twice])
     other = read(write(tmp_path / "other", np.full((40, 4), 32), pace, model="lenet5", global_batch=128))
     assert compare([equal, other])[0].startswith(
-        "These runs differ in the global batch (64 and 128) and the model (mlp and lenet5):"
+        "These runs differ in the global batch (64 and 128) and the model (mlp and lenet5),"
     )
 
 
@@ -77,7 +77,10 @@ def test_a_plain_baseline_that_wins_is_said_to(tmp_path, write):
     pace = np.full((30, 4), 0.001)
     equal = read(write(tmp_path / "equal", np.full((30, 4), 16), pace, policy="equal"))
     bad = read(write(tmp_path / "bad", np.tile([28, 12, 12, 12], (30, 1)), pace))
-    assert compare([bad, equal])[0] == "An equal split wasted 0 % of the cluster; no other policy was faster."
+    assert (
+        compare([bad, equal])[0]
+        == "An equal split wasted 0 % of the cluster's time; no other policy was faster."
+    )
 
 
 def test_one_slow_worker(tmp_path, write):
@@ -86,10 +89,13 @@ def test_one_slow_worker(tmp_path, write):
     assert straggler_share(run).tolist() == [0, 0, 0, 1]
     sentences = findings(run)
     assert sentences[0] == "Worker 3 is 4.0x slower per sample than the others."
-    assert "Worker 3 was last in every round; half of the workers were done in 25 %" in sentences[1]
-    assert "56 % of the workers' time went into waiting" in sentences[2]
-    assert "31 % of the 3,250" in sentences[2]
-    assert "it would have taken 788 ms instead of 2.56 s" in sentences[2]
+    assert sentences[1] == (
+        "Worker 3 was last in every round. The median worker finished at 25 % of the slowest worker's time."
+    )
+    assert sentences[2] == (
+        "The workers spent 56 % of their time waiting. The run processed 1,000 samples/s, which is 31 % of the workers' "
+        "combined speed of 3,250 samples/s. Divided in proportion to speed, it would have taken 788 ms instead of 2.56 s."
+    )
     assert "Every round was split equally." in sentences
 
 
@@ -105,7 +111,7 @@ def test_overhead_is_not_taken_for_slowness(tmp_path, config):
 
 def test_a_worker_with_too_little_to_do(tmp_path, write):
     run = read(write(tmp_path / "run", np.tile([20, 20, 20, 2], (40, 1)), np.tile(SLOW, (40, 1))))
-    assert "Worker 3 could have taken more: it waited 60 % of the time." in findings(run)
+    assert "Worker 3 could have taken more samples: it waited 60 % of the time." in findings(run)
     equal = read(write(tmp_path / "equal", np.full((40, 4), 16), np.tile(SLOW, (40, 1))))
     assert "could have taken more" not in said(equal)
 
@@ -113,7 +119,7 @@ def test_a_worker_with_too_little_to_do(tmp_path, write):
 def test_ties_go_to_the_lowest_rank(tmp_path, write):
     run = read(write(tmp_path / "run", np.full((40, 4), 16), np.full((40, 4), 0.001)))
     assert straggler_share(run).tolist() == [1, 0, 0, 0]
-    assert "equally fast: per sample the slowest takes 1.00x" in said(run)
+    assert "equally fast: the slowest takes 1.00x the time of the others per sample." in said(run)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
@@ -152,8 +158,8 @@ def test_changes_in_words(tmp_path, write):
     run = read(write(tmp_path / "run", np.full((120, 4), 16), pace))
     assert changes(run) == [Change(40, 2, pytest.approx(4)), Change(80, 2, pytest.approx(1 / 4))]
     sentences = findings(run)
-    assert sentences[0] == "In round 40 worker 2 became 4.0x slower, per sample and lastingly."
-    assert sentences[1] == "In round 80 worker 2 became 4.0x faster, per sample and lastingly."
+    assert sentences[0] == "From round 40 on, worker 2 was 4.0x slower per sample than before."
+    assert sentences[1] == "From round 80 on, worker 2 was 4.0x faster per sample than before."
 
 
 def test_when_the_loads_settled(tmp_path, write):
@@ -165,7 +171,52 @@ def test_when_the_loads_settled(tmp_path, write):
     moving = np.tile(np.arange(60)[:, None], (1, 4)) * [1, 1, 1, -3] + 200
     run = read(write(tmp_path / "moving", moving, np.tile(SLOW, (60, 1))))
     assert settled(run) is None
-    assert "The loads never settled: the split was still moving when the run ended." in findings(run)
+    assert "The loads never settled: the split was still changing when the run ended." in findings(run)
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [
+        ((0, 0), "The split adapted to each change of speed at once."),
+        ((1, 3), "The split adapted to each change of speed within 3 rounds (median 2)."),
+        ((0,), "The split adapted to the change of speed at once."),
+        ((2,), "The split adapted to the change of speed within 2 rounds."),
+    ],
+)
+def test_how_soon_the_split_follows_a_change_of_speed(tmp_path, write, late, said):
+    """Worker 2, then worker 1 becomes four times slower; the split follows so many rounds later."""
+    rounds = 40 * (len(late) + 1)
+    pace, loads = np.full((rounds, 4), 0.001), np.tile([20, 20, 20, 20], (rounds, 1))
+    for k, (who, after) in enumerate(zip((2, 1), late, strict=False)):
+        pace[40 * (k + 1) : 40 * (k + 2), who] = 0.004
+        loads[40 * (k + 1) + after : 40 * (k + 2) + after] = 25
+        loads[40 * (k + 1) + after : 40 * (k + 2) + after, who] = 5
+    found = [s for s in findings(read(write(tmp_path / "run", loads, pace))) if "adapted" in s]
+    assert found == [said]
+
+
+def test_a_change_that_the_split_never_followed_is_not_counted(tmp_path, write):
+    pace, loads = np.full((80, 4), 0.001), np.tile([20, 20, 20, 20], (80, 1))
+    pace[40:, 2] = 0.004
+    loads[40:, 2] -= np.arange(40) // 2
+    loads[40:, 0] += np.arange(40) // 2
+    found = findings(read(write(tmp_path / "run", loads, pace)))
+    assert not any("adapted" in sentence for sentence in found)
+
+
+def test_the_loss_at_the_end_is_that_of_the_curve_and_the_mean_is_labelled(tmp_path, write):
+    run = read(
+        write(tmp_path / "run", np.full((20, 4), 16), np.full((20, 4), 0.001), finish={"test_accuracy": 0.9})
+    )
+    mean = np.mean(2 / np.arange(11, 21))
+    assert findings(run)[-2:] == [
+        f"The training loss fell from 2 in the first round to 0.1 in the last round, in 320 ms; its mean over the last "
+        f"epoch is {mean:.3f}.",
+        "The test accuracy is 90.0 %.",
+    ]
+    shown = " ".join(report.render(run).split())
+    assert f"{mean:.3f}" in shown
+    assert "training loss, mean of the last epoch; 0.1 in the last round" in shown
 
 
 def test_odd_rounds_absences_and_a_resumed_run(tmp_path, write):
@@ -176,8 +227,8 @@ def test_odd_rounds_absences_and_a_resumed_run(tmp_path, write):
     with Recorder.create(folder, {}, resume=40):
         pass
     text = said(read(folder))
-    assert "1 round took more than 3 times the median of 16 ms; the longest, round 17, 144 ms." in text
-    assert "Worker 3 was absent from 5 rounds, first from round 20." in text
+    assert "1 round took more than 3 times the median of 16 ms. The longest was round 17 with 144 ms." in text
+    assert "Worker 3 was absent from 5 rounds, for the first time in round 20." in text
     assert "The run was resumed after 40 rounds." in text
 
 
@@ -220,8 +271,8 @@ def test_a_slow_worker_is_told_whatever_another_s_speed_did(tmp_path, write):
     sentences = findings(run)
     # The median of the others is 1 ms in the first 40 rounds and 1, 1 and 2 ms after them.
     assert sentences[0] == "Worker 3 is 4.0x slower per sample than the others."
-    assert sentences[1] == "In round 40 worker 1 became 2.0x slower, per sample and lastingly."
+    assert sentences[1] == "From round 40 on, worker 1 was 2.0x slower per sample than before."
     moved = np.full((120, 4), 0.001)
     moved[:60, 0] = moved[60:, 2] = 0.004
     run = read(write(tmp_path / "moved", np.full((120, 4), 16), moved))
-    assert "slower per sample than" not in said(run), "nobody was slow all the time"
+    assert "slower per sample than the others" not in said(run), "nobody was slow all the time"

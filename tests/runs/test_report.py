@@ -99,7 +99,7 @@ def test_nothing_but_the_pages_own_script_may_run(run):
 
 def test_the_page_says_what_the_record_says(run):
     page = Page(report.render(run))
-    assert "level on 4 workers: 96 % of what they can do together" in page.text
+    assert "level on 4 workers: 96 % of their combined speed" in page.text
     for words in (
         "Worker 3 is 4.0x slower",
         "The loads settled after 1 round at 24, 24, 24 and 6 samples.",
@@ -180,7 +180,7 @@ def test_several_runs_side_by_side(tmp_path, write, run):
         write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal", losses=False)
     )
     page = Page(report.write_comparison([equal, run], tmp_path / "compare.html").read_text())
-    assert "Worker 3 is 4.0x slower; an equal split wasted 56 % of the cluster;" in page.text
+    assert "Worker 3 is 4.0x slower; an equal split wasted 56 % of the cluster's time;" in page.text
     for words in (
         "Samples per second",
         "The last 10 rounds of each",

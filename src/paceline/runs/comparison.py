@@ -46,7 +46,7 @@ def _rates(named: list[tuple[str, Run]]) -> str:
         rows.append((name, parts, f"{number(rate)} · {percent(summary['share_of_bound'])}"))
     return draw.figure(
         "Samples per second",
-        "Coloured: what went through. Hatched: what the same workers could do together.",
+        "Solid: the samples per second of the run. Hatched: up to the combined speed of the same workers.",
         draw.bars(rows),
     )
 
@@ -90,7 +90,17 @@ def _side_by_side(named: list[tuple[str, Columns]]) -> str:
 
 
 def _figures(named: list[tuple[str, Run]]) -> str:
-    head = ["run", "samples/s", "of the bound", "waiting", "seconds", "rounds", "loss", "accuracy", "loads"]
+    head = [
+        "run",
+        "samples/s",
+        "of the bound",
+        "waiting",
+        "seconds",
+        "rounds",
+        "loss, mean of the last epoch",
+        "accuracy",
+        "loads",
+    ]
     rows = []
     for name, run in named:
         s = summarize(run)

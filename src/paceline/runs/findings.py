@@ -1,4 +1,4 @@
-"""A run, or several, in words: what a person would want to be told first."""
+"""Sentences about one run or several, the most important first."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from paceline.runs.analysis import (
     straggler_share,
 )
 from paceline.runs.run import Run
-from paceline.runs.summary import summarize
+from paceline.runs.summary import final_loss, summarize
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
 SLOWER = 1.15  # workers closer than that to the others are called equally fast
 
 
 def findings(run: Run) -> list[str]:
-    """Sentences about one run, the weightiest first; every one is drawn from the record."""
+    """Sentences about one run, the most important first; each follows from the record."""
     if not len(run.round):
         return ["No round was recorded.", *run.notes]
     summary = summarize(run)
@@ -48,7 +48,7 @@ def findings(run: Run) -> list[str]:
 
 
 def slow_workers(runs: Sequence[Run]) -> str:
-    """Who is slower than the others all the time and how much, as a clause; empty when nobody is."""
+    """Which workers are slower than the others all the time and by how much, as a clause; empty if none is."""
     ratios = slowness(max(runs, key=lambda run: len(run.round)))
     order = np.argsort(-np.nan_to_num(ratios), kind="stable")
     slow = [int(i) for i in order if ratios[i] >= SLOWER and all(_steadily(run, int(i)) for run in runs)]
@@ -58,7 +58,7 @@ def slow_workers(runs: Sequence[Run]) -> str:
         return f"workers {listing(slow)} are {listing([times(ratios[i]) for i in slow])} slower"
     if slow:
         many = f"{len(slow)} of {len(ratios)} workers are at least {times(SLOWER)} slower than the median"
-        return f"{many}, worker {slow[0]} most of all: {times(ratios[slow[0]])}"
+        return f"{many}; worker {slow[0]} is the slowest, {times(ratios[slow[0]])} slower"
     return ""
 
 
@@ -79,13 +79,13 @@ def _steadily(run: Run, worker: int) -> bool:
 def compare(runs: Sequence[Run]) -> list[str]:
     """Sentences about several runs of one thing; the first is the headline.
 
-    The yardstick is the run with an equal split, the slowest one where there is none. Runs of other workers, or of
-    another task, are told one by one: what makes one of these faster need not be its policy.
+    The others are compared with the run with an equal split, or with the slowest run where no split is equal. Runs
+    of other workers or of another task are not compared, since the policy need not be what makes one faster.
     """
     summaries = [summarize(run) for run in runs]
     names, unlike = labels(runs), differences(runs)
     if unlike:
-        headline = f"These runs differ in {unlike}: which policy is the faster cannot be told from them."
+        headline = f"These runs differ in {unlike}, so they do not show which policy is faster."
         return [headline, *(_line(name, s, 0.0, "") for name, s in zip(names, summaries, strict=True))]
     rates = [summary["samples_per_second"] or 0.0 for summary in summaries]
     equal = [i for i, run in enumerate(runs) if run.policy.split(":")[0] == "equal"]
@@ -95,31 +95,31 @@ def compare(runs: Sequence[Run]) -> list[str]:
     opening = f"{clause[0].upper()}{clause[1:]}; " if clause else ""
     kind = "an equal split" if equal else runs[base].policy
     if summaries[base]["idle_share"] is not None:
-        opening += f"{kind} wasted {percent(summaries[base]['idle_share'])} of the cluster; "
+        opening += f"{kind} wasted {percent(summaries[base]['idle_share'])} of the cluster's time; "
     gain = rates[best] / rates[base] if rates[base] > 0 else float("nan")
     level = [i for i, rate in enumerate(rates) if i != base and rate >= 0.99 * rates[best]]
     winners = " or ".join(names[i] for i in level)
     if best == base or not gain > 1.005:
         headline = f"{opening}no other policy was faster."
     elif all(_same_model(runs[base], runs[i], summaries[base], summaries[i]) for i in level):
-        headline = f"{opening}balanced by {winners}, the same model came out {times(gain)} sooner."
+        headline = f"{opening}with {winners}, the same model was trained {times(gain)} as fast."
     else:
-        headline = f"{opening}balanced by {winners}, samples went through {times(gain)} as fast."
+        headline = f"{opening}with {winners}, samples were processed {times(gain)} as fast."
     lines = [_line(name, s, rates[base], kind) for name, s in zip(names, summaries, strict=True)]
     return [headline[0].upper() + headline[1:], *lines]
 
 
 def _line(name: str, summary: dict[str, Any], base: float, kind: str) -> str:
     rate = summary["samples_per_second"] or 0.0
-    against = f", {times(rate / base)} {kind}" if base > 0 and rate != base else ""
+    against = f" and {times(rate / base)} the speed of {kind}" if base > 0 and rate != base else ""
     return (
-        f"{name}: {number(rate)} samples/s, {percent(summary['share_of_bound'])} of what its "
-        f"workers could do together{against}; {percent(summary['idle_share'])} of their time was waiting."
+        f"{name}: {number(rate)} samples/s, which is {percent(summary['share_of_bound'])} of the workers' combined "
+        f"speed{against}. The workers spent {percent(summary['idle_share'])} of their time waiting."
     )
 
 
 def _same_model(one: Run, other: Run, first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """The same task and samples, and a loss that agrees to 1 %."""
+    """Whether both runs had the same task and samples, and losses that agree within 1 %."""
     alike = all(
         one.config.get(key) == other.config.get(key) for key in ("data", "model", "seed", "global_batch")
     )
@@ -130,19 +130,21 @@ def _same_model(one: Run, other: Run, first: dict[str, Any], second: dict[str, A
 
 
 def speeds_in_words(run: Run) -> list[str]:
-    """Which workers are slower than the others all the time; where nobody is and no speed changed, that."""
+    """Which workers are slower than the others all the time; or that all are equally fast and no speed changed."""
     ratios = slowness(run)
     known = ratios[~np.isnan(ratios)]
     if len(known) < 2:
         return []
     clause = slow_workers([run])
     if clause:
-        others = "" if ":" in clause else " than the other" if len(known) == 2 else " than the others"
+        others = "" if ";" in clause else " than the other" if len(known) == 2 else " than the others"
         return [f"{clause[0].upper()}{clause[1:]} per sample{others}."]
     if changes(run):
         return []
     most = times(max(float(known.max()), 1.0))
-    return [f"The workers are about equally fast: per sample the slowest takes {most} the others' time."]
+    return [
+        f"The workers are about equally fast: the slowest takes {most} the time of the others per sample."
+    ]
 
 
 def _stragglers(run: Run) -> list[str]:
@@ -152,16 +154,15 @@ def _stragglers(run: Run) -> list[str]:
     share = straggler_share(run)
     who = int(share.argmax())
     when = "every round" if share[who] == 1 else f"{percent(share[who])} of the rounds"
-    text = f"Worker {who} was last in {when}"
+    text = f"Worker {who} was last in {when}."
     if share[who] < 0.5:
-        text = f"No worker was last in most rounds, worker {who} most often, in {when}"
+        text = f"No worker is consistently last: worker {who} was last most often, in {when}."
     latest = np.nanmax(compute, axis=1)
     half = np.nanmedian(compute, axis=1)[latest > 0] / latest[latest > 0]
     if not len(half):
-        return [f"{text}."]
-    return [
-        f"{text}; half of the workers were done in {percent(float(np.median(half)))} of the last one's time."
-    ]
+        return [text]
+    part = percent(float(np.median(half)))
+    return [f"{text} The median worker finished at {part} of the slowest worker's time."]
 
 
 def _waste(summary: dict[str, Any]) -> list[str]:
@@ -169,23 +170,23 @@ def _waste(summary: dict[str, Any]) -> list[str]:
     if share is None:
         return []
     said = (
-        f"{percent(summary['idle_share'])} of the workers' time went into waiting. The run made "
-        f"{number(summary['samples_per_second'])} samples/s, {percent(share)} of the "
-        f"{number(summary['bound_samples_per_second'])} that its workers could make together"
+        f"The workers spent {percent(summary['idle_share'])} of their time waiting. The run processed "
+        f"{number(summary['samples_per_second'])} samples/s, which is {percent(share)} of the workers' combined speed "
+        f"of {number(summary['bound_samples_per_second'])} samples/s."
     )
     if share < 0.9:
         ideal, real = seconds(summary["seconds"] * share), seconds(summary["seconds"])
-        return [f"{said}: split by their speeds, it would have taken {ideal} instead of {real}."]
-    return [said + "."]
+        return [f"{said} Divided in proportion to speed, it would have taken {ideal} instead of {real}."]
+    return [said]
 
 
 def _idle(run: Run) -> list[str]:
-    """A worker that has far less to do than the others."""
+    """Which worker has far less to do than the others."""
     share = np.nansum(run.wait, axis=0) / max(float(run.seconds.sum()), 1e-300)
     who = int(share.argmax())
     if run.workers < 2 or share[who] < 0.3 or share[who] < 2 * np.median(np.delete(share, who)):
         return []
-    return [f"Worker {who} could have taken more: it waited {percent(share[who])} of the time."]
+    return [f"Worker {who} could have taken more samples: it waited {percent(share[who])} of the time."]
 
 
 def _loads(run: Run) -> list[str]:
@@ -202,49 +203,57 @@ def _loads(run: Run) -> list[str]:
     first = settled(run, 0, moved[0] if moved else None)
     found = []
     if first is not None:
-        when = f"after {plural(first, 'round')}" if first else "from the first round on"
         ending = "" if moved else f" at {_loads_text(loads[-1])}"
-        found.append(f"The loads settled {when}{ending}.")
+        stable = f"settled after {plural(first, 'round')}" if first else "were stable from the first round on"
+        found.append(f"The loads {stable}{ending}.")
     elif len(run.round) >= 20:
         until = "a speed first changed" if moved else "the run ended"
-        found.append(f"The loads never settled: the split was still moving when {until}.")
+        found.append(f"The loads never settled: the split was still changing when {until}.")
     ends = [*moved[1:], len(run.round)] if moved else []
     again = [settled(run, start, end) for start, end in zip(moved, ends, strict=True)]
     known_again = [count for count in again if count is not None]
     if known_again:
-        found.append(
-            f"After a change of speed they settled again in {plural(int(np.median(known_again)), 'round')}"
-            f"{' (median)' if len(known_again) > 1 else ''}."
-        )
+        found.append(_adapted(known_again, len(again)))
     return found
+
+
+def _adapted(counts: list[int], changed: int) -> str:
+    """How soon the split settled after changes of speed. counts: rounds, of those after which it did."""
+    most = max(counts)
+    which = "each change" if len(counts) == changed else f"{len(counts)} of {changed} changes"
+    which = "the change" if changed == 1 else which
+    if most == 0:
+        return f"The split adapted to {which} of speed at once."
+    middle = f" (median {np.median(counts):.3g})" if len(counts) > 1 else ""
+    return f"The split adapted to {which} of speed within {plural(most, 'round')}{middle}."
 
 
 def _loads_text(loads: np.ndarray) -> str:
     if len(loads) <= 8:
         return f"{listing([f'{load:.0f}' for load in loads])} samples"
-    return f"{loads.min():.0f} to {loads.max():.0f} samples a worker"
+    return f"{loads.min():.0f} to {loads.max():.0f} samples per worker"
 
 
 def changes_in_words(run: Run) -> list[str]:
-    """Which workers became lastingly slower or faster, and when."""
+    """Which workers became slower or faster and stayed so, and when."""
     found = changes(run)
     rounds = sorted({change.round for change in found})
     texts = []
     for at in rounds[:3]:
         became = [
-            f"worker {change.worker} became {times(max(change.ratio, 1 / change.ratio))} "
+            f"worker {change.worker} was {times(max(change.ratio, 1 / change.ratio))} "
             f"{'slower' if change.ratio > 1 else 'faster'}"
             for change in found
             if change.round == at
         ]
         if len(became) > 4:
-            became = [f"{len(became)} workers changed their speed"]
-        texts.append(f"In round {run.round[at]:,} {listing(became)}, per sample and lastingly.")
+            became = [f"{len(became)} workers were slower or faster"]
+        texts.append(f"From round {run.round[at]:,} on, {listing(became)} per sample than before.")
     if len(rounds) > 3:
         workers = sorted({change.worker for change in found})
         who = f"worker{'s' * (len(workers) > 1)} {listing(workers)}"
         who = who if len(workers) <= 8 else f"{len(workers)} workers"
-        texts.append(f"Speeds changed lastingly in {len(rounds)} rounds in all ({who}).")
+        texts.append(f"In all, lasting changes of speed began in {len(rounds)} rounds ({who}).")
     return texts
 
 
@@ -255,8 +264,8 @@ def _odd_rounds(run: Run) -> list[str]:
         return []
     worst = int(run.seconds.argmax())
     return [
-        f"{plural(len(odd), 'round').capitalize()} took more than 3 times the median of {seconds(middle)}; "
-        f"the longest, round {run.round[worst]:,}, {seconds(float(run.seconds[worst]))}."
+        f"{plural(len(odd), 'round').capitalize()} took more than 3 times the median of {seconds(middle)}. "
+        f"The longest was round {run.round[worst]:,} with {seconds(float(run.seconds[worst]))}."
     ]
 
 
@@ -268,8 +277,10 @@ def _absent(run: Run) -> list[str]:
     if len(who) == 1:
         first = int(np.isnan(run.compute[:, who[0]]).argmax())
         rounds = plural(int(missing[who[0]]), "round")
-        return [f"Worker {who[0]} was absent from {rounds}, first from round {run.round[first]:,}."]
-    most = f"worker {int(missing.argmax())} most: from {plural(int(missing.max()), 'round')}"
+        return [
+            f"Worker {who[0]} was absent from {rounds}, for the first time in round {run.round[first]:,}."
+        ]
+    most = f"worker {int(missing.argmax())} most often, from {plural(int(missing.max()), 'round')}"
     return [f"{len(who)} workers were absent at times, {most}."]
 
 
@@ -277,10 +288,10 @@ def _learning(run: Run, summary: dict[str, Any]) -> list[str]:
     parts = []
     known = run.loss[~np.isnan(run.loss)]
     if len(known) >= 2 and summary["train_loss"] is not None:
-        verb = "fell" if summary["train_loss"] < known[0] else "went"
-        path = f"from {number(known[0])} to {number(summary['train_loss'])}"
-        parts.append(f"the training loss {verb} {path} in {seconds(float(run.time[-1]))}")
+        verb = "fell" if (final_loss(run) or 0.0) < known[0] else "went"
+        path = f"from {number(known[0])} in the first round to {number(final_loss(run))} in the last round"
+        mean = f"its mean over the last epoch is {number(summary['train_loss'])}"
+        parts.append(f"The training loss {verb} {path}, in {seconds(float(run.time[-1]))}; {mean}.")
     if summary.get("test_accuracy") is not None:
-        parts.append(f"the test accuracy is {percent(summary['test_accuracy'], 1)}")
-    text = "; ".join(parts)
-    return [f"{text[0].upper()}{text[1:]}."] if text else []
+        parts.append(f"The test accuracy is {percent(summary['test_accuracy'], 1)}.")
+    return parts

@@ -1,4 +1,4 @@
-"""What a run's record tells of work that moved within its rounds."""
+"""Figures and sentences about work that moved between workers while a round ran."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SCATTER_OF_CHANGES = 0.954  # median of the absolute difference of two normal nu
 def figures(run: Run) -> dict[str, Any]:
     """For the summary; empty where the run's work could not move.
 
-    moved_rounds: portion of the rounds in which it did. at_once: portion of the plan that those ran before
-    anything was claimed, mean. pieces: of a worker in one of those, mean. piece_cost: seconds of a piece beyond
-    its samples, median. pace_scatter: of the seconds per sample from round to round, relative.
+    moved_rounds: portion of the rounds in which work moved. In those rounds, at_once: portion of the plan that was
+    assigned up front, mean; pieces: number per worker, mean. piece_cost: seconds that a piece takes beyond its
+    samples, median. pace_scatter: relative standard deviation of the seconds per sample from round to round.
     """
     at_once = _numbers(run, "at_once")
     if not len(at_once):
@@ -38,18 +38,26 @@ def figures(run: Run) -> dict[str, Any]:
 
 
 def sentences(run: Run) -> list[str]:
-    """What was chosen, planned or in pieces, and what for."""
+    """How often work moved within the rounds, and the two figures that decide about it."""
     found = figures(run)
     if not found:
         return []
-    scatter, cost = found["pace_scatter"], seconds(found["piece_cost"])
-    why = "" if scatter is None else f": paces scatter by {percent(scatter)} from round to round"
-    if not found["moved_rounds"]:
-        return [f"Every round was run as planned{why}, and a piece costs {cost}."]
-    return [
-        f"Work moved within {percent(found['moved_rounds'])} of the rounds, {percent(found['at_once'])} of the plan "
-        f"at once and {found['pieces']:.1f} pieces a worker{why}, and a piece costs {cost}."
-    ]
+    if found["moved_rounds"]:
+        what = (
+            f"In {percent(found['moved_rounds'])} of the rounds, work was rebalanced while the round ran: "
+            f"{percent(found['at_once'])} was assigned up front and the rest was claimed, in {found['pieces']:.1f} "
+            "pieces per worker."
+        )
+    else:
+        what = "Every round ran as planned: no work was rebalanced while a round ran."
+    cost = f"An extra piece costs {seconds(found['piece_cost'])}"
+    scatter = found["pace_scatter"]
+    why = (
+        ""
+        if scatter is None
+        else f", and the time per sample varies by {percent(scatter)} from round to round"
+    )
+    return [what, f"{cost}{why}."]
 
 
 def _kept(run: Run, name: str) -> list[Any]:

@@ -14,7 +14,7 @@ from paceline.runs.findings import findings
 from paceline.runs.page import cards, header, page, points
 from paceline.runs.run import Run
 from paceline.runs.sections import about, check, details, pictures
-from paceline.runs.summary import summarize
+from paceline.runs.summary import final_loss, summarize
 from paceline.runs.words import number, percent, plural, seconds
 
 REPORT = "report.html"
@@ -39,26 +39,32 @@ def render(run: Run) -> str:
     summary = summarize(run)
     title = f"{run.policy} on {plural(run.workers, 'worker')}"
     share = summary["share_of_bound"]
-    reach = f": {percent(share)} of what they can do together" if share is not None else ""
-    body = cards(_cards(summary)) + points(findings(run)) + pictures(Columns.of(run)) + details(run, summary)
+    reach = f": {percent(share)} of their combined speed" if share is not None else ""
+    body = (
+        cards(_cards(summary, final_loss(run)))
+        + points(findings(run))
+        + pictures(Columns.of(run))
+        + details(run, summary)
+    )
     return page(f"{title} · Paceline", header(title + reach, about(run)), body)
 
 
-def _cards(summary: dict[str, Any]) -> list[tuple[str, str, str, float | None]]:
+def _cards(summary: dict[str, Any], final: float | None) -> list[tuple[str, str, str, float | None]]:
     bound = number(summary["bound_samples_per_second"])
     entries: list[tuple[str, str, str, float | None]] = [
         (number(summary["samples_per_second"]), "samples/s", f"of {bound} possible", None),
         (
             percent(summary["share_of_bound"]),
             "",
-            "of the workers' speeds together",
+            "of the workers' combined speed",
             summary["share_of_bound"],
         ),
         (percent(summary["idle_share"]), "", "of the workers' time spent waiting", summary["idle_share"]),
         (seconds(summary["seconds"]), "", f"for {summary['samples']:,} samples", None),
     ]
     if summary["train_loss"] is not None:
-        entries.append((number(summary["train_loss"]), "", "training loss at the end", None))
+        label = f"training loss, mean of the last epoch; {number(final)} in the last round"
+        entries.append((number(summary["train_loss"]), "", label, None))
     if summary.get("test_accuracy") is not None:
         entries.append((percent(summary["test_accuracy"], 1), "", "test accuracy", None))
     return entries

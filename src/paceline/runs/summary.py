@@ -1,4 +1,4 @@
-"""A run in figures: how fast it was, and how close to what its workers could have done together."""
+"""A run in figures: how fast it was, and how close it came to its workers' combined speed."""
 
 from __future__ import annotations
 
@@ -51,8 +51,14 @@ def final_batches(run: Run) -> list[int]:
     return [int(load) for load in np.round(loads[~np.isnan(loads)])]
 
 
+def final_loss(run: Run) -> float | None:
+    """Loss of the last round that has any: where the loss curve ends."""
+    known = run.loss[~np.isnan(run.loss) & (run.batch > 0)]
+    return float(known[-1]) if len(known) else None
+
+
 def last_loss(run: Run) -> float | None:
-    """Mean loss over the samples of the last epoch that has any."""
+    """Mean loss over the samples of the last epoch that has any loss."""
     known = ~np.isnan(run.loss) & (run.batch > 0)
     if not known.any():
         return None
@@ -64,12 +70,12 @@ def summarize(run: Run) -> dict[str, Any]:
     """The run's figures, ready for JSON; None where the record cannot tell.
 
     steps, samples, seconds (of all rounds), samples_per_second.
-    bound_samples_per_second: samples over the sum of the rounds' ideal seconds: the workers' speeds together.
+    bound_samples_per_second: samples over the sum of the rounds' ideal seconds: the workers' combined speed.
     share_of_bound: the sum of the ideal seconds over that of the real ones, 1 at best.
     idle_share: the part of the workers' time that was waiting, see ``paceline.runs.waiting``.
     final_batches: the last full round's loads.
     train_loss: mean over the last epoch. test_accuracy: as the engine left it.
-    Where work could move within the rounds, also what ``pieces.figures`` tells of it.
+    Where work could move within the rounds, the figures of ``pieces.figures`` are added.
     """
     ideal = ideal_seconds(run)
     known = ~np.isnan(ideal)
