@@ -40,7 +40,7 @@ def test_a_sentence_and_a_table(run, capsys):
     shown = capsys.readouterr().out
     assert "Take level: it would have needed" in shown
     assert "instead of the 3.6 s under equal" in shown
-    assert "33 % of the workers' time, 2.4 s, went into waiting, 100 % of it for worker 1." in shown
+    assert "The workers spent 33 % of their time, 2.4 s, waiting, 100 % of it for worker 1." in shown
     # speeds 3 : 1, so 30 and 10 samples and 0.15 s a round from the second on
     assert "30/10" in shown
 

@@ -68,10 +68,11 @@ def test_a_rank_that_computes_slowly(tmp_path: Path) -> None:
     )  # fmt: skip
     assert found.sentences[:3] == [
         "Rank 2 takes 4.0x the fastest rank's time per sample, from the first step on.",
-        "Rank 2 loses its time in computing (forward and backward pass): 46 ms a step against 10 ms.",
+        "Rank 2 loses its time in computing, the forward and the backward pass (46 ms per step; the other ranks take "
+        "10 ms).",
         # Two ranks wait 36 of 50 ms.
-        f"Waiting for rank 2 takes {100 * 2 * 36 / 150:.0f} % of all ranks' time: of a step's 50 ms, a rank works "
-        "24 ms on average.",
+        f"Waiting for rank 2 takes {100 * 2 * 36 / 150:.0f} % of all ranks' time: a step takes 50 ms, and a rank "
+        "works for 24 ms of it on average.",
     ]
     assert "The exchange of gradients itself takes 2 ms of a step, 4 %." in found.sentences
     assert np.allclose(found.spent.waiting, [0.036, 0.036, 0])
@@ -99,20 +100,22 @@ def test_prose_and_table_tell_one_share_of_waiting(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("phase", "where"),
     [
-        (Phase.FETCH, "in fetching (the loader's next batch): 30 ms a step against 2 ms."),
-        (Phase.PREPARE, "in preparing (the script's own code before the forward pass): 30 ms a step against 2 ms."),
-        (Phase.MOVE, "in moving the batch to the device: 30 ms a step against 2 ms."),
-        (Phase.FORWARD, "in the forward pass: 30 ms a step against 2 ms."),
-        (Phase.BETWEEN, "between the forward and the backward pass (the loss, and the script's own code there): 30"),
-        (Phase.BACKWARD, "in the backward pass: 30 ms a step against 2 ms."),
-        (Phase.FINISH, "between the exchange and the end of the optimizer's step: 30 ms a step against 2 ms."),
+        (Phase.FETCH, "in fetching the loader's next batch"),
+        (Phase.PREPARE, "in preparing, the script's own code before the forward pass"),
+        (Phase.MOVE, "in moving the batch to the device"),
+        (Phase.FORWARD, "in the forward pass"),
+        (Phase.BETWEEN, "between the forward and the backward pass, in the loss or the script's own code"),
+        (Phase.BACKWARD, "in the backward pass"),
+        (Phase.FINISH, "between the exchange and the end of the optimizer's step"),
     ],
 )  # fmt: skip
 def test_what_a_rank_loses_its_time_in(tmp_path: Path, phase: Phase, where: str) -> None:
     work = {Phase.FORWARD: np.full(3, 0.01)} | ({phase: [0.002, 0.03, 0.002]})
     found = diagnosis(tmp_path, work, lines={1: {phase.name: "train.py, line 7: work()"}})
-    assert found.sentences[1].startswith(f"Rank 1 loses its time {where}")
-    assert found.sentences[2] == "Most of that goes into train.py, line 7: work()"
+    assert found.sentences[1].startswith(
+        f"Rank 1 loses its time {where} (30 ms per step; the other ranks take 2 ms)."
+    )
+    assert found.sentences[2] == "Most of that time goes into train.py, line 7: work()"
     text = " ".join(found.sentences)
     assert ("num_workers" in text) == (phase is Phase.FETCH), "only a loader is told to have more processes"
 
@@ -120,15 +123,15 @@ def test_what_a_rank_loses_its_time_in(tmp_path: Path, phase: Phase, where: str)
 def test_two_losses_are_both_named(tmp_path: Path) -> None:
     found = diagnosis(tmp_path, {Phase.FETCH: [0.002, 0.02], Phase.BACKWARD: [0.01, 0.03]})
     assert found.sentences[1] == (
-        "Rank 1 loses its time in the backward pass: 30 ms a step against 10 ms and in fetching (the loader's next "
-        "batch): 20 ms a step against 2 ms."
+        "Rank 1 loses its time in the backward pass (30 ms per step; the other ranks take 10 ms) and in fetching the "
+        "loader's next batch (20 ms per step; the other ranks take 2 ms)."
     )
 
 
 def test_what_helps_a_loader_goes_by_its_processes(tmp_path: Path) -> None:
     work = {Phase.FETCH: [0.002, 0.03], Phase.FORWARD: [0.01, 0.01]}
     none = diagnosis(tmp_path / "0", work, lines={1: {"FETCH": "set.py, line 3: read()"}})
-    assert "Most of that goes into set.py, line 3: read()" in none.sentences
+    assert "Most of that time goes into set.py, line 3: read()" in none.sentences
     assert "num_workers=0" in " ".join(none.sentences)
     some = diagnosis(tmp_path / "4", work, loader=LOADER | {"processes": 4})
     assert "The loader's 4 processes cannot keep up" in " ".join(some.sentences)
@@ -138,7 +141,10 @@ def test_loading_that_slows_everybody_is_said_where_nothing_is_to_be_balanced(tm
     found = diagnosis(tmp_path, {Phase.FETCH: np.full(3, 0.03), Phase.FORWARD: np.full(3, 0.01)})
     text = " ".join(found.sentences)
     assert "No rank is slow" in text
-    assert "The ranks spend 73 % of a step in fetching. The loader makes each batch while" in text
+    assert (
+        "The ranks spend 73 % of a step in fetching. The training waits while the loader makes each batch"
+        in text
+    )
     assert found.lines == []
 
 
@@ -148,7 +154,7 @@ def test_a_rank_that_becomes_slow_is_dated(tmp_path: Path) -> None:
     found = diagnosis(tmp_path, {Phase.BACKWARD: computing})
     # 30 steps of 11 ms, and one more that is over when its end is noted; the first two were left out.
     assert found.sentences[0] == (
-        "Rank 0 takes 3.0x the fastest rank's time per sample, since step 32, 350 ms into the watching."
+        "Rank 0 takes 3.0x the fastest rank's time per sample, since step 32, 350 ms after the watch began."
     )
     assert found.spent.steps == 30, "the table is of the steps since then"
     assert found.spent.waiting.tolist() == pytest.approx([0, 0.02])
@@ -161,7 +167,7 @@ def test_the_slow_rank_comes_first_whatever_else_changed(tmp_path: Path) -> None
     found = diagnosis(tmp_path, {Phase.BACKWARD: computing})
     assert found.sentences[:2] == [
         "Rank 2 takes 3.6x the fastest rank's time per sample, from the first step on.",
-        "Rank 1 became 5.0x faster at step 32, 1.52 s into the watching.",
+        "Rank 1 became 5.0x faster at step 32, 1.52 s after the watch began.",
     ]
     computing[:30, 1] = 0.02  # it never was the slowest: nobody's step depended on it
     found = diagnosis(tmp_path / "other", {Phase.BACKWARD: computing})
@@ -180,14 +186,16 @@ def test_even_ranks_are_left_alone(tmp_path: Path) -> None:
 def test_a_slow_exchange_is_not_blamed_on_a_rank(tmp_path: Path) -> None:
     found = diagnosis(tmp_path, forward(0.01, 0.01, 0.01), exchanging=0.03)
     text = " ".join(found.sentences)
-    assert "The exchange of gradients itself takes 30 ms of a step, 75 %: no division of the batch" in text
+    assert "The exchange of gradients itself takes 30 ms of a step, 75 %. No division of the batch" in text
     assert found.lines == []
 
 
 def test_changing_stragglers_are_told_from_a_lasting_one(tmp_path: Path) -> None:
     computing = 0.02 * np.exp(np.random.default_rng(0).normal(0, 0.5, (STEPS, 3)))
     found = diagnosis(tmp_path, {Phase.FORWARD: computing})
-    assert found.sentences[0].startswith("No rank is slow all the time, but each is slow at times: rank ")
+    assert found.sentences[0].startswith(
+        "No rank is slow all the time, but different ranks are slow in different steps: rank "
+    )
     assert "Waiting for each other takes" in " ".join(found.sentences)
 
 

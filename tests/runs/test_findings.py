@@ -93,8 +93,9 @@ def test_one_slow_worker(tmp_path, write):
         "Worker 3 was last in every round. The median worker finished at 25 % of the slowest worker's time."
     )
     assert sentences[2] == (
-        "The workers spent 56 % of their time waiting. The run processed 1,000 samples/s, which is 31 % of the workers' "
-        "combined speed of 3,250 samples/s. Divided in proportion to speed, it would have taken 788 ms instead of 2.56 s."
+        "The workers spent 56 % of their time waiting. The run processed 1,000 samples/s, which is 31 % of the "
+        "workers' combined speed of 3,250 samples/s. Divided in proportion to speed, it would have taken 788 ms "
+        "instead of 2.56 s."
     )
     assert "Every round was split equally." in sentences
 
@@ -210,8 +211,8 @@ def test_the_loss_at_the_end_is_that_of_the_curve_and_the_mean_is_labelled(tmp_p
     )
     mean = np.mean(2 / np.arange(11, 21))
     assert findings(run)[-2:] == [
-        f"The training loss fell from 2 in the first round to 0.1 in the last round, in 320 ms; its mean over the last "
-        f"epoch is {mean:.3f}.",
+        f"The training loss fell from 2 in the first round to 0.1 in the last round, in 320 ms; its mean over the "
+        f"last epoch is {mean:.3f}.",
         "The test accuracy is 90.0 %.",
     ]
     shown = " ".join(report.render(run).split())

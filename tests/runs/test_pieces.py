@@ -42,9 +42,9 @@ def test_the_summary_says_how_much_moved(tmp_path):
 def test_the_findings_say_what_was_chosen_and_why(tmp_path):
     moved = " ".join(findings(record(tmp_path / "moved", [0.5, 0.3, 0.4])))
     assert (
-        "In 100 % of the rounds, work was rebalanced while the round ran: 40 % was assigned up front and the rest was "
-        "claimed, in 2.5 pieces per worker. An extra piece costs 2 ms, and the time per sample varies by 0 % from "
-        "round to round."
+        "In 100 % of the rounds, work was rebalanced while the round ran: 40 % was assigned up front and the rest "
+        "was claimed, in 2.5 pieces per worker. An extra piece costs 2 ms, and the time per sample varies by 0 % "
+        "from round to round."
     ) in moved
     planned = " ".join(findings(record(tmp_path / "planned", [1.0, 1.0])))
     assert "Every round ran as planned: no work was rebalanced while a round ran." in planned

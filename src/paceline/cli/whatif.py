@@ -65,26 +65,26 @@ def verdict(answer: Answer) -> str:
     was = f"the {seconds(answer.seconds)} under {_before(answer)}"
     best = answer.best
     if not best:
-        return f"None of {listing(list(answer.policies))} would have been quicker than {was}: keep what you have."
+        return f"None of {listing(list(answer.policies))} would have been faster than {was}, so keep what you have."
     would = answer.policies[best]
     faster = times(answer.seconds / would.seconds)
     return f"Take {best}: it would have needed {seconds(would.seconds)} instead of {was}, {faster} as fast."
 
 
 def losses(answer: Answer) -> str:
-    """How much of the workers' time was lost, and to whom."""
+    """How much of their time the workers waited, and for whom."""
     total = answer.blame.sum()
     if total <= 0:
         return "No worker waited for another."
     order = np.argsort(-answer.blame, kind="stable")
     count = int(np.searchsorted(np.cumsum(answer.blame[order]), 0.8 * total)) + 1
     if count > max(1, len(order) // 2):
-        whom = "for one worker as much as for another"
+        whom = "for all workers about equally"
     else:
         names = listing(sorted(int(worker) for worker in order[:count]))
         part = percent(answer.blame[order[:count]].sum() / max(answer.lost, total))
         whom = f"{part} of it for {'worker' if count == 1 else 'workers'} {names}"
-    return f"{percent(answer.idle)} of the workers' time, {seconds(answer.lost)}, went into waiting, {whom}."
+    return f"The workers spent {percent(answer.idle)} of their time, {seconds(answer.lost)}, waiting, {whom}."
 
 
 def table(answer: Answer) -> Table:

@@ -1,4 +1,4 @@
-"""The diagnosis of a watched run: sentences, figures, what each policy would have given, and the change to make."""
+"""The diagnosis of a watched run: sentences, figures, the time under each policy, and the change to make."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     worth = bool(take) and idle >= say.LITTLE
     if not worth:
         said.append(
-            "Balancing would gain next to nothing here" + ("." if lost else ": leave the script as it is.")
+            "Balancing would gain almost nothing here" + ("." if lost else ": leave the script as it is.")
         )
     return Diagnosis(run, said, figures, form, answer, diff(form, run.workers, take) if worth else [])
 

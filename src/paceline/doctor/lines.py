@@ -1,7 +1,7 @@
-"""Which lines of the script a rank's own time goes into: found by looking at them now and then.
+"""Which lines of the script a rank's own time goes into, found by sampling.
 
-A thread looks at where the training thread is, some fifty times a second, and counts the innermost line of the
-user's own files. It never stops the training thread, and it draws from a random generator of its own.
+A thread looks about fifty times a second at where the training thread is, and counts the innermost line that is in
+one of the user's files. It never stops the training thread, and it uses its own random generator.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from types import FrameType
 import paceline
 from paceline.doctor.phases import Phase
 
-PAUSE = 0.02  # seconds between two looks, on average; they vary, so as not to keep step with the training
-ENOUGH = 5  # looks at a phase below which nothing is said of it
-MOST = 0.5  # of a phase's looks, for a line to be named
+PAUSE = 0.02  # mean seconds between two looks; the pauses vary, so that they do not fall in step with the training
+ENOUGH = 5  # a phase with fewer looks is left out
+MOST = 0.5  # portion of a phase's looks that a line needs to be named
 WIDTH = 60  # characters of a line that are shown
-NEVER = (Phase.REDUCE,)  # others are waited for there
-WITHIN = {  # the call itself tells nothing: a line counts if it runs within what is called
+NEVER = (Phase.REDUCE,)  # there the rank waits for others
+WITHIN = {  # the line that makes the call says nothing; only lines that run inside the call count
     Phase.FETCH: os.path.join("torch", "utils", "data", "dataloader.py"),
     Phase.FORWARD: os.path.join("torch", "nn", "parallel", "distributed.py"),
     Phase.BACKWARD: os.path.join("torch", "autograd", "__init__.py"),
@@ -33,7 +33,7 @@ WITHIN = {  # the call itself tells nothing: a line counts if it runs within wha
 
 
 class Lines:
-    """Looks at the thread that made it until ``stop``; ``found`` says what it saw."""
+    """Samples the thread that made it until ``stop``; ``found`` gives what it saw."""
 
     def __init__(self, phase: Callable[[], Phase]) -> None:
         self._phase, self._watched = phase, threading.get_ident()
@@ -45,11 +45,11 @@ class Lines:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; safe to call twice."""
+        """Stop sampling; safe to call twice."""
         self._ended.set()
 
     def found(self) -> dict[str, str]:
-        """The line that most of a phase's time goes into, by the phase's name; only where there is one."""
+        """The line that most of a phase's time goes into, by the phase's name; phases without one are left out."""
         lines = {}
         for phase, seen in list(self._seen.items()):
             looks = self._looks[phase]
@@ -76,7 +76,7 @@ class Lines:
                 self._seen.setdefault(phase, Counter())[place] += 1
 
     def _place(self, frame: FrameType | None, phase: Phase) -> tuple[str, int] | None:
-        """The innermost line in a file of the user's own."""
+        """The innermost line that is in one of the user's files."""
         caller = WITHIN.get(phase)
         while frame is not None:
             name = frame.f_code.co_filename
@@ -89,7 +89,7 @@ class Lines:
 
 
 def _foreign_places() -> tuple[str, ...]:
-    """Where files lie that are not the user's: Python's own, installed packages', this one's."""
+    """Where files are that are not the user's: Python's own, installed packages, Paceline."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     places = [*installed, *site.getsitepackages(), site.getusersitepackages(), *paceline.__path__]
     unique = {form for place in places if place for form in (place, os.path.realpath(place))}

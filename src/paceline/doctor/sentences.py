@@ -1,4 +1,4 @@
-"""What the doctor says: who is slow and since when, at what, what that costs, and what would help first."""
+"""The doctor's sentences: which rank is slow, since when, in what, what that costs, and what to try first."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NAMED = 3  # ranks and changes that are told one by one
 
 COMPUTING = {
     Phase.FORWARD: "in the forward pass",
-    Phase.BETWEEN: "between the forward and the backward pass (the loss, and the script's own code there)",
+    Phase.BETWEEN: "between the forward and the backward pass, in the loss or the script's own code",
     Phase.BACKWARD: "in the backward pass",
 }
-PLACES = {  # what a rank may lose its time in, beside computing
-    Phase.FETCH: "in fetching (the loader's next batch)",
-    Phase.PREPARE: "in preparing (the script's own code before the forward pass)",
+PLACES = {  # what a rank may lose its time in, besides computing
+    Phase.FETCH: "in fetching the loader's next batch",
+    Phase.PREPARE: "in preparing, the script's own code before the forward pass",
     Phase.MOVE: "in moving the batch to the device",
     Phase.FINISH: "between the exchange and the end of the optimizer's step",
 }
 
 
 def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
-    """The slow ranks first, then whose speed changed otherwise; or that nobody is slow. idle: share of waiting."""
+    """The slow ranks first, then other changes of speed; or that no rank is slow. idle: share of waiting."""
     said = [_slow(run, [each for each in slow[:NAMED] if each.since == at]) for at in _dates(slow[:NAMED])]
     if len(slow) > NAMED:
         said.append(
@@ -55,15 +55,15 @@ def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
     if slow:
         return said
     if idle < LITTLE:
-        return [f"No rank is slow: all {run.workers} take the same time, to {percent(idle)}.", *said]
+        return [f"No rank is slow: all {run.workers} ranks take nearly the same time.", *said]
     share = straggler_share(run)
     most = int(share.argmax())
     often = f"rank {most} was last most often, in {percent(share[most])} of the steps"
-    return [f"No rank is slow all the time, but each is slow at times: {often}.", *said]
+    return [f"No rank is slow all the time, but different ranks are slow in different steps: {often}.", *said]
 
 
 def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
-    """What the slowest rank loses its time in, and what helps there before any balancing."""
+    """What the slowest rank loses its time in, and what to try there before balancing."""
     if not slow:
         return []
     rank = slow[0].rank
@@ -85,7 +85,7 @@ def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
         where = loop.lines[rank] if rank < len(loop.lines) else {}
         spot = _main(mine, others) if phase is Phase.FORWARD else phase
         if spot is not None and spot.name in where:
-            said.append(f"Most of that goes into {where[spot.name]}")
+            said.append(f"Most of that time goes into {where[spot.name]}")
         said += _remedy(phase, loop)
     return said
 
@@ -93,24 +93,26 @@ def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
 def _computing(mine: Array, others: Array) -> str:
     main = _main(mine, others)
     if main is not None:
-        return f"{COMPUTING[main]}: {_against(mine[main], others[main])}"
+        return f"{COMPUTING[main]} {_against(mine[main], others[main])}"
     parts = list(COMPUTING)
-    return f"in computing (forward and backward pass): {_against(mine[parts].sum(), others[parts].sum())}"
+    return (
+        f"in computing, the forward and the backward pass {_against(mine[parts].sum(), others[parts].sum())}"
+    )
 
 
 def _main(mine: Array, others: Array) -> Phase | None:
-    """Which of computing's parts most of the loss lies in; None where no part has most of it."""
+    """The part of computing that most of the time is lost in; None if no part has most of it."""
     lost = {phase: float(mine[phase] - others[phase]) for phase in COMPUTING}
     most = max(lost, key=lambda phase: lost[phase])
     return most if lost[most] >= MAIN * sum(max(value, 0.0) for value in lost.values()) else None
 
 
 def _place(phase: Phase, mine: Array, others: Array) -> str:
-    return f"{PLACES[phase]}: {_against(mine[phase], others[phase])}"
+    return f"{PLACES[phase]} {_against(mine[phase], others[phase])}"
 
 
 def _against(mine: float, others: float) -> str:
-    return f"{seconds(float(mine))} a step against {seconds(float(others))}"
+    return f"({seconds(float(mine))} per step; the other ranks take {seconds(float(others))})"
 
 
 def _remedy(phase: Phase, loop: Loop) -> list[str]:
@@ -118,11 +120,11 @@ def _remedy(phase: Phase, loop: Loop) -> list[str]:
         return [_fetching(loop)]
     if phase is Phase.MOVE:
         return [
-            "Pinned memory (pin_memory=True in the loader, non_blocking=True in .to) may help before any balancing."
+            "Before balancing, try pinned memory (pin_memory=True in the loader, non_blocking=True in .to)."
         ]
     if phase is Phase.PREPARE:
         return [
-            "Where that time does not grow with the number of samples, balancing gains less than is forecast below."
+            "If that time does not grow with the number of samples, balancing gains less than the forecast below."
         ]
     if phase is Phase.FINISH:
         return [
@@ -135,13 +137,13 @@ def _fetching(loop: Loop) -> str:
     count = _processes(loop)
     if count == 0:
         return (
-            "The loader makes each batch while the training waits (num_workers=0); with num_workers=2 or more it is "
-            "made meanwhile, which may help before any balancing."
+            "The training waits while the loader makes each batch (num_workers=0). Before balancing, try "
+            "num_workers=2 or more, so that batches are made while the training computes."
         )
     processes = f"{count} processes" if count > 1 else "process"
     return (
-        f"The loader's {processes} cannot keep up: more of them (num_workers), a faster disk or cheaper transforms "
-        "may help before any balancing."
+        f"The loader's {processes} cannot keep up. Before balancing, try more processes (num_workers), a faster disk "
+        "or cheaper transforms."
     )
 
 
@@ -150,14 +152,14 @@ def _processes(loop: Loop) -> int:
 
 
 def cost(spent: Spent, blame: Array, idle: float) -> str:
-    """What waiting costs; blame: seconds that the others waited for each rank, shape (n,)."""
+    """What waiting costs. blame: seconds that the others waited for each rank, shape (n,)."""
     if idle < LITTLE:
-        return f"Waiting for each other takes {percent(idle)} of the ranks' time."
+        return f"Waiting for each other takes {percent(idle)} of all ranks' time."
     whom = np.flatnonzero(blame >= 0.8 * blame.sum())
     whose = f" for rank {whom[0]}" if len(whom) else " for each other"
     return (
-        f"Waiting{whose} takes {percent(idle)} of all ranks' time: of a step's {seconds(spent.step)}, a rank works "
-        f"{seconds(float(np.mean(spent.own)))} on average."
+        f"Waiting{whose} takes {percent(idle)} of all ranks' time: a step takes {seconds(spent.step)}, and a rank "
+        f"works for {seconds(float(np.mean(spent.own)))} of it on average."
     )
 
 
@@ -166,18 +168,18 @@ def exchange(spent: Spent, loop: Loop) -> list[str]:
     share = spent.exchanging / spent.step
     text = f"The exchange of gradients itself takes {seconds(spent.exchanging)} of a step, {percent(share)}"
     if share >= MUCH_EXCHANGE:
-        text += ": no division of the batch shortens that; larger batches, fewer bytes or a faster link do"
+        text += ". No division of the batch shortens it; larger batches, fewer bytes or a faster link do"
     said = [f"{text}."]
     if loop.exchanges > 1:
         said.append(
-            f"Each of the {loop.exchanges} backward passes of a step exchanges the gradients; under ddp.no_sync() "
-            "all but the last would save that."
+            f"Each of the {loop.exchanges} backward passes of a step exchanges the gradients. Run all but the last "
+            "one under ddp.no_sync() to exchange them once per step."
         )
     return said
 
 
 def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, told: bool) -> list[str]:
-    """What slows all ranks alike, and no balancing shortens. told: what helps there has been said already."""
+    """What slows all ranks alike, which balancing cannot shorten. told: the remedy has been named already."""
     quick = np.delete(spent.phases, [each.rank for each in slow], axis=1)
     share = float(np.median(quick[Phase.FETCH])) / spent.step if quick.size else 0.0
     if share < MUCH_FETCHING:
@@ -214,4 +216,4 @@ def _since(run: Run, at: int) -> str:
 
 def _step(run: Run, at: int) -> str:
     step = int(run.config.get("first_step", 0)) + int(run.round[at])
-    return f"step {step:,}, {seconds(float(run.time[at] - run.time[0]))} into the watching"
+    return f"step {step:,}, {seconds(float(run.time[at] - run.time[0]))} after the watch began"

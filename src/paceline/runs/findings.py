@@ -171,8 +171,8 @@ def _waste(summary: dict[str, Any]) -> list[str]:
         return []
     said = (
         f"The workers spent {percent(summary['idle_share'])} of their time waiting. The run processed "
-        f"{number(summary['samples_per_second'])} samples/s, which is {percent(share)} of the workers' combined speed "
-        f"of {number(summary['bound_samples_per_second'])} samples/s."
+        f"{number(summary['samples_per_second'])} samples/s, which is {percent(share)} of the workers' combined "
+        f"speed of {number(summary['bound_samples_per_second'])} samples/s."
     )
     if share < 0.9:
         ideal, real = seconds(summary["seconds"] * share), seconds(summary["seconds"])
