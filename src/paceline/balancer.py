@@ -8,6 +8,7 @@ round later still, on every rank alike.
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,6 +22,8 @@ from paceline.errors import PacelineError
 from paceline.forecast import overheads
 from paceline.policies import Policy
 from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
+
+_log = logging.getLogger(__name__)
 
 
 class Balancer:
@@ -140,6 +143,8 @@ class Balancer:
         self._plans = {first: plan for first, plan in self._plans.items() if first >= running}
         if failed is not None:
             raise failed
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s", _told(step, loads, seconds, self._newest))
         return overhead, self._newest.shares
 
     def _step(self, state: Any, happened: Round) -> tuple[Plan, Any]:
@@ -186,6 +191,10 @@ class Balancer:
             stored.entry(state, name) for name in ("workers", "policy", "fit", "plans", "newest")
         )
         if stored.whole(workers, "workers") != cluster.workers:
+            _log.info(
+                "the policy begins afresh at round %d: its state is of %d workers, and %d take part now",
+                *(step, workers, cluster.workers),
+            )
             self.restart(step)
             return
         restored = policies.restore(self.policy.init()[1], policy)
@@ -206,6 +215,19 @@ def _among(plan: Plan, present: NDArray[np.bool_]) -> Plan:
         # Who was gone when the plan was made may be all that is left now: then the shares alone must do.
         costs = Linear(slope, costs.overhead) if np.isfinite(slope).any() else None
     return Plan(kept / kept.sum(), costs=costs)
+
+
+def _told(step: int, loads: NDArray[np.int64], seconds: Array, plan: Plan) -> str:
+    """What a round came to and what is planned from it, for the log."""
+    measured = np.flatnonzero(np.isfinite(seconds))
+    slowest = ""
+    if len(measured):
+        last = int(measured[np.argmax(seconds[measured])])
+        slowest = (
+            f", worker {last} was last after {seconds[last]:.4g} s (mean {seconds[measured].mean():.4g} s)"
+        )
+    shares = ", ".join(f"{share:.3f}" for share in plan.shares)
+    return f"round {step}: {', '.join(map(str, loads))} samples{slowest}; planned shares {shares}"
 
 
 def _at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ and it calls the engine's three methods in the order in which they must happen.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from paceline.paramserver.samples import SampleSource
 from paceline.pieces.sharing import PieceRecord, WorkerRound
 from paceline.rounds import Array, Machines, PieceTimes
 from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
+
+_log = logging.getLogger(__name__)
 
 
 class Task(NamedTuple):
@@ -193,6 +196,7 @@ class Coordinator:
         """The worker is gone; what it was computing goes to the others."""
         if worker not in self.present:
             return
+        _log.info("worker %d takes part no longer: %s", worker, why)
         self.present.discard(worker)
         self._starved.discard(worker)
         self._deadlines.heard(worker, None)
@@ -208,6 +212,7 @@ class Coordinator:
         """
         if worker >= self.workers:
             raise PacelineError(f"worker {worker}: expected a place below {self.workers}")
+        _log.info("worker %d takes part", worker)
         self.present.add(worker)
         self._deadlines.joined(worker, None if late is None else (now - late.began) / late.load)
         effects, self._state = self.gate.join(self._state, worker, now)

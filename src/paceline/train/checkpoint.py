@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Generic, TypeVar
 from paceline.errors import PacelineError
 from paceline.files import write_whole
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 MARK = b"paceline sha256 "
 DIGITS = 64
@@ -74,6 +76,7 @@ class Checkpoints(Generic[T]):
             f"{wrong}; the run goes on from the checkpoint before it, {self.older.name}",
             False,
         )
+        _log.info("%s", self.note)
         return parts
 
     def save(self, archive: bytes) -> None:

@@ -7,7 +7,7 @@ more than it knows to be right (with whole backward passes ahead, more is lost t
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import math
 import threading
 import time
@@ -26,6 +26,7 @@ from paceline.torch.measuring import piece_reports
 from paceline.torch.measuring.exchange import Rows
 from paceline.torch.plan import Division
 
+_log = logging.getLogger(__name__)
 # Times the expected speed of all, told by one rank: a plan made from a stall may be that wrong.
 FASTEST = 16.0
 FORWARD = 1 / 3  # of a piece until its backward pass begins, until measured
@@ -244,6 +245,8 @@ class Claims:
         """Nothing is asked for any more; a loop that was left within its round may still."""
         if self._answer is not None:
             self._through.set()
-            with contextlib.suppress(Exception):  # also of a rank 0 that does not answer
+            try:
                 self._answer.result(FORGET_SECONDS)
+            except Exception as error:  # also of a rank 0 that does not answer
+                _log.info("a claim that nobody waits for any more failed: %r", error)
         self._answer, self._asking = None, None

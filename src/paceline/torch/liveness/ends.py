@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Protocol
 
 from paceline.errors import WorkerError
+from paceline.torch.liveness import patience
 
 
 class Told(Protocol):
@@ -59,7 +60,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     _before(kind, error, trace)
     for one in open_ones:
         if (reason := one.reason(error)) is not None:
-            print(f"paceline: {reason}", file=sys.stderr, flush=True)
+            patience.last_words(str(reason))
 
 
 def _end() -> None:

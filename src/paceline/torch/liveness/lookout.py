@@ -6,6 +6,7 @@ stopped. The other thread judges what was read, and by when.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from paceline.torch.liveness.board import Board, Failure, Sight
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.patience import Patience
 
+_log = logging.getLogger(__name__)
 REASON_SECONDS = 4.0  # for the reason of a broken connection to become known
 STAY_SECONDS = 5.0  # how long rank 0 waits for others to hear of an end before it takes the board with it
 POST_SECONDS = 2.0  # to tell the others of this rank's failure
@@ -155,6 +157,7 @@ class Lookout(Alone):
         """Tell the others; on rank 0, whose end takes the board with it, see that they hear of it."""
         if self._closed or self._posted or self._gone:
             return
+        _log.info("rank %d tells the others that rank %d %s", self._rank, failure.rank, failure.words)
         self._posted = True  # also where another rank was quicker
         self._hurry.set()
         with suppress(RuntimeError, TimeoutError):  # rank 0 has gone, or does not answer
@@ -206,6 +209,7 @@ class Lookout(Alone):
         while not self._closing.wait(self._pause):
             missing = self._patience.judge(self._sight, self._step, self._waits, clock.awake())
             if missing is not None:
+                _log.info("%s", missing)
                 self._tell(missing)
 
 

@@ -69,8 +69,14 @@ def warn(missing: Missing) -> None:
 
 def end(missing: Missing) -> None:
     """Name the ranks on standard error and end this process: nothing else frees one that waits in a reduction."""
-    print(f"paceline: {missing}", file=sys.stderr, flush=True)
+    last_words(str(missing))
     os._exit(1)
+
+
+def last_words(sentence: str) -> None:
+    """Say on standard error why this process ends: what a log's handlers still hold then may be lost."""
+    sys.stderr.write(f"paceline: {sentence}\n")
+    sys.stderr.flush()
 
 
 def answer(on_missed: OnMissed) -> Callable[[Missing], object]:

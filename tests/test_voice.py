@@ -1,0 +1,115 @@
+"""The library tells what it decides in loggers that are silent by default; only the command line and doctor print."""
+
+from __future__ import annotations
+
+import ast
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline import Cluster, policies
+from paceline.balancer import Balancer
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.coordinator import Coordinator, Moved
+from paceline.paramserver.samples import Epochs
+from paceline.train.checkpoint import Checkpoints
+
+PACKAGE = Path(__file__).resolve().parents[1] / "src" / "paceline"
+TERMINALS = ("cli", "doctor")
+LAST_WORDS = (
+    "torch/liveness/patience.py"  # of a process that ends itself: no handler of a log may run any more
+)
+
+
+def _speaks(call: ast.Call) -> bool:
+    return ast.unparse(call.func) in ("print", "sys.stdout.write", "sys.stderr.write", "warnings.showwarning")
+
+
+def test_no_module_prints_but_those_of_the_terminal() -> None:
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE).as_posix()
+        if place.split("/")[0] not in TERMINALS and place != LAST_WORDS:
+            calls = [
+                node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call)
+            ]
+            found += [f"{place}:{call.lineno}" for call in calls if _speaks(call)]
+    assert not found
+
+
+def test_each_logger_is_named_after_its_module() -> None:
+    said = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "logging.getLogger":
+                said.append(ast.unparse(node))
+    assert set(said) == {"logging.getLogger(__name__)"}
+
+
+def _round(balancer: Balancer, step: int) -> None:
+    balancer.report(step, balancer.loads(step, 96), np.array([1.0, 2.0, np.nan]))
+
+
+def test_a_round_is_told_to_who_listens_and_costs_nothing_else(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    balancer = Balancer(policies.create("level", Cluster(3, 96)))
+    with caplog.at_level(logging.DEBUG, "paceline"):
+        _round(balancer, 0)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("paceline.balancer", "DEBUG")
+    assert record.getMessage().startswith(
+        "round 0: 32, 32, 32 samples, worker 1 was last after 2 s (mean 1.5 s)"
+    )
+
+    def told(*_: object) -> str:
+        raise AssertionError("put together though nobody listens")
+
+    monkeypatch.setattr("paceline.balancer._told", told)
+    with caplog.at_level(logging.INFO, "paceline"):
+        _round(balancer, 1)
+    assert len(caplog.records) == 1
+
+
+def test_a_policy_that_begins_afresh_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    before = Balancer(policies.create("level", Cluster(2, 96))).state_dict()
+    with caplog.at_level(logging.INFO, "paceline"):
+        Balancer(policies.create("level", Cluster(3, 96))).load_state_dict(before, 7)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the policy begins afresh at round 7: its state is of 2 workers, and 3 take part now"
+    ]
+
+
+class Idle:
+    """An engine whose workers never end."""
+
+    def compute(self, task: object) -> None: ...
+
+    def cancel(self, tasks: object) -> None: ...
+
+    def update(self, parts: object, batch: object, rate: object) -> Moved:
+        raise AssertionError("nobody delivers")
+
+
+def test_who_leaves_a_parameter_server_and_comes_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    config = ServerConfig(2, 8, "bsp", "push-wait", "everyone", "level")
+    coordinator = Coordinator(Idle(), config, Epochs(16, 1, seed=0), lambda _: None)
+    coordinator.start()
+    with caplog.at_level(logging.INFO, "paceline"):
+        coordinator.leave(1, 1.0, "given up")
+        coordinator.join(1, 2.0)
+    assert [record.getMessage() for record in caplog.records] == [
+        "worker 1 takes part no longer: given up",
+        "worker 1 takes part",
+    ]
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "run.npz").write_bytes(b"damaged")
+    np.savez(tmp_path / "run-previous.npz", value=7)
+    with caplog.at_level(logging.INFO, "paceline"):
+        checkpoints = Checkpoints(tmp_path / "run.npz", len)
+        assert checkpoints.load()
+    assert [record.getMessage() for record in caplog.records] == [checkpoints.note]
