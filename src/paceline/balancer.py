@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from paceline import policies, shares, stored
 from paceline.background import BackgroundDecision
+from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
 from paceline.errors import PacelineError
 from paceline.forecast import overheads
-from paceline.policies import Policy
 from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
 
 _log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Balancer:
     """
 
     def __init__(self, policy: Policy[Any], *, quantum: int = 1, floor: int = 1) -> None:
+        complete(policy)
         cluster = policy.cluster
         if quantum < 1 or cluster.global_batch % quantum:
             raise PacelineError(
@@ -47,8 +48,8 @@ class Balancer:
             )
         self.policy, self.lag = policy, 0
         self._quantum, self._floor = quantum, floor
-        self.needs_readings = bool(getattr(policy, "needs_readings", False))
-        self._aside = BackgroundDecision() if getattr(policy, "trains", False) else None
+        self.needs_readings = policy.needs_readings
+        self._aside = BackgroundDecision() if policy.trains else None
         self.restart(0)
 
     def restart(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""The protocol every policy follows, and the names by which people ask for one.
+"""The names by which people ask for a policy, and what checkpoints keep of one.
 
 ``create("dolbie:alpha=0.001", cluster)`` gives a policy; ``init`` its first plan and state; ``step`` the next
 ones. A policy never sleeps, prints, sends or reads a clock: the same object runs on a virtual clock and under
@@ -9,39 +9,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paceline import options
 from paceline.balance import POLICIES
+from paceline.balance.protocol import Policy, complete
 from paceline.errors import PacelineError
-from paceline.rounds import Cluster, Plan, Round
+from paceline.rounds import Cluster, Plan
 
 __all__ = ["Policy", "create", "describe", "digest", "leaves", "names", "register", "restore"]
 
 S = TypeVar("S")
-
-
-class Policy(Protocol[S]):
-    """Decides how much each worker does. Frozen: what changes lives in the state, a NamedTuple of arrays.
-
-    It may say more of itself: ``needs_readings``, that it uses Round.cpu and memory; ``trains``, that it
-    takes its time over a model, and is to be stepped beside the training; ``settles = False``, that
-    shares with which all end together are not where it stays.
-    """
-
-    cluster: Cluster
-    needs_upcoming: ClassVar[bool]  # reads Round.upcoming: a simulation's oracle, never a real run
-
-    def init(self) -> tuple[Plan, S]:
-        """The first round's plan, and the state to hand to ``step``."""
-        ...
-
-    def step(self, state: S, round: Round) -> tuple[Plan, S]:
-        """The next round's plan. Neither argument is changed."""
-        ...
 
 
 def create(text: str, cluster: Cluster) -> Policy[Any]:
@@ -49,7 +30,9 @@ def create(text: str, cluster: Cluster) -> Policy[Any]:
 
     Raises PacelineError on an unknown name or option, or a value that does not fit, and lists what does.
     """
-    return options.build(POLICIES, text, "policy", cluster=cluster)
+    policy: Policy[Any] = options.build(POLICIES, text, "policy", cluster=cluster)
+    complete(policy)
+    return policy
 
 
 def register(name: str, kind: type[Any]) -> None:

@@ -254,7 +254,7 @@ def test_constant_costs_are_a_fixed_point_at_their_optimum(name: str, workers: i
             state = state._replace(shares=best.copy())
         elif hasattr(state, "loads"):
             state = state._replace(loads=best * BATCH)
-    if getattr(policy, "settles", True):
+    if policy.settles:
         np.testing.assert_allclose(plan.shares, best, atol=1e-9)
 
 

@@ -113,6 +113,15 @@ def test_a_changing_link_joins_the_overhead():
     assert seconds == pytest.approx(np.array([[1.1, 0.1], [1.1, 0.1], [2.1, 0.1], [2.1, 0.1]]))
 
 
+def test_a_load_below_the_knee_takes_no_less_time_in_pieces_either_whoever_is_absent():
+    quick = WorkerClass(Constant(0.001), Constant(0.0), knee=50.0, most=400)
+    for events in ((), (Event(2, 3, "leave"),)):
+        scenario = Scenario((quick,) * 4, global_batch=120, rounds=4, events=events)
+        played = run(scenario, ["factoring:portion=0.5"]).policies["factoring:portion=0.5"]
+        seconds = played.first_seconds[:, : 3 if events else 4]
+        assert seconds.min() >= 0.05  # a first piece alone
+
+
 def test_workers_leave_die_freeze_and_join():
     events = (
         Event(2, 0, "leave"),

@@ -11,7 +11,7 @@ from paceline.backup.dbw import Blind, Dbw
 from paceline.backup.everyone import Everyone, Static
 from paceline.backup.protocol import Backup, Iteration, Timings
 
-BACKUPS: dict[str, type[Any]] = {
+BACKUPS: dict[str, type[Backup[Any]]] = {
     "adasync": Adasync,
     "blind": Blind,
     "dbw": Dbw,
@@ -27,7 +27,7 @@ def create(text: str, workers: int, mode: str = "push-wait") -> Backup[Any]:
     Raises PacelineError on an unknown name or option, or a value out of range, such as k > n.
     """
     given: dict[str, Any] = {"workers": workers}
-    kind = BACKUPS.get(text.split(":")[0].strip())
+    kind: Any = BACKUPS.get(text.split(":")[0].strip())
     if kind is not None and any(field.name == "mode" for field in dataclasses.fields(kind)):
         given["mode"] = mode
     policy: Backup[Any] = options.build(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from paceline.backup.protocol import Iteration
+from paceline.backup.protocol import Backup, Iteration
 from paceline.errors import PacelineError
 
 
@@ -17,7 +17,7 @@ class AdasyncState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Adasync:
+class Adasync(Backup[AdasyncState]):
     """Waits for few gradients at first and more as the loss falls, by the loss alone.
 
     first: K_0. window: seconds between decisions; 0 decides after each update.

@@ -14,7 +14,7 @@ import numpy as np
 from paceline.backup import arrival_times, gain, worker_times
 from paceline.backup.arrival_times import TimesState
 from paceline.backup.gain import GainState
-from paceline.backup.protocol import Iteration
+from paceline.backup.protocol import Backup, Iteration
 from paceline.backup.worker_times import TripsState
 from paceline.errors import PacelineError
 from paceline.rounds import Array
@@ -29,7 +29,7 @@ class DbwState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Dbw:
+class Dbw(Backup[DbwState]):
     """As many gradients as promise the largest decrease of the loss per second.
 
     depth: D, iterations that estimates are averaged over.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.backup.protocol import Iteration
+from paceline.backup.protocol import Backup, Iteration
 from paceline.errors import PacelineError
 
 
@@ -14,7 +14,7 @@ class Nothing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Everyone:
+class Everyone(Backup[Nothing]):
     """Waits for every worker that is there."""
 
     workers: int
@@ -27,7 +27,7 @@ class Everyone:
 
 
 @dataclass(frozen=True)
-class Static:
+class Static(Backup[Nothing]):
     """Waits for the first k gradients (Chen et al. 2016).
 
     k: from 1 to the number of workers.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, TypeVar
+from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,9 @@ class Backup(Protocol[S]):
     """Decides how many gradients an update waits for. Frozen: what changes lives in the state."""
 
     workers: int
+    needs_variance: ClassVar[bool] = (
+        False  # reads Iteration.variance, which costs reading all gradients once more
+    )
 
     def init(self) -> tuple[int, S]:
         """The first quorum, and the state to hand to ``step``."""

@@ -13,9 +13,10 @@ from paceline.balance.lbbsp_predictive import LbbspCpu, LbbspGpu
 from paceline.balance.level import Level
 from paceline.balance.ogd import Ogd
 from paceline.balance.optimum import Optimum
+from paceline.balance.protocol import Policy
 from paceline.balance.wlbs import Wlbs
 
-POLICIES: dict[str, type[Any]] = {
+POLICIES: dict[str, type[Policy[Any]]] = {
     "abs": Abs,
     "auto": Auto,
     "dolbie": Dolbie,

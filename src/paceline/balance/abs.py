@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balance.members import among_present, even
+from paceline.balance.protocol import Policy
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Plan, Round
 
@@ -22,7 +23,7 @@ class AbsState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Abs:
+class Abs(Policy[AbsState]):
     """Adaptive batch size: every few rounds, shares by the mean latency of the rounds before.
 
     reading: what "inversely proportional to the historical local cost" means. "inverse" takes it literally,
@@ -35,7 +36,6 @@ class Abs:
     cluster: Cluster
     window: int = 5
     reading: Literal["inverse", "share"] = "inverse"
-    needs_upcoming: ClassVar[bool] = False
     settles: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

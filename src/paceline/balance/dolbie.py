@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balance.members import among_present, bounds, even, fill_unknown, remembered
+from paceline.balance.protocol import Policy
 from paceline.costs import Cost, Linear, line_through
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Plan, Round
@@ -26,7 +27,7 @@ class DolbieState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Dolbie:
+class Dolbie(Policy[DolbieState]):
     """DOLBIE: all move towards what the straggler's time allows them, by steps that stay feasible.
 
     alpha: the first step alpha_1; ``dolbie:step=0.001`` says the same. By default eq. (7) of the initial
@@ -44,7 +45,6 @@ class Dolbie:
     monotone: bool = True
     tight: bool = False
     floor: float = 1e-3
-    needs_upcoming: ClassVar[bool] = False
     aliases: ClassVar[dict[str, str]] = {
         "step": "alpha"
     }  # "step" is the word for it, and a method's name here

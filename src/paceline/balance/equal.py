@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.balance.members import among_present, even
+from paceline.balance.protocol import Policy
 from paceline.rounds import Array, Cluster, Plan, Round
 
 
@@ -16,11 +17,10 @@ class EqualState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Equal:
+class Equal(Policy[EqualState]):
     """Every present worker gets the same share, within its limits."""
 
     cluster: Cluster
-    needs_upcoming: ClassVar[bool] = False
     settles: ClassVar[bool] = False
 
     def init(self) -> tuple[Plan, EqualState]:

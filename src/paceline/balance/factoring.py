@@ -17,7 +17,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from paceline.balance.forecasting import Forecasting
 from paceline.balance.level import Level
+from paceline.balance.protocol import Policy
 from paceline.costs import Linear, line_through
 from paceline.durations import LONGEST, QUICKEST
 from paceline.errors import PacelineError
@@ -45,7 +47,7 @@ class FactoringState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Factoring:
+class Factoring(Forecasting, Policy[FactoringState]):
     """A part of the plan at once, the rest in shrinking pieces, claimed while the round runs.
 
     scheme: "adaptive" learns what portion to run at once; "factoring" runs half, then half of what is left, and
@@ -65,7 +67,6 @@ class Factoring:
     piece: int | None = None
     overhead: float = 1e-3
     forecast: str = "tracking"
-    needs_upcoming: ClassVar[bool] = False
     whole: ClassVar[bool] = False  # whether running the whole plan at once is a choice
 
     def __post_init__(self) -> None:
@@ -77,16 +78,6 @@ class Factoring:
         if not self.overhead > 0:
             raise PacelineError(f"overhead={self.overhead:g}: expected more than 0 seconds")
         self.planner()
-
-    @property
-    def needs_readings(self) -> bool:
-        """Whether the plan's forecast reads Round.cpu and memory."""
-        return self.planner().needs_readings
-
-    @property
-    def trains(self) -> bool:
-        """Whether the plan's forecast fits a model, which engines do aside."""
-        return self.planner().trains
 
     def init(self) -> tuple[Plan, FactoringState]:
         plan, inner = self.planner().init()

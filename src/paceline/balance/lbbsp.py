@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balance.dolbie import slowest
 from paceline.balance.members import among_present, bounds, even, remembered
+from paceline.balance.protocol import Policy
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Plan, Round
 
@@ -23,7 +24,7 @@ class LbbspState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lbbsp:
+class Lbbsp(Policy[LbbspState]):
     """LB-BSP by steps: a worker that keeps preceding the straggler takes over a few of its samples.
 
     delta: samples that change hands. rounds: D, how many in a row it takes; the count starts anew after a
@@ -36,7 +37,6 @@ class Lbbsp:
     delta: float = 5.0
     rounds: int = 5
     reading: Literal["loose", "strict"] = "loose"
-    needs_upcoming: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.delta > 0:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline import forecast
+from paceline.balance.forecasting import Forecasting
 from paceline.balance.members import bounds, even, fill_unknown
+from paceline.balance.protocol import Policy
 from paceline.costs import Linear, line_through
 from paceline.errors import PacelineError
-from paceline.forecast import AnyForecast, Reading
+from paceline.forecast import Reading
 from paceline.rounds import Array, Cluster, Plan, Round
 from paceline.shares import water_level
 
@@ -24,7 +25,7 @@ class PredictiveState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LbbspCpu:
+class LbbspCpu(Forecasting, Policy[PredictiveState]):
     """LB-BSP for CPU clusters: shares in proportion to the forecast speeds (communication is ignored).
 
     forecast: which, with its options after a colon and ";" between them.
@@ -32,31 +33,22 @@ class LbbspCpu:
 
     cluster: Cluster
     forecast: str = "ema"
-    needs_upcoming: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        forecast.create(self.forecast)  # an unknown one is said now, not in the first round
-
-    @property
-    def needs_readings(self) -> bool:
-        """Whether the forecast reads Round.cpu and memory."""
-        return self._forecast().needs_readings
-
-    @property
-    def trains(self) -> bool:
-        """Whether the forecast fits a model, which engines do aside."""
-        return self._forecast().trains
+        self.forecaster()  # an unknown one is said now, not in the first round
 
     def init(self) -> tuple[Plan, PredictiveState]:
         shares = even(self.cluster)
-        state = self._forecast().init(self.cluster.shape)
+        state = self.forecaster().init(self.cluster.shape)
         return Plan(shares), PredictiveState(state, np.full_like(shares, np.nan))
 
     def step(self, state: PredictiveState, round: Round) -> tuple[Plan, PredictiveState]:
         cluster, present = self.cluster, round.present
         unknown = np.full_like(round.seconds, np.nan)
         measured = line_through(round.loads, round.seconds, round.overhead, unknown)
-        speed, after = self._forecast().step(state.forecast, Reading(1.0 / measured, round.cpu, round.memory))
+        speed, after = self.forecaster().step(
+            state.forecast, Reading(1.0 / measured, round.cpu, round.memory)
+        )
         overhead = self._communication(state.overhead, round)
         slope = fill_unknown(1.0 / speed)
         batch = cluster.global_batch
@@ -66,9 +58,6 @@ class LbbspCpu:
         if not present.all():  # whole samples, too, must not go to the absent
             costs = Linear(np.where(present, slope, np.inf), costs.overhead)
         return Plan(loads / batch, costs=costs), PredictiveState(after, overhead)
-
-    def _forecast(self) -> AnyForecast:
-        return forecast.create(self.forecast)
 
     def _communication(self, overhead: Array, round: Round) -> Array:
         return np.zeros_like(round.seconds)

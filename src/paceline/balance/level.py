@@ -7,13 +7,14 @@ with a margin where they are uncertain.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline import forecast
 from paceline.balance import caution
+from paceline.balance.forecasting import Forecasting
 from paceline.balance.members import bounds, even, fill_unknown
+from paceline.balance.protocol import Policy
 from paceline.costs import Linear, line_through
 from paceline.forecast import Reading, kalman
 from paceline.rounds import Array, Cluster, Plan, Round
@@ -32,7 +33,7 @@ class LevelState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Level:
+class Level(Forecasting, Policy[LevelState]):
     """Water filling: shares with which all are expected to end at the same time.
 
     forecast: where the expected paces come from. "tracking" averages noise and follows changes at once, by
@@ -41,25 +42,14 @@ class Level:
 
     cluster: Cluster
     forecast: str = "tracking"
-    needs_upcoming: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        forecast.create(self.forecast)  # an unknown one is said now, not in the first round
-
-    @property
-    def needs_readings(self) -> bool:
-        """Whether the forecast reads Round.cpu and memory."""
-        return forecast.create(self.forecast).needs_readings
-
-    @property
-    def trains(self) -> bool:
-        """Whether the forecast fits a model, which engines do aside."""
-        return forecast.create(self.forecast).trains
+        self.forecaster()  # an unknown one is said now, not in the first round
 
     def init(self) -> tuple[Plan, LevelState]:
         shape = self.cluster.shape
         tracked = self.forecast == "tracking"
-        pace = kalman.start(shape) if tracked else forecast.create(self.forecast).init(shape)
+        pace = kalman.start(shape) if tracked else self.forecaster().init(shape)
         nothing, unknown = np.zeros(shape), np.full(shape, np.nan)
         errors = caution.start(shape)
         state = LevelState(pace, nothing, nothing, np.full(shape[:-1], np.nan), unknown, errors)
@@ -72,7 +62,7 @@ class Level:
             expected, gain, pace = kalman.follow(state.pace, measured)
         else:
             reading = Reading(1.0 / measured, round.cpu, round.memory)
-            speed, pace = forecast.create(self.forecast).step(state.pace, reading)
+            speed, pace = self.forecaster().step(state.pace, reading)
             expected, gain = 1.0 / speed, np.ones(cluster.shape)
 
         before = Linear(state.expected, state.overhead)

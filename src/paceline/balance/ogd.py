@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.balance.dolbie import slowest
 from paceline.balance.members import among_present, bounds, even, fill_unknown, remembered
+from paceline.balance.protocol import Policy
 from paceline.costs import line_through
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Plan, Round
@@ -21,7 +22,7 @@ class OgdState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ogd:
+class Ogd(Policy[OgdState]):
     """Online gradient descent: the straggler gives a step times its slope, everybody shares it.
 
     The round's time is a maximum, so that its subgradient is the straggler's own slope, in seconds for the
@@ -32,7 +33,6 @@ class Ogd:
 
     cluster: Cluster
     rate: float = 0.001
-    needs_upcoming: ClassVar[bool] = False
     settles: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

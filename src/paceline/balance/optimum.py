@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balance.members import bounds, even
+from paceline.balance.protocol import Policy
 from paceline.costs import Cost, Only
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster, Plan, Round
@@ -20,7 +21,7 @@ class OptimumState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Optimum:
+class Optimum(Policy[OptimumState]):
     """The clairvoyant optimum of each round, for comparison: nothing that knows less is quicker."""
 
     cluster: Cluster

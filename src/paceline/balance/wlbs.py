@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from paceline.balance.dolbie import slowest
 from paceline.balance.members import among_present, even
+from paceline.balance.protocol import Policy
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Machines, Plan, Round
 
@@ -35,7 +36,7 @@ class WlbsState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Wlbs:
+class Wlbs(Policy[WlbsState]):
     """WLBS: a start by CPU count, cores and memory, then the quickest relieves the slowest, pair by pair.
 
     micro: samples in a micro-batch, of which a small adjustment moves whole ones; 0 takes a sixteenth of an
@@ -49,7 +50,6 @@ class Wlbs:
     period: int = 5
     epoch: int = 50
     theta: float = 0.05
-    needs_upcoming: ClassVar[bool] = False
     needs_machines: ClassVar[bool] = True  # has a use for them
 
     def __post_init__(self) -> None:

@@ -25,6 +25,10 @@ BLOW_UP = 4.0
 class Rate(Protocol):
     """A rule for the learning rate."""
 
+    needs_variance: ClassVar[bool] = (
+        False  # reads norm2 and variance, which cost reading all gradients once more
+    )
+
     def of(self, k: float, norm2: float, variance: float) -> float:
         """The rate for an update from the mean of k gradients.
 
@@ -36,7 +40,7 @@ class Rate(Protocol):
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Rate):
     """The full rate, whatever k."""
 
     workers: int
@@ -47,7 +51,7 @@ class Fixed:
 
 
 @dataclass(frozen=True)
-class Proportional:
+class Proportional(Rate):
     """The full rate times k / n."""
 
     workers: int
@@ -58,7 +62,7 @@ class Proportional:
 
 
 @dataclass(frozen=True)
-class AdaScale:
+class AdaScale(Rate):
     """The full rate times r_k / r_n, where r_k = (variance + norm2) / (variance / k + norm2).
 
     r_k is how many single-gradient steps one step from k gradients is worth: from k (all noise) to 1 (none).
@@ -75,7 +79,7 @@ class AdaScale:
 
 
 @dataclass(frozen=True)
-class Knee:
+class Knee(Rate):
     """A rate of its own for each k, as range tests found them.
 
     table: rates for k = 1..n, separated by "/"; the nearest where k is between two.
@@ -99,7 +103,7 @@ class Knee:
         return float(self.table.split("/")[max(round(k), 1) - 1])
 
 
-RATES: dict[str, type[Any]] = {
+RATES: dict[str, type[Rate]] = {
     "adascale": AdaScale,
     "fixed": Fixed,
     "knee": Knee,

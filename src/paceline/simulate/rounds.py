@@ -236,9 +236,8 @@ class _Player:
         here = moment.present & ~moment.stopped
         loads = np.rint(shares * batch).astype(np.int64)
         piece = self._scenario.piece_seconds  # what it does cost, whatever the policy believes
-        knee = getattr(moment.costs, "knee", 0.0)
         missed = self._scenario.give_up_seconds
-        ran = play(piece_plan, loads, moment.slope, moment.overhead, piece, knee, here, missed=missed)
+        ran = play(piece_plan, loads, moment.slope, moment.overhead, piece, moment.knee, here, missed=missed)
         # What a single piece costs is in the round's overhead, for this policy as for the others.
         further = np.maximum(ran.pieces - 1, 0) * piece + ran.idle
         seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)

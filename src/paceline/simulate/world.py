@@ -21,6 +21,7 @@ class Moment(NamedTuple):
 
     costs: seconds of any load; impossible for who is not there.
     overhead: the part that does not grow with the load. slope: seconds per sample; both finite.
+    knee: samples below which a load takes no less time.
     present: who is there when the round begins.
     stopped: who of them stops without notice before its end.
     everybody: all are there and none stops.
@@ -29,6 +30,7 @@ class Moment(NamedTuple):
     costs: Cost
     slope: Array
     overhead: Array
+    knee: Array
     present: NDArray[np.bool_]
     stopped: NDArray[np.bool_]
     everybody: bool
@@ -76,7 +78,7 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
         costs: Cost = Saturating(slope, overhead, knee, most) if saturating else Linear(slope, overhead)
         if not everybody:
             costs = Only(costs, present & ~stopped)
-        yield Moment(costs, slope, overhead, present, stopped, everybody)
+        yield Moment(costs, slope, overhead, knee, present, stopped, everybody)
 
 
 def check(seconds: Array, index: int, name: str, least: float) -> None:
