@@ -59,7 +59,7 @@ class TestWithRay:
 
     def test_sigterm_ends_it_in_order(self, tmp_path):
         out = tmp_path / "run"
-        options = ["--pace-ms", "1,1,2", "--epochs", "40", "--out", str(out)]
+        options = ["--slowdown-ms", "1,1,2", "--epochs", "40", "--out", str(out)]
         command = [sys.executable, "-m", "paceline", *BASE, *options]
         training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         began = time.monotonic()
