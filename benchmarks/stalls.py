@@ -75,9 +75,9 @@ def served(
     kind: str, stalling: float, workers: int, backup: str, lr: float, target: float, seed: int
 ) -> Reached:
     learner = Softmax()
-    choices = ServerConfig(workers, EACH * workers, "bsp", "push-interrupt", backup, lr=lr)
+    config = ServerConfig(workers, EACH * workers, mode="push-interrupt", backup=backup, lr=lr)
     overhead, pace = models(kind, stalling)
-    server = Server(learner, choices, RoundTrips(workers, overhead, pace, seed), Draws(len(learner.y), seed))
+    server = Server(learner, config, RoundTrips(workers, overhead, pace, seed), Draws(len(learner.y), seed))
     updates = server.run(
         updates=MOST_UPDATES, stop=lambda update: learner.loss(server.parameters.values) <= target
     )

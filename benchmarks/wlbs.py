@@ -56,9 +56,9 @@ def one(name: str, epochs: int) -> None:
             killed.append(time.perf_counter())
             os.kill(server.processes[4], signal.SIGKILL)
 
-    choices = ServerConfig(NODES, BATCH, sync, policy=policy, lr=0.2, momentum=0.5)
+    config = ServerConfig(NODES, BATCH, sync=sync, policy=policy, lr=0.2, momentum=0.5)
     program = images_program(TrainConfig(), data)
-    with Server(program, choices, pool, on_update, delay=Lagging()) as server:
+    with Server(program, config, pool, on_update, delay=Lagging()) as server:
         values = server.run()
     took = log[-1].now - log[0].now + log[0].seconds
     samples = np.cumsum([u.samples for u in log])

@@ -13,7 +13,7 @@ from common import COLOURS, figure, save
 
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate.delays import Constant, Exponential
-from paceline.simulate.learning import choices, learn
+from paceline.simulate.learning import learn, server_config
 
 WAYS = ("everyone", "dbw", "static:12", "static:8")
 UNTIL = 12.0  # seconds
@@ -25,7 +25,7 @@ def main() -> None:
     scenario = Scenario(workers=cluster, global_batch=512, rounds=400, seed=0)
     made, (curve, bars) = figure(2, gridspec_kw={"width_ratios": [3, 2]})
     for way, colour in zip(WAYS, COLOURS, strict=False):
-        updates = learn(scenario, choices(scenario, backup=way, mode="push-interrupt", lr=0.3)).updates
+        updates = learn(scenario, server_config(scenario, backup=way, mode="push-interrupt", lr=0.3)).updates
         now, loss = np.array([(u.now, u.loss) for u in updates]).T
         smooth = np.convolve(loss, np.ones(5) / 5, "valid")
         shown = now[4:] < UNTIL

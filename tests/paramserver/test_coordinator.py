@@ -39,8 +39,8 @@ class Engine:
 
 def made(sync="bsp", mode="push-wait", backup="everyone", policy="level"):
     engine, pool, log = Engine(), Epochs(SAMPLES, EPOCHS, seed=0), []
-    choices = ServerConfig(WORKERS, 12, sync, mode, backup, policy)
-    return engine, pool, log, Coordinator(engine, choices, pool, log.append)
+    config = ServerConfig(WORKERS, 12, sync=sync, mode=mode, backup=backup, policy=policy)
+    return engine, pool, log, Coordinator(engine, config, pool, log.append)
 
 
 def finish(engine, coordinator, worker, now):
@@ -96,7 +96,7 @@ def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
 )
 def test_what_the_last_one_leaves_undone_goes_to_those_who_had_nothing_left(sync, mode):
     engine, pool, log = Engine(), Epochs(18, 1, seed=0), []
-    coordinator = Coordinator(engine, ServerConfig(2, 12, sync, mode), pool, log.append)
+    coordinator = Coordinator(engine, ServerConfig(2, 12, sync=sync, mode=mode), pool, log.append)
     coordinator.start(0.0)  # 6 samples each; then 6 are left
     for worker in (0, 1):
         finish(engine, coordinator, worker, 1.0 + worker)
@@ -149,16 +149,16 @@ def test_who_is_slow_is_waited_for_when_it_comes_back():
 )
 def test_a_proportional_rate_goes_by_samples_not_by_gradients(sync, backup):
     engine, log = Engine(), []
-    choices = ServerConfig(
+    config = ServerConfig(
         WORKERS,
         12,
-        sync,
+        sync=sync,
         backup=backup,
         rate="proportional",
         lr=0.6,
         limits=((1, 1), (1, 2), (1, None), (1, None)),
     )
-    coordinator = Coordinator(engine, choices, Epochs(SAMPLES, EPOCHS, seed=0), log.append)
+    coordinator = Coordinator(engine, config, Epochs(SAMPLES, EPOCHS, seed=0), log.append)
     coordinator.start(0.0)
     for now in range(40):
         if not engine.running:

@@ -38,8 +38,8 @@ class Open(Epochs):
 class Run:
     """A run that a script accompanies: a generator that goes on after each update, and hits whom it likes."""
 
-    def __init__(self, choices, folder, script):
-        self.orders, self.pool, self.choices = Orders(folder), Open(), choices
+    def __init__(self, config, folder, script):
+        self.orders, self.pool, self.config = Orders(folder), Open(), config
         self.updates, self.at, self.given = [], [], []
         self.left = {}  # by worker: when, why, and what its deadline was, as of the last time
         self._waiting = None  # the signal for whoever waits next, and then (worker, when)
@@ -52,7 +52,7 @@ class Run:
 
         with Watched(
             program(self.orders),
-            choices,
+            config,
             self.pool,
             self._updated,
             delay=OrderedDelay(self.orders, SECONDS),
@@ -165,8 +165,8 @@ def test_whatever_happens_to_workers_the_others_go_on(sync, mode, backup, tmp_pa
         told["updates"] = len(run.updates)
         yield from run.some(3)
 
-    choices = ServerConfig(WORKERS, BATCH, sync, mode, backup, policy="level", lr=RATE)
-    run = Run(choices, tmp_path, script)
+    config = ServerConfig(WORKERS, BATCH, sync=sync, mode=mode, backup=backup, policy="level", lr=RATE)
+    run = Run(config, tmp_path, script)
 
     for stage, at, left, why, over in frozen:
         print(
@@ -197,11 +197,11 @@ def accounts(run):
     ) - run.pool.epochs * len(X)
     used = [task.number for update in run.updates for task in update.moved]
     assert len(used) == len(set(used))
-    asynchronous = run.choices.sync != "bsp"
+    asynchronous = run.config.sync != "bsp"
     history = [np.zeros(3)]
     for update in run.updates:
         total = sum(task.load * (history[task.version] - X[task.taken].mean(0)) for task in update.moved)
-        batch = run.choices.global_batch if asynchronous else update.samples
+        batch = run.config.global_batch if asynchronous else update.samples
         history.append(history[-1] - RATE * total / batch)
     assert np.abs(run.values - history[-1]).max() < 1e-9
     assert np.abs(run.values - X.mean(0)).max() < 0.3

@@ -46,8 +46,8 @@ def served(policy, delay, during=None, epochs=2, **kwargs):
         if during is not None:
             during(server, update)
 
-    choices = ServerConfig(3, 60, policy=policy, lr=0.2, momentum=0.5)
-    with Server(quadratic, choices, pool, on_update, delay=delay, **kwargs) as server:
+    config = ServerConfig(3, 60, policy=policy, lr=0.2, momentum=0.5)
+    with Server(quadratic, config, pool, on_update, delay=delay, **kwargs) as server:
         values = server.run()
     return values, log, pool
 
@@ -121,8 +121,8 @@ def test_the_record_has_the_pieces(tmp_path):
 def test_what_excludes_it_is_said():
     for other in ({"sync": "ssp:2"}, {"backup": "static:2"}, {"mode": "pull"}):
         with pytest.raises(PacelineError, match="factoring moves work within a round that all workers share"):
-            ServerConfig(3, 60, policy="factoring", **other).shares_rounds()
-    assert not ServerConfig(3, 60, policy="level", sync="ssp:2").shares_rounds()
+            ServerConfig(3, 60, policy="factoring", **other).build(shared=True)
+    assert not ServerConfig(3, 60, policy="level", sync="ssp:2").build(shared=True).shares_rounds
 
 
 def test_who_comes_in_mid_round_shares_it():

@@ -49,9 +49,9 @@ def on_update(update):
     log.append((time.perf_counter(), update))
 
 
-choices = ServerConfig(4, 40, lr=0.2)
+config = ServerConfig(4, 40, lr=0.2)
 with Fragile(
-    wide, choices, pool, on_update, address=cluster.address, cpus=1.0, delay=Slowed([0.02] * 4), floor=0.5
+    wide, config, pool, on_update, address=cluster.address, cpus=1.0, delay=Slowed([0.02] * 4), floor=0.5
 ) as server:
     values = server.run()
 print(json.dumps({

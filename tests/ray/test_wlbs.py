@@ -43,12 +43,14 @@ def test_divided_by_machine_adjusted_and_outliving_a_worker():
             os.kill(server.processes[1], signal.SIGKILL)
 
     # Whoever has the largest machine is the slowest: the division by size is wrong, and must be adjusted.
-    choices = ServerConfig(WORKERS, BATCH, "lsp:2:3", policy=f"wlbs:micro={MICRO},period=3,epoch=15", lr=0.1)
+    config = ServerConfig(
+        WORKERS, BATCH, sync="lsp:2:3", policy=f"wlbs:micro={MICRO},period=3,epoch=15", lr=0.1
+    )
 
     def delay(worker, update, samples):
         return (1e-3, 1e-3, 1e-3, 4e-3)[worker] * samples
 
-    with Watched(sized, choices, pool, on_update, delay=delay) as server:
+    with Watched(sized, config, pool, on_update, delay=delay) as server:
         values = server.run()
 
     first = {task.worker: task.load for task in given if task.version == 0}

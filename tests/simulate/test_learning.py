@@ -20,7 +20,7 @@ from paceline.papers.reference_data import data_folder
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate import run as run_rounds
 from paceline.simulate.delays import Constant
-from paceline.simulate.learning import choices, learn
+from paceline.simulate.learning import learn, server_config
 
 SCENARIO = """
 global_batch = 80
@@ -58,7 +58,7 @@ def test_the_scenarios_limits_and_drawn_classes_hold_in_learning_too(tmp_path):
         for pace, least, most in ((0.001, 0, 5), (0.001, 0, None), (0.004, 12, None))
     )
     limited = Scenario(classes, global_batch=40, rounds=6)
-    learnt = learn(limited, choices(limited, policy="level", lr=0.1))
+    learnt = learn(limited, server_config(limited, policy="level", lr=0.1))
     loads = np.array([update.loads for update in learnt.updates])
     assert loads[:, 0].max() <= 5
     assert loads[:, 2].min() >= 12
@@ -66,7 +66,7 @@ def test_the_scenarios_limits_and_drawn_classes_hold_in_learning_too(tmp_path):
     for seed in range(3):  # the slowest of an equal division ends the round, in both
         each = dataclasses.replace(drawn, seed=seed)
         played = run_rounds(each, ["equal"]).policies["equal"].latency[0, 0]
-        assert learn(each, choices(each)).updates[0].seconds == pytest.approx(played)
+        assert learn(each, server_config(each)).updates[0].seconds == pytest.approx(played)
 
 
 def test_what_happens_to_workers(tmp_path, capsys):

@@ -35,8 +35,10 @@ def server(seconds, sync="bsp", mode="push-wait", backup="everyone", policy="equ
     learner = Quadratic()
     table = kwargs.pop("trips", None) or RoundTrips(n, Constant(np.array(seconds, float)))
     pool = kwargs.pop("pool", None) or Draws(400, 3)
-    choices = ServerConfig(n, batch or 10 * n, sync, mode, backup, policy, lr=0.1, momentum=0.5)
-    return Server(learner, choices, table, pool, **kwargs), learner
+    config = ServerConfig(
+        n, batch or 10 * n, sync=sync, mode=mode, backup=backup, policy=policy, lr=0.1, momentum=0.5
+    )
+    return Server(learner, config, table, pool, **kwargs), learner
 
 
 def log(updates):
@@ -297,8 +299,8 @@ def test_real_gradients_learn():
     from paceline.learners.images import Images
 
     learner = Images(datasets.load("digits"), "mlp")
-    choices = ServerConfig(8, 256, backup="dbw", lr=0.2)
-    run = Server(learner, choices, RoundTrips(8, Exponential(0.7, 0.3)), Draws(1500, 0))
+    config = ServerConfig(8, 256, backup="dbw", lr=0.2)
+    run = Server(learner, config, RoundTrips(8, Exponential(0.7, 0.3)), Draws(1500, 0))
     updates = run.run(updates=60)
     assert updates[-1].loss < 0.6 < 2.0 < updates[0].loss
     assert learner.test(run.parameters.values)[1] > 0.8

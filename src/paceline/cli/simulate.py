@@ -109,14 +109,14 @@ def command(
     console = console_for(json_)
     if learn:
         from paceline.cli.learning import show
-        from paceline.simulate.learning import choices
         from paceline.simulate.learning import learn as train
+        from paceline.simulate.learning import server_config
 
         if len(policy or ()) > 1:
             raise PacelineError(
                 f"--policy was given {len(policy or ())} times; expected it once with --learn"
             )
-        by = choices(
+        by = server_config(
             what, sync=sync, mode=mode, backup=backup, policy=(policy or ["equal"])[0], rate=rate, lr=lr
         )
         write_json(json_, show(what, train(what, by, data, model, loss), console, plot))

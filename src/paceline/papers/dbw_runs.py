@@ -111,9 +111,11 @@ def play(
 ) -> tuple[list[Update], Server]:
     """One run until the mean loss of the last updates is below the target, or the limits are reached."""
     learns = learner(name, model, seed)
-    choices = ServerConfig(workers, workers * batch, sync, mode, backup, policy, rate, lr)
+    config = ServerConfig(
+        workers, workers * batch, sync=sync, mode=mode, backup=backup, policy=policy, rate=rate, lr=lr
+    )
     trips = RoundTrips(workers, delay, pace, seed, changes)
-    server = Server(learns, choices, trips, Draws(len(learns.data.x_train), seed, shards))
+    server = Server(learns, config, trips, Draws(len(learns.data.x_train), seed, shards))
     losses: list[float] = []
 
     def stop(update: Update) -> bool:

@@ -104,9 +104,9 @@ def _train(
 ) -> tuple[int, float]:
     """Gradients and seconds to convergence."""
     learns = learner(seed=seed)
-    choices = ServerConfig(n, n * batch, sync, policy=policy, lr=0.1)
+    config = ServerConfig(n, n * batch, sync=sync, policy=policy, lr=0.1)
     trips = RoundTrips(n, Exponential(1e-3), Lognormal(pace, 0.05), seed)
-    server = Server(learns, choices, trips, Draws(len(learns.data.x_train), seed))
+    server = Server(learns, config, trips, Draws(len(learns.data.x_train), seed))
     losses: list[float] = []
 
     def stop(update: Update) -> bool:

@@ -47,7 +47,7 @@ def faults(out: Path, quick: bool) -> Result:
         )
         server = Server(
             learns,
-            ServerConfig(NODES, 250, sync, policy=policy, lr=0.2, momentum=0.5),
+            ServerConfig(NODES, 250, sync=sync, policy=policy, lr=0.2, momentum=0.5),
             trips,
             pool,
             members=[Member(30.0, 4, "freeze")],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,19 @@ from paceline.rounds import Cluster, Machines
 from paceline.sync import Gate
 
 __all__ = ["ServerConfig"]
+
+
+class ServerParts(NamedTuple):
+    """What one run is coordinated by.
+
+    backup: None where the gate alone decides. shares_rounds: work moves within the round.
+    """
+
+    gate: Gate[Any]
+    backup: Backup[Any] | None
+    rate: Rate
+    balancer: Balancer
+    shares_rounds: bool
 
 
 @dataclass(frozen=True)
@@ -35,6 +48,7 @@ class ServerConfig:
 
     workers: int
     global_batch: int
+    _: KW_ONLY
     sync: str = "bsp"
     mode: str = "push-wait"
     backup: str = "everyone"
@@ -46,22 +60,13 @@ class ServerConfig:
     machines: Machines | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        self.made()
+        self.build()
 
-    def shares_rounds(self) -> bool:
-        """Whether the policy moves work within the round. Raises PacelineError where nothing else goes with it."""
-        gate, waits, _, balancer = self.made()
-        if balancer.piece_plan(0) is None:
-            return False
-        if not isinstance(gate, sync.Bsp) or self.mode != "push-wait" or waits is not None:
-            raise PacelineError(
-                f"{self.policy} moves work within a round that all workers share; use it with sync bsp, mode "
-                "push-wait and backup everyone, or choose another policy"
-            )
-        return True
+    def build(self, shared: bool = False) -> ServerParts:
+        """The parts, for one run.
 
-    def made(self) -> tuple[Gate[Any], Backup[Any] | None, Rate, Balancer]:
-        """The parts; no backup policy where the gate alone decides."""
+        shared: the engine runs rounds in pieces, where the policy says so.
+        """
         gate = sync.create(self.sync, self.workers, self.mode)
         waits: Backup[Any] | None = backup.create(self.backup, self.workers, self.mode)
         if isinstance(waits, backup.Everyone):
@@ -86,14 +91,24 @@ class ServerConfig:
                     f"limits of worker {worker}: least {low}; expected 1 sample or more, as a worker without any has "
                     "no gradient to send to the parameter server"
                 )
-        least = [1 if low is None else low for low, _ in pairs]
-        most = [high for _, high in pairs]
+        rate = rates.create(self.rate, self.workers, self.lr)
+        balancer = self.balancer(self.machines)
+        shares_rounds = shared and balancer.piece_plan(0) is not None
+        if shares_rounds and not (isinstance(gate, sync.Bsp) and self.mode == "push-wait" and waits is None):
+            raise PacelineError(
+                f"{self.policy} moves work within a round that all workers share; use it with sync bsp, mode "
+                "push-wait and backup everyone, or choose another policy"
+            )
+        return ServerParts(gate, waits, rate, balancer, shares_rounds)
+
+    def balancer(self, machines: Machines | None) -> Balancer:
+        """The balancer for workers on these machines."""
+        pairs = self.limits or ((None, None),) * self.workers
         cluster = Cluster(
             self.workers,
             self.global_batch,
-            np.array(least, float),
-            np.array([self.global_batch if m is None else m for m in most], float),
-            self.machines,
+            np.array([1 if low is None else low for low, _ in pairs], float),
+            np.array([self.global_batch if high is None else high for _, high in pairs], float),
+            machines,
         )
-        rate = rates.create(self.rate, self.workers, self.lr)
-        return gate, waits, rate, Balancer(policies.create(self.policy, cluster))
+        return Balancer(policies.create(self.policy, cluster))

@@ -11,7 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -107,16 +107,15 @@ class Coordinator:
     def __init__(
         self,
         engine: Engine,
-        choices: ServerConfig,
+        config: ServerConfig,
         pool: SampleSource,
         on_update: Callable[[Update], None],
         shares: bool = False,
     ) -> None:
-        self._shares = shares and choices.shares_rounds()
-        self.gate, self.backup, self.rate, self.balancer = choices.made()
-        self.engine, self.pool, self._on_update, self._choices = engine, pool, on_update, choices
-        n = choices.workers
-        self.workers, self.batch = n, choices.global_batch
+        self.gate, self.backup, self.rate, self.balancer, self._shares = config.build(shares)
+        self.engine, self.pool, self._on_update, self._config = engine, pool, on_update, config
+        n = config.workers
+        self.workers, self.batch = n, config.global_batch
         self.version, self._updated_at, self._numbers = 0, 0.0, 0
         self.tasks: dict[int, Task] = {}  # what each worker is computing
         self._held: dict[
@@ -131,7 +130,7 @@ class Coordinator:
         self._loads = (-1, np.zeros(n, np.int64))  # whose version, samples each
         self._norm2 = self._variance = math.nan
         # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
-        self.statistics = any(getattr(part, "needs_variance", False) for part in (self.backup, self.rate))
+        self.statistics = self.rate.needs_variance or (self.backup is not None and self.backup.needs_variance)
         self._wanted = n
         self._backup_state: Any = None
         if self.backup is not None:
@@ -140,11 +139,11 @@ class Coordinator:
     @property
     def needs_machines(self) -> bool:
         """Whether the balancing policy begins with what the machines are: see ``set_machines``."""
-        return bool(getattr(self.balancer.policy, "needs_machines", False))
+        return self.balancer.policy.needs_machines
 
     def set_machines(self, machines: Machines) -> None:
         """What the workers' machines are; to be told before ``start``."""
-        self.balancer = replace(self._choices, machines=machines).made()[3]
+        self.balancer = self._config.balancer(machines)
 
     def start(self, now: float = 0.0, workers: set[int] | None = None) -> None:
         """Everybody begins; workers: who is there, all where not given."""

@@ -8,7 +8,7 @@ Johnson et al. 2020). DBW itself uses the full rate for every k.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 

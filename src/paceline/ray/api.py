@@ -49,9 +49,19 @@ def train(
     """
     if samples < 1 or epochs < 1:
         raise PacelineError(f"samples={samples}, epochs={epochs}: expected at least 1 of each")
-    choices = ServerConfig(workers, global_batch, sync, mode, backup, policy, rate, lr, momentum)
+    config = ServerConfig(
+        workers,
+        global_batch,
+        sync=sync,
+        mode=mode,
+        backup=backup,
+        policy=policy,
+        rate=rate,
+        lr=lr,
+        momentum=momentum,
+    )
     pool = Epochs(samples, epochs, seed)
-    with Server(program, choices, pool, on_update, address=address, delay=delay, replace=replace) as server:
+    with Server(program, config, pool, on_update, address=address, delay=delay, replace=replace) as server:
         return server.run()
 
 

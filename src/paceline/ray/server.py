@@ -63,7 +63,7 @@ class Server:
     def __init__(
         self,
         program: Program,
-        choices: ServerConfig,
+        config: ServerConfig,
         pool: SampleSource,
         on_update: Callable[[Update], None] | None = None,
         *,
@@ -77,7 +77,7 @@ class Server:
         start_seconds: float = 120.0,
         state: dict[str, Any] | None = None,
     ) -> None:
-        self.choices, self.pool = choices, pool
+        self.config, self.pool = config, pool
         self.on_update = on_update or (lambda update: None)
         self._give_up, self._floor, self._replace = give_up, floor, replace
         self._commands: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
@@ -86,15 +86,15 @@ class Server:
         self._moving: dict[Any, tuple[_Sent, Report]] = {}  # by the refs of parts on their way here
         self._here: dict[int, _Here] = {}  # by task
         self.buffers: Vector | None = None
-        self._coordinator = Coordinator(self, choices, pool, self._updated, shares=True)
-        self._round = Pieces(choices.workers, self, self._coordinator)
+        self._coordinator = Coordinator(self, config, pool, self._updated, shares=True)
+        self._round = Pieces(config.workers, self, self._coordinator)
         self.updates = self._before = 0 if state is None else int(state["version"])
-        self._ours = connect(address, choices.workers + 1)
+        self._ours = connect(address, config.workers + 1)
         self._crew: Crew
         self.shards: Shards
         try:
-            pieces = 4 if choices.mode == "push-interrupt" else 1
-            self._crew = Crew(choices.workers, program, pieces, delay, cpus)
+            pieces = 4 if config.mode == "push-interrupt" else 1
+            self._crew = Crew(config.workers, program, pieces, delay, cpus)
             self._actors, self.processes = self._crew.actors, self._crew.processes
             self._launch(start_seconds, state, shards)
         except BaseException:
@@ -229,14 +229,14 @@ class Server:
             )
         self.shards = Shards(
             values,
-            self.choices.momentum,
+            self.config.momentum,
             self._coordinator.statistics,
             velocity=None if state is None else state["velocity"],
             version=self.updates,
             count=shards,
         )
         if self._coordinator.needs_machines:
-            self._coordinator.set_machines(sizes(self._crew.ask("machine", range(self.choices.workers))))
+            self._coordinator.set_machines(sizes(self._crew.ask("machine", range(self.config.workers))))
         self._small = values.nbytes / len(self.shards) < SMALL_BYTES
         self.buffers = None if state is None else state.get("buffers")
 

@@ -20,7 +20,7 @@ from paceline.simulate.server import Member, Server
 from paceline.simulate.world import classes_of
 
 
-def choices(scenario: Scenario, **options: Any) -> ServerConfig:
+def server_config(scenario: Scenario, **options: Any) -> ServerConfig:
     """What the scenario's workers are coordinated by; options as in ``ServerConfig``.
 
     Raises PacelineError for what is unknown or excludes something else."""
@@ -68,8 +68,8 @@ def learn(
 ) -> Learnt:
     """Train on the scenario's first realization, ``scenario.rounds`` updates at most.
 
-    by: ``choices`` for this scenario. data, model: as for ``paceline train``. loss: stop when the mean of the last 5
-    updates' losses is below it.
+    by: ``server_config`` for this scenario. data, model: as for ``paceline train``. loss: stop when the mean of the
+    last 5 updates' losses is below it.
 
     A worker's j-th task takes as long as its round j in the scenario: overhead and link plus pace times load.
     What happens to a worker in round r happens once r - 1 updates are made; what it has begun by then is dropped

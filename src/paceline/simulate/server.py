@@ -57,7 +57,7 @@ class Server:
     def __init__(
         self,
         learner: Learner,
-        choices: ServerConfig,
+        config: ServerConfig,
         trips: RoundTrips,
         pool: SampleSource,
         members: Sequence[Member] = (),
@@ -66,12 +66,12 @@ class Server:
         floor: float = 1.0,
         by_update: Sequence[Member] = (),
     ) -> None:
-        self.parameters = Parameters(learner.start(), choices.momentum)
+        self.parameters = Parameters(learner.start(), config.momentum)
         self.updates: list[Update] = []
         self.now = 0.0
         self._learner, self._trips, self._pool = learner, trips, pool
         self._give_up, self._floor = give_up, floor
-        self._coordinator = Coordinator(self, choices, pool, self.updates.append)
+        self._coordinator = Coordinator(self, config, pool, self.updates.append)
         self._heap: list[tuple[float, int, int, object]] = []
         self._sequence = 0
         self._reading: dict[int, Vector] = {}  # by task: the parameters it is computed at

@@ -39,7 +39,7 @@ SLOWEST = 1e6  # milliseconds a sample, or times as slow
 EARLIER = {"pace": "slowdown", "pace_ms": "slowdown_ms", "pace_trace": "slowdown_trace"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """One training run. Lists have one entry a worker.
 
@@ -130,26 +130,24 @@ class TrainConfig:
     def server(self) -> ServerConfig:
         """What the parameter server goes by. Raises PacelineError for what is unknown or excludes something else."""
         limits = None if self.limits is None else tuple(self.limits)
-        made = ServerConfig(
+        return ServerConfig(
             self.workers,
             self.global_batch,
-            self.sync,
-            self.mode,
-            self.backup,
-            self.policy,
-            self.rate,
-            self.lr,
-            self.momentum,
-            limits,
+            sync=self.sync,
+            mode=self.mode,
+            backup=self.backup,
+            policy=self.policy,
+            rate=self.rate,
+            lr=self.lr,
+            momentum=self.momentum,
+            limits=limits,
         )
-        made.shares_rounds()
-        return made
 
     def _check_engine(self) -> None:
         if self.engine == "ray":
             import paceline.ray  # noqa: F401 - which says so where Ray is not installed
 
-            self.server()
+            self.server().build(shared=True)
             if self.patience != TrainConfig.patience:
                 raise PacelineError("--patience is for --engine torch; leave it out with --engine ray")
         elif self.engine != "torch":
