@@ -1,8 +1,7 @@
-"""Progress of a computation of known length: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of work of known length: a bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
-import sys
 import time
 from types import TracebackType
 from typing import Self
@@ -14,22 +13,50 @@ LINE_EVERY_SECONDS = 5.0
 
 
 class Counter:
-    """Use as a context; call with what is done and how much there is. Shorter work shows nothing."""
+    """Use as a context; call with what is done and how much there is. ``note`` is shown beside it.
 
-    def __init__(self, label: str) -> None:
-        console = Console(stderr=True)
-        self._terminal, self._label = console.is_terminal, label
-        columns = (TextColumn(label), BarColumn(bar_width=24), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not self._terminal)
-        self._task = self._bar.add_task(label, total=None)
+    unit: what is counted, for lines. lasting: the end is shown, too, and stays; else short work shows nothing.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        console: Console | None = None,
+        *,
+        unit: str = "",
+        note: str = "",
+        lasting: bool = False,
+    ) -> None:
+        self.console = console or Console(stderr=True)
+        self._label, self._unit, self._lasting = label, unit, lasting
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            transient=not lasting,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task(label, total=None, note=note)
         self._last = time.monotonic()
 
-    def __call__(self, done: int, total: int) -> None:
-        self._bar.update(self._task, completed=done, total=total)
-        now = time.monotonic()
-        if not self._terminal and now - self._last > LINE_EVERY_SECONDS:
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        self._bar.update(self._task, completed=done, total=total, note=note)
+        now, last = time.monotonic(), self._lasting and done == total
+        if not self.console.is_terminal and (last or now - self._last > LINE_EVERY_SECONDS):
             self._last = now
-            print(f"{self._label}: {done}/{total}", file=sys.stderr)
+            words = (self._label, f"{self._unit} {done}/{total}".strip(), note)
+            self.console.print("  ".join(filter(None, words)))
+
+    def begin(self, done: int, total: int) -> None:
+        """Show how much is done before anything is."""
+        self._bar.update(self._task, completed=done, total=total, note="")
+
+    def note(self, text: str) -> None:
+        """Say something else beside the count."""
+        self._bar.update(self._task, note=text)
 
     def __enter__(self) -> Self:
         self._bar.start()

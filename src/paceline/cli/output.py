@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from paceline.errors import PacelineError
 from paceline.files import check_place, write_whole
-
-UNBOUNDED = 10_000  # columns that no table needs
 
 
 def console_for(target: str | None) -> Console:
@@ -23,16 +20,6 @@ def console_for(target: str | None) -> Console:
     if not console.is_terminal:
         console.width = 110
     return console
-
-
-def print_whole(console: Console, table: Table) -> None:
-    """A table with all its figures: a window that is too narrow breaks the lines, but nothing is cut."""
-    shown = console.width
-    console.width = max(
-        shown, console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum
-    )
-    console.print(table)
-    console.width = shown
 
 
 def check_json(target: str | None) -> None:

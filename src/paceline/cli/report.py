@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from paceline import tables
 from paceline.cli.output import write_text
 from paceline.errors import PacelineError
 from paceline.files import write_whole
@@ -60,9 +60,7 @@ def command(
 
 def comparison_table(runs: list[Run], summaries: list[dict[str, Any]]) -> Table:
     """The figures of several runs side by side, for a terminal."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for head in ("run", "samples/s", "of bound", "waiting", "time", "loss", "accuracy", "loads"):
-        table.add_column(head, no_wrap=True)
+    table = tables.begun("run", "samples/s", "of bound", "waiting", "time", "loss", "accuracy", "loads")
     for name, summary in zip(labels(runs), summaries, strict=True):
         loads = summary["final_batches"]
         table.add_row(

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from paceline import tables
 from paceline.cli.counter import Counter
 from paceline.cli.output import check_json, console_for, write_json
 from paceline.errors import PacelineError
@@ -148,11 +148,9 @@ def heading(scenario: Scenario) -> str:
 
 def table(outcome: Outcome) -> Table:
     """The figures of every policy, the quickest first; ratio: its seconds over the oracle's."""
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("policy", no_wrap=True)
     first = next(iter(outcome.policies.values()))
-    for head in ["seconds", *(f"@{t}" for t in seconds_at(first)), "idle", "ratio", "regret", "deciding"]:
-        shown.add_column(head, justify="right", no_wrap=True)
+    at = (f"@{t}" for t in seconds_at(first))
+    shown = tables.begun("policy", figures=("seconds", *at, "idle", "ratio", "regret", "deciding"))
     for name, played in sorted(outcome.policies.items(), key=lambda item: item[1].latency.sum(0).mean()):
         lost = float(regret(played, outcome)[-1].mean())
         shown.add_row(

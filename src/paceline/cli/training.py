@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from paceline.cli.counter import Counter
 from paceline.cli.options import check_port
 from paceline.cli.output import check_json, write_json
 from paceline.cli.progress import Progress
@@ -121,7 +122,8 @@ class Session:
             write_json(self._target, figures, indent=2)
 
     def _run(self, config: TrainConfig, run_dir: Path, label: str, resume: bool, port: int) -> dict[str, Any]:
-        with Progress(self._console, label) as progress:
+        with Counter(label, self._console, unit="step", note="starting workers", lasting=True) as counter:
+            progress = Progress(counter)
             try:
                 if config.engine == "ray":
                     from paceline.train import ray_engine

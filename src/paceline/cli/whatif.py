@@ -7,18 +7,18 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from paceline.cli.counter import Counter
-from paceline.cli.output import check_json, console_for, print_whole, write_json
+from paceline.cli.output import check_json, console_for, write_json
 from paceline.errors import PacelineError
 from paceline.runs import read
 from paceline.runs.words import listing, percent, seconds, times
+from paceline.simulate.compared import before, table
 from paceline.simulate.toml import of_trace
 from paceline.simulate.whatif import Answer
 from paceline.simulate.whatif import of_run as answer_of_run
 from paceline.simulate.whatif import of_trace as answer_of_trace
+from paceline.tables import print_whole
 
 DEFAULT = ("equal", "dolbie", "level", "auto")
 
@@ -62,7 +62,7 @@ def command(
 
 def verdict(answer: Answer) -> str:
     """The answer in one sentence."""
-    was = f"the {seconds(answer.seconds)} under {_before(answer)}"
+    was = f"the {seconds(answer.seconds)} under {before(answer)}"
     best = answer.best
     if not best:
         return f"None of {listing(list(answer.policies))} would have been faster than {was}, so keep what you have."
@@ -87,27 +87,11 @@ def losses(answer: Answer) -> str:
     return f"The workers spent {percent(answer.idle)} of their time, {seconds(answer.lost)}, waiting, {whom}."
 
 
-def table(answer: Answer) -> Table:
-    """Every policy's figures, the quickest first."""
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    shown.add_column("policy", no_wrap=True)
-    for head in ("time", "as fast", "waiting", "loads in the last round"):
-        shown.add_column(head, justify="right", no_wrap=True)
-    shown.add_row(f"{_before(answer)} (recorded)", seconds(answer.seconds), "1", percent(answer.idle), "")
-    for name, would in sorted(answer.policies.items(), key=lambda item: item[1].seconds):
-        loads = [int(load) for load in np.nan_to_num(would.loads[_full(would)])]
-        few = "/".join(map(str, loads)) if len(loads) <= 8 else f"{min(loads)} to {max(loads)}"
-        shown.add_row(
-            name, seconds(would.seconds), times(answer.seconds / would.seconds), percent(would.idle), few
-        )
-    return shown
-
-
 def to_json(answer: Answer) -> dict[str, Any]:
     """For JSON: what was recorded, what each policy would have cost, and the verdict."""
     return {
         "recorded": {
-            "policy": _before(answer),
+            "policy": before(answer),
             "seconds": answer.seconds,
             "idle_share": answer.idle,
             "waited_for": answer.blame.tolist(),
@@ -126,13 +110,3 @@ def to_json(answer: Answer) -> dict[str, Any]:
         "verdict": verdict(answer),
         "notes": answer.notes,
     }
-
-
-def _before(answer: Answer) -> str:
-    return answer.recorded or "equal"
-
-
-def _full(would: Any) -> int:
-    """The last round that was not a short one."""
-    sizes = np.nansum(would.loads, axis=1)
-    return int(np.flatnonzero(sizes == sizes.max())[-1])

@@ -5,16 +5,15 @@ from __future__ import annotations
 import textwrap
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cli.output import print_whole
-from paceline.cli.whatif import table as policies
+from paceline import tables
 from paceline.doctor.findings import Diagnosis
 from paceline.doctor.phases import Phase
 from paceline.rounds import Array
 from paceline.runs.words import number, times
+from paceline.simulate import compared
 
 SHOWN = 16  # ranks in the table, the slowest first
 MILLISECONDS = 2.0  # seconds of a step below which the table is in milliseconds
@@ -28,9 +27,9 @@ def show(found: Diagnosis, console: Console | None = None) -> None:
     unit = "ms" if found.spent.step < MILLISECONDS else "s"
     console.print()
     _say(console, f"Where a step goes on each rank, in {unit} (medians of {found.spent.steps:,} steps):")
-    print_whole(console, _ranks(found, 1e3 if unit == "ms" else 1.0))
+    tables.print_whole(console, _ranks(found, 1e3 if unit == "ms" else 1.0))
     _say(console, "What other divisions of the same batches would have made of it:")
-    print_whole(console, policies(found.answer))
+    tables.print_whole(console, compared.table(found.answer))
     if found.lines:
         _say(console, "The change that balances it (docs/training.md explains it):")
         for line in found.lines:
@@ -56,9 +55,7 @@ def _ranks(found: Diagnosis, scale: float) -> Table:
         ("exchange", np.full(found.run.workers, spent.exchanging)),
     ]
     columns = [(head, values) for head, values in columns if head not in ("fetch", "move") or values.any()]
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    for head in ("rank", "samples", *(head for head, _ in columns), "slower"):
-        shown.add_column(head, justify="right", no_wrap=True)
+    shown = tables.begun(figures=("rank", "samples", *(head for head, _ in columns), "slower"))
     order = np.argsort(-np.nan_to_num(spent.slowness), kind="stable")[:SHOWN]
     for rank in sorted(order) if len(order) == found.run.workers else order:
         shown.add_row(

@@ -25,7 +25,6 @@ MANY = 2**53  # whole numbers up to this are exact as floats
 SEAL = re.compile(rb',"sum":"([0-9a-f]{8})"\}\s*')
 # What a parameter server and rounds in pieces add, and reports read.
 NUMBERS = ("quorum", "present", "rate", "at_once", "piece_cost", "dropped_samples")
-LISTS = ("staleness", "loading", "reducing")
 NESTED = ("pieces", "piece_seconds")
 
 
@@ -101,7 +100,7 @@ def fault(line: Any) -> str:
 def _extras(line: dict[str, Any]) -> str:
     checks = (
         [(name, _number) for name in NUMBERS]
-        + [(name, lambda value: _list(value, _numbered)) for name in LISTS]
+        + [("staleness", lambda value: _list(value, _numbered))]
         + [(name, lambda value: _list(value, lambda row: _list(row, _numbered))) for name in NESTED]
         + [("dropped", lambda value: isinstance(value, dict) and all(map(_number, value.values())))]
         + [("events", lambda value: isinstance(value, list))]

@@ -1,0 +1,29 @@
+"""Tables of figures for a terminal."""
+
+from __future__ import annotations
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+UNBOUNDED = 10_000  # columns that no table needs
+
+
+def begun(*first: str, figures: tuple[str, ...] = ()) -> Table:
+    """A table without rows. first: heads of columns of words; figures: of columns of numbers, to their right."""
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for head in first:
+        shown.add_column(head, no_wrap=True)
+    for head in figures:
+        shown.add_column(head, justify="right", no_wrap=True)
+    return shown
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """A table with all its figures: a window that is too narrow breaks the lines, but nothing is cut."""
+    shown = console.width
+    console.width = max(
+        shown, console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum
+    )
+    console.print(table)
+    console.width = shown
