@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.launched import run_script
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
@@ -35,28 +37,20 @@ def test_train_ddp() -> None:
 @pytest.mark.processes
 @pytest.mark.xdist_group("examples")
 @pytest.mark.parametrize(
-    ("name", "needs"),
+    ("name", "needs", "loaded"),
     [
-        ("lightning_trainer", "lightning"),
-        ("fabric_loop", "lightning"),
-        ("fsdp2", "torch"),
-        ("accelerate_loop", "accelerate"),
-        ("hf_trainer", "transformers"),
+        ("lightning_trainer", "lightning", ["lightning"]),
+        ("fabric_loop", "lightning", ["lightning"]),
+        ("fsdp2", "torch", []),
+        ("accelerate_loop", "accelerate", ["accelerate"]),
+        ("hf_trainer", "transformers", ["transformers.trainer"]),
     ],
 )
-def test_hosts(name: str, needs: str) -> None:
+def test_hosts(name: str, needs: str, loaded: list[str]) -> None:
     pytest.importorskip(needs)
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
-            str(EXAMPLES / f"{name}.py"),
-        ],
-        capture_output=True, text=True, timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "terminate called" not in done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("loss"))
+    out, err = run_script(3, EXAMPLES / f"{name}.py", *loaded)
+    assert "terminate called" not in err
+    (line,) = (line for line in out.splitlines() if line.startswith("loss"))
     loads = [int(load) for load in line.split("[")[1].split("]")[0].split(", ")]
     assert sum(loads) == 256
     assert loads[2] < min(loads[:2]), "the slow rank has least to do"

@@ -8,9 +8,33 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing import forkserver
 from typing import Any
 
 SECONDS = 900  # only a hang lasts so long: two cores may be busy with other tests
+# What the server of forks has loaded: a host framework takes seconds of processor time to import, in each rank.
+LOADED = ("torch", "torch.distributed", "numpy", "paceline.torch")
+OF_JOBS = {
+    "lightning_jobs": ("lightning",),
+    "fabric_jobs": ("lightning",),
+    "accelerate_jobs": ("accelerate",),
+    "accelerate_loops": ("accelerate",),
+    "trainer_jobs": ("transformers.trainer", "transformers.models.llama"),
+    "trainer_evaluates": ("transformers.trainer",),
+    "ported": ("transformers.trainer", "transformers.models.bert"),
+}
+
+
+def load(*modules: str) -> None:
+    """Have these modules loaded in the server of forks, which starts once more where it has others."""
+    wanted = {*LOADED, *modules}
+    if not wanted <= _loaded:
+        _loaded.update(wanted)
+        forkserver._forkserver._stop()  # type: ignore[attr-defined]
+        forkserver.set_forkserver_preload(sorted(_loaded))
+
+
+_loaded: set[str] = set()
 
 
 def run_ranks(ranks: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -20,8 +44,8 @@ def run_ranks(ranks: int, job: Callable[..., Any], *arguments: Any) -> list[Any]
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    load(*OF_JOBS.get(job.__module__.rpartition(".")[2], ()))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "numpy", "paceline.torch"])
     with tempfile.TemporaryDirectory() as directory:
         pipes, workers = [], []
         for rank in range(ranks):
