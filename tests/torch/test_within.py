@@ -222,7 +222,7 @@ def test_three_numbers_travel_in_one(additions: list[tuple[int, int, int]]) -> N
 
 def test_a_rank_that_has_no_room_for_a_claim_tells_its_speed_all_the_same() -> None:
     half, ones = np.array(0.5), np.ones(2)
-    piece_plan = PiecePlan(first=half, part=half, then=half, least=ones, speeds=1e3 * ones)
+    piece_plan = PiecePlan(half, half, half, least=ones, speeds=1e3 * ones)
     division = Division(np.array([10, 10]), np.array([0, 0]), start=20, pool=20, piece_plan=piece_plan)
     claims = Claims(torch.device("cpu"), unit=1, largest=None, most=10)
     claims._counter = counter = LocalCounter()

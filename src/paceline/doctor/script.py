@@ -29,7 +29,9 @@ ADAPTERS = {
     ),
     "accelerate": (
         "+ from paceline.hosts.accelerate import AcceleratePace",
-        "+ pace = AcceleratePace(accelerator, model, {options})",
+        "+ pace = AcceleratePace(",
+        "+     accelerator, model, {options}",
+        "+ )",
         "- loader = accelerator.prepare(DataLoader(dataset, ...))",
         "+ loader = pace.loader(dataset, seed=0)",
         "- accelerator.backward(loss)",

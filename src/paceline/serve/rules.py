@@ -16,7 +16,7 @@ DECIDE = (
     "shares",
     "balancer.py",
     "costs.py",
-    "fitting.py",
+    "durations.py",
     "options.py",
     "policies.py",
     "rounds.py",
