@@ -94,7 +94,7 @@ class Idle:
 
 
 def test_who_leaves_a_parameter_server_and_comes_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    config = ServerConfig(2, 8, "bsp", "push-wait", "everyone", "level")
+    config = ServerConfig(2, 8, policy="level")
     coordinator = Coordinator(Idle(), config, Epochs(16, 1, seed=0), lambda _: None)
     coordinator.start()
     with caplog.at_level(logging.INFO, "paceline"):
