@@ -16,7 +16,18 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 ROOT = Path(__file__).resolve().parents[2]
 # Any room may use these.
-GROUND = ("rounds", "costs", "machines", "options", "files", "stored", "background", "durations", "errors")
+GROUND = (
+    "rounds",
+    "costs",
+    "machines",
+    "options",
+    "files",
+    "stored",
+    "background",
+    "durations",
+    "tables",
+    "errors",
+)
 BANDS = {  # what rooms are for, and their colour
     "what people start": (BLUE, ("cli", "papers", "doctor", "serve", "train", "hosts", "live", "client")),
     "engines": (ORANGE, ("torch", "ray", "simulate")),
@@ -90,7 +101,7 @@ def main() -> None:
         axes.add_patch(FancyArrowPatch(*ends, color=COLOURS[room], alpha=0.6, zorder=1, **arrow))
     for room, (x, y) in place.items():
         box(axes, x, y, WIDE, room, COLOURS[room])
-    box(axes, 4.2, -STEP * len(layers), 8.2, "      ".join(GROUND), GREY)
+    box(axes, 4.2, -STEP * len(layers), 8.2, "     ".join(GROUND), GREY)
     for number, (band, (colour, _)) in enumerate(BANDS.items()):
         axes.text(0.1 + 2.2 * number, 0.55, band, color=colour, fontsize=9.5, fontweight="bold")
     save(made, __file__)
