@@ -88,7 +88,7 @@ def test_offloading() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.xdist_group("ray")
+@pytest.mark.xdist_group("ray-products")
 def test_ray_server() -> None:
     pytest.importorskip("ray")
     done = subprocess.run(
@@ -100,7 +100,7 @@ def test_ray_server() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.xdist_group("ray")
+@pytest.mark.xdist_group("ray-products")
 def test_ray_train() -> None:
     pytest.importorskip("ray")
     done = subprocess.run(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("ray")
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray-products")]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "coded_regression.py"
 

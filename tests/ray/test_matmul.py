@@ -17,7 +17,7 @@ from paceline import PacelineError
 from paceline.coded import Problem, ShiftedExponential, plan, random_problem, rearrange, stretched
 from paceline.ray import CodedMatrix, WorkerPool
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray-products")]
 
 NAMES = tuple(f"w{n}" for n in range(5))
 

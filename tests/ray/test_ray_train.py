@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from support import hosts, ray_jobs
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray-products"), pytest.mark.usefixtures("cluster")]
 
 
 def fit(ranks: int, folder: Path, fails: int | None = None) -> list[dict[str, Any]]:
