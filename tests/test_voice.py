@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import logging
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from paceline.balancer import Balancer
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator, Moved
 from paceline.paramserver.samples import Epochs
+from paceline.serve.service import Service
+from paceline.serve.settings import Settings
 from paceline.train.checkpoint import Checkpoints
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "paceline"
@@ -113,3 +116,18 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path, caplog: pytest.LogCaptureF
         checkpoints = Checkpoints(tmp_path / "run.npz", len)
         assert checkpoints.load()
     assert [record.getMessage() for record in caplog.records] == [checkpoints.note]
+
+
+def test_who_joins_and_leaves_a_service_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def played() -> None:
+        service = Service(tmp_path, record=False)
+        await service.start(("j", Settings(batch=8, workers=2)))
+        _, secret = await service.join("j", "a", None, None)
+        await service.leave("j", "a", secret)
+        await service.stop()
+
+    with caplog.at_level(logging.INFO, "paceline"):
+        asyncio.run(played())
+    said = [record.getMessage() for record in caplog.records]
+    assert [sentence.split("(")[0] for sentence in said] == ["job 'j': Joined", "job 'j': Left"]
+    assert all("name='a'" in sentence for sentence in said)

@@ -10,6 +10,7 @@ work too.
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from dataclasses import dataclass, replace
@@ -29,6 +30,8 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.ray.observed import Observations
 from paceline.ray.placement import move
 from paceline.ray.pool import WorkerPool
+
+_log = logging.getLogger(__name__)
 
 BEHIND = 2  # turns that a worker may leave unanswered before it is asked only when needed
 
@@ -121,6 +124,8 @@ class CodedMatrix:
             raise PacelineError("x has entries that are not finite: decoding would spread them; mend x first")
         answer = self._product(x)
         if answer is None and self.on_loss == "recode":
+            lost = ", ".join(self.names[n] for n in sorted(self._lost()))
+            _log.info("%s lost: the blocks are placed on those left", lost)
             self.recode()
             answer = self._product(x)
         if answer is None:

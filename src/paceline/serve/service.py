@@ -300,6 +300,8 @@ class Service:
         return effects
 
     def _observe(self, served: Served, effect: Effect) -> None:
+        if isinstance(effect, Joined | Left):
+            _log.info("job %r: %s", served.name, effect)
         for observe in self.observers:
             observe(served.name, effect)
         if served.record is not None and isinstance(effect, Closed):
