@@ -46,6 +46,17 @@ def test_every_assignment_prints_a_table_and_writes_its_file(workers, tmp_path, 
         assert sum(w["rows_assigned"] for w in master["workers"]) >= 100
 
 
+def test_the_plan_says_what_its_columns_mean(workers):
+    coded = run(workers, "--rows", "100", "--assign", "exact").stdout
+    assert "t* is the time at which the expected number of finished rows reaches L." in " ".join(
+        coded.split()
+    )
+    uncoded = run(workers, "--rows", "90", "--assign", "uniform", "--uncoded").stdout
+    assert "t* is the mean time until all workers of a master are done." in " ".join(uncoded.split())
+    late = run(workers, "--rows", "100", "--assign", "exact", "--deadline", "200").stdout
+    assert "t* is the deadline. L is the number of rows that a master needs." in " ".join(late.split())
+
+
 def test_uncoded_has_no_redundancy(workers):
     result = run(workers, "--rows", "90", "--assign", "uniform", "--uncoded", "--json", "-")
     for master in json.loads(result.stdout)["masters"]:

@@ -7,6 +7,7 @@ import pytest
 from paceline import cli
 from paceline.cli.output import write_json
 from paceline.data import traces
+from paceline.runs.words import seconds, times
 
 ROOT = Path(__file__).parents[2]
 MIXED = ROOT / "examples" / "scenarios" / "mixed.toml"
@@ -55,6 +56,46 @@ def test_json_has_every_figure_of_every_policy(capsys):
     assert told["scenario"]["rounds"] == 40
     assert told["version"]
     assert "dolbie" in shown.err  # the table, for people, beside the figures
+
+
+def one_slow(folder, others=0.001, slow=0.004):
+    """A trace of 30 rounds in which the last of three workers is slow."""
+    pace = np.tile([others, others, slow], (30, 1))
+    return traces.write(folder / "slow.csv", traces.Trace(pace, np.zeros_like(pace)))
+
+
+def test_the_verdict_comes_first_and_agrees_with_the_figures(tmp_path, capsys):
+    trace = one_slow(tmp_path)
+    asked = ("--policy", "equal", "--policy", "level", "--policy", "optimum", "--json", "-")
+    assert simulate("--trace", trace, "--global-batch", 96, *asked) == 0
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    best, equal = (told["policies"][name]["total_seconds"] for name in ("level", "equal"))
+    gain = equal / best
+    verdict = (
+        f"level is the fastest: it takes {seconds(best)}, which is "
+        f"{times(told['policies']['level']['oracle_ratio'])} the least possible time, and is {times(gain)} as fast "
+        "as equal."
+    )
+    assert gain > 1.1
+    assert told["verdict"] == verdict
+    assert " ".join(shown.err.split()).startswith(verdict)
+
+
+@pytest.mark.parametrize(
+    ("policies", "said"),
+    [
+        (("level",), "level takes "),
+        (("optimum", "level"), "level takes "),
+        (("equal", "abs:window=3,reading=share"), "No policy is faster than equal: it takes "),
+        (("level", "dolbie"), "level is the fastest: it takes "),
+    ],
+)
+def test_the_verdict_where_there_is_less_to_compare(tmp_path, capsys, policies, said):
+    trace = one_slow(tmp_path, slow=0.001 if "equal" in policies else 0.004)
+    asked = [word for name in policies for word in ("--policy", name)]
+    assert simulate("--trace", trace, "--global-batch", 96, *asked, "--json", "-") == 0
+    assert said in json.loads(capsys.readouterr().out)["verdict"]
 
 
 def test_the_same_seed_gives_the_same_figures(tmp_path):

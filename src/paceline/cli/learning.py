@@ -9,12 +9,13 @@ import numpy as np
 from rich.console import Console
 
 from paceline.errors import PacelineError
+from paceline.runs.words import percent
 from paceline.simulate.learning import Learnt
 from paceline.simulate.scenario import Scenario
 
 
 def show(scenario: Scenario, learnt: Learnt, console: Console, plot: Path | None) -> dict[str, Any]:
-    """Tell, draw; the figures for JSON."""
+    """Print the result and draw it; returns the figures for JSON."""
     figures = learnt.to_json()
     last, dropped = learnt.updates[-1], figures["gradients_dropped"]
     lost = ", ".join(f"{count} {what}" for what, count in sorted(dropped.items())) or "none"
@@ -25,7 +26,7 @@ def show(scenario: Scenario, learnt: Learnt, console: Console, plot: Path | None
     )
     console.print(
         f"{figures['updates']} updates in {last.now:.4g} virtual seconds; loss {learnt.updates[0].loss:.3f} -> "
-        f"{last.loss:.3f}; test accuracy {learnt.test_accuracy:.1%}"
+        f"{last.loss:.3f}; test accuracy {percent(learnt.test_accuracy, 1)}"
     )
     console.print(
         f"{figures['gradients_used']} gradients used, dropped: {lost}; waited for "

@@ -88,6 +88,17 @@ def command(
             typer.echo(f"{name}: done by {deadline:g} ms with probability {chance:.4f}")
 
 
+def explained(made: CodedPlan) -> str:
+    """What t* and L mean in this plan, in sentences."""
+    if "by deadline" in made.assign:
+        what = "t* is the deadline"
+    elif made.coded:
+        what = "t* is the time at which the expected number of finished rows reaches L"
+    else:
+        what = "t* is the mean time until all workers of a master are done"
+    return f"{what}. L is the number of rows that a master needs."
+
+
 def _rows(given: list[str]) -> dict[str, float]:
     """Rows by master, "" for all others."""
     from paceline.errors import PacelineError
@@ -128,6 +139,7 @@ def _show(made: CodedPlan, fitted: Fit | None) -> None:
             table.add_row(*row, problem.workers[n], *values)
         table.add_section()
     console.print(table)
+    console.print(explained(made), markup=False)
     if fitted is not None and fitted.standard_errors:
         errors = Table(title="fitted, with standard errors")
         for heading in ("master", "worker", *fitted.standard_errors):

@@ -124,7 +124,8 @@ def command(
     names = list(policy or what.policies or DEFAULT)
     with Counter("simulating") as progress:
         outcome = run(what, names, progress)
-    console.print(heading(what), markup=False)
+    for sentence in (verdict(outcome), heading(what)):
+        console.print(sentence, markup=False)
     console.print(table(outcome))
     for sentence in bounds(outcome):
         console.print(sentence, markup=False)
@@ -133,7 +134,24 @@ def command(
 
         for path in plots.draw(outcome, plot):
             console.print(f"Picture: {path}")
-    write_json(json_, to_json(outcome))
+    write_json(json_, to_json(outcome) | {"verdict": verdict(outcome)})
+
+
+def verdict(outcome: Outcome) -> str:
+    """The answer in one sentence; the oracle's own policy, which knows each round in advance, is left out."""
+    totals = {name: float(played.latency.sum(0).mean()) for name, played in outcome.policies.items()}
+    real = [name for name in totals if name.split(":")[0] != "optimum"] or list(totals)
+    best = min(real, key=lambda name: totals[name])
+    limit = words.times(float(oracle_ratio(outcome.policies[best], outcome).mean()))
+    mean = " on average" if outcome.scenario.realizations > 1 else ""
+    figures = f"{words.seconds(totals[best])}{mean}, which is {limit} the least possible time"
+    if len(real) == 1:
+        return f"{best} takes {figures}."
+    base = "equal" if "equal" in real else max(real, key=lambda name: totals[name])
+    gain = totals[base] / totals[best]
+    if best == base or gain < 1.005:
+        return f"No policy is faster than {base}: it takes {figures}."
+    return f"{best} is the fastest: it takes {figures}, and is {words.times(gain)} as fast as {base}."
 
 
 def heading(scenario: Scenario) -> str:
@@ -147,7 +165,7 @@ def heading(scenario: Scenario) -> str:
 
 
 def table(outcome: Outcome) -> Table:
-    """The figures of every policy, the quickest first; ratio: its seconds over the oracle's."""
+    """The figures of every policy, the fastest first; ratio: its seconds divided by the oracle's."""
     first = next(iter(outcome.policies.values()))
     at = (f"@{t}" for t in seconds_at(first))
     shown = tables.begun("policy", figures=("seconds", *at, "idle", "ratio", "regret", "deciding"))
@@ -157,7 +175,7 @@ def table(outcome: Outcome) -> Table:
             name,
             _spread(estimate(played.latency.sum(0))),
             *(number(each.mean) for each in seconds_at(played).values()),
-            f"{float(idle_share(played).mean()):.1%}",
+            words.percent(float(idle_share(played).mean()), 1),
             f"{oracle_ratio(played, outcome).mean():.3f}",
             number(lost if lost > 1e-9 else 0.0),
             words.seconds(played.decide_seconds),
@@ -166,7 +184,7 @@ def table(outcome: Outcome) -> Table:
 
 
 def bounds(outcome: Outcome) -> list[str]:
-    """What Theorem 1 of DOLBIE says of the regrets, where it says anything."""
+    """The bounds that Theorem 1 of DOLBIE gives for the regrets; empty where it does not apply."""
     found = {name: regret_bound(played, outcome) for name, played in outcome.policies.items()}
     return [
         f"The regret of {name} is proven not to exceed {bound.mean():,.0f} s (DOLBIE, Theorem 1)."
