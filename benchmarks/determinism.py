@@ -15,17 +15,18 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
-import multiprocessing
 import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from support.ranks import run_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -138,51 +139,27 @@ def plan(repetitions: int, cases: list[str]) -> Iterator[tuple[str, int, int]]:
                 yield case, (1, 6)[number % 2], number
 
 
-def life(
-    rank: int, ranks: int, first: int, repetitions: int, cases: list[str], store: str, pipe: Connection
-) -> None:
-    """Of one rank: every repetition, whose outcomes it sends."""
-    import torch
-    import torch.distributed as dist
-
+def life(rank: int, ranks: int, first: int, repetitions: int, cases: list[str]) -> list[Outcome]:
+    """Of one rank: every repetition. One alone trains without a process group."""
     from paceline.torch import leave
 
-    torch.set_num_threads(1)
-    if ranks > 1:
-        dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks)
-    pipe.send(
-        [trained(case, quantum, rank, first + number) for case, quantum, number in plan(repetitions, cases)]
-    )
-    if ranks > 1:
+    if ranks == 1:
         leave()
-
-
-def together(ranks: int, first: int, repetitions: int, cases: list[str]) -> list[Outcome]:
-    """Of all ranks."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "numpy", "paceline.torch"])
-    with tempfile.TemporaryDirectory() as directory:
-        ends, workers = [], []
-        for rank in range(ranks):
-            ours, theirs = context.Pipe(duplex=False)
-            told = (rank, ranks, first, repetitions, cases, os.path.join(directory, "store"), theirs)
-            worker = context.Process(target=life, args=told)
-            worker.start()
-            theirs.close()
-            ends.append(ours)
-            workers.append(worker)
-        outcomes = [outcome for end in ends for outcome in end.recv()]
-        for worker in workers:
-            worker.join()
+    outcomes = [
+        trained(case, quantum, rank, first + number) for case, quantum, number in plan(repetitions, cases)
+    ]
+    leave()
     return outcomes
 
 
 def measure(repetitions: int, cases: list[str]) -> bool:
     """Under the environment's settings; prints what was found, True where all bits are the same."""
-    outcomes, first, began = [], 0, time.perf_counter()
+    outcomes: list[Outcome] = []
+    first, began = 0, time.perf_counter()
     for ranks, part in RANKS.items():
         count = max(1, round(part * repetitions))
-        outcomes += together(ranks, first, count, cases)
+        found = run_ranks(ranks, life, first, count, cases, seconds=None)
+        outcomes += itertools.chain.from_iterable(found)
         first += count
     settings = [f"{name} {os.environ.get(name) or 'unset'}" for name in ("ATEN_CPU_CAPABILITY", "MKL_CBWR")]
     print(f"\n{', '.join(settings)}: {time.perf_counter() - began:.0f} s")

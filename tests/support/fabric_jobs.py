@@ -13,19 +13,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from support import hosts
-from support.hosts import (
-    BATCH,
-    COUNT,
-    EPOCHS,
-    FREE,
-    SEED,
-    UNEVEN,
-    Samples,
-    as_torchrun,
-    fresh,
-    normed,
-    optimizer_of,
-)
+from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
 
 
 def sharded(model: nn.Module, mesh: Any) -> nn.Module:
@@ -118,7 +106,7 @@ def train(
 def trained(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[Any]:
     """Each case trained; one with ``steps`` is stopped after so many rounds, and another goes on from there. With
     three ranks at last what evaluation gave."""
-    as_torchrun(rank, ranks)
+    hosts.as_torchrun(rank, ranks)
     found: list[Any] = []
     for number, case in enumerate(cases):
         if "steps" not in case:
@@ -142,7 +130,10 @@ def evaluated(ranks: int) -> tuple[Any, Any]:
     torch.set_default_dtype(torch.float64)
 
     def fabric_and_model(state: Any = None) -> tuple[Any, Any, Any]:
-        fabric, net = Fabric(accelerator="cpu", devices=ranks, strategy="ddp", precision="64-true"), normed()
+        fabric, net = (
+            Fabric(accelerator="cpu", devices=ranks, strategy="ddp", precision="64-true"),
+            hosts.normed(),
+        )
         fabric.launch()
         net.load_state_dict(state or net.state_dict())
         return fabric, *fabric.setup(net, optimizer_of(net))

@@ -13,20 +13,9 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import RoundResult
+from support import hosts
 from support.fabric_jobs import sharded, whole
-from support.hosts import (
-    BATCH,
-    COUNT,
-    EPOCHS,
-    FREE,
-    SEED,
-    UNEVEN,
-    Samples,
-    as_torchrun,
-    fresh,
-    normed,
-    optimizer_of,
-)
+from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
 
 SILENT = {
     "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
@@ -132,14 +121,14 @@ def fit(
 
 def fits(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[Any]:
     """A fit for each case, and with three ranks what validation gave."""
-    as_torchrun(rank, ranks)
+    hosts.as_torchrun(rank, ranks)
     return [*(fit(ranks, **case) for case in cases), *([evaluated(ranks)] if ranks == 3 else [])]
 
 
 def stopped_and_resumed(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[Any]:
     """For each case (its ``steps``, and options of ``fit``): a fit that keeps a checkpoint after so many steps, and
     one that goes on from it; and at last an unbroken one."""
-    as_torchrun(rank, ranks)
+    hosts.as_torchrun(rank, ranks)
     pairs = []
     for number, case in enumerate(cases):
         case = dict(case)
@@ -166,7 +155,7 @@ def evaluated(ranks: int) -> list[tuple[float, float]]:
     class Task(LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.loss_of = normed(), nn.CrossEntropyLoss()
+            self.net, self.loss_of = hosts.normed(), nn.CrossEntropyLoss()
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             return self.loss_of(self.net(batch[0]), batch[1])

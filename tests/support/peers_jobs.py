@@ -6,10 +6,13 @@ import functools
 import time
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
+from paceline.torch.measuring import exchange, piece_reports
+from paceline.torch.measuring.meter import ROW_WITH_PIECES
 
 
 def left_early(rank: int, ranks: int, seconds: float) -> str:
@@ -46,3 +49,21 @@ def own_store(timeout: float) -> str:
     except PacelineError as error:
         return str(error)
     return "connected"
+
+
+def exchanged(rank: int, ranks: int) -> dict[str, list[dict[str, Any]]]:
+    """What this rank receives of all ranks' reports by either exchange; rank r has run r + 1 pieces."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for kind in (exchange.StoreExchange(ROW_WITH_PIECES), exchange.GroupExchange(ROW_WITH_PIECES, ranks)):
+        row = np.zeros((), ROW_WITH_PIECES)
+        row["step"], row["seconds"] = 7, rank / 2
+        row["pieces"] = piece_reports.report(range(1, rank + 2), [1.0] * (rank + 1), 1e-3)
+        kind.send(7, row)
+        rows = kind.receive(7)
+        sizes = piece_reports.PieceReports.of(rows["pieces"]).pieces
+        found[type(kind).__name__] = [
+            {"step": one["step"], "seconds": one["seconds"], "sizes": size}
+            for one, size in zip(rows, sizes, strict=True)
+        ]
+        kind.close()
+    return found

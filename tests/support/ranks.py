@@ -37,8 +37,12 @@ def load(*modules: str) -> None:
 _loaded: set[str] = set()
 
 
-def run_ranks(ranks: int, job: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run_ranks(
+    ranks: int, job: Callable[..., Any], *arguments: Any, seconds: float | None = SECONDS
+) -> list[Any]:
     """``job(rank, ranks, *arguments)`` on every rank; what each returned, by rank.
+
+    seconds: within which a rank is to answer; None for no limit.
 
     A rank's exception is raised here with its traceback; a rank that aborts at its end fails the call too.
     """
@@ -59,8 +63,8 @@ def run_ranks(ranks: int, job: Callable[..., Any], *arguments: Any) -> list[Any]
         failures: list[str] = []
         try:
             for rank, pipe in enumerate(pipes):
-                if not pipe.poll(SECONDS):
-                    failures.append(f"rank {rank} did not answer within {SECONDS} s")
+                if not pipe.poll(seconds):
+                    failures.append(f"rank {rank} did not answer within {seconds} s")
                     break
                 kind, value = pipe.recv()
                 if kind == "failed":

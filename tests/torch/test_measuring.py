@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.torch.measuring import piece_reports
 from paceline.torch.measuring.measure import CudaStopwatch
+from paceline.torch.measuring.meter import ROW, ROW_WITH_PIECES
+from support.peers_jobs import exchanged
 from support.ranks import run_ranks
 from support.torch_jobs import measured, measured_late, misuse
 
@@ -36,6 +39,28 @@ def test_readings_that_come_late_shape_the_round_after_the_next_and_none_is_lost
     assert loads[0] == loads[1] == [20, 20, 20]
     assert loads[2][2] < 12
     assert loads == [result.loads.tolist() for result in results[2]]
+
+
+def test_every_exchange_brings_each_rank_all_rows_by_their_names() -> None:
+    for found in run_ranks(3, exchanged):
+        for kind, rows in found.items():
+            assert [row["step"] for row in rows] == [7, 7, 7], kind
+            assert [row["seconds"] for row in rows] == [0.0, 0.5, 1.0], kind
+            assert [row["sizes"] for row in rows] == [[1], [1, 2], [1, 2, 3]], kind
+
+
+def test_what_ranks_exchange_is_one_array_of_float64() -> None:
+    for dtype in (ROW, ROW_WITH_PIECES):
+        assert np.full((), np.nan, dtype).tobytes() == np.full(dtype.itemsize // 8, np.nan).tobytes()
+
+
+def test_pieces_beyond_those_on_record_are_added_to_the_last() -> None:
+    sizes, seconds = list(range(1, 21)), [0.25] * 20
+    reports = piece_reports.PieceReports.of(piece_reports.report(sizes, seconds, 1e-3).reshape(1))
+    assert reports.loads.tolist() == [sum(sizes)]
+    assert reports.counts.tolist() == [20]
+    assert reports.pieces == [[*range(1, 16), sum(range(16, 21))]]
+    assert reports.seconds == [[0.25] * 15 + [1.25]]
 
 
 def test_the_loss_is_the_mean_over_the_whole_batch() -> None:

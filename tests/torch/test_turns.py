@@ -1,6 +1,8 @@
-"""Rounds of equal turns, for hosts that step on every so manyth batch."""
+"""Rounds of equal turns, for hosts that step on every so manyth batch; and where a host takes part in a turn."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.feed.pieces import spread
+from paceline.torch.host import Host
+from paceline.torch.plan import Piece
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 
@@ -49,3 +53,54 @@ def test_what_does_not_go_together() -> None:
     ):
         with pytest.raises(PacelineError, match=sentence):
             Pace(model, 8, **options)
+
+
+class Heard(Host):
+    """Notes what it is told, and takes every second sample."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def place(self, batch: Any) -> Any:
+        return [part[::2] for part in batch]
+
+    def turn_begins(self, piece: Piece) -> None:
+        self.told.append((piece.step, piece.samples, piece.first, piece.last))
+
+    def iteration_over(self) -> None:
+        self.told.append("over")
+
+    def step_begins(self, piece: Piece | None) -> None:
+        if piece is not None and not piece.last:
+            raise PacelineError("too early")
+        self.told.append("steps")
+
+    def step_ended(self, seconds: float) -> None:
+        assert 0 <= seconds < 60
+        self.told.append("stepped")
+
+    def without_step(self, step: int, ever: bool, finite: Any) -> str:
+        return f"round {step} has no step ({ever}, {finite()})"
+
+
+def test_a_host_takes_part_in_every_turn() -> None:
+    model = fresh(torch.float32)
+    optimizer, host = optimizer_of(model), Heard()
+    with Pace(model, 8, turns=2) as pace:
+        pace.turns.host = host
+        assert len(pace.place((torch.zeros(6),))[0]) == 3
+        for number, (x, y, _) in enumerate(pace.loader(Samples(16, torch.float32))):
+            assert len(x) == 2
+            pace.backward(torch.nn.functional.cross_entropy(model(x), y))
+            if number == 0:
+                with pytest.raises(PacelineError, match="too early"):
+                    optimizer.step()
+            pace.step(optimizer)
+        rounds = [[(step, 4, True, False), (step, 4, False, True), "steps", "stepped"] for step in (0, 1)]
+        assert host.told == [*rounds[0], *rounds[1], "over"]
+        turns = iter(pace.loader(Samples(16, torch.float32)))
+        for _ in range(2):
+            x, y, _ = next(turns)
+            pace.backward(torch.nn.functional.cross_entropy(model(x), y))
+        with pytest.raises(PacelineError, match=r"round 2 has no step \(True, True\)"):
+            next(turns)

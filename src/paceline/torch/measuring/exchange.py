@@ -26,6 +26,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from paceline.errors import WorkerError
+from paceline.rounds import Array
 from paceline.torch import peers
 from paceline.torch.liveness.calls import Calls
 
@@ -96,10 +97,8 @@ class StoreExchange:
     def __init__(self, dtype: np.dtype[np.void], timeout: float | None = None) -> None:
         self._rank, self._ranks = peers.rank(), peers.ranks()
         self._timeout = peers.timeout() if timeout is None else timeout
-        self._message = np.dtype([("step", "f8"), ("row", dtype)])
-        unsent = np.zeros((), self._message)
-        unsent["step"] = -1
-        nothing = unsent.tobytes()
+        self._dtype = dtype
+        nothing = self._message(-1, np.zeros((), dtype))
         # Every key is there from the beginning: an answer never waits for a rank, which no deadline could end.
         first = {f"{rank}/{slot}": nothing for rank in range(self._ranks) for slot in range(SLOTS)}
         self._store: dist.TCPStore | None = peers.own_store(CONNECT_SECONDS, first)
@@ -107,10 +106,9 @@ class StoreExchange:
 
     def send(self, step: int, row: Rows) -> None:
         assert self._store is not None
-        message = np.empty((), self._message)
-        message["step"], message["row"] = step, row
+        message = self._message(step, row)
         try:
-            self._store.set(f"{self._rank}/{step % SLOTS}", message.tobytes())  # type: ignore[arg-type]  # bytes are what it keeps
+            self._store.set(f"{self._rank}/{step % SLOTS}", message)  # type: ignore[arg-type]  # bytes are what it keeps
         except dist.DistError as error:
             raise WorkerError(f"rank {self._rank} cannot tell its speed: {GONE}") from error
 
@@ -119,10 +117,10 @@ class StoreExchange:
         keys = [f"{rank}/{step % SLOTS}" for rank in range(self._ranks)]
         began = time.monotonic()
         while True:
-            messages = np.frombuffer(b"".join(self._ask(keys)), self._message)
-            late = np.flatnonzero(messages["step"] != step)
+            messages = np.frombuffer(b"".join(self._ask(keys))).reshape(self._ranks, -1)
+            late = np.flatnonzero(messages[:, 0] != step)
             if not late.size:
-                return messages["row"].copy()
+                return _named(messages[:, 1:].copy(), self._dtype)
             if (error := lost()) is not None:
                 raise error
             waited = time.monotonic() - began
@@ -134,6 +132,9 @@ class StoreExchange:
                 )
             # A rank whose hook did not fire sends right after its backward; on a device one may be minutes late.
             time.sleep(min(max(0.0005, waited / 20), 0.05))
+
+    def _message(self, step: int, row: Rows) -> bytes:
+        return np.float64(step).tobytes() + row.tobytes()
 
     def abandon(self) -> None:
         """There is nothing more to tell the others; they need not be waited for."""
@@ -184,12 +185,17 @@ class GroupExchange:
     def receive(self, step: int, lost: Lost = nobody) -> Rows:
         work, out = self._pending.pop(step)
         work.wait()
-        return torch.stack(out).numpy().view(self._dtype)[:, 0]
+        return _named(torch.stack(out).numpy(), self._dtype)
 
     def close(self) -> None:
         self._pending.clear()
 
     abandon = close
+
+
+def _named(numbers: Array, dtype: np.dtype[np.void]) -> Rows:
+    """The rows that these numbers are, (n, k)."""
+    return numbers.view(dtype)[:, 0]
 
 
 def connect(dtype: np.dtype[np.void]) -> Exchange:

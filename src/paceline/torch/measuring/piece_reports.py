@@ -38,14 +38,11 @@ class PieceReports(NamedTuple):
     def of(cls, rows: Rows) -> PieceReports:
         """From every rank's ROW, shape (n,)."""
         counts = rows["pieces"].astype(np.int64)
-        kept = np.minimum(counts, PIECES)
-        return cls(
-            rows["samples"].astype(np.int64),
-            rows["cost"],
-            counts,
-            [[int(s) for s in sizes[:k]] for sizes, k in zip(rows["sizes"], kept, strict=True)],
-            [[round(float(s), 6) for s in times[:k]] for times, k in zip(rows["times"], kept, strict=True)],
-        )
+        sizes, times = rows["sizes"].tolist(), rows["times"].tolist()
+        for number, count in enumerate(counts.tolist()):  # there are no more than PIECES of each
+            sizes[number] = [int(samples) for samples in sizes[number][:count]]
+            times[number] = [round(seconds, 6) for seconds in times[number][:count]]
+        return cls(rows["samples"].astype(np.int64), rows["cost"], counts, sizes, times)
 
     def times(self) -> PieceTimes:
         """What the ranks' pieces cost, and how far claims strayed from what the first pieces promised."""
@@ -57,11 +54,8 @@ def report(sizes: Sequence[int], seconds: Sequence[float], piece: float) -> Rows
     """One rank's ROW, shape (). piece: seconds that each costs beyond its samples."""
     row = np.zeros((), ROW)
     row["samples"], row["cost"], row["pieces"] = sum(sizes), piece, len(sizes)
-    each, times = row["sizes"], row["times"]
-    for number, (samples, took) in enumerate(zip(sizes, seconds, strict=True)):
-        at = min(number, PIECES - 1)
-        each[at] += samples
-        times[at] += took
+    for field, numbers in (("sizes", sizes), ("times", seconds)):
+        row[field][: len(numbers)] = (*numbers[: PIECES - 1], sum(numbers[PIECES - 1 :]))[: len(numbers)]
     return row
 
 

@@ -1,0 +1,20 @@
+"""The adapters reach into a turn by its documented hook alone: what they override of Pace is what its users call."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.hosts.accelerate import AcceleratePace
+from paceline.hosts.fabric import FabricPace
+from paceline.hosts.ray_train import RayTrainPace
+from paceline.torch import Pace
+
+HANDLES = {"__init__", "backward", "close", "state_dict", "weight"}  # of whom a host's user has one in hand
+
+
+@pytest.mark.parametrize("adapter", [AcceleratePace, FabricPace, RayTrainPace])
+def test_an_adapter_overrides_only_what_the_user_calls(adapter: type[Pace]) -> None:
+    kinds = adapter.__mro__[: adapter.__mro__.index(Pace)]
+    own = {name for kind in kinds for name in vars(kind) if name in dir(Pace)}
+    overridden = {name for name in own if getattr(adapter, name) is not getattr(object, name, None)}
+    assert overridden - {"__module__", "__doc__", "__annotations__"} <= HANDLES
