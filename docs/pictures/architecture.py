@@ -59,7 +59,7 @@ def rows() -> list[list[str]]:
     """The rooms of each layer, from the contract that ``make lint`` checks."""
     told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     layers = told["tool"]["importlinter"]["contracts"][0]["layers"]
-    rooms = [[name.split(".")[1] for name in layer.replace(" ", "").split("|")] for layer in layers]
+    rooms = [layer.replace(" ", "").split("|") for layer in layers]
     return [row for each in rooms if (row := [room for room in each if room in ACROSS])]
 
 
