@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from paceline import PacelineError, policies
 from paceline.client import Part
+from paceline.serve import events
 from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled
+from paceline.serve.events import Drop, Join, Leave, Reported, Settle
 from paceline.serve.jobs import Job
 from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound
 from paceline.serve.settings import Settings
@@ -30,7 +32,19 @@ def started(**changes: Any) -> Job:
 
 def join(job: Job, now: float, name: str, secret: str, place: int | None = None) -> list[Effect]:
     """As the service does: the place is chosen first."""
-    return job.join(now, name, secret, job.members.place(name, secret, place))
+    return job.handle(Join(now, name, secret, job.members.place(name, secret, place)))
+
+
+def reports(job: Job, now: float, name: str, done: Report) -> list[Effect]:
+    return job.handle(Reported(now, name, done))
+
+
+def leave(job: Job, now: float, name: str) -> list[Effect]:
+    return job.handle(Leave(now, name))
+
+
+def drop(job: Job, now: float, name: str) -> list[Effect]:
+    return job.handle(Drop(now, name))
 
 
 def ask(job: Job, now: float, name: str) -> tuple[Part | None, list[Effect]]:
@@ -38,7 +52,7 @@ def ask(job: Job, now: float, name: str) -> tuple[Part | None, list[Effect]]:
     effects: list[Effect] = []
     if job.part(name) is None and job.may_settle():
         loads = job.plan()
-        effects = [] if loads is None else job.settle(now, job.settled, loads)
+        effects = [] if loads is None else job.handle(Settle(now, job.settled, loads))
     return job.part(name), effects
 
 
@@ -47,7 +61,7 @@ def run(job: Job, now: float, seconds_per_sample: dict[str, float]) -> list[int]
     parts = {name: ask(job, now, name)[0] for name in seconds_per_sample}
     for name, pace in seconds_per_sample.items():
         part = parts[name]
-        job.report(now, name, Report(part.round, part.samples, max(pace * part.samples, 1e-9)))
+        reports(job, now, name, Report(part.round, part.samples, max(pace * part.samples, 1e-9)))
     return [part.samples for part in parts.values()]
 
 
@@ -62,10 +76,10 @@ def test_the_log_of_a_round() -> None:
     assert part == (0, 6, 6, 12, 2, 0.5, 1.0)
     part, effects = ask(job, 2.5, "a")
     assert (part, effects) == ((0, 6, 0, 12, 2, 0.5, 1.0), [])
-    assert job.report(3.0, "a", Report(0, 6, 0.75)) == []
+    assert reports(job, 3.0, "a", Report(0, 6, 0.75)) == []
     assert ask(job, 3.0, "a") == (None, [])
     assert job.waiting_for() == "round 0 waits for the report of b"
-    (closed,) = job.report(4.0, "b", Report(0, 6, 1.5, 0.5))
+    (closed,) = reports(job, 4.0, "b", Report(0, 6, 1.5, 0.5))
     assert isinstance(closed, Closed)
     assert closed[:3] == (4.0, 0, 2.0)
     assert closed.loads.tolist() == [6, 6]
@@ -89,8 +103,8 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
     for name in "abc":
         part, _ = ask(job, 10.0, name)
         assert part.samples == 4
-    job.report(10.5, "a", Report(3, 4, 0.4))
-    job.report(10.5, "c", Report(3, 4, 0.4))
+    reports(job, 10.5, "a", Report(3, 4, 0.4))
+    reports(job, 10.5, "c", Report(3, 4, 0.4))
     assert drop_silent(job, 11.0) == []
     dropped, closed = drop_silent(job, 11.25)
     assert dropped == Left(11.25, "b", "silent", 1.25)
@@ -100,10 +114,10 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
     assert effects == [Settled(11.5, 4, (6, 0, 6))]
     assert part.weight_in_mean == 1.0, "two are left"
     with pytest.raises(Gone, match=r"worker 'b' was dropped in round 3 after 1.2 s of silence.*join again"):
-        job.report(12.0, "b", Report(3, 4, 0.4))
+        reports(job, 12.0, "b", Report(3, 4, 0.4))
     join(job, 12.0, "b", digest("b"))
     for name in "ac":
-        job.report(12.0, name, Report(4, 6, 0.6))
+        reports(job, 12.0, name, Report(4, 6, 0.6))
     assert ask(job, 12.5, "b")[1] == [Settled(12.5, 5, (4, 4, 4))], "back with its part at once"
 
 
@@ -114,7 +128,7 @@ def test_deadlines_follow_the_rounds() -> None:
     assert job.silent(60.0) == []
     assert job.silent(60.5) == ["a", "b", "c"]
     for t, name in ((2.0, "a"), (3.0, "b"), (5.0, "c")):
-        job.report(t, name, Report(0, 4, 1.0))
+        reports(job, t, name, Report(0, 4, 1.0))
     assert job.limit() == 1.0 + 4.0 * 5.0
     for round in range(1, 9):
         run(job, 100.0 * round, dict.fromkeys("abc", 0.1))
@@ -123,7 +137,7 @@ def test_deadlines_follow_the_rounds() -> None:
 
 def drop_silent(job: Job, now: float) -> list[Effect]:
     """As the service does from time to time."""
-    return [effect for name in job.silent(now) for effect in job.drop(now, name)]
+    return [effect for name in job.silent(now) for effect in drop(job, now, name)]
 
 
 def test_a_pause_between_rounds_counts_against_nobody() -> None:
@@ -147,7 +161,7 @@ def test_the_newest_plan_at_once() -> None:
         for name in paces:  # each asks, and reports, before the next one has even asked
             parts[name], _ = ask(job, now, name)
             assert parts[name].round == number
-            job.report(now, name, Report(number, parts[name].samples, paces[name] * parts[name].samples))
+            reports(job, now, name, Report(number, parts[name].samples, paces[name] * parts[name].samples))
             ahead, _ = ask(job, now, name)
             assert ahead.round == number + 1, "handed out while others have not reported"
         loads.append([part.samples for part in parts.values()])
@@ -160,7 +174,7 @@ def test_the_newest_plan_at_once() -> None:
 def test_nobody_runs_away() -> None:
     job = started(ahead=2)
     for number in range(3):
-        job.report(1.0, "a", Report(ask(job, 1.0, "a")[0].round, 4, 1.0))
+        reports(job, 1.0, "a", Report(ask(job, 1.0, "a")[0].round, 4, 1.0))
         assert len(job.open) == number + 1
     assert ask(job, 1.0, "a") == (None, [])
     assert job.waiting_for() == "round 0 waits for the report of b, c"
@@ -181,7 +195,7 @@ def test_reports_of_other_rounds_are_refused(report: Report, words: str) -> None
     ask(job, 3.0, "a")
     before = json.dumps(job.state_dict())
     with pytest.raises(Conflict, match=words):
-        job.report(3.0, "a", report)
+        reports(job, 3.0, "a", report)
     assert json.dumps(job.state_dict()) == before
 
 
@@ -193,21 +207,51 @@ def test_more_samples_than_planned_are_refused() -> None:
         with pytest.raises(
             PacelineError, match=f"samples={samples}: expected at most 4, what round 0 planned"
         ):
-            job.report(1.0, "a", Report(0, samples, 1.0))
+            reports(job, 1.0, "a", Report(0, samples, 1.0))
     assert json.dumps(job.state_dict()) == before
-    job.report(1.0, "a", Report(0, 3, 1.0))
+    reports(job, 1.0, "a", Report(0, 3, 1.0))
 
 
 def test_a_repeated_report_changes_nothing() -> None:
     job = started()
     part, _ = ask(job, 1.0, "a")
     report = Report(0, part.samples, 1.0)
-    job.report(1.0, "a", report)
+    reports(job, 1.0, "a", report)
     before = json.dumps(job.state_dict())
-    assert job.report(2.0, "a", report) == []
+    assert reports(job, 2.0, "a", report) == []
     assert json.dumps(job.state_dict()) == before
     with pytest.raises(Conflict, match="has no part in a round"):
-        job.report(2.0, "a", Report(1, 4, 1.0))
+        reports(job, 2.0, "a", Report(1, 4, 1.0))
+
+
+def test_what_a_job_cannot_take_is_told_with_the_events_before_it() -> None:
+    job = started()
+    ask(job, 1.0, "a")
+    with pytest.raises(Conflict) as refused:
+        reports(job, 2.0, "a", Report(7, 4, 1.0))
+    assert str(refused.value) == "worker 'a' reports round 7, a future one: expected round 0"
+    (story,) = refused.value.__notes__
+    assert story.startswith("at 2.000 s report a, Report(round=7, samples=4")
+    assert (
+        "came to this job after: at 0.000 s join a, 0; at 0.000 s join b, 1; at 0.000 s join c, 2;" in story
+    )
+    assert story.endswith("at 1.000 s settle 0, [4, 4, 4]")
+    assert digest("a") not in story
+
+
+def test_a_log_of_earlier_services_is_read() -> None:
+    calls: list[list[Any]] = [
+        ["join", 0.5, "a", digest("a"), 1],
+        ["report", 2.0, "a", [0, 4, 1.0, 0.25, None, None]],
+        ["settle", 1.0, 0, [4, 4, 4]],
+        ["leave", 3.0, "a"],
+        ["drop", 4.0, "b"],
+        ["resume", 5.0],
+    ]
+    found = [events.read(call) for call in calls]
+    assert found[0] == Join(0.5, "a", digest("a"), 1)
+    assert found[1] == Reported(2.0, "a", Report(0, 4, 1.0, 0.25))
+    assert [json.loads(json.dumps(events.logged(event))) for event in found] == calls
 
 
 def test_strangers_and_namesakes() -> None:
@@ -230,7 +274,7 @@ def test_a_worker_replaces_itself_with_its_secret() -> None:
     job = started()
     ask(job, 1.0, "a")
     for name in "bc":
-        job.report(1.0, name, Report(0, 4, 1.0))
+        reports(job, 1.0, name, Report(0, 4, 1.0))
     left, closed, joined = join(job, 2.0, "a", digest("a"))
     assert (left, joined) == (Left(2.0, "a", "replaced"), Joined(2.0, "a", 0))
     assert isinstance(closed, Closed)
@@ -239,8 +283,8 @@ def test_a_worker_replaces_itself_with_its_secret() -> None:
 
 def test_a_free_place_goes_to_whom_had_it_then_to_new_ones() -> None:
     job = started(start=1)
-    job.leave(1.0, "b")
-    job.leave(2.0, "a")
+    leave(job, 1.0, "b")
+    leave(job, 2.0, "a")
     assert join(job, 3.0, "x", digest("x")) == [Joined(3.0, "x", 1)], "b is gone longest"
     assert join(job, 3.0, "a", digest("a")) == [Joined(3.0, "a", 0)]
     with pytest.raises(NotFound):
@@ -250,7 +294,7 @@ def test_a_free_place_goes_to_whom_had_it_then_to_new_ones() -> None:
 def test_waits_for_workers_whose_limits_hold_the_batch() -> None:
     job = started(limits=((0, 5), (0, 5), (0, 5)))
     run(job, 1.0, dict.fromkeys("abc", 0.1))
-    job.leave(2.0, "b")
+    leave(job, 2.0, "b")
     assert ask(job, 2.0, "a") == (None, [])
     assert job.waiting_for().startswith("the workers present cannot hold the batch")
     assert "leave 2 of 12 without a place" in job.waiting_for()
@@ -264,14 +308,14 @@ def test_everybody_goes_and_others_come() -> None:
     job = started()
     run(job, 1.0, {"a": 0.1, "b": 0.2, "c": 0.4})
     for name in "abc":
-        job.leave(2.0, name)
+        leave(job, 2.0, name)
     for name in "xyz":
         join(job, 100.0, name, digest(name))
     _, (settled,) = ask(job, 101.0, "x")
     assert settled.round == 1
     assert sum(settled.loads) == 12
     for name in "xyz":
-        job.report(102.0, name, Report(1, ask(job, 101.0, name)[0].samples, 1.0))
+        reports(job, 102.0, name, Report(1, ask(job, 101.0, name)[0].samples, 1.0))
     assert job.closed == 2
 
 
@@ -302,22 +346,22 @@ def test_forecasts_read_what_is_reported() -> None:
     for t in range(4):
         for name in "abc":
             part, _ = ask(job, float(t), name)
-            job.report(float(t), name, Report(t, part.samples, 0.01 * part.samples, 0.0, 0.5, 0.5))
+            reports(job, float(t), name, Report(t, part.samples, 0.01 * part.samples, 0.0, 0.5, 0.5))
     part, _ = ask(job, 9.0, "a")
-    job.report(9.0, "a", Report(4, part.samples, 0.01 * part.samples, 0.0, 0.25, 0.5))
+    reports(job, 9.0, "a", Report(4, part.samples, 0.01 * part.samples, 0.0, 0.25, 0.5))
     for name in "bc":
-        job.report(9.0, name, Report(4, part.samples, 0.01 * part.samples, 0.0, 0.5, 0.5))
+        reports(job, 9.0, name, Report(4, part.samples, 0.01 * part.samples, 0.0, 0.5, 0.5))
     loads = ask(job, 10.0, "a")[1][0].loads
     assert loads[0] < loads[1], "half the processor, half the speed"
 
 
-def replayed(asked: Settings, log: list[tuple[Any, ...]], snapshot: str | None = None) -> Job:
-    """The job after these calls."""
+def replayed(asked: Settings, log: list[str], snapshot: str | None = None) -> Job:
+    """The job after these events, as a service's log has them."""
     job = Job(asked)
     if snapshot is not None:
         job.load_state_dict(json.loads(snapshot))
-    for name, *arguments in log:
-        getattr(job, name)(*arguments)
+    for line in log:
+        job.handle(events.read(json.loads(line)))
     return job
 
 
@@ -361,30 +405,27 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
     limits = ((1, 20), (0, 30), (0, None)) if limited else None
     asked = Settings(30, 3, policy, start=start, limits=limits, ahead=ahead, floor=1.0, first=5.0)
     job, now = Job(asked), 0.0
-    log: list[tuple[Any, ...]] = []
+    log: list[str] = []
     snapshot = [json.dumps(job.state_dict()), 0]
 
     def call(name: str, *arguments: Any) -> Any:
         before = json.dumps(job.state_dict())
+        part, event = None, None
         try:
             if name == "join":
-                arguments = (*arguments, job.members.place(*arguments[1:]))
+                event = Join(*arguments, job.members.place(*arguments[1:]))
+            elif name != "ask":
+                event = events.NAMES[name](*arguments)
+            elif job.part(arguments[1]) is None and job.may_settle() and (loads := job.plan()) is not None:
+                event = Settle(arguments[0], job.settled, loads)
+            effects = [] if event is None else job.handle(event)
             if name == "ask":
-                part, result = ask(job, *arguments)
-                name, arguments = (
-                    "settle",
-                    (result[0].now, result[0].round, list(result[0].loads)) if result else (),
-                )
-            else:
-                result = getattr(job, name)(*arguments)
+                part = job.part(arguments[1])
         except PacelineError:
             assert json.dumps(job.state_dict()) == before, "a refusal changes nothing"
             return None
-        effects = result
-        if effects or name != "settle":
-            log.append((name, *arguments))
-        if name == "settle":
-            result = (part, effects)
+        if event is not None:
+            log.append(json.dumps(events.logged(event)))
         present = {each.place for each in job.members.by_name.values() if each.present}
         for effect in effects:
             if isinstance(effect, Settled):
@@ -399,7 +440,7 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
         assert len(job.open) <= ahead + 1
         assert present == set(np.flatnonzero(job.members.mask))
         assert len(present) == job.members.count
-        return result
+        return part
 
     for name in "abc":
         call("join", now, name, digest(name))
@@ -414,17 +455,17 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
         elif what == "report":
             member = job.members.by_name.get(name)
             part = call("ask", now, name)
-            if member is not None and part is not None and part[0] is not None:
-                call("report", now, name, Report(part[0].round, part[0].samples, amount))
+            if member is not None and part is not None:
+                call("report", now, name, Report(part.round, part.samples, amount))
         elif what == "all":
             for each in NAMES:
                 call("ask", now, each)
         elif what == "round":
             for each in NAMES:
                 part = call("ask", now, each)
-                if part is not None and part[0] is not None:
-                    seconds = amount * (1 + NAMES.index(each)) if part[0].samples else 0.0
-                    call("report", now, each, Report(part[0].round, part[0].samples, seconds))
+                if part is not None:
+                    seconds = amount * (1 + NAMES.index(each)) if part.samples else 0.0
+                    call("report", now, each, Report(part.round, part.samples, seconds))
         else:
             call(what, now, name)
         if index == cut:

@@ -1,7 +1,8 @@
 """One job as a state machine: workers come, report and go; out come plans.
 
-It reads no clock and knows no network. Every call says what happened and when, and gives back what followed;
-the same calls in the same order give the same plans, so that a log of the calls is all that a restart needs.
+It reads no clock and knows no network. Whatever happens enters by ``handle``, as an event with its time, and what
+follows from it comes back as effects; the same events in the same order give the same plans, so that a log of them is
+all that a restart needs. Everything else that is public only tells.
 
 A round is settled when the first worker asks for it: planned, in whole samples that sum to the batch, for the
 workers that are then present. From then on its plan stands, whatever happens: the call that settles it brings the
@@ -21,6 +22,7 @@ from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled, Unlearned
+from paceline.serve.events import Drop, Event, Join, Leave, Reported, Resume, Settle, told
 from paceline.serve.members import Member, Members
 from paceline.serve.refusals import Conflict
 from paceline.serve.rounds import OpenRound
@@ -29,10 +31,11 @@ from paceline.serve.settings import Settings
 _log = logging.getLogger(__name__)
 QUICKEST = 1e-9  # seconds of a round with samples
 RECENT = 8  # rounds from which deadlines are made
+STORY = 20  # events that are told with an error
 
 
 class Job:
-    """Starts without workers. Calls that are refused raise a PacelineError and change nothing."""
+    """Starts without workers."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -47,12 +50,40 @@ class Job:
         self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds
         self._mark: float | None = None  # when the last round closed; None where nobody has been there since
         self._stuck = ""  # why there is no plan for those present; until something changes
+        self._story: deque[Event] = deque(maxlen=STORY)
 
-    def join(self, now: float, name: str, secret: str, place: int) -> list[Effect]:
-        """A worker takes a place that ``members.place`` gave, and is in every round settled from now on.
+    def handle(self, event: Event) -> list[Effect]:
+        """Take in what happened; what follows from it.
 
-        secret: its digest.
+        Raises a PacelineError for what is refused, and changes nothing then. Whatever is raised has a note with the
+        events before it, for the traceback in a log.
         """
+        try:
+            effects = self._handle(event)
+        except Exception as error:
+            story = "; ".join(map(told, self._story)) or "nothing"
+            error.add_note(f"{told(event)} came to this job after: {story}")
+            raise
+        self._story.append(event)
+        return effects
+
+    def _handle(self, event: Event) -> list[Effect]:
+        match event:
+            case Join():
+                return self._join(*event)
+            case Leave(now, name):
+                return self._leave(now, self.members.here(name), "left", "has left")
+            case Drop(now, name):
+                return self._drop(now, name)
+            case Settle(now, number, loads):
+                return self._settle(now, number, loads)
+            case Reported(now, name, report):
+                return self._report(now, name, report)
+            case Resume(now):
+                return self._resume(now)
+
+    def _join(self, now: float, name: str, secret: str, place: int) -> list[Effect]:
+        """The worker is in every round settled from now on."""
         self.members.place(name, secret, place)
         effects: list[Effect] = []
         present = self.members.by_name.get(name)
@@ -62,12 +93,7 @@ class Job:
         self._stuck = ""
         return [*effects, Joined(now, name, member.place)]
 
-    def leave(self, now: float, name: str) -> list[Effect]:
-        """A worker goes; nobody waits for it."""
-        return self._leave(now, self.members.here(name), "left", "has left")
-
-    def drop(self, now: float, name: str) -> list[Effect]:
-        """A worker that has been silent for too long goes; its part is the others' from the next plan on."""
+    def _drop(self, now: float, name: str) -> list[Effect]:
         member = self.members.here(name)
         waits = [each for each in self.open.values() if member.place in each.awaited]
         silent = now - max([member.heard, *(each.opened for each in waits[:1])])
@@ -98,8 +124,7 @@ class Job:
             _log.exception("the policy %s makes no plan", self.settings.asked_policy)
         return None
 
-    def settle(self, now: float, round: int, loads: list[int]) -> list[Effect]:
-        """The next round is handed out, by a plan that ``plan`` made for those who are present."""
+    def _settle(self, now: float, round: int, loads: list[int]) -> list[Effect]:
         if round != self.settled or not self.may_settle():
             raise Conflict(f"round {round} cannot be handed out now: expected {self.settled}")
         mask = self.members.mask.copy()
@@ -147,8 +172,7 @@ class Job:
             )
         return current
 
-    def report(self, now: float, name: str, report: Report) -> list[Effect]:
-        """A worker has done its part. The same report again changes nothing."""
+    def _report(self, now: float, name: str, report: Report) -> list[Effect]:
         current = self.check(name, report)
         if current is None:
             return []
@@ -176,8 +200,7 @@ class Job:
         asked = self.settings
         return asked.floor + asked.give_up * max(self._recent) if self._recent else asked.first
 
-    def resume(self, now: float) -> list[Effect]:
-        """The service is back: whatever time it was away counts against nobody."""
+    def _resume(self, now: float) -> list[Effect]:
         for each in self.open.values():
             each.opened = now
         self._mark = None if self._mark is None else now

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.serve.effects import Closed, Effect, Report
+from paceline.serve import events
+from paceline.serve.effects import Closed
 from paceline.serve.jobs import Job
 from paceline.serve.recording import Record
 from paceline.serve.rules import version
 from paceline.serve.settings import Settings
 from paceline.serve.store import Kept
 from paceline.serve.turns import Turns
-
-CALLS: dict[str, Callable[..., list[Effect]]] = {
-    "join": Job.join,
-    "leave": Job.leave,
-    "drop": Job.drop,
-    "settle": Job.settle,
-    "report": lambda job, now, name, report: job.report(now, name, Report(*report)),
-    "resume": Job.resume,
-}
 
 
 class Served:
@@ -54,8 +45,9 @@ class Served:
         self.first = self.job.oldest  # round that closes next
         for number, call in enumerate(kept.calls, kept.through + 1):
             try:
-                effects = carry_out(self.job, call)
-                self.newest = float(call[1])
+                event = events.read(call)
+                effects = self.job.handle(event)
+                self.newest = float(event.now)
             except Exception as error:
                 raise PacelineError(
                     f"call {number} of its log cannot be carried out ({_said(error)})"
@@ -73,12 +65,6 @@ class Served:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-def carry_out(job: Job, call: Sequence[Any]) -> list[Effect]:
-    """Apply a call as it stands in the log."""
-    name, now, *arguments = call
-    return CALLS[name](job, now, *arguments)
 
 
 def _said(error: Exception) -> str:

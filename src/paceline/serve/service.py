@@ -16,16 +16,16 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from paceline.client import Part
 from paceline.errors import PacelineError
+from paceline.serve import events, tokens
 from paceline.serve import store as stored
-from paceline.serve import tokens
 from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled, Unlearned
+from paceline.serve.events import Drop, Event, Join, Leave, Reported, Resume, Settle
 from paceline.serve.recording import Record
 from paceline.serve.refusals import Conflict, NotFound, NotStored, SetAside
-from paceline.serve.served import Served, carry_out
+from paceline.serve.served import Served
 from paceline.serve.settings import Settings
 from paceline.serve.store import Kept, Store
 from paceline.serve.turns import Turn
@@ -155,7 +155,7 @@ class Service:
             if found is not None and served.turns.free(turn):
                 break
             await served.turns.change()
-        effects = await self._enter(served, turn, "join", [name, digest, found])
+        effects = await self._enter(served, turn, Join(self.now(), name, digest, found))
         return next(each for each in effects if isinstance(each, Joined)), chosen
 
     async def report(self, job: str, name: str, secret: str, report: Report) -> None:
@@ -163,14 +163,14 @@ class Service:
         turn = Turn(name)
         served = await self._its_turn(job, name, secret, turn)
         if served.job.check(name, report) is not None:
-            await self._enter(served, turn, "report", [name, list(report)])
+            await self._enter(served, turn, Reported(self.now(), name, report))
 
     async def leave(self, job: str, name: str, secret: str) -> None:
         """A worker leaves."""
         turn = Turn(name, moves=True)
         served = await self._its_turn(job, name, secret, turn)
         served.job.members.here(name)
-        await self._enter(served, turn, "leave", [name])
+        await self._enter(served, turn, Leave(self.now(), name))
 
     async def next(self, job: str, name: str, secret: str, wait: float) -> Part | str:
         """The worker's part of its next round, after at most ``wait`` seconds; else what it waits for."""
@@ -216,7 +216,7 @@ class Service:
             if served.turns.free(
                 turn
             ):  # else it has just spoken, or a plan comes first: the next look will tell
-                dropped.append(self._enter(served, turn, "drop", [name]))
+                dropped.append(self._enter(served, turn, Drop(self.now(), name)))
         await asyncio.gather(*dropped)
 
     async def _resume(self) -> None:
@@ -224,7 +224,7 @@ class Service:
         while self._unresumed:
             served = self._unresumed[0]
             if self.jobs.get(served.name) is served:
-                await self._enter(served, Turn(), "resume", [])
+                await self._enter(served, Turn(), Resume(self.now()))
                 if served.written_by != served.rules:
                     self._write_state(served)
             self._unresumed.remove(served)
@@ -241,7 +241,7 @@ class Service:
         self._writable()
         loads = served.job.plan()
         if loads is not None:
-            await self._enter(served, turn, "settle", [served.job.settled, loads])
+            await self._enter(served, turn, Settle(self.now(), served.job.settled, loads))
 
     async def _its_turn(self, job: str, name: str, secret: str, turn: Turn) -> Served:
         """The worker's job, once nothing that concerns the worker is on its way to the disk."""
@@ -260,37 +260,34 @@ class Service:
         if self._clock() < self._refuse_until:
             raise NotStored(self.trouble)
 
-    def _enter(
-        self, served: Served, turn: Turn, name: str, arguments: list[Any]
-    ) -> asyncio.Future[list[Effect]]:
-        """The door: log a call that can be carried out, and then carry it out. Its turn must be free."""
+    def _enter(self, served: Served, turn: Turn, event: Event) -> asyncio.Future[list[Effect]]:
+        """The door: log an event that the job will take, and then have the job handle it. Its turn must be free."""
         self._writable()
-        call = [name, self.now(), *arguments]
         served.logged += 1
         served.turns.take(turn)
         outcome = self.store.write(
-            stored.called(served.name, served.logged, call),
-            act=functools.partial(self._act, served, served.logged, call),
+            stored.called(served.name, served.logged, events.logged(event)),
+            act=functools.partial(self._act, served, served.logged, event),
         )
         outcome.add_done_callback(lambda _: served.turns.give_back(turn))
         return asyncio.shield(outcome)  # whoever waits may go; the call is made all the same
 
-    def _act(self, served: Served, number: int, call: list[Any]) -> list[Effect]:
-        """A call is in the log: carry it out."""
+    def _act(self, served: Served, number: int, event: Event) -> list[Effect]:
+        """An event is in the log: have the job handle it."""
         self.trouble = ""
         if self.jobs.get(served.name) is not served:
             self.served(served.name)  # says why
             raise NotFound(f"job {served.name!r} has been deleted")
         try:
             self._store_state(served)
-            effects = carry_out(served.job, call)
+            effects = served.job.handle(event)
         except Exception as error:
             _log.error("job %r failed at call %d", served.name, number, exc_info=error)
             del self.jobs[served.name]
             self._set_aside(served.name, served.rules, f"call {number} of its log failed ({error})")
             served.wake()
             raise SetAside(self.aside[served.name]) from error
-        served.done, served.newest = number, call[1]
+        served.done, served.newest = number, event.now
         if served.job.may_settle() or any(isinstance(each, Left | Settled) for each in effects):
             served.wake()
         for effect in effects:
@@ -330,6 +327,7 @@ class Service:
             try:
                 served = Served(kept)
             except PacelineError as error:
+                _log.debug("job %r cannot go on", kept.name, exc_info=error)
                 self._set_aside(kept.name, kept.rules, str(error))
                 continue
             self.jobs[kept.name] = served
