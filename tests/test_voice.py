@@ -14,6 +14,7 @@ from paceline import Cluster, policies
 from paceline.balancer import Balancer
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator, Moved
+from paceline.paramserver.events import Join, Leave, Start
 from paceline.paramserver.samples import Epochs
 from paceline.serve.service import Service
 from paceline.serve.settings import Settings
@@ -99,10 +100,10 @@ class Idle:
 def test_who_leaves_a_parameter_server_and_comes_back_is_told(caplog: pytest.LogCaptureFixture) -> None:
     config = ServerConfig(2, 8, policy="level")
     coordinator = Coordinator(Idle(), config, Epochs(16, 1, seed=0), lambda _: None)
-    coordinator.start()
+    coordinator.handle(Start(0.0))
     with caplog.at_level(logging.INFO, "paceline"):
-        coordinator.leave(1, 1.0, "given up")
-        coordinator.join(1, 2.0)
+        coordinator.handle(Leave(1.0, 1, "given up"))
+        coordinator.handle(Join(2.0, 1))
     assert [record.getMessage() for record in caplog.records] == [
         "worker 1 takes part no longer: given up",
         "worker 1 takes part",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from paceline import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator, Moved
+from paceline.paramserver.events import Answer, Arrive, Join, Leave, Start
 from paceline.paramserver.samples import Epochs
 
 SAMPLES, EPOCHS, WORKERS = 60, 2, 4
@@ -46,7 +47,8 @@ def made(sync="bsp", mode="push-wait", backup="everyone", policy="level"):
 def finish(engine, coordinator, worker, now):
     task = engine.running.pop(worker)
     engine.gradients.add(task.number)
-    assert coordinator.arrive(worker, task.number, now)
+    assert coordinator.tasks[worker] == task
+    coordinator.handle(Arrive(now, worker, task.number))
 
 
 RULES = [
@@ -70,7 +72,7 @@ events = st.lists(
 @settings(max_examples=30)
 def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
     engine, pool, log, coordinator = made(sync, mode, backup)
-    coordinator.start(0.0)
+    coordinator.handle(Start(0.0))
     now = 0.0
     for what, worker in events:
         now += 0.1
@@ -79,9 +81,9 @@ def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
         if what == "finish" and engine.running:
             finish(engine, coordinator, sorted(engine.running)[worker % len(engine.running)], now)
         elif what == "leave" and len(coordinator.present) > 1:
-            coordinator.leave(worker, now)
+            coordinator.handle(Leave(now, worker))
         elif what == "join" and worker not in coordinator.present:
-            coordinator.join(worker, now)
+            coordinator.handle(Join(now, worker))
     while not pool.finished():
         now += 0.1
         assert engine.running, "everybody waits for somebody who is gone"
@@ -91,17 +93,38 @@ def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
     assert set(engine.running) <= coordinator.present
 
 
+def test_what_goes_wrong_is_told_with_the_events_before_it():
+    engine, _, _, coordinator = made()
+    coordinator.handle(Start(0.0))
+    finish(engine, coordinator, 2, 1.0)
+    coordinator.handle(Leave(1.5, 3, "died"))
+    with pytest.raises(PacelineError, match=r"^worker 7: expected a place below 4\n") as refused:
+        coordinator.handle(Join(2.0, 7))
+    assert refused.value.__notes__ == [
+        "at 2.000 s join 7 came to this parameter server after: at 0.000 s start; at 1.000 s arrive 2, task 2; "
+        "at 1.500 s leave 3, died"
+    ]
+
+
+def test_an_event_in_the_middle_of_another_is_refused():
+    engine, _, _, coordinator = made()
+    engine.cancel = lambda tasks: coordinator.handle(Answer(1.0, 0))
+    coordinator.handle(Start(0.0))
+    with pytest.raises(RuntimeError, match=r"while another was handled: at 1\.000 s leave 1, left"):
+        coordinator.handle(Leave(1.0, 1))
+
+
 @pytest.mark.parametrize(
     ("sync", "mode"), [("asp", "push-wait"), ("bsp", "push-wait"), ("bsp", "pull"), ("ssp:1", "push-wait")]
 )
 def test_what_the_last_one_leaves_undone_goes_to_those_who_had_nothing_left(sync, mode):
     engine, pool, log = Engine(), Epochs(18, 1, seed=0), []
     coordinator = Coordinator(engine, ServerConfig(2, 12, sync=sync, mode=mode), pool, log.append)
-    coordinator.start(0.0)  # 6 samples each; then 6 are left
+    coordinator.handle(Start(0.0))  # 6 samples each; then 6 are left
     for worker in (0, 1):
         finish(engine, coordinator, worker, 1.0 + worker)
     assert set(engine.running) == {0}
-    coordinator.leave(0, 3.0)
+    coordinator.handle(Leave(3.0, 0))
     finish(engine, coordinator, 1, 4.0)
     assert pool.finished()
     assert sum(update.samples for update in log) == 18
@@ -109,12 +132,12 @@ def test_what_the_last_one_leaves_undone_goes_to_those_who_had_nothing_left(sync
 
 def test_who_is_interrupted_and_does_not_answer_is_given_up():
     engine, _, _, coordinator = made(mode="push-interrupt", backup="static:3", policy="equal")
-    coordinator.start(0.0)
+    coordinator.handle(Start(0.0))
     for step in range(1, 9):
         for worker in (0, 1, 2):
             finish(engine, coordinator, worker, float(step))
         if step == 4:
-            coordinator.heard(3, 4.2)
+            coordinator.handle(Answer(4.2, 3))
     load = engine.running[3].load
     due = coordinator.deadlines(factor=4.0, floor=0.5)
     assert due[3] == pytest.approx(4.2 + 4.0 * 1.0 + 0.5)  # since it answered, not since its newest task
@@ -123,14 +146,14 @@ def test_who_is_interrupted_and_does_not_answer_is_given_up():
 
 def test_who_is_slow_is_waited_for_when_it_comes_back():
     engine, _, log, coordinator = made(policy="equal")
-    coordinator.start(0.0)
+    coordinator.handle(Start(0.0))
     for worker in (0, 1, 2):
         finish(engine, coordinator, worker, 1.0)
     late = engine.running[3]
     assert coordinator.deadlines(4.0, 0.5)[3] == pytest.approx(4.5)
-    coordinator.leave(3, 4.5, "given up")
+    coordinator.handle(Leave(4.5, 3, "given up"))
     assert log[-1].present == 3
-    coordinator.join(3, 10.0, late)  # it took 10 s
+    coordinator.handle(Join(10.0, 3, late))  # it took 10 s
     load = engine.running[3].load
     assert coordinator.deadlines(4.0, 0.5)[3] == pytest.approx(10.0 + 1.5 * 10.0 / late.load * load + 0.5)
     for worker in (0, 1, 2):
@@ -159,7 +182,7 @@ def test_a_proportional_rate_goes_by_samples_not_by_gradients(sync, backup):
         limits=((1, 1), (1, 2), (1, None), (1, None)),
     )
     coordinator = Coordinator(engine, config, Epochs(SAMPLES, EPOCHS, seed=0), log.append)
-    coordinator.start(0.0)
+    coordinator.handle(Start(0.0))
     for now in range(40):
         if not engine.running:
             break

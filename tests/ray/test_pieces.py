@@ -115,7 +115,7 @@ def test_the_record_has_the_pieces(tmp_path):
         assert [sum(sizes) for sizes in pieces] == loads.tolist()
     assert record.summary["pieces"] > 1
     assert "piece 0" in (out / "trace.json").read_text()
-    assert "pieces a worker" in (out / "report.html").read_text()
+    assert "pieces per worker" in (out / "report.html").read_text()
 
 
 def test_what_excludes_it_is_said():

@@ -1,15 +1,16 @@
 """The parameter server's decisions, for every engine: who computes what, when parameters move, how far.
 
 A coordinator joins a gate (when), a backup policy (how many), a balancer (how much each), a learning-rate rule
-and a pool of samples. It reads no clock and computes no gradient: the engine tells it what happened and when,
-and it calls the engine's three methods in the order in which they must happen.
+and a pool of samples. It reads no clock and computes no gradient: the engine tells it what happened and when
+(``handle``), and it calls the engine's three methods in the order in which they must happen. They are called in the
+middle of a decision because what an update tells (its loss, norm and variance) decides on what follows.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -22,25 +23,14 @@ from paceline.backup.arrivals import Arrivals
 from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.deadlines import Deadlines, Trip
+from paceline.paramserver.events import Answer, Arrive, Event, Join, Leave, Start, Task, told
 from paceline.paramserver.samples import SampleSource
 from paceline.pieces.sharing import PieceRecord, WorkerRound
 from paceline.rounds import Array, Machines, PieceTimes
 from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
 
+STORY = 20  # events that are told with an error
 _log = logging.getLogger(__name__)
-
-
-class Task(NamedTuple):
-    """One gradient to compute."""
-
-    number: int
-    worker: int
-    version: int  # of the parameters it is computed on
-    tag: int  # the version it counts for
-    taken: Any  # samples, in the pool's own terms
-    load: int
-    began: float  # seconds
-    shared: bool = False  # its samples are the round's: whoever is free runs them
 
 
 class Moved(NamedTuple):
@@ -97,7 +87,7 @@ class Update:
 
 
 class Coordinator:
-    """Runs one training. Call ``start``, then ``arrive``, ``leave`` and ``join`` as things happen.
+    """Runs one training. Whatever happens is told to ``handle``, beginning with ``Start``; the rest only tells.
 
     on_update: gets each ``Update``.
     shares: the engine runs rounds in pieces where the policy says so: it keeps a task's samples until all of the
@@ -131,6 +121,8 @@ class Coordinator:
         self._norm2 = self._variance = math.nan
         # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
         self.statistics = self.rate.needs_variance or (self.backup is not None and self.backup.needs_variance)
+        self._story: deque[Event] = deque(maxlen=STORY)
+        self._handling: Event | None = None
         self._wanted = n
         self._backup_state: Any = None
         if self.backup is not None:
@@ -145,8 +137,39 @@ class Coordinator:
         """What the workers' machines are; to be told before ``start``."""
         self.balancer = self._config.balancer(machines)
 
-    def start(self, now: float = 0.0, workers: set[int] | None = None) -> None:
-        """Everybody begins; workers: who is there, all where not given."""
+    def handle(self, event: Event) -> None:
+        """Take in what happened, and have the engine carry out what follows from it, in order.
+
+        Whatever is raised, by the engine too, has a note with the events before it, for a traceback.
+        """
+        try:
+            if self._handling is not None:
+                raise RuntimeError(f"an event came while another was handled: {told(self._handling)}")
+            self._handling = event
+            try:
+                self._handle(event)
+            finally:
+                self._handling = None
+        except Exception as error:
+            story = "; ".join(map(told, self._story)) or "nothing"
+            error.add_note(f"{told(event)} came to this parameter server after: {story}")
+            raise
+        self._story.append(event)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Start(now, workers):
+                self._start(now, workers)
+            case Arrive():
+                self._arrive(*event)
+            case Answer(now, worker):
+                self._deadlines.heard(worker, now if worker in self.tasks else None)
+            case Leave(now, worker, why):
+                self._leave(now, worker, why)
+            case Join(now, worker, late):
+                self._join(now, worker, late)
+
+    def _start(self, now: float, workers: frozenset[int] | None) -> None:
         self.present = set(range(self.workers)) if workers is None else set(workers)
         self._updated_at = now
         effects, self._state = self.gate.init()
@@ -157,23 +180,13 @@ class Coordinator:
             _, self._state = self.gate.expect(self._state, self._wanted, now)
         self._carry_out(effects, now)
 
-    def arrive(
-        self,
-        worker: int,
-        number: int,
-        now: float,
-        seconds: float | None = None,
-        ran: WorkerRound | None = None,
-    ) -> bool:
-        """The gradient of task ``number`` is here; seconds: of the computation, the round trip by default.
-
-        ran: what the worker really did of a shared round.
-        Returns whether it is of any use. One that is not (its worker was given up meanwhile) frees its worker.
-        """
+    def _arrive(
+        self, now: float, worker: int, number: int, seconds: float | None, ran: WorkerRound | None
+    ) -> None:
         task = self.tasks.get(worker)
         if task is None or task.number != number:
             self._dropped["given up"] += 1
-            return False
+            return
         del self.tasks[worker]
         whole = now - task.began
         trip = Trip(whole if seconds is None else seconds, whole, task.load)
@@ -185,14 +198,8 @@ class Coordinator:
         self._held.setdefault((worker, task.tag), []).append((task, trip.seconds))
         effects, self._state = self.gate.arrive(self._state, worker, now)
         self._carry_out(effects, now)
-        return True
 
-    def heard(self, worker: int, now: float) -> None:
-        """The worker has answered, to a task that it was told to leave undone."""
-        self._deadlines.heard(worker, now if worker in self.tasks else None)
-
-    def leave(self, worker: int, now: float, why: str = "left") -> None:
-        """The worker is gone; what it was computing goes to the others."""
+    def _leave(self, now: float, worker: int, why: str) -> None:
         if worker not in self.present:
             return
         _log.info("worker %d takes part no longer: %s", worker, why)
@@ -203,12 +210,7 @@ class Coordinator:
         effects, self._state = self.gate.leave(self._state, worker, now)
         self._carry_out(effects, now)
 
-    def join(self, worker: int, now: float, late: Task | None = None) -> None:
-        """The worker is there (again), and gets the newest parameters.
-
-        late: the task that it was given up with and has ended by now; how long that took bears on its deadline,
-            so that who is slow, not frozen, is waited for in the end.
-        """
+    def _join(self, now: float, worker: int, late: Task | None) -> None:
         if worker >= self.workers:
             raise PacelineError(f"worker {worker}: expected a place below {self.workers}")
         _log.info("worker %d takes part", worker)

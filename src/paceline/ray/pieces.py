@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from paceline.paramserver.coordinator import Coordinator, Task
+from paceline.paramserver.coordinator import Coordinator
+from paceline.paramserver.events import Arrive, Task
 from paceline.pieces.sharing import PieceRecord, SharedRound
 from paceline.ray.shards import Arrived
 from paceline.rounds import Indices
@@ -112,7 +113,7 @@ class Pieces:
         ran = sharing.end()
         self.record = sharing.record(ran)
         for worker in sharing.workers():
-            self._coordinator.arrive(worker, self._tasks[worker].number, now, ran=ran[worker])
+            self._coordinator.handle(Arrive(now, worker, self._tasks[worker].number, ran=ran[worker]))
 
     def _go_on(self, now: float) -> None:
         sharing = self._sharing

@@ -21,7 +21,8 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.machines import sizes
 from paceline.paramserver.aggregate import Vector
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.coordinator import Coordinator, Moved, Task, Update
+from paceline.paramserver.coordinator import Coordinator, Moved, Update
+from paceline.paramserver.events import Answer, Arrive, Join, Leave, Start, Task
 from paceline.paramserver.samples import SampleSource
 from paceline.ray.crew import Crew, said
 from paceline.ray.pieces import Pieces
@@ -109,7 +110,7 @@ class Server:
         """
         coordinator = self._coordinator
         if not coordinator.present:
-            coordinator.start(self._now(), set(self._actors))
+            coordinator.handle(Start(self._now(), frozenset(self._actors)))
         while not self.pool.finished() and (updates is None or self.updates < updates):
             now = self._now()
             if seconds is not None and now > seconds:
@@ -251,7 +252,7 @@ class Server:
         for ref in ready:
             if ref in self._crew.starting:
                 if (rank := self._crew.welcome(ref)) is not None:
-                    self._coordinator.join(rank, self._now())
+                    self._coordinator.handle(Join(self._now(), rank))
             elif ref in self._moving:
                 self._arrived(ref)
             else:
@@ -313,12 +314,12 @@ class Server:
             self._share(sent, report, kept)
         elif self._awaited(sent):
             self._here[task.number] = _Here(sent.parts, report.loss, kept)
-            coordinator.arrive(task.worker, task.number, self._now(), report.seconds)
+            coordinator.handle(Arrive(self._now(), task.worker, task.number, report.seconds))
             if task.number in self._here and task.tag == coordinator.version:
                 self.shards.hold(Arrived(task.number, task.load, 1.0, sent.parts))
         else:
             if self._actors.get(task.worker) is sent.actor:
-                coordinator.heard(task.worker, self._now())
+                coordinator.handle(Answer(self._now(), task.worker))
             self._take_back(sent)
 
     def _share(self, sent: _Sent, report: Report, kept: Any) -> None:
@@ -341,14 +342,14 @@ class Server:
         """A worker that was given up has ended its task: it takes part again."""
         worker = sent.task.worker
         if worker not in self._coordinator.present and self._actors.get(worker) is sent.actor:
-            self._coordinator.join(worker, self._now(), sent.task)
+            self._coordinator.handle(Join(self._now(), worker, sent.task))
 
     def _lost_on_the_way(self, sent: _Sent) -> None:
         """A gradient was computed and is gone, with its node or its node's memory."""
         for part in sent.parts:
             self._moving.pop(part, None)
         if self._awaited(sent):
-            self._coordinator.leave(sent.task.worker, self._now(), "lost")
+            self._coordinator.handle(Leave(self._now(), sent.task.worker, "lost"))
         self._take_back(sent)  # should its worker be dead, too, that is said of its next task
 
     def _look_after(self) -> None:
@@ -358,13 +359,13 @@ class Server:
             self._round.claim_ahead(now)
             for worker, due in self._coordinator.deadlines(self._give_up, self._floor).items():
                 if now > due:
-                    self._coordinator.leave(worker, now, "given up")
+                    self._coordinator.handle(Leave(now, worker, "given up"))
         while not self._commands.empty():
             name, worker = self._commands.get()
             if name == "add":
                 self._wanted += 1
             elif worker in self._actors:
-                self._coordinator.leave(worker, now, "left")
+                self._coordinator.handle(Leave(now, worker, "left"))
                 self._crew.remove(worker)
         # Who was given up may turn out to be dead, and its place free, only later.
         while self._wanted and self._crew.add():
@@ -376,7 +377,7 @@ class Server:
         if self._actors.get(worker) is not sent.actor:
             return
         del self._actors[worker]
-        self._coordinator.leave(worker, self._now(), "died")
+        self._coordinator.handle(Leave(self._now(), worker, "died"))
         if self._replace:
             self._wanted += 1
 

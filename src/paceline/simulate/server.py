@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 
 from paceline.paramserver.aggregate import Parameters, Part, Vector, aggregate
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.coordinator import Coordinator, Moved, Task, Update
+from paceline.paramserver.coordinator import Coordinator, Moved, Update
+from paceline.paramserver.events import Arrive, Join, Leave, Start, Task
 from paceline.paramserver.samples import SampleSource
 from paceline.rounds import Indices
 from paceline.simulate.roundtrips import RoundTrips
@@ -100,7 +101,7 @@ class Server:
     ) -> list[Update]:
         """Play until so many updates, or seconds of virtual time, or ``stop`` says so, or all samples are used."""
         coordinator = self._coordinator
-        coordinator.start(0.0, set(range(coordinator.workers)) - self._absent)
+        coordinator.handle(Start(0.0, frozenset(range(coordinator.workers)) - self._absent))
         seen = 0
         self._catch_up()
         while self._heap:
@@ -169,21 +170,21 @@ class Server:
             del self._frozen[worker]
         running = self._coordinator.tasks.get(worker)
         if running is not None and running.number == task.number:
-            self._coordinator.arrive(worker, task.number, self.now)
+            self._coordinator.handle(Arrive(self.now, worker, task.number))
         elif worker not in self._coordinator.present and frozen is not None:
-            self._coordinator.join(worker, self.now, task)
+            self._coordinator.handle(Join(self.now, worker, task))
 
     def _member(self, member: Member) -> None:
         if member.kind == "join":
-            self._coordinator.join(member.worker, self.now)
+            self._coordinator.handle(Join(self.now, member.worker))
         elif member.kind == "leave":
-            self._coordinator.leave(member.worker, self.now)
+            self._coordinator.handle(Leave(self.now, member.worker))
         elif member.kind == "freeze":
             self._frozen[member.worker] = member
         elif self._frozen.pop(member.worker, None) is not None:  # it works again
             task, rest = self._stuck.pop(member.worker, (None, 0.0))
             if member.worker not in self._coordinator.present:
-                self._coordinator.join(member.worker, self.now, task)
+                self._coordinator.handle(Join(self.now, member.worker, task))
             elif task is not None:
                 self._push(self.now + rest, FINISH, task)
 
@@ -204,7 +205,7 @@ class Server:
     def _check(self, worker: int) -> None:
         frozen = self._frozen.get(worker)
         if frozen is not None and self.now < frozen.back and worker in self._coordinator.tasks:
-            self._coordinator.leave(worker, self.now, "given up")
+            self._coordinator.handle(Leave(self.now, worker, "given up"))
 
     def _push(self, at: float, priority: int, event: object) -> None:
         heapq.heappush(self._heap, (at, priority, self._sequence, event))
