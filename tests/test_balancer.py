@@ -73,6 +73,7 @@ def test_an_error_made_aside_is_raised() -> None:
             raise ZeroDivisionError
 
     loop = Balancer(Failing())  # type: ignore[arg-type]
+    assert not loop.needs_readings
     loop.report(0, np.array([5, 5]), np.array([1.0, 1.0]))
     with pytest.raises(ZeroDivisionError):
         loop.report(1, np.array([5, 5]), np.array([1.0, 1.0]))

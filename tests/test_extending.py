@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline import Round, policies
+from paceline.balancer import Balancer
 
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
 
@@ -17,6 +18,9 @@ def test_the_printed_policy_works(monkeypatch):
     exec(compile(code, str(PAGE), "exec", dont_inherit=True), names)
     policy = names["policy"]
     assert policy.part == 0.5
+    assert (policy.needs_upcoming, policy.needs_readings, policy.trains) == (False, False, False)
+    assert (policy.needs_machines, policy.settles) == (False, True)
+    assert Balancer(policy).loads(0, 256).tolist() == [64] * 4
     plan, state = policy.init()
     slopes = np.array([1.0, 1.0, 1.0, 4.0])
     for _ in range(30):
