@@ -1,8 +1,12 @@
 """What is said of a run, on records whose story is known."""
 
+import ast
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import paceline
 from paceline.runs import Recorder, comparison, read, report
 from paceline.runs.analysis import Change, changes, settled, slowness, straggler_share
 from paceline.runs.findings import compare, findings
@@ -263,6 +267,18 @@ def test_words():
     assert [times(x) for x in (1.25, 4, 9.99, 1234)] == ["1.25x", "4.0x", "10x", "1,234x"]
     assert [listing([]), listing([1]), listing([1, 2, 3])] == ["none", "1", "1, 2 and 3"]
     assert [plural(1, "round"), plural(1200, "round")] == ["1 round", "1,200 rounds"]
+
+
+def test_all_of_the_package_writes_per_cent_in_one_form():
+    """ "31 %" as ``percent`` writes it, never "31%", which a format such as ``:.0%`` would give."""
+    formats = [
+        f"{path}:{node.lineno}"
+        for path in Path(paceline.__file__).parent.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FormattedValue) and node.format_spec is not None
+        and ast.unparse(node.format_spec).rstrip("'\"").endswith("%")
+    ]  # fmt: skip
+    assert formats == []
 
 
 def test_a_slow_worker_is_told_whatever_another_s_speed_did(tmp_path, write):

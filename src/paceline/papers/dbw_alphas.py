@@ -20,6 +20,7 @@ from paceline.papers.dbw_runs import (
     smoothed,
     waited,
 )
+from paceline.runs.words import percent
 from paceline.simulate.figure import figure
 
 
@@ -89,8 +90,8 @@ def fig6(out: Path, quick: bool) -> Result:
         gains[alpha] = best(times, "proportional")[1] / float(np.mean(times["dbw"]))
         whole = waited(runs["dbw"], WORKERS) / runs["dbw"][-1].now
         parts.append(
-            f"alpha = {alpha:g}: {ratios(times)} ({summary(times)}; updates from all {WORKERS} take {whole:.0%} of "
-            "dbw's first run)"
+            f"alpha = {alpha:g}: {ratios(times)} ({summary(times)}; updates from all {WORKERS} take {percent(whole)} "
+            "of dbw's first run)"
         )
     return write(
         out,

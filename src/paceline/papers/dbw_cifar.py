@@ -16,6 +16,7 @@ from paceline.papers.dbw_runs import (
     shifted,
     smoothed,
 )
+from paceline.runs.words import percent
 from paceline.simulate.figure import figure
 
 
@@ -58,7 +59,7 @@ def fig5(out: Path, quick: bool) -> Result:
         {
             "claim": "DBW is best on average, by less than on MNIST; it begins with k of about 10",
             "ours": f"test accuracy after {seconds:g} s: "
-            + ", ".join(f"{name} {np.mean(found):.1%}" for name, found in final.items()),
+            + ", ".join(f"{name} {percent(float(np.mean(found)), 1)}" for name, found in final.items()),
             "why": "a perceptron in place of ResNet-18, 20,000 images and few seeds, as ResNet-18 for 16 "
             "workers would take days on two cores; accuracies are therefore low, and only their order "
             "means something",

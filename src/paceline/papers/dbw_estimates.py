@@ -12,6 +12,7 @@ from paceline.backup.protocol import Iteration, Timings
 from paceline.papers import Result, write
 from paceline.papers.dbw_runs import NETWORKS, WORKERS, dataset, learner, network, shifted
 from paceline.paramserver.samples import Draws
+from paceline.runs.words import percent
 from paceline.simulate.figure import figure
 from paceline.simulate.roundtrips import RoundTrips
 
@@ -102,9 +103,9 @@ def _estimates(
         {
             "claim": "the estimates track the exact norm and variance; the gain is a lower bound, almost "
             "proportional to the decrease of the loss",
-            "ours": f"median error of the norm {off('norm2', 'norm2_exact'):.0%}, of the variance "
-            f"{off('variance', 'variance_exact'):.0%}; the gain is below the decrease in {below:.0%} of the "
-            f"iterations, correlation {correlation:.2f}",
+            "ours": f"median error of the norm {percent(off('norm2', 'norm2_exact'))}, of the variance "
+            f"{percent(off('variance', 'variance_exact'))}; the gain is below the decrease in {percent(below)} of "
+            f"the iterations, correlation {correlation:.2f}",
             "why": instead
             + "the norm falls quickly at first, and an average over the last 5 iterations lags "
             "behind it; the paper's k are DBW's own choices",
@@ -165,8 +166,9 @@ def fig3(out: Path, quick: bool) -> Result:
         {
             "claim": "the constrained estimates are more precise than the naive ones, most of all for k = "
             "3 and 4, which are seldom tried",
-            "ours": f"for k = 3 and 4: constrained {rare['constrained']:.1%}, naive {rare['naive']:.1%} off "
-            f"(root mean square); the naive one has no estimate in {missing / runs / n:.1%} of the cases",
+            "ours": f"for k = 3 and 4: constrained {percent(rare['constrained'], 1)}, naive "
+            f"{percent(rare['naive'], 1)} off (root mean square); the naive one has no estimate in "
+            f"{percent(missing / runs / n, 1)} of the cases",
             "why": "as in the paper; true times from a long simulation of each k",
             "setting": f"n = 5, round trips .3 + .7 Exp(1), push-wait, {iterations} iterations, {runs} runs",
             "command": "paceline reproduce dbw fig3" + (" --quick" if quick else ""),

@@ -16,6 +16,7 @@ from paceline.papers.dbw_runs import learner
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Update
 from paceline.paramserver.samples import Draws
+from paceline.runs.words import percent, times
 from paceline.simulate.delays import Exponential, Lognormal
 from paceline.simulate.figure import figure
 from paceline.simulate.roundtrips import RoundTrips
@@ -74,8 +75,8 @@ def fig8sync(out: Path, quick: bool) -> Result:
                 f"{s} {mean(level, s, 'updates'):.0f} updates {mean(level, s, 'seconds'):.1f} s"
                 for s in SCHEMES
             )
-            + f"; LB-BSP's update takes {gap:+.0%} against ASP's, convergence "
-            f"{1 - mean(level, 'LB-BSP', 'seconds') / others:.0%} less than the best other"
+            + f"; LB-BSP's update takes {times(1 + gap)} the time of ASP's, convergence "
+            f"{percent(1 - mean(level, 'LB-BSP', 'seconds') / others)} less than the best other"
         )
     return write(
         out,

@@ -15,6 +15,7 @@ from paceline.data import datasets
 from paceline.papers import Experiment, Result, write
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Epochs
+from paceline.runs.words import percent
 from paceline.simulate.delays import Constant, Lognormal
 from paceline.simulate.figure import figure
 from paceline.simulate.roundtrips import Change, RoundTrips
@@ -55,7 +56,7 @@ def faults(out: Path, quick: bool) -> Result:
         updates = server.run()
         accuracy = learns.test(server.parameters.values)[1]
         once = bool(np.all(pool.uses == epochs))
-        parts.append(f"{name} {updates[-1].now:.0f} s, accuracy {accuracy:.1%}")
+        parts.append(f"{name} {updates[-1].now:.0f} s, accuracy {percent(accuracy, 1)}")
         rows.append(
             {
                 "scheme": name,
