@@ -39,14 +39,14 @@ from paceline.torch.feed.rounds import RoundBatch, iterate
 from paceline.torch.feed.sizes import Sizes
 from paceline.torch.feed.streams import StreamLoader, check_stream
 from paceline.torch.gradients.counts import number
-from paceline.torch.gradients.finite import OnNan
 from paceline.torch.gradients.parallel import parallel
 from paceline.torch.liveness import patience
 from paceline.torch.liveness.lookout import lookout
 from paceline.torch.liveness.patience import OnMissed
 from paceline.torch.liveness.shutdown import leave
+from paceline.torch.measuring.finite import OnNan
 from paceline.torch.measuring.open_rounds import RoundResult
-from paceline.torch.measuring.record import RoundRecorder, record_run
+from paceline.torch.measuring.recorder import RoundRecorder, record_run
 from paceline.torch.options import Limits
 from paceline.torch.plan import Piece
 from paceline.torch.terms import agree

@@ -16,11 +16,11 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.claiming.claims import Claims
-from paceline.torch.gradients.finite import OnNan
 from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.lookout import Alone
+from paceline.torch.measuring.finite import OnNan
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OpenRounds, RoundResult
 from paceline.torch.passes import Passes

@@ -23,7 +23,7 @@ from paceline.torch import peers
 from paceline.torch.liveness.patience import OnMissed
 from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.measuring.open_rounds import RoundResult
-from paceline.torch.measuring.record import RoundRecorder
+from paceline.torch.measuring.recorder import RoundRecorder
 from paceline.torch.pace import Pace
 from paceline.train import contents, slowdown
 from paceline.train.checkpoint import Checkpoints

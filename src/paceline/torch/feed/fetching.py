@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ import torch.multiprocessing
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from paceline.rounds import Indices
+from paceline.torch.feed.nested import joinable, joined
 from paceline.torch.feed.pieces import cut
 from paceline.torch.liveness.shutdown import end_with_parent
 
@@ -66,7 +67,7 @@ class Beside:
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], options: Mapping[str, Any]) -> None:
         self._workers = int(options["num_workers"])
-        plain = collate is default_collate and _joinable(collate([dataset[0]]))
+        plain = collate is default_collate and joinable(collate([dataset[0]]))
         self._parts = self._workers if plain else 1
         context = options.get("multiprocessing_context") or torch.multiprocessing.get_context()
         if isinstance(context, str):
@@ -135,29 +136,3 @@ def as_it_is(batch: Any) -> Any:
 def _send_home(queues: list[Any]) -> None:
     for queue in queues:
         queue.put(None)
-
-
-def _joinable(batch: Any) -> bool:
-    """Whether parts of such a batch can be joined to the whole: tensors and strings, however nested."""
-    if isinstance(batch, torch.Tensor):
-        return True
-    if isinstance(batch, Mapping):
-        return all(_joinable(value) for value in batch.values())
-    if isinstance(batch, list | tuple):
-        return all(isinstance(value, str | bytes) or _joinable(value) for value in batch)
-    return False
-
-
-def joined(parts: Sequence[Any]) -> Any:
-    """The batch whose parts, one after the other, these are."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, torch.Tensor):
-        return torch.cat(list(parts))
-    if isinstance(first, Mapping):
-        return type(first)({key: joined([part[key] for part in parts]) for key in first})  # type: ignore[call-arg]
-    if first and isinstance(first[0], str | bytes):
-        return type(first)(value for part in parts for value in part)
-    fields = [joined(values) for values in zip(*parts, strict=True)]
-    return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)

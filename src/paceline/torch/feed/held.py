@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
-import torch
-
-from paceline.errors import PacelineError
-from paceline.torch.feed.fetching import joined
+from paceline.torch.feed.nested import joined, length, part
 
 
 class Held(Protocol):
@@ -116,28 +113,3 @@ class Batches:
 
     def state(self) -> list[Any]:
         return list(self._batches)
-
-
-def length(batch: Any) -> int:
-    """Samples of a batch: the first dimension of its first tensor. Raises PacelineError where it has none."""
-    if isinstance(batch, torch.Tensor) and batch.ndim:
-        return len(batch)
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    for one in parts:
-        if isinstance(one, torch.Tensor | Mapping | list | tuple):
-            return length(one)
-    raise PacelineError(
-        f"batches=True: the stream gave a {type(batch).__name__} without a tensor; expected tensors, or tuples, "
-        "lists or dicts of them, whose first dimension counts samples"
-    )
-
-
-def part(batch: Any, start: int, end: int) -> Any:
-    """The samples from ``start`` to ``end`` of a batch."""
-    if isinstance(batch, Mapping):
-        return type(batch)({key: part(value, start, end) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(part(value, start, end) for value in batch))
-    if isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | bytes):
-        return type(batch)(part(value, start, end) for value in batch)
-    return batch[start:end]

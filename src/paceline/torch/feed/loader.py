@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
-from paceline.torch.feed.empty import EmptyToo
 from paceline.torch.feed.fetching import as_it_is, fetcher
+from paceline.torch.feed.nested import nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.gradients.same_bits import aligned
@@ -93,7 +93,7 @@ class BalancedLoader:
         collate = options.pop("collate_fn", None) or default_collate
         self._early = bool(options.get("num_workers"))
         self._fetcher = fetcher(dataset, collate, options) if terms.moves_work else None
-        collate = EmptyToo(dataset, collate)
+        collate = _EmptyToo(dataset, collate)
         self._loader = DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate, **options)
         self._laid = aligned if terms.cell else as_it_is
         self._source: Iterator[Any] = iter(())
@@ -180,6 +180,16 @@ class BalancedLoader:
         if self._loader.num_workers:  # else loading is work like any other
             self._turns.waited(time.perf_counter() - began)
         return _pinned(batch) if self._pins else batch
+
+
+class _EmptyToo:
+    """A collate function that can also make an empty batch, with the shapes of a real one."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self._collate(samples) if samples else nothing_of(self._collate([self._dataset[0]]))
 
 
 class _Sampler:

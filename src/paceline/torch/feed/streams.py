@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
-from paceline.torch.feed.empty import nothing_of
 from paceline.torch.feed.fetching import as_it_is
 from paceline.torch.feed.held import Batches, Held, Samples
+from paceline.torch.feed.nested import nothing_of
 from paceline.torch.feed.pieces import pieces
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.measuring import exchange

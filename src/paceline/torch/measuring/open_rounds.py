@@ -17,8 +17,8 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.pieces.sharing import PieceRecord
 from paceline.rounds import Array
-from paceline.torch.gradients.finite import Finite, OnNan
 from paceline.torch.measuring.exchange import Rows
+from paceline.torch.measuring.finite import Finite, OnNan
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.piece_reports import PieceReports
 from paceline.torch.plan import RoundPlan

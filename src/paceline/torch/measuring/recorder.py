@@ -1,4 +1,5 @@
-"""Puts any DistributedDataParallel script on record, so that ``paceline whatif`` can say what it lost.
+"""Puts rounds on record, on rank 0: those of ``Pace``, and the steps of any DistributedDataParallel script, so that
+``paceline whatif`` can say what it lost.
 
     recorder = Recorder(ddp, "runs/mine")
     for images, labels in loader:
@@ -25,6 +26,7 @@ from paceline import runs
 from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.measuring import exchange, measure
+from paceline.torch.measuring.open_rounds import RoundResult
 
 ROW = np.dtype([("step", "f8"), ("seconds", "f8"), ("load", "f8")])  # of a rank and a step
 
@@ -142,3 +144,49 @@ class Recorder:
             loads=rows["load"],
             compute=rows["seconds"],
         )
+
+
+class RoundRecorder:
+    """Writes each RoundResult of ``Pace`` as a line of the record."""
+
+    def __init__(self, recorder: runs.Recorder) -> None:
+        self.recorder = recorder
+        self._start: float | None = None
+
+    def round(self, result: RoundResult) -> None:
+        """Append one finished round."""
+        now = time.perf_counter()
+        if self._start is None:
+            self._start = now - result.seconds
+        self.recorder.round(
+            round=result.step,
+            epoch=result.epoch,
+            time=now - self._start,
+            seconds=result.seconds,
+            batch=result.batch,
+            loads=result.loads.tolist(),
+            compute=result.compute,
+            overhead=result.overhead,
+            shares=result.shares,
+            loss=result.loss,
+            **_pieces(result),
+        )
+
+    def close(self, **extras: Any) -> dict[str, Any]:
+        """Write the summary and close; returns the summary."""
+        summary = self.recorder.finish(**extras)
+        self.recorder.close()
+        return summary
+
+
+def _pieces(result: RoundResult) -> dict[str, Any]:
+    if result.within is None:
+        return {}
+    at_once, cost, pieces, seconds = result.within
+    return {"pieces": pieces, "piece_seconds": seconds, "at_once": at_once, "piece_cost": cost}
+
+
+def record_run(run_dir: str | Path, *, policy: str, workers: int, global_batch: int) -> RoundRecorder:
+    """Start the record of a run that a user's own script makes."""
+    config = {"engine": "torch", "policy": policy, "workers": workers, "global_batch": global_batch}
+    return RoundRecorder(runs.Recorder.create(run_dir, config))
