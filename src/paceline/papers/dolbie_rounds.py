@@ -23,7 +23,6 @@ from paceline.simulate.world import classes_of
 
 RIVALS = ("EQU", "OGD", "LB-BSP", "ABS")
 CLAIMED = {"EQU": 89.6, "OGD": 82.2, "LB-BSP": 67.4, "ABS": 47.6}  # per cent less than these at round 40
-IDLE_CLAIMED = {"EQU": 84.6, "OGD": 71.1, "LB-BSP": 67.2, "ABS": 42.8}
 CLUSTER = (
     "30 workers of 5 processors at random, B = 256 in fractions, pace and overhead AR(1) 0.9, sd 5 % and 10 %"
 )
