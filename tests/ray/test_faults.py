@@ -15,6 +15,7 @@ from faulty import OrderedDelay, Orders, program
 from programs import X
 
 from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.events import Arrive, Leave
 from paceline.paramserver.samples import Epochs
 from paceline.ray import Server
 
@@ -60,8 +61,7 @@ class Run:
             give_up=GIVE_UP,
         ) as self.server:
             self._coordinator = self.server._coordinator
-            self._arrive, self._leave = self._coordinator.arrive, self._coordinator.leave
-            self._coordinator.arrive, self._coordinator.leave = self._arriving, self._leaving
+            self._handle, self._coordinator.handle = self._coordinator.handle, self._handling
             self._script = script(self)
             self.began = time.perf_counter()
             self.values = self.server.run()
@@ -75,18 +75,16 @@ class Run:
         except StopIteration:
             self.pool.close()
 
-    def _arriving(self, worker, *args, **kwargs):
-        useful = self._arrive(worker, *args, **kwargs)
-        if isinstance(self._waiting, int) and worker not in self._coordinator.tasks:
-            number, self._waiting = self._waiting, (worker, time.perf_counter())
-            os.kill(self.server.processes[worker], number)
-        return useful
-
-    def _leaving(self, worker, now, why="left"):
-        due = self._coordinator.deadlines(GIVE_UP, FLOOR).get(worker, np.nan)
-        if worker in self.server.present():
-            self.left[worker] = time.perf_counter(), why, due - now
-        self._leave(worker, now, why)
+    def _handling(self, event):
+        """Stands before the coordinator's door."""
+        if isinstance(event, Leave) and event.worker in self.server.present():
+            due = self._coordinator.deadlines(GIVE_UP, FLOOR).get(event.worker, np.nan)
+            self.left[event.worker] = time.perf_counter(), event.why, due - event.now
+        self._handle(event)
+        arrived = isinstance(event, Arrive) and event.worker not in self._coordinator.tasks
+        if arrived and isinstance(self._waiting, int):
+            number, self._waiting = self._waiting, (event.worker, time.perf_counter())
+            os.kill(self.server.processes[event.worker], number)
 
     # What scripts say; each is a generator that ends when it has happened.
 

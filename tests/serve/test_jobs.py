@@ -382,7 +382,7 @@ def served() -> list[str]:
     names = []
     for name in policies.names():
         with contextlib.suppress(PacelineError):
-            Settings(30, 3, name)
+            Settings(30, 3, policy=name)
             names.append(name)
     return names
 
@@ -403,7 +403,7 @@ def test_every_policy_for_rounds_run_as_planned_is_served() -> None:
 def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start: int, cut: int) -> None:
     """Plans sum to the batch, within limits, over those present; nobody waits for the absent; restarts agree."""
     limits = ((1, 20), (0, 30), (0, None)) if limited else None
-    asked = Settings(30, 3, policy, start=start, limits=limits, ahead=ahead, floor=1.0, first=5.0)
+    asked = Settings(30, 3, policy=policy, start=start, limits=limits, ahead=ahead, floor=1.0, first=5.0)
     job, now = Job(asked), 0.0
     log: list[str] = []
     snapshot = [json.dumps(job.state_dict()), 0]

@@ -14,7 +14,7 @@ from paceline.serve.settings import Settings
 
 
 def write(run_dir: Path, rounds: range, first: int) -> None:
-    record = Record(run_dir, "j", Settings(12, 2, "equal"))
+    record = Record(run_dir, "j", Settings(12, 2, policy="equal"))
     record.open(first, rounds.stop)
     for number in rounds:
         six = np.array([6.0, 6.0])

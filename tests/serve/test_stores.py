@@ -251,7 +251,7 @@ def a_row_lost(directory: Path) -> None:
 def settings(**changes: Any) -> str:
     from paceline.serve.settings import Settings
 
-    values = Settings(12, 2, "equal", floor=1.0, first=5.0).to_dict() | changes
+    values = Settings(12, 2, policy="equal", floor=1.0, first=5.0).to_dict() | changes
     return json.dumps({name: value for name, value in values.items() if value != "gone"})
 
 

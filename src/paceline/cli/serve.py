@@ -96,11 +96,11 @@ def command(
         settings = Settings(
             batch,
             workers,
-            policy,
-            forecast,
-            start,
-            None if pairs is None else tuple(pairs),
-            quantum,
+            policy=policy,
+            forecast=forecast,
+            start=start,
+            limits=None if pairs is None else tuple(pairs),
+            quantum=quantum,
             ahead=1 if at_once else 0,
             floor=floor,
         )

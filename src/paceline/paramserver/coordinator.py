@@ -57,7 +57,7 @@ class Engine(Protocol):
         ...
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Update:
     """One update, for the record. Arrays have one entry a worker."""
 

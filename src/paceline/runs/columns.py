@@ -57,7 +57,7 @@ class Growing:
         self._data = np.pad(self._data, pad, constant_values=fill)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Rounds ``start`` to ``end`` (as places in the record) in at most about ``LIMIT`` buckets.
 
@@ -158,11 +158,13 @@ class Columns:
 
     def part(self, start: int, end: int) -> Run:
         """Some of the rounds as a record, without copying: good until the next ``extend``."""
-        plain = {name: self._plain[name].values[start:end] for name in PLAIN}
+        plain: dict[str, Any] = {name: self._plain[name].values[start:end] for name in PLAIN}
         plain |= {name: plain[name].astype(np.int64) for name in ("round", "epoch")}
-        each = {name: self._each[name].values[start:end] for name in EACH}
+        each: dict[str, Any] = {name: self._each[name].values[start:end] for name in EACH}
         blank = np.broadcast_to(np.nan, each["loads"].shape)
-        return Run(self.path, self.config, **plain, **each, shares=blank, extras={}, summary={}, notes=[])  # type: ignore[arg-type]
+        return Run(
+            path=self.path, config=self.config, **plain, **each, shares=blank, extras={}, summary={}, notes=[]
+        )
 
     def places(self, first: float | None, last: float | None) -> tuple[int, int]:
         """Where the rounds from number ``first`` up to and without ``last`` lie; one round at least."""

@@ -21,7 +21,7 @@ from paceline.runs.waiting import waits
 CONFIG, ROUNDS, SUMMARY = "run.json", "rounds.jsonl", "summary.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The record of one run of T rounds and n workers.
 
@@ -111,7 +111,7 @@ def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]])
     columns["wait"] = waits(columns["seconds"], columns["compute"])  # records of old versions counted more
     others = dict.fromkeys(name for line in lines for name in line if name not in columns and name != "sum")
     extras = {name: [line.get(name) for line in lines] for name in others}
-    return Run(run_dir, config, **columns, extras=extras, summary={}, notes=[])
+    return Run(path=run_dir, config=config, **columns, extras=extras, summary={}, notes=[])
 
 
 def _workers(config: dict[str, Any]) -> int:

@@ -133,7 +133,9 @@ class Job:
             raise Conflict(
                 f"the plan of round {round} is not one of {self.settings.batch} samples for those present"
             )
-        self.open[round] = OpenRound(round, now, planned, mask, set(np.flatnonzero(mask).tolist()))
+        self.open[round] = OpenRound(
+            number=round, opened=now, loads=planned, members=mask, awaited=set(np.flatnonzero(mask).tolist())
+        )
         self.settled += 1
         if self._mark is None:
             self._mark = now

@@ -14,7 +14,7 @@ from paceline.serve.effects import Report
 from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Member:
     """One worker. secret: the digest of it. heard: when it last joined or reported; gone: why it is not there."""
 
@@ -60,7 +60,7 @@ class Members:
 
     def join(self, now: float, name: str, secret: str, place: int) -> Member:
         """Take a place that ``place`` gave."""
-        member = Member(name, place, secret, now)
+        member = Member(name=name, place=place, secret=secret, heard=now)
         before = self.holders[member.place]
         if before is not None:
             del self.by_name[before.name]

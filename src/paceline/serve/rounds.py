@@ -15,7 +15,7 @@ from paceline.serve.effects import Report
 READINGS = ("seconds", "overhead", "cpu", "memory")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class OpenRound:
     """What was planned, who is still awaited, and what was reported; arrays by place.
 
@@ -89,7 +89,12 @@ class OpenRound:
         members = np.zeros(len(loads), bool)
         members[values["members"]] = True
         round = cls(
-            values["number"], values["opened"], loads, members, set(values["awaited"]), values["longest"]
+            number=values["number"],
+            opened=values["opened"],
+            loads=loads,
+            members=members,
+            awaited=set(values["awaited"]),
+            longest=values["longest"],
         )
         round.samples = np.array(values["samples"], np.int64)
         round.readings = {name: np.array(values["readings"][name], float) for name in READINGS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ class Settings:
 
     batch: int
     workers: int
+    _: KW_ONLY
     policy: str = "level"
     forecast: str | None = None
     start: int | None = None

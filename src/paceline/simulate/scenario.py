@@ -6,7 +6,7 @@ Usually read from a TOML file (``toml.read``); every field below is one there.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import numpy as np
 from numpy.random import Generator
@@ -82,6 +82,7 @@ class WorkerClass:
     seconds_per_sample: Delay
     overhead: Delay = field(default_factory=lambda: Constant(0.0))
     name: str = "worker"
+    _: KW_ONLY
     count: int = 1
     weight: float = 1.0
     noise: float = 0.0
@@ -163,6 +164,7 @@ class Scenario:
     """
 
     workers: tuple[WorkerClass, ...]
+    _: KW_ONLY
     global_batch: int = 256
     rounds: int = 100
     realizations: int = 1
