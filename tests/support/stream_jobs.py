@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.errors import WorkerError
 from paceline.torch import Pace
 from support.loop_jobs import gathered
 from support.torch_jobs import Samples, forked, fresh, optimizer_of
@@ -113,3 +114,25 @@ def _case(
         for p, q in zip(model.parameters(), plain.parameters(), strict=True)
     )
     return difference, [i for part in used for i in part], [len(indices) for indices in rounds]
+
+
+def fails_while_drawing(rank: int, ranks: int) -> str:
+    """The last rank's stream raises after 30 samples: what each rank is told."""
+
+    def stream() -> Iterator[Any]:
+        data = Samples(COUNT)
+        for at in range(100):
+            if rank == ranks - 1 and at == 30:
+                raise ValueError("a torn page")
+            yield data[at]
+
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer = optimizer_of(ddp)
+    try:
+        with Pace(ddp, BATCH, "level") as pace:
+            for x, y, _ in pace.stream(stream()):
+                pace.backward(nn.functional.cross_entropy(ddp(x), y))
+                pace.step(optimizer)
+    except (ValueError, WorkerError) as error:
+        return str(error)
+    return "nothing"

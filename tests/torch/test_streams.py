@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from paceline.torch.feed.streams import Supply, available
 from support.ranks import run_ranks
-from support.stream_jobs import Stream, streams
+from support.stream_jobs import Stream, fails_while_drawing, streams
 from support.torch_jobs import UNEVEN, fresh
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
@@ -84,3 +84,9 @@ def test_what_a_stream_is_asked() -> None:
     with pytest.raises(TypeError, match="has no length"):
         len(pace.stream(Stream(0, 9)))
     pace.detach()
+
+
+def test_a_stream_that_fails_is_named_on_the_ranks_that_wait_for_its_count() -> None:
+    *others, own = run_ranks(3, fails_while_drawing)
+    assert own == "a torn page"
+    assert all("rank 2 failed" in said and "a torn page" in said for said in others), others

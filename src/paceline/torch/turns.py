@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
 from paceline.torch.claiming.claims import Claims
 from paceline.torch.gradients.parallel import Alone as Parallel
@@ -137,6 +137,10 @@ class Turns:
     def named(self) -> AbstractContextManager[None]:
         """In here an error that only says that another rank is lost becomes a WorkerError that names it."""
         return self._lookout.named()
+
+    def lost(self) -> WorkerError | None:
+        """Why nobody need wait for the other ranks any more, where one of them has told; returns at once."""
+        return self._lookout.known()
 
     # -- one iteration ---------------------------------------------------------------------------------------
 

@@ -227,7 +227,7 @@ class StreamLoader:
 
     def _hear(self) -> None:
         if not self._known:
-            rows = self._exchange.receive(self._told)
+            rows = self._exchange.receive(self._told, self._turns.lost)
             self._supply, self._known = Supply(rows["held"].astype(np.int64), rows["ended"] > 0), True
 
     def _clear(self) -> None:
