@@ -1,6 +1,6 @@
 """Who finishes coded products first on real Ray workers with sleeping stalls?
 
-Two masters share 12 workers (``--workers``); worker n sleeps rows x (a + E / u) ms for master m, E drawn anew
+Two masters share 12 workers (``--workers``); worker n sleeps rows x (a + E / u) ms for master m, E drawn
 for each product, the same for every contender. Mean and 98 % of the time until both masters have their
 product, against the work queue's ideal on the same draws (perfect balance, no messages) and Ray's own
 ActorPool over small blocks.

@@ -1,7 +1,7 @@
 """Does the live page stay smooth with 64 workers and 10,000 rounds?
 
-What following costs against reading anew, what a stretch of the run costs to draw, how many bytes a page gets, and
-(where there is a Chromium) how long a browser is busy with it: python benchmarks/live.py [ROUNDS] [WORKERS]
+What following costs against reading everything again, what a stretch of the run costs to draw, how many bytes a page
+gets, and (where there is a Chromium) how long a browser is busy with it: python benchmarks/live.py [ROUNDS] [WORKERS]
 """
 
 from __future__ import annotations

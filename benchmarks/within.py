@@ -3,7 +3,7 @@
     python benchmarks/within.py [--workers 3] [--only noise-0.3] [--policy level] [--all] [--steps 60]
 
 Groups of 3 and 6 workers, one in three of them four times slower (1, 1, 4 ms a sample): constant, the slow role
-moving on every 40 steps, each worker's pace scattered anew in every round (log-normal, sd 0.3 and 0.7). A group
+moving on every 40 steps, each worker's pace random in every round (log-normal, sd 0.3 and 0.7). A group
 of 4 at recorded speeds (ByteDance, jobs ST and SE), and of 4 even ones, where the last column is the cost of it
 all against plain DDP. "Equal" and "by hand" are plain DDP with an equal split and with one set for the mean speeds
 (both measured over the first 40 steps: they take long, and do not change). In each scenario every way runs in the

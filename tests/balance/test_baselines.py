@@ -66,7 +66,7 @@ def moves(text, seconds, workers=3):
 def test_lbbsp_moves_delta_samples_every_so_many_rounds():
     loads = moves("lbbsp:delta=5,rounds=3", [[1, 2, 3]] * 7)
     np.testing.assert_allclose(loads[:2], np.full((2, 3), 40))
-    np.testing.assert_allclose(loads[2:5], np.tile([45.0, 40, 35], (3, 1)))  # the count starts anew
+    np.testing.assert_allclose(loads[2:5], np.tile([45.0, 40, 35], (3, 1)))  # the count starts again
     np.testing.assert_allclose(loads[5:], np.tile([50.0, 40, 30], (2, 1)))
 
 

@@ -52,7 +52,7 @@ def test_waiting_for_all_takes_as_long_as_the_slowest():
 
 def test_push_wait_and_push_interrupt():
     run, learner = server([1, 2, 5], backup="static:2")
-    # Worker 2 ends its first gradient at 5, drops it and begins anew.
+    # Worker 2 ends its first gradient at 5, drops it and begins again.
     assert log(run.run(updates=4)) == [(now, [0, 1], [0, 0]) for now in (2.0, 4.0, 6.0, 8.0)]
     assert [dict(u.dropped) for u in run.updates[:4]] == [{}, {}, {"late": 1}, {}]
     assert len(learner.computed) == 8  # only what was used

@@ -41,7 +41,7 @@ def update(state: TripsState, timings: Timings) -> TripsState:
 def expected(state: TripsState, mode: str) -> Array:
     """Mean seconds of an iteration that waits for k = 1..n, shape (n,), each k used all the time.
 
-    Late workers end what they do before they begin anew ("push-wait", "pull"), or begin at once
+    Late workers end what they do before they begin again ("push-wait", "pull"), or begin at once
     ("push-interrupt"). Draws repeat for the same number of steps, so that replicas agree.
     """
     n = len(state.seconds)

@@ -33,7 +33,7 @@ class Dolbie(Policy[DolbieState]):
     alpha: the first step alpha_1; ``dolbie:step=0.001`` says the same. By default eq. (7) of the initial
         shares; a larger one is cut to that, since the paper's proof of feasibility starts there. For two
         workers eq. (7) is 1, with which the shares swing to and fro for ever; give a smaller one.
-    monotone: steps never grow, as printed. False computes each anew, min(alpha_1, eq. (7)) of the round's
+    monotone: steps never grow, as printed. False computes each again, min(alpha_1, eq. (7)) of the round's
         straggler, which does not die away.
     tight: in place of eq. (7), the exact limit x_s / sum (x'_i - x_i) of which (7) is the worst case.
     floor: part of an equal share below which a straggler no longer shrinks the step. As printed, 0, a

@@ -27,7 +27,7 @@ class LbbspState(NamedTuple):
 class Lbbsp(Policy[LbbspState]):
     """LB-BSP by steps: a worker that keeps preceding the straggler takes over a few of its samples.
 
-    delta: samples that change hands. rounds: D, how many in a row it takes; the count starts anew after a
+    delta: samples that change hands. rounds: D, how many in a row it takes; the count starts again after a
         move.
     reading: "loose" counts rounds in which some worker precedes the straggler; "strict" wants it to be the
         same worker each time, which equal workers keep interrupting.

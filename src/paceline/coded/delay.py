@@ -1,6 +1,6 @@
 """How long a row takes: the delay of each master-worker pair, Sun et al. (2019), eq. (1) and its footnote 2.
 
-A worker that computes l rows takes T(l) = l Z, where Z, milliseconds for one row, is drawn anew for every
+A worker that computes l rows takes T(l) = l Z, where Z, milliseconds for one row, is drawn again for every
 product. A delay holds the parameters of Z for many pairs at once, in arrays of one common shape (usually
 masters x workers). Whatever the distribution, a plan needs two numbers for each pair (``peak``): the largest
 rate at which rows can be expected, max over z of F(z) / z, and the z where it is reached.

@@ -57,7 +57,7 @@ def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | 
         raise PacelineError(
             f"the plan's loads for master {plan.problem.masters[m]!r} come to {loads.sum():.6g} of {rows} "
             f"rows: they "
-            "cannot cover them; plan anew"
+            "cannot cover them; plan again"
         )
     if code == "replicated":
         loads = loads * (2 * rows / loads.sum())

@@ -23,7 +23,7 @@ class Rearranged(NamedTuple):
 def rearrange(
     old: CodedPlan, problem: Problem, within: float = 0.05, assign: str = "exact", seconds: float = 20.0
 ) -> Rearranged:
-    """Plan ``problem`` anew, moving the fewest workers that keep t* within a portion of the best.
+    """Plan ``problem`` again, moving the fewest workers that keep t* within a portion of the best.
 
     old: a dedicated plan; its masters and workers are recognized in ``problem`` by name. within: how much
     longer than ``assign``'s t* the plan may take. seconds: for the mixed-integer programme; when they are up,
@@ -35,7 +35,7 @@ def rearrange(
     if not within >= 0:
         raise PacelineError(f"within={within:g}: expected a portion of 0 or more")
     if not old.coded or ((old.probability > 0) & (old.probability < 1)).any() or assign == "probabilistic":
-        raise PacelineError("only coded plans of dedicated workers can be rearranged; plan anew instead")
+        raise PacelineError("only coded plans of dedicated workers can be rearranged; plan again instead")
     phi, rate = problem.delay.peak()
     best = assignment(problem, assign, rate)
     t = completion(problem, best, rate).max() * (1 + within)

@@ -1,4 +1,4 @@
-"""Monte Carlo of completion times: what a plan comes to when every product draws its delays anew."""
+"""Monte Carlo of completion times: what a plan comes to when every product draws its own delays."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A Kalman filter of the logarithm, which treats twice as slow and twice as fast alike. Its two settings, how
 much the pace drifts between rounds and how much a measurement scatters, are learned on the way from how
 successive differences vary (drift + 2 scatter) and correlate (-scatter), over all workers of a realization
-together. What neither can explain is a change: the filter starts anew from that measurement. Whether it was
+together. What neither can explain is a change: the filter starts again from that measurement. Whether it was
 a spike shows a round later, when the old pace returns as another change; believing a spike costs far less
 than ignoring a change.
 """

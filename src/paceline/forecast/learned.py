@@ -1,6 +1,6 @@
 """What the trained forecasts share: their options, training while they predict, and the way back to EMA.
 
-Training takes one step a round on the window of past rounds, stops early, and begins anew with each block.
+Training takes one step a round on the window of past rounds, stops early, and starts again with each block.
 """
 
 from __future__ import annotations

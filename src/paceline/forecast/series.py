@@ -30,7 +30,7 @@ def bursty(
 ) -> Series:
     """Synthetic: processor shares that hold for a while and then jump; spikes that no reading explains.
 
-    Each worker's share of its processors is uniform in [0.25, 1] and is drawn anew after ``stay`` rounds on
+    Each worker's share of its processors is uniform in [0.25, 1] and is drawn again after ``stay`` rounds on
     average (geometric), its memory likewise. v = base x share x (1 when at least 0.3 of the memory is free,
     else falling to 0.7) x lognormal noise of 4 %; with probability ``spikes`` a round runs at 0.4 to 0.8 of
     that. The readings carry an error of 0.02.

@@ -6,7 +6,7 @@
 
 The loader may as well come from ``train_dataloader()`` of the module or a data module. The callback weighs the
 gradient as it enters the backward pass, so that the mean over the ranks, which DDP leaves, is that of the whole
-batch; ``training_step`` returns the mean over its samples, as ever. With ``accumulate_grad_batches=a`` every round
+batch; ``training_step`` returns the mean over its samples, as usual. With ``accumulate_grad_batches=a`` every round
 takes a turns on every rank, and global_batch is what the whole window holds. The callback's state, and so where
 the run stands within its epoch, is part of Lightning's checkpoints.
 """

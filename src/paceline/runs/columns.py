@@ -211,7 +211,7 @@ class Columns:
         )
 
     def rows(self, limit: int) -> list[int]:
-        """All workers, or ``limit`` from the slowest to the fastest; chosen anew when the record has doubled."""
+        """All workers, or ``limit`` from the slowest to the fastest; chosen again when the record has doubled."""
         if len(self) >= 2 * self._rows[0]:
             self._rows = (len(self), {})
         count, known = self._rows

@@ -108,7 +108,7 @@ class OnOff:
 
 @dataclass(frozen=True)
 class Exponential:
-    """Exponentially distributed, anew in each round.
+    """Exponentially distributed, drawn independently in each round.
 
     mean: its mean, beyond the shift. shift: seconds that it always takes.
     """
@@ -127,7 +127,7 @@ class Exponential:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniformly distributed, anew in each round.
+    """Uniformly distributed, drawn independently in each round.
 
     low, high: between these.
     """
@@ -148,7 +148,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Pareto:
-    """Heavy tail, anew in each round: now and then very long.
+    """Heavy-tailed, drawn independently in each round: sometimes very long.
 
     least: the shortest. shape: the smaller, the heavier the tail; the mean is infinite at 1 and below.
     """
@@ -167,7 +167,7 @@ class Pareto:
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Lognormally distributed, anew in each round, and now and then much longer.
+    """Lognormally distributed, drawn independently in each round, and sometimes much longer.
 
     median: the middle one. sd: standard deviation of the logarithm.
     tail: probability of a straggling round, which takes ``factor`` times as long.

@@ -72,7 +72,7 @@ class WorkerClass:
     overhead: seconds a round that do not grow with the load, likewise.
     name: what the reports call them. count: how many there are.
     weight: where workers are drawn at random (the scenario's ``draw``), how often this class comes up.
-    noise: further spread of the pace, anew in each round: standard deviation of its logarithm.
+    noise: additional random variation of the pace in each round: standard deviation of its logarithm.
     knee: samples below which a round takes as long as with that many (a GPU's saturation, x^s).
     least, most: whole samples each must and can take in a round; above ``most`` (x^o) memory ends.
     link: a link with a bandwidth of its own.

@@ -19,7 +19,7 @@ TARGET = "torch.nn.parallel.distributed"
 
 
 class _Finder(MetaPathFinder):
-    """Lets TARGET be imported as ever, then hands it over."""
+    """Lets TARGET be imported as usual, then hands it over."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
