@@ -321,7 +321,7 @@ class CodedMatrix:
                 break
             time.sleep(0.01)
         if not (k[self.master] > 0).any():
-            raise WorkerError("none of the workers of this matrix is left: start others and make it anew")
+            raise WorkerError("none of the workers of this matrix is left: start others and make it again")
         if not self.plan.coded:
             share = np.where(k[self.master] > 0, self.plan.loads[self.master], 0.0)
             return share * problem.rows[self.master] / share.sum()
@@ -374,7 +374,7 @@ def _matrix(a: Array, plan: CodedPlan, master: int) -> Array:
     if len(a) != rows:
         raise PacelineError(
             f"a matrix of {len(a)} rows for master {plan.problem.masters[master]!r}: the plan has {rows}; "
-            "plan anew"
+            "plan again"
         )
     if a.shape[1] < 1 or not np.isfinite(a).all():
         raise PacelineError(

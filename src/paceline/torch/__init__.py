@@ -1,4 +1,4 @@
-"""Balanced data-parallel training with torch: the handle for a loop of one's own, and a clean start and end."""
+"""Balanced data-parallel training with torch: the handle for your own loop, and a clean start and end."""
 
 from paceline.errors import PacelineError
 

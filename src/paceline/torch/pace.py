@@ -1,4 +1,4 @@
-"""The user's handle: balanced batches and exact gradients in a training loop of one's own.
+"""The user's handle: balanced batches and exact gradients in your own training loop.
 
     ddp = DistributedDataParallel(model)
     pace = paceline.torch.Pace(ddp, global_batch=256)
