@@ -93,12 +93,12 @@ def reference(
     return [p.detach() for p in model.parameters()]
 
 
-def exact(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[float]:
+def differences_from_one_process(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[float]:
     """The largest relative difference from ``reference`` after 50 uneven steps, for each case."""
-    return [_exact_case(rank, ranks, **case) for case in cases]
+    return [_difference_from_one_process(rank, ranks, **case) for case in cases]
 
 
-def _exact_case(
+def _difference_from_one_process(
     rank: int,
     ranks: int,
     dtype: str = "float64",
@@ -292,7 +292,7 @@ def bits(rank: int, ranks: int, seed: int, dtype: str, steps: int, **options: An
     return [p.detach().clone() for p in model.parameters()]
 
 
-def bits_twice(rank: int, ranks: int, dtype: str) -> list[list[Any]]:
+def parameters_of_two_runs(rank: int, ranks: int, dtype: str) -> list[list[Any]]:
     """The parameters of two runs with other claims, as plain lists."""
     return [[p.tolist() for p in bits(rank, ranks, seed, dtype, 8)] for seed in (1, 2)]
 
@@ -322,7 +322,9 @@ def nap(seconds: float, _: torch.Tensor) -> None:
     time.sleep(seconds)
 
 
-def held_up(rank: int, ranks: int, loader_workers: int) -> tuple[list[int], list[tuple[int, float]]]:
+def samples_and_waits(
+    rank: int, ranks: int, loader_workers: int
+) -> tuple[list[int], list[tuple[int, float]]]:
     """The samples that this rank ran; of each claim, its size and the seconds that its samples were waited for."""
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.ranks import run_ranks
-from support.torch_jobs import exact
+from support.torch_jobs import differences_from_one_process
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
@@ -27,7 +27,7 @@ CASES = {
 
 
 def test_parameters_equal_those_of_one_process() -> None:
-    differences = run_ranks(3, exact, list(CASES.values()))
+    differences = run_ranks(3, differences_from_one_process, list(CASES.values()))
     assert differences[0] == differences[1] == differences[2], "the ranks' parameters differ"
     for (name, case), difference in zip(CASES.items(), differences[0], strict=True):
         limit = 1e-5 if case.get("dtype") == "float32" else 1e-12

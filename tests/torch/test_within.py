@@ -23,15 +23,15 @@ from paceline.torch.plan import Division
 from support.ranks import run_ranks
 from support.torch_jobs import (
     Samples,
-    bits_twice,
-    exact,
+    differences_from_one_process,
     fresh,
     frozen,
-    held_up,
     indices_used,
     optimizer_of,
+    parameters_of_two_runs,
     part_of_an_epoch,
     reference,
+    samples_and_waits,
 )
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
@@ -72,7 +72,9 @@ ONCE = {
 
 
 def test_parameters_equal_those_of_one_process() -> None:
-    differences = run_ranks(3, exact, [PULLED | {"steps": 12} | case for case in EXACT.values()])
+    differences = run_ranks(
+        3, differences_from_one_process, [PULLED | {"steps": 12} | case for case in EXACT.values()]
+    )
     assert differences[0] == differences[1] == differences[2], "the ranks' parameters differ"
     for name, difference in zip(EXACT, differences[0], strict=True):
         assert difference < 1e-12, f"{name}: relative difference {difference:.1e}"
@@ -88,7 +90,7 @@ def test_each_sample_once_an_epoch() -> None:
 
 
 def test_claimed_samples_are_loaded_while_the_piece_before_runs() -> None:
-    ranks = run_ranks(2, held_up, 2)
+    ranks = run_ranks(2, samples_and_waits, 2)
     assert sorted(chain.from_iterable(used for used, _ in ranks)) == list(range(480))
     waits = [wait / (15e-3 * size) for _, claims in ranks for size, wait in claims]
     assert len(waits) > 15
@@ -97,14 +99,21 @@ def test_claimed_samples_are_loaded_while_the_piece_before_runs() -> None:
 
 
 def test_deterministic_results_have_the_same_bits_whoever_claims_what() -> None:
-    runs = [run for ranks in (3, 2) for rank in run_ranks(ranks, bits_twice, "float32") for run in rank]
+    runs = [
+        run
+        for ranks in (3, 2)
+        for rank in run_ranks(ranks, parameters_of_two_runs, "float32")
+        for run in rank
+    ]
     assert all(run == runs[0] for run in runs[1:])
 
 
 def test_deterministic_results_are_those_of_one_process() -> None:
     options = {"deterministic": True, "jitter": 0.0}
     (difference, other), *_ = run_ranks(
-        3, exact, [PULLED | {"steps": 10} | options, PULLED | {"steps": 10, "quantum": 8} | options]
+        3,
+        differences_from_one_process,
+        [PULLED | {"steps": 10} | options, PULLED | {"steps": 10, "quantum": 8} | options],
     )
     assert difference < 1e-12
     assert other < 1e-12
