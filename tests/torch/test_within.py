@@ -90,12 +90,16 @@ def test_each_sample_once_an_epoch() -> None:
 
 
 def test_claimed_samples_are_loaded_while_the_piece_before_runs() -> None:
-    ranks = run_ranks(2, samples_and_waits, 2)
-    assert sorted(chain.from_iterable(used for used, _ in ranks)) == list(range(480))
-    waits = [wait / (15e-3 * size) for _, claims in ranks for size, wait in claims]
-    assert len(waits) > 15
-    # Of the seconds that loading takes; a busy machine delays the loading too, and without it ahead this would be 1.
-    assert np.median(waits) < 0.5
+    held_up = []  # of the seconds that loading takes: the median of each try; 1 where nothing is loaded ahead
+    for _ in range(4):  # a busy machine delays what is loaded ahead
+        ranks = run_ranks(2, samples_and_waits, 2)
+        assert sorted(chain.from_iterable(used for used, _ in ranks)) == list(range(480))
+        waits = [wait / (15e-3 * size) for _, claims in ranks for size, wait in claims]
+        assert len(waits) > 15
+        held_up.append(np.median(waits))
+        if held_up[-1] < 0.25:
+            break
+    assert min(held_up) < 0.4
 
 
 def test_deterministic_results_have_the_same_bits_whoever_claims_what() -> None:
