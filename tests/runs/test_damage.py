@@ -1,7 +1,10 @@
 """A damaged record is refused: what is read is what was written, up to where a kill cut it off."""
 
+import functools
 import json
+import tempfile
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,25 +42,27 @@ def test_a_mutilated_record_is_refused_or_is_a_run_that_was_killed(tmp_path_fact
         assert np.array_equal(getattr(found, name), getattr(sound, name)[:kept], equal_nan=True)
 
 
+@functools.cache
+def finished():
+    """The files of a finished run, always the same: a file says when it was written, in more or fewer digits."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        facts = {"policy": "level", "workers": 2, "limits": [[1, 9], [None, 8]]}
+        with Recorder.create(folder, facts) as recorder:
+            for t in range(6):
+                pieces = {"pieces": [[6], [2]], "at_once": 0.5, "piece_cost": 0.001}
+                line(recorder, t, loss=1.0 / (t + 1), time=t + 1.5, **pieces)
+            recorder.finish(test_accuracy=0.5)
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_mutilated_run_makes_a_report_or_a_sentence(tmp_path_factory, data):
     """Any file of a run, of an earlier version too: no traceback, no warning, no infinite figure."""
     folder = tmp_path_factory.mktemp("run")
-    with Recorder.create(
-        folder, {"policy": "level", "workers": 2, "limits": [[1, 9], [None, 8]]}
-    ) as recorder:
-        for t in range(6):
-            line(
-                recorder,
-                t,
-                loss=1.0 / (t + 1),
-                time=t + 1.5,
-                pieces=[[6], [2]],
-                at_once=0.5,
-                piece_cost=0.001,
-            )
-        recorder.finish(test_accuracy=0.5)
+    for name, content in finished().items():
+        (folder / name).write_bytes(content)
     if data.draw(st.booleans()):
         unsealed(folder)
     path = folder / data.draw(st.sampled_from(["rounds.jsonl", "run.json", "summary.json"]))
