@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.measuring.finite import Finite
+from paceline.torch.measuring.open_rounds import Finite
 from support.ranks import run_ranks
 from support.silent_jobs import no_number
 from support.torch_jobs import Samples, fresh, optimizer_of

@@ -18,7 +18,7 @@ from paceline.rounds import PiecePlan
 from paceline.torch import Pace
 from paceline.torch.claiming.claims import Claims
 from paceline.torch.claiming.counter import SPEED_UNITS, LocalCounter, StoreCounter
-from paceline.torch.gradients.exactsum import ExactSum
+from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.plan import Division
 from support.ranks import run_ranks
 from support.torch_jobs import (

@@ -35,17 +35,15 @@ from paceline.torch import options as allowed
 from paceline.torch import peers
 from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
 from paceline.torch.feed.pieces import Order
-from paceline.torch.feed.rounds import RoundBatch, iterate
-from paceline.torch.feed.sizes import Sizes
+from paceline.torch.feed.rounds import RoundBatch, Sizes, iterate
 from paceline.torch.feed.streams import StreamLoader, check_stream
-from paceline.torch.gradients.counts import number
 from paceline.torch.gradients.parallel import parallel
+from paceline.torch.gradients.weighing import checked_count
 from paceline.torch.liveness import patience
 from paceline.torch.liveness.lookout import lookout
 from paceline.torch.liveness.patience import OnMissed
 from paceline.torch.liveness.shutdown import leave
-from paceline.torch.measuring.finite import OnNan
-from paceline.torch.measuring.open_rounds import RoundResult
+from paceline.torch.measuring.open_rounds import OnNan, RoundResult
 from paceline.torch.measuring.recorder import RoundRecorder, record_run
 from paceline.torch.options import Limits
 from paceline.torch.plan import Piece
@@ -270,7 +268,7 @@ class Pace:
         for part in pieces:
             returned = function(*part) if isinstance(part, list | tuple) else function(part)
             loss, own = returned if isinstance(returned, tuple) else (returned, None)
-            own = None if own is None else number(own)
+            own = None if own is None else checked_count(own)
             self.backward(loss, reduction, scaler, own)
             last = loss.detach()
             samples = self.piece.samples
@@ -302,7 +300,7 @@ class Pace:
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
         """``loss`` times its ``weight``; zero where it counts for nothing, though a mean over nothing is NaN."""
-        weight = self.weight(loss, reduction, None if count is None else number(count))
+        weight = self.weight(loss, reduction, None if count is None else checked_count(count))
         return loss * weight if weight else torch.nan_to_num(loss) * 0.0
 
     def weight(

@@ -20,9 +20,8 @@ from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.lookout import Alone
-from paceline.torch.measuring.finite import OnNan
 from paceline.torch.measuring.meter import Meter
-from paceline.torch.measuring.open_rounds import OpenRounds, RoundResult
+from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
 from paceline.torch.passes import Passes
 from paceline.torch.plan import Piece
 from paceline.torch.progress import Progress
