@@ -40,7 +40,12 @@ def test_builds_what_is_asked_for(text: str, expected: Thing) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("thong", "kind 'thong' is unknown; expected one of other, thing"),
+        ("quick", "kind 'quick' is unknown; expected one of other, thing"),
+        ("thong", "kind 'thong' is unknown; did you mean thing? Expected one of other, thing"),
+        (
+            "thing:rats=1",
+            "kind 'thing' has no option 'rats=1'; did you mean rate? Expected key=value with rate",
+        ),
         (
             "thing:colour=red",
             "kind 'thing' has no option 'colour=red'; expected key=value with rate, fast, of, path",

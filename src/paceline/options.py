@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, expected, meant
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ def build(registry: Mapping[str, type[T]], text: str, noun: str, **given: Any) -
     """
     name, _, rest = text.strip().partition(":")
     if name not in registry:
-        raise PacelineError(f"{noun} {name!r} is unknown; expected one of {', '.join(sorted(registry))}")
+        raise PacelineError(f"{noun} {name!r} is unknown{expected(name, sorted(registry))}")
     kind = registry[name]
     hints = typing.get_type_hints(kind)
     settable = [f.name for f in dataclasses.fields(kind) if f.init and f.name not in given]  # type: ignore[arg-type]
@@ -38,7 +38,9 @@ def build(registry: Mapping[str, type[T]], text: str, noun: str, **given: Any) -
         key = getattr(kind, "aliases", {}).get(key.strip(), key.strip())
         if not equals or key not in settable:
             known = ", ".join(settable) or "no options"
-            raise PacelineError(f"{noun} {name!r} has no option {part!r}; expected key=value with {known}")
+            near = meant(key, settable)
+            wanted = f"{near} Expected" if near and equals else "; expected"
+            raise PacelineError(f"{noun} {name!r} has no option {part!r}{wanted} key=value with {known}")
         options[key] = _convert(hints[key], value.strip(), f"{noun} {name!r}: {key}")
     return kind(**given, **options)
 

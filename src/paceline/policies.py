@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from paceline import options
 from paceline.balance import POLICIES
 from paceline.balance.protocol import Policy, complete
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, expected
 from paceline.rounds import Cluster, Plan
 
 __all__ = ["Policy", "create", "describe", "digest", "leaves", "names", "register", "restore"]
@@ -52,7 +52,7 @@ def names() -> list[str]:
 def describe(name: str) -> str:
     """One line on a policy: the first of its docstring."""
     if name not in POLICIES:
-        raise PacelineError(f"policy {name!r} is unknown; expected one of {', '.join(names())}")
+        raise PacelineError(f"policy {name!r} is unknown{expected(name, names())}")
     return (POLICIES[name].__doc__ or "").strip().splitlines()[0]
 
 

@@ -194,9 +194,14 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    train(
-        [*SHORT, "--policy", "equal", "--seed", "3", "--out", "run"], tmp_path
-    )  # checkpoints after 3, 6 and 8 steps
+    # Checkpoints after 3, 6 and 8 steps.
+    out, _ = train([*SHORT, "--policy", "equal", "--seed", "3", "--out", "run"], tmp_path)
+    lines = out.splitlines()
+    assert lines[0] == "Watch this run in a browser: paceline watch run"
+    assert lines[-2:] == [
+        "Report: run/report.html (open it in a browser)",
+        "Next: paceline whatif run tells what other policies would have made of this run",
+    ]
     newest, older = Path("run/checkpoint.pt"), Path("run/checkpoint-previous.pt")
     good = newest.read_bytes()
     for at in range(0, len(good), len(good) // 20):

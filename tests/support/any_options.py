@@ -158,7 +158,7 @@ def no_work() -> Iterator[None]:
 
     made = typer.main.get_command(cli._app())  # once: that takes longer than most commands
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cli, "_app", lambda: made)
+        patched.setattr(cli, "_app", lambda *_: made)
         patched.setattr(paceline.cli.training.launch, "run", begun)
         patched.setattr(paceline.train.ray_engine, "run", begun)
         patched.setattr(paceline.serve.app, "make", lambda *_: None)  # its routes take most of the time

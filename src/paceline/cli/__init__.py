@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from paceline.cli import renamed
+from paceline.cli import mistakes, renamed
 from paceline.cli.interrupts import Ended
 from paceline.errors import PacelineError, WorkerError
 
@@ -35,15 +35,14 @@ def run(arguments: list[str]) -> int:
         return _complain("the command line needs typer and rich; install paceline[cli]", 2)
     try:
         renamed.check(arguments)
-        status = _app().__call__(arguments, standalone_mode=False)
+        status = _app("".join(arguments[:1])).__call__(arguments, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except typer.Exit as done:
         return done.exit_code
     except Ended as ended:
         return _complain("interrupted", ended.status)
     except TyperException as error:
-        message = error.format_message() if hasattr(error, "format_message") else str(error)
-        return _complain(f"{message.rstrip('.')}; see paceline --help", 2)
+        return _complain(mistakes.sentence(error), 2)
     except WorkerError as error:
         return _complain(str(error), 1)
     except PacelineError as error:
@@ -58,7 +57,8 @@ def run(arguments: list[str]) -> int:
         return _complain("interrupted", 128 + signal.SIGINT)
 
 
-def _app():  # type: ignore[no-untyped-def]
+def _app(command: str = ""):  # type: ignore[no-untyped-def]
+    """The command line. command: the one that is asked for; the files of others are not loaded then."""
     import typer
 
     app = typer.Typer(
@@ -75,7 +75,7 @@ def _app():  # type: ignore[no-untyped-def]
             print(paceline.__version__)
             raise typer.Exit
 
-    for name in COMMANDS:
+    for name in (command,) if command in COMMANDS else COMMANDS:
         module = importlib.import_module(f"paceline.cli.{name}")
         app.command(name)(module.command)
     return app

@@ -50,13 +50,17 @@ class Counter:
             words = (self._label, f"{self._unit} {done}/{total}".strip(), note)
             self.console.print("  ".join(filter(None, words)))
 
-    def begin(self, done: int, total: int) -> None:
+    def begin(self, done: int, total: int, note: str = "") -> None:
         """Show how much is done before anything is."""
-        self._bar.update(self._task, completed=done, total=total, note="")
+        self._bar.update(self._task, completed=done, total=total, note=note)
 
     def note(self, text: str) -> None:
         """Say something else beside the count."""
         self._bar.update(self._task, note=text)
+        now = time.monotonic()
+        if not self.console.is_terminal and now - self._last > LINE_EVERY_SECONDS:
+            self._last = now
+            self.console.print(f"{self._label}  {text}", markup=False)
 
     def __enter__(self) -> Self:
         self._bar.start()

@@ -19,7 +19,9 @@ class Progress:
         self._counter = counter
 
     def __call__(self, event: dict[str, Any]) -> None:
-        if event["type"] == "start":
+        if event["type"] == "starting":
+            self._counter.note(f"starting workers {event['ready']}/{event['workers']}")
+        elif event["type"] == "start":
             self._counter.begin(event["first"], event["rounds"])
         elif event["type"] == "note":
             self._counter.console.print(event["text"], markup=False)

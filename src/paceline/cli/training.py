@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from paceline.cli import beginning
 from paceline.cli.counter import Counter
 from paceline.cli.options import check_port
 from paceline.cli.output import check_json, write_json
@@ -17,29 +18,22 @@ from paceline.cli.progress import Progress
 from paceline.cli.report import comparison_table
 from paceline.data import datasets
 from paceline.errors import PacelineError
-from paceline.files import check_directory
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
 from paceline.torch import join, peers
-from paceline.torch.liveness.shutdown import launched
 from paceline.train import contents, launch
-from paceline.train.config import TrainConfig, default_run_dir
+from paceline.train.config import TrainConfig
 from paceline.train.torch_engine import train
 
 
 def launched_ranks() -> int | None:
     """How many ranks the launcher started, torchrun for example; None where there is none."""
-    if not launched():
+    if not beginning.launched():
         return None
     for name in ("RANK", "WORLD_SIZE"):
         if not os.environ[name].isdecimal():
             raise PacelineError(f"{name}={os.environ[name]!r}: expected a whole number, as torchrun sets it")
     return int(os.environ["WORLD_SIZE"])
-
-
-def leads() -> bool:
-    """Whether this process is the one that writes and speaks."""
-    return not launched() or os.environ["RANK"] == "0"
 
 
 class Session:
@@ -51,27 +45,17 @@ class Session:
 
     def __init__(self, target: str | None, tensorboard: bool, interrupted: Callable[[], bool]) -> None:
         self._target, self._tensorboard, self._interrupted = target, tensorboard, interrupted
-        self._joined, self._leads = launched(), leads()
+        self._joined, self._leads = beginning.launched(), beginning.leads()
         self._console = Console(stderr=target == "-", quiet=not self._leads, highlight=False, soft_wrap=True)
 
-    def train(
-        self, config: TrainConfig, chosen: list[str], out: str | None, port: int
-    ) -> list[dict[str, Any]]:
-        """Train under each chosen policy in turn; their summaries."""
+    def train(self, config: TrainConfig, chosen: list[str], base: Path, port: int) -> list[dict[str, Any]]:
+        """Train under each chosen policy in turn, in a new directory; their summaries."""
         check_port(port)
         data = datasets.load(config.data)
         for policy in chosen:
             dataclasses.replace(config, policy=policy).check(data)
         check_json(self._target)
-        kind = chosen[0].split(":")[0] if len(chosen) == 1 else "compare"
-        label = f"{Path(config.data).stem}-{config.model}-{kind}"
-        base = Path(out) if out is not None else default_run_dir(label)
-        restarted = self._joined and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-        check_directory(base)
-        if base.exists() and any(base.iterdir()) and not restarted and self._leads:
-            raise PacelineError(
-                f"run directory {base} exists; choose another with --out, or go on with --resume {base}"
-            )
+        restarted = beginning.restarted()
         images, width = len(data.x_train), max(len(policy) for policy in chosen)
         self._console.print(
             f"{data.name}: {images} images; {config.model}; {config.workers} workers; batch {config.global_batch}; "
@@ -83,7 +67,12 @@ class Session:
             run_dir = base if len(chosen) == 1 else base / policy.replace(":", "-").replace("/", "-")
             results.append(
                 self._run(
-                    dataclasses.replace(config, policy=policy), run_dir, policy.ljust(width), restarted, port
+                    dataclasses.replace(config, policy=policy),
+                    run_dir,
+                    policy.ljust(width),
+                    restarted,
+                    port,
+                    config.rounds(images),
                 )
             )
             directories.append(run_dir)
@@ -110,7 +99,7 @@ class Session:
             self._console.print(f"{run_dir}: going on from step {done}")
         else:
             self._console.print(f"{run_dir}: no checkpoint yet, starting from the beginning")
-        result = self._run(config, run_dir, config.policy, True, port)
+        result = self._run(config, run_dir, config.policy, True, port, config.rounds(len(data.x_train)))
         if self._leads:
             self._sum_up(run_dir, [run_dir], [result])
             if self._target is not None:
@@ -121,8 +110,11 @@ class Session:
         if self._leads:
             write_json(self._target, figures, indent=2)
 
-    def _run(self, config: TrainConfig, run_dir: Path, label: str, resume: bool, port: int) -> dict[str, Any]:
+    def _run(
+        self, config: TrainConfig, run_dir: Path, label: str, resume: bool, port: int, steps: int
+    ) -> dict[str, Any]:
         with Counter(label, self._console, unit="step", note="starting workers", lasting=True) as counter:
+            counter.begin(0, steps, "starting workers")
             progress = Progress(counter)
             try:
                 if config.engine == "ray":
@@ -164,7 +156,15 @@ class Session:
         page = base / report.REPORT
         if len(runs) > 1:
             report.write_comparison(runs, page)
-        self._console.print(f"Report: {page}")
+        self._console.print(f"Report: {page} (open it in a browser)")
+        self._console.print(f"Next: {_next(directories)}", markup=False)
+
+
+def _next(directories: list[Path]) -> str:
+    """What to do with what was trained."""
+    if len(directories) > 1:
+        return "paceline doctor -- YOUR COMMAND tells what balancing would gain in your own training"
+    return f"paceline whatif {directories[0]} tells what other policies would have made of this run"
 
 
 def _done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:

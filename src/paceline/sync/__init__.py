@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline import options
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, expected
 from paceline.sync.asp import Asp
 from paceline.sync.bsp import Bsp
 from paceline.sync.effects import Apply, Drop, Effect, Effects, Gradient, Interrupt, Release
@@ -31,7 +31,7 @@ def create(text: str, workers: int, mode: str = "push-wait") -> Gate[Any]:
     if workers < 1:
         raise PacelineError(f"workers={workers}: expected at least 1 worker")
     if mode not in MODES:
-        raise PacelineError(f"mode {mode!r} is unknown; expected one of {', '.join(MODES)}")
+        raise PacelineError(f"mode {mode!r} is unknown{expected(mode, MODES)}")
     named = options.keyed(GATES, text, "workers", "mode")
     gate: Gate[Any] = options.build(GATES, named, "gate", workers=workers, mode=mode)
     if mode not in gate.modes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -221,13 +220,3 @@ def _fits(value: Any, kind: str) -> bool:
         return isinstance(value, list) and all(_fits(each, "float") for each in value)
     kinds: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
     return isinstance(value, kinds[kind.split(" | ")[0]]) and isinstance(value, bool) == (kind == "bool")
-
-
-def default_run_dir(label: str) -> Path:
-    """runs/LABEL, or runs/LABEL-2 and so on where it exists."""
-    base = Path("runs") / label
-    candidate, number = base, 1
-    while candidate.exists():
-        number += 1
-        candidate = base.with_name(f"{label}-{number}")
-    return candidate

@@ -47,6 +47,7 @@ def run(
     """Train on ``config.workers`` local processes; returns the summary that rank 0 made.
 
     port: where the workers meet; 0 takes any free one. interrupted: whether the user has asked for the end.
+    on_event: takes ``{"type": "starting", "ready": ..., "workers": ...}`` as workers come, then rank 0's events.
     Raises PacelineError for what a worker found wrong with its input, WorkerError when one failed or was killed.
     """
     try:
@@ -75,6 +76,7 @@ def run(
                 pipes.append(ours)
                 worker.start()
                 theirs.close()
+        on_event({"type": "starting", "ready": 0, "workers": config.workers})
         stopped = Stopped({rank: w.pid for rank, w in enumerate(workers) if w.pid}, config.patience)
         return _watch(workers, pipes, on_event, run_dir, interrupted, stopped)
     finally:
@@ -98,6 +100,7 @@ def _watch(
     open_pipes = dict(enumerate(pipes))
     running = dict(enumerate(workers))
     newest: int | None = None
+    ready_ranks = 0
     while running:
         if interrupted():  # and the exception was lost, as in an object's destruction
             raise KeyboardInterrupt
@@ -113,7 +116,10 @@ def _watch(
                 except (EOFError, OSError):
                     del open_pipes[rank]
                     break
-                if event["type"] == "done":
+                if event["type"] == "ready":
+                    ready_ranks += 1
+                    on_event({"type": "starting", "ready": ready_ranks, "workers": len(workers)})
+                elif event["type"] == "done":
                     summary = event["summary"]
                 elif event["type"] in ("input", "fault", "missed"):
                     complaints[rank] = (event["type"], event["message"])
@@ -198,6 +204,7 @@ def _work(
         os._exit(1)
 
     try:
+        emit({"type": "ready"})
         span = timedelta(seconds=TIMEOUT_SECONDS)
         store = dist.TCPStore(LOOPBACK, port, None, False, span, wait_for_workers=False)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=config.workers, timeout=span)

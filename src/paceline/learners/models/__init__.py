@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, expected
 from paceline.learners.models.cnn import cnn
 from paceline.learners.models.lenet5 import lenet5
 from paceline.learners.models.mlp import mlp
@@ -39,7 +39,7 @@ def create(name: str, shape: Shape, classes: int = 10) -> nn.Module:
     Raises PacelineError for an unknown name, a shape that is no image, or fewer than 2 classes.
     """
     if name not in _BUILDERS:
-        raise PacelineError(f"model {name!r} is unknown; expected one of {', '.join(_BUILDERS)}")
+        raise PacelineError(f"model {name!r} is unknown{expected(name, _BUILDERS)}")
     if len(shape) != 3 or min(shape) < 1:
         raise PacelineError(
             f"images of shape {tuple(shape)}; expected (channels, height, width), each 1 or more"

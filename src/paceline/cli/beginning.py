@@ -1,0 +1,61 @@
+"""What ``paceline train`` says before PyTorch is loaded, which takes seconds: where the run goes, how to watch it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from paceline.errors import PacelineError
+from paceline.files import check_directory
+
+
+def place(out: str | None, data: str, model: str, chosen: list[str]) -> Path:
+    """The directory that the run goes into, one of its own for each of several policies.
+
+    Raises PacelineError where it cannot be made or holds something already.
+    """
+    kind = chosen[0].split(":")[0] if len(chosen) == 1 else "compare"
+    # Words that are no policy's name are told later; no directory is named after them.
+    kind = kind if kind.replace("-", "").isalnum() else "train"
+    base = Path(out) if out is not None else _free(f"{Path(data).stem}-{model}-{kind}")
+    check_directory(base)
+    if base.exists() and any(base.iterdir()) and not restarted() and leads():
+        raise PacelineError(
+            f"run directory {base} exists; choose another with --out, or go on with --resume {base}"
+        )
+    return base
+
+
+def announce(base: Path, target: str | None) -> None:
+    """How to watch the run. target: where figures go (``--json``); people read beside them."""
+    if leads():
+        where = sys.stderr if target == "-" else sys.stdout
+        print(f"Watch this run in a browser: paceline watch {shlex.quote(str(base))}", file=where, flush=True)
+
+
+def launched() -> bool:
+    """What ``paceline.torch.liveness.shutdown`` says of the same name, without PyTorch."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def leads() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return not launched() or os.environ["RANK"] == "0"
+
+
+def restarted() -> bool:
+    """Whether torchrun started this process again after a failure: it goes on in the same directory."""
+    count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return launched() and count.isdecimal() and int(count) > 0
+
+
+def _free(label: str) -> Path:
+    """runs/LABEL, or runs/LABEL-2 and so on where it exists."""
+    base = Path("runs") / label
+    candidate, number = base, 1
+    while candidate.exists():
+        number += 1
+        candidate = base.with_name(f"{label}-{number}")
+    return candidate

@@ -1,0 +1,71 @@
+"""What ``paceline train`` says first, what its help says, and what it takes a mistyped word for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.counter import Counter
+from paceline.cli.progress import Progress
+from support.commands import assert_refused, paceline
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(["numpy", "scipy", "torch"]))  # as if they were not installed
+from paceline.cli import run
+sys.exit(run(["train", "--policy", "level"]))
+"""
+
+
+def test_the_first_line_waits_for_nothing_that_loads_slowly(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "Watch this run in a browser: paceline watch runs/digits-mlp-level\n"
+    assert done.returncode == 2
+    assert "is not installed; install paceline[torch]" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_has_its_options_in_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = paceline("train", "--help").stdout
+    panels = [
+        *("Options", "Data and training", "Balancing", "Played slowness"),
+        *("Run directory and checkpoints", "With --engine ray"),
+    ]
+    places = [said.index(f"─ {panel} ─") for panel in panels]
+    assert sorted(places) == sorted(set(places))
+    assert places[4] < said.index("--resume") < places[5] < said.index("--backup")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("train --policy levle", r"policy 'levle' is unknown; did you mean level\? Expected one of abs, auto"),
+        ("train --policy level:forcast=ema", r"has no option 'forcast=ema'; did you mean forecast\?"),
+        ("train --slow 1", r"train has no option --slow; did you mean --slowdown .*\? See paceline train --help"),
+        ("train --model resnet", r"model 'resnet' is unknown; did you mean resnet18\?"),
+        ("trian", r"No such command 'trian'; did you mean 'train'\?"),
+        ("serve --prot 1", r"serve has no option --prot; did you mean --port\?"),
+    ],
+)  # fmt: skip
+def test_a_mistyped_word_is_told_what_it_is_like(
+    line: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert_refused(paceline(*line.split()), words)
+
+
+def test_workers_are_counted_while_they_start() -> None:
+    counter = Counter("level")
+    counter.begin(0, 12, "starting workers")
+    shown = Progress(counter)
+    shown({"type": "starting", "ready": 2, "workers": 4})
+    task = counter._bar.tasks[0]
+    assert (task.total, task.fields["note"]) == (12, "starting workers 2/4")
+    shown({"type": "start", "first": 3, "rounds": 12})
+    assert (task.completed, task.fields["note"]) == (3, "")
