@@ -306,8 +306,8 @@ def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> No
                     assert (await call.report(name, body))[0] == 200
                     at += 1
                     if number == 4 and name == "b":
-                        served = call.service.jobs["j"]
-                        call.service._write_state(served)
+                        served = call.service.catalog.running["j"]
+                        call.service.door.write_state(served)
         return handed
 
     plain = asyncio.run(train(tmp_path / "plain", False))
@@ -320,8 +320,8 @@ def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> No
 
 
 def test_whole_states_are_stored_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.service.CALLS", 10)
-    monkeypatch.setattr("paceline.serve.service.CALLS_PER_WORKER", 1)
+    monkeypatch.setattr("paceline.serve.door.CALLS", 10)
+    monkeypatch.setattr("paceline.serve.door.CALLS_PER_WORKER", 1)
 
     async def all_of_it() -> tuple[int, Any]:
         async with serving(tmp_path) as call:
@@ -333,14 +333,14 @@ def test_whole_states_are_stored_now_and_then(tmp_path: Path, monkeypatch: pytes
                     await call.next(name)
                 for name in "ab":
                     await call.report(name, {"round": number, "samples": 6, "seconds": 1.0})
-            state = call.service.jobs["j"].job.state_dict()
+            state = call.service.catalog.running["j"].job.state_dict()
             (kept,) = call.service.store.read()
             return len(kept.calls), state
 
     calls, state = asyncio.run(all_of_it())
     assert calls < 15, "the log does not grow"
     service = Service(tmp_path)
-    assert json.dumps(service.jobs["j"].job.state_dict()) == json.dumps(state)
+    assert json.dumps(service.catalog.running["j"].job.state_dict()) == json.dumps(state)
     with pytest.raises(ValueError, match="in use by another service"):
         Service(tmp_path)
     asyncio.run(service.store.close())
@@ -353,7 +353,7 @@ def test_a_damaged_state_is_said(tmp_path: Path) -> None:
 
 
 def test_at_most_so_many_jobs(play: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.service.MOST_JOBS", 2)
+    monkeypatch.setattr("paceline.serve.catalog.MOST_JOBS", 2)
 
     async def scenario(call: Caller) -> None:
         assert (await call.ask("PUT", "/jobs/k", JOB))[0] == 201

@@ -36,7 +36,7 @@ def play(tmp_path: Path) -> Play:
 
 def states(service: Service) -> str:
     """Everything that the jobs are."""
-    return json.dumps({name: served.state() for name, served in sorted(service.jobs.items())})
+    return json.dumps({name: served.state() for name, served in sorted(service.catalog.running.items())})
 
 
 def killed(service: Service, directory: Path) -> str:
@@ -46,7 +46,7 @@ def killed(service: Service, directory: Path) -> str:
     for file in service.store.path.parent.glob(f"{STATE}*"):
         shutil.copy(file, directory)
     after = Service(directory, record=False)
-    assert not after.aside
+    assert not after.catalog.aside
     found = states(after)
     asyncio.get_running_loop().create_task(after.store.close())
     return found
@@ -222,9 +222,9 @@ def test_whatever_comes_at_once_a_restart_finds_the_same(tmp_path: Path, seed: i
             call.secrets = dict(secrets)
             await asyncio.gather(*(worker(call, name) for name in names for _ in range(2)), trouble(call))
             call.clock.now += 1.5
-            assert not call.service.aside
+            assert not call.service.catalog.aside
             assert states(call.service) == killed(call.service, tmp_path / "killed")
-            assert call.service.jobs["j"].job.reports <= counted["sent"]
+            assert call.service.catalog.running["j"].job.reports <= counted["sent"]
 
     asyncio.run(asyncio.wait_for(all_of_it(), 60))
 
@@ -277,9 +277,9 @@ def test_deadlines_of_the_others_are_kept_whatever_goes_wrong_in_one(
 ) -> None:
     async def scenario(call: Caller) -> None:
         assert (await call.ask("PUT", "/jobs/a-first-one", JOB))[0] == 201
-        wrong = call.service.jobs["a-first-one"].job
+        wrong = call.service.catalog.running["a-first-one"].job
         wrong.silent = lambda now: 1 / 0  # type: ignore[assignment, method-assign, return-value]
-        call.service.jobs = dict(sorted(call.service.jobs.items()))  # looked at first
+        call.service.catalog.running = dict(sorted(call.service.catalog.running.items()))  # looked at first
         await call.next("a")
         call.clock.now += 6.0
         for _ in range(200):
@@ -332,10 +332,10 @@ def test_a_job_that_is_wanted_is_made_when_there_is_room(tmp_path: Path) -> None
         service = Service(tmp_path)
         with failing(service):
             await service.start(("default", Settings(8, 1)))
-            assert not service.jobs
+            assert not service.catalog.running
         await asyncio.sleep(1.1)
         await service.tick()
-        assert list(service.jobs) == ["default"]
+        assert list(service.catalog.running) == ["default"]
         await service.stop()
 
     asyncio.run(all_of_it())

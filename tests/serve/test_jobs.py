@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from paceline import PacelineError, policies
 from paceline.client import Part
 from paceline.serve import events
-from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled
+from paceline.serve.effects import Closed, Effect, Joined, Left, Ready, Report, Settled
 from paceline.serve.events import Drop, Join, Leave, Reported, Settle
-from paceline.serve.jobs import Job
+from paceline.serve.jobs import Job, NextRound
 from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound
 from paceline.serve.settings import Settings
 from paceline.serve.tokens import digest
@@ -50,10 +50,10 @@ def drop(job: Job, now: float, name: str) -> list[Effect]:
 def ask(job: Job, now: float, name: str) -> tuple[Part | None, list[Effect]]:
     """As the service does: the worker's part, of a new round where one may be handed out."""
     effects: list[Effect] = []
-    if job.part(name) is None and job.may_settle():
-        loads = job.plan()
-        effects = [] if loads is None else job.handle(Settle(now, job.settled, loads))
-    return job.part(name), effects
+    if isinstance(answer := job.next(name), NextRound):
+        effects = job.handle(Settle(now, *answer))
+        answer = job.next(name)
+    return answer if isinstance(answer, Part) else None, effects
 
 
 def run(job: Job, now: float, seconds_per_sample: dict[str, float]) -> list[int]:
@@ -70,7 +70,7 @@ def test_the_log_of_a_round() -> None:
     assert join(job, 0.0, "a", digest("a")) == [Joined(0.0, "a", 0)]
     assert ask(job, 0.5, "a") == (None, [])
     assert job.waiting_for() == "1 more worker must join"
-    assert join(job, 1.0, "b", digest("b")) == [Joined(1.0, "b", 1)]
+    assert join(job, 1.0, "b", digest("b")) == [Joined(1.0, "b", 1), Ready(1.0, 0)]
     part, effects = ask(job, 2.0, "b")
     assert effects == [Settled(2.0, 0, (6, 6))]
     assert part == (0, 6, 6, 12, 2, 0.5, 1.0)
@@ -79,7 +79,8 @@ def test_the_log_of_a_round() -> None:
     assert reports(job, 3.0, "a", Report(0, 6, 0.75)) == []
     assert ask(job, 3.0, "a") == (None, [])
     assert job.waiting_for() == "round 0 waits for the report of b"
-    (closed,) = reports(job, 4.0, "b", Report(0, 6, 1.5, 0.5))
+    closed, ready = reports(job, 4.0, "b", Report(0, 6, 1.5, 0.5))
+    assert ready == Ready(4.0, 1), "whoever waits asks again"
     assert isinstance(closed, Closed)
     assert closed[:3] == (4.0, 0, 2.0)
     assert closed.loads.tolist() == [6, 6]
@@ -106,7 +107,7 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
     reports(job, 10.5, "a", Report(3, 4, 0.4))
     reports(job, 10.5, "c", Report(3, 4, 0.4))
     assert drop_silent(job, 11.0) == []
-    dropped, closed = drop_silent(job, 11.25)
+    dropped, closed, _ = drop_silent(job, 11.25)
     assert dropped == Left(11.25, "b", "silent", 1.25)
     assert closed[:2] == (11.25, 3)
     np.testing.assert_equal(closed.loads, [4, np.nan, 4])
@@ -275,7 +276,7 @@ def test_a_worker_replaces_itself_with_its_secret() -> None:
     ask(job, 1.0, "a")
     for name in "bc":
         reports(job, 1.0, name, Report(0, 4, 1.0))
-    left, closed, joined = join(job, 2.0, "a", digest("a"))
+    left, closed, joined, _ = join(job, 2.0, "a", digest("a"))
     assert (left, joined) == (Left(2.0, "a", "replaced"), Joined(2.0, "a", 0))
     assert isinstance(closed, Closed)
     assert sum(ask(job, 3.0, "a")[1][0].loads) == 12
@@ -408,24 +409,31 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
     log: list[str] = []
     snapshot = [json.dumps(job.state_dict()), 0]
 
+    def who_wait() -> set[str]:
+        here = [each.name for each in job.members.by_name.values() if each.present]
+        return {each for each in here if isinstance(job.next(each), str)}
+
     def call(name: str, *arguments: Any) -> Any:
         before = json.dumps(job.state_dict())
-        part, event = None, None
+        part, event, waiting = None, None, who_wait()
         try:
             if name == "join":
                 event = Join(*arguments, job.members.place(*arguments[1:]))
             elif name != "ask":
                 event = events.NAMES[name](*arguments)
-            elif job.part(arguments[1]) is None and job.may_settle() and (loads := job.plan()) is not None:
-                event = Settle(arguments[0], job.settled, loads)
+            elif isinstance(answer := job.next(arguments[1]), NextRound):
+                event = Settle(arguments[0], *answer)
             effects = [] if event is None else job.handle(event)
             if name == "ask":
-                part = job.part(arguments[1])
+                answer = job.next(arguments[1])
+                part = answer if isinstance(answer, Part) else None
         except PacelineError:
             assert json.dumps(job.state_dict()) == before, "a refusal changes nothing"
             return None
         if event is not None:
             log.append(json.dumps(events.logged(event)))
+        if not any(isinstance(each, Ready | Settled | Left) for each in effects):
+            assert waiting <= who_wait(), "nobody is told to look again"
         present = {each.place for each in job.members.by_name.values() if each.present}
         for effect in effects:
             if isinstance(effect, Settled):

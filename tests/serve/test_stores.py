@@ -83,7 +83,10 @@ def test_a_killed_and_a_closed_store_are_whole(left: Path) -> None:
     assert (left / f"{STATE}-wal").stat().st_size > 0
     for _ in range(2):
         service = opened(left)
-        assert {name: served.job.closed for name, served in service.jobs.items()} == {"j": 5, "k": 5}
+        assert {name: served.job.closed for name, served in service.catalog.running.items()} == {
+            "j": 5,
+            "k": 5,
+        }
         assert not (left / f"{STATE}-wal").exists(), "closed in order"
     assert [file.name for file in left.iterdir()] == [STATE], "nothing is left of how it was made"
 
@@ -92,7 +95,7 @@ def test_a_store_that_another_program_has_looked_into_is_whole(left: Path) -> No
     """SQLite's own tools take the -wal into the file when they close it."""
     change(left, "select * from jobs")
     assert not (left / f"{STATE}-wal").exists()
-    assert opened(left).jobs["j"].job.closed == 5
+    assert opened(left).catalog.running["j"].job.closed == 5
 
 
 def test_a_lost_wal_is_noticed_after_checkpoints_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +121,7 @@ def test_a_lost_wal_is_noticed_after_checkpoints_too(tmp_path: Path, monkeypatch
         without_wal(shutil.copytree(copy, tmp_path / f"without-{number}"))
         with pytest.raises(PacelineError, match="was not closed in order"):
             opened(tmp_path / f"without-{number}")
-        assert opened(copy).jobs["j"].job.closed == number + 1
+        assert opened(copy).catalog.running["j"].job.closed == number + 1
 
 
 def content(directory: Path) -> dict[str, bytes]:

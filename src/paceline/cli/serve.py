@@ -111,12 +111,12 @@ def command(
         if not no_token:
             secret = tokens.checked(token) if token is not None else tokens.kept_in(where)
         service = Service(directory, record=record, sync=sync)
-        if settings is not None and job not in service.aside:
-            service.present(job, settings)
+        if settings is not None and job not in service.catalog.aside:
+            service.catalog.present(job, settings)
         app = make(
             service,
             None if secret is None else tokens.digest(secret),
-            None if settings is None or job in service.aside else (job, settings),
+            None if settings is None or job in service.catalog.aside else (job, settings),
         )
         address = server.url(listening)
         page = "" if secret is None else "?token=TOKEN"

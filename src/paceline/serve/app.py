@@ -119,7 +119,7 @@ def make(
 
     @app.get("/", include_in_schema=False)
     async def jobs(request: Request) -> HTMLResponse:
-        return HTMLResponse(index(list(service.jobs), request.url.query), headers=PAGES)
+        return HTMLResponse(index(list(service.catalog.running), request.url.query), headers=PAGES)
 
     @app.get("/jobs/{job}", include_in_schema=False)
     async def live_page(job: Name, request: Request) -> RedirectResponse:
@@ -151,13 +151,13 @@ def _jobs(service: Service) -> APIRouter:
     @router.get("/jobs", responses=said())
     async def list_jobs() -> models.Jobs:
         """The jobs, by name."""
-        return models.Jobs(jobs=sorted(service.jobs), set_aside=service.aside)
+        return models.Jobs(jobs=sorted(service.catalog.running), set_aside=service.catalog.aside)
 
     @router.get("/health", responses=said())
     async def health() -> models.Health:
         """Whether all is well: jobs that were set aside, and why nothing can be stored just now."""
-        well = not service.aside and not service.trouble
-        return models.Health(well=well, set_aside=service.aside, storing=service.trouble)
+        well = not service.catalog.aside and not service.door.trouble
+        return models.Health(well=well, set_aside=service.catalog.aside, storing=service.door.trouble)
 
     @router.put(
         "/jobs/{job}", responses=said(409, 507) | {201: {"model": models.JobState, "description": "Made."}}
@@ -171,7 +171,7 @@ def _jobs(service: Service) -> APIRouter:
     @router.get("/jobs/{job}", responses=said(404, 409))
     async def read_job(job: Name) -> models.JobState:
         """What a job and its workers are doing."""
-        served = service.served(job)
+        served = service.catalog.find(job)
         return models.state_of(job, served.job, record(served))
 
     @router.delete("/jobs/{job}", status_code=204, responses=said(404, 507))

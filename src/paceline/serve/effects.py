@@ -48,6 +48,13 @@ class Settled(NamedTuple):
     loads: tuple[int, ...]
 
 
+class Ready(NamedTuple):
+    """From now on, whoever asks is given the next round."""
+
+    now: float
+    round: int
+
+
 class Closed(NamedTuple):
     """A round is over. seconds: since the one before; the arrays by place, NaN where nobody reported."""
 
@@ -69,4 +76,4 @@ class Unlearned(NamedTuple):
     error: Exception
 
 
-Effect = Joined | Left | Settled | Closed | Unlearned
+Effect = Joined | Left | Settled | Ready | Closed | Unlearned

@@ -2,7 +2,7 @@
 
 It reads no clock and knows no network. Whatever happens enters by ``handle``, as an event with its time, and what
 follows from it comes back as effects; the same events in the same order give the same plans, so that a log of them is
-all that a restart needs. Everything else that is public only tells.
+all that a restart needs. Everything else that is public only tells: ``next`` what a worker that asks is to do.
 
 A round is settled when the first worker asks for it: planned, in whole samples that sum to the batch, for the
 workers that are then present. From then on its plan stands, whatever happens: the call that settles it brings the
@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Array
-from paceline.serve.effects import Closed, Effect, Joined, Left, Report, Settled, Unlearned
+from paceline.serve.effects import Closed, Effect, Joined, Left, Ready, Report, Settled, Unlearned
 from paceline.serve.events import Drop, Event, Join, Leave, Reported, Resume, Settle, told
 from paceline.serve.members import Member, Members
 from paceline.serve.refusals import Conflict
@@ -32,6 +32,14 @@ _log = logging.getLogger(__name__)
 QUICKEST = 1e-9  # seconds of a round with samples
 RECENT = 8  # rounds from which deadlines are made
 STORY = 20  # events that are told with an error
+Planned = list[int] | str  # samples by place, or why there is no plan
+
+
+class NextRound(NamedTuple):
+    """A round that can be handed out. loads: samples by place."""
+
+    number: int
+    loads: list[int]
 
 
 class Job:
@@ -49,7 +57,10 @@ class Job:
         self.open: dict[int, OpenRound] = {}  # settled and not closed, in their order
         self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds
         self._mark: float | None = None  # when the last round closed; None where nobody has been there since
-        self._stuck = ""  # why there is no plan for those present; until something changes
+        self._planned: tuple[Any, Planned] = (
+            None,
+            "",
+        )  # of what is planned, and the plan: made once, asked for often
         self._story: deque[Event] = deque(maxlen=STORY)
 
     def handle(self, event: Event) -> list[Effect]:
@@ -58,6 +69,7 @@ class Job:
         Raises a PacelineError for what is refused, and changes nothing then. Whatever is raised has a note with the
         events before it, for the traceback in a log.
         """
+        before = self.ready
         try:
             effects = self._handle(event)
         except Exception as error:
@@ -65,7 +77,7 @@ class Job:
             error.add_note(f"{told(event)} came to this job after: {story}")
             raise
         self._story.append(event)
-        return effects
+        return effects if before or not self.ready else [*effects, Ready(event.now, self.settled)]
 
     def _handle(self, event: Event) -> list[Effect]:
         match event:
@@ -90,7 +102,6 @@ class Job:
         if present is not None and present.present:
             effects += self._leave(now, present, "replaced", "was replaced by itself")
         member = self.members.join(now, name, secret, place)
-        self._stuck = ""
         return [*effects, Joined(now, name, member.place)]
 
     def _drop(self, now: float, name: str) -> list[Effect]:
@@ -102,30 +113,54 @@ class Job:
         self.drops += 1
         return self._leave(now, member, "silent", sentence, silent)
 
-    def part(self, name: str) -> Part | None:
-        """The worker's part of the round that it is to run next; None as long as it has to wait."""
+    def next(self, name: str) -> Part | NextRound | str:
+        """What a worker that asks is to do: run its part of a round; or have the next round handed out, which enters
+        as ``Settle``, and ask again; or wait, for what the sentence says."""
         member = self.members.here(name)
-        current = self._current(member)
-        return None if current is None else current.assignment(member.place)
+        if (current := self._current(member)) is not None:
+            return current.assignment(member.place)
+        if self._may_settle and not isinstance(loads := self._plan(), str):
+            return NextRound(self.settled, loads)
+        return self.waiting_for()
 
-    def may_settle(self) -> bool:
-        """Whether whoever asks next is given a new round."""
+    @property
+    def ready(self) -> bool:
+        """Whether whoever asks next is given a new round, unless it turns out that there is no plan for it."""
+        return self._may_settle and not self._no_plan
+
+    @property
+    def _may_settle(self) -> bool:
         enough = self.members.count >= (self.settings.to_start if self.settled == 0 else 1)
-        return enough and not self._stuck and len(self.open) <= self.settings.ahead
+        return enough and len(self.open) <= self.settings.ahead
 
-    def plan(self) -> list[int] | None:
-        """The next round's samples by place, for those present; None where there is no plan (see ``waiting_for``)."""
+    @property
+    def _now_planned(self) -> tuple[int, int, bytes]:
+        """What a plan depends on: another round, something learned or others present make it another one."""
+        return self.settled, self.closed, self.members.mask.tobytes()
+
+    @property
+    def _no_plan(self) -> str:
+        """Why there is no plan for those present, as far as anybody has asked; else ""."""
+        of, planned = self._planned
+        return planned if isinstance(planned, str) and of == self._now_planned else ""
+
+    def _plan(self) -> Planned:
+        """The next round's plan for those present."""
+        if self._planned[0] != self._now_planned:
+            self._planned = self._now_planned, self._fresh_plan()
+        return self._planned[1]
+
+    def _fresh_plan(self) -> Planned:
         try:
             return self.balancer.loads(self.settled, self.settings.batch, self.members.mask).tolist()
         except PacelineError as error:
-            self._stuck = f"the workers present cannot hold the batch: {error}"
+            return f"the workers present cannot hold the batch: {error}"
         except Exception as error:
-            self._stuck = f"the policy makes no plan for those present ({type(error).__name__}: {error})"
             _log.exception("the policy %s makes no plan", self.settings.asked_policy)
-        return None
+            return f"the policy makes no plan for those present ({type(error).__name__}: {error})"
 
     def _settle(self, now: float, round: int, loads: list[int]) -> list[Effect]:
-        if round != self.settled or not self.may_settle():
+        if round != self.settled or not self._may_settle:
             raise Conflict(f"round {round} cannot be handed out now: expected {self.settled}")
         mask = self.members.mask.copy()
         planned = np.array(loads, np.int64)
@@ -210,8 +245,8 @@ class Job:
 
     def waiting_for(self) -> str:
         """One sentence on what the next round waits for."""
-        if self._stuck:
-            return self._stuck
+        if self._no_plan:
+            return self._no_plan
         missing = (self.settings.to_start if self.settled == 0 else 1) - self.members.count
         if missing > 0:
             return f"{missing} more worker{'s' * (missing > 1)} must join"
@@ -251,7 +286,7 @@ class Job:
         rounds = [OpenRound.from_dict(each) for each in state["open"]]
         self.open = {each.number: each for each in rounds}
         self._recent = deque(state["recent"], maxlen=RECENT)
-        self._mark, self._stuck = state["mark"], ""
+        self._mark, self._planned = state["mark"], (None, "")
 
     def _current(self, member: Member) -> OpenRound | None:
         """The first round that waits for the worker."""
@@ -276,7 +311,6 @@ class Job:
             del self.open[self.settled]
         while self.open and not next(iter(self.open.values())).awaited:
             effects += self._learn(now, self.open.pop(next(iter(self.open))))
-            self._stuck = ""
         return effects
 
     def _learn(self, now: float, round: OpenRound) -> list[Effect]:

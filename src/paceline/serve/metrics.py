@@ -34,7 +34,7 @@ class Metrics:
             registry=self._registry,
             buckets=BUCKETS,
         )
-        service.observers.append(self._observe)
+        service.door.observers.append(self._observe)
 
     def answered(self, route: str, seconds: float) -> None:
         """A request was answered."""
@@ -71,7 +71,7 @@ class _Jobs(Collector):
         deadline = gauge("deadline_seconds", "Silence after which a worker is dropped.")
         load = gauge("worker_samples", "Samples in the worker's newest report.", "worker")
         seconds = gauge("worker_seconds", "Seconds in the worker's newest report.", "worker")
-        for name, served in self._service.jobs.items():
+        for name, served in self._service.catalog.running.items():
             job = served.job
             for family, value in (
                 (rounds, job.closed),
@@ -87,5 +87,5 @@ class _Jobs(Collector):
                     load.add_metric([name, member.name], member.last.samples)
                     seconds.add_metric([name, member.name], member.last.seconds)
         aside = GaugeMetricFamily("paceline_jobs_set_aside", "Jobs that cannot go on.")
-        aside.add_metric([], len(self._service.aside))
+        aside.add_metric([], len(self._service.catalog.aside))
         yield from (rounds, reports, samples, dropped, present, deadline, load, seconds, aside)
