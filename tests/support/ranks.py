@@ -13,7 +13,7 @@ from typing import Any
 
 SECONDS = 900  # only a hang lasts so long: two cores may be busy with other tests
 # What the server of forks has loaded: a host framework takes seconds of processor time to import, in each rank.
-LOADED = ("torch", "torch.distributed", "numpy", "paceline.torch")
+LOADED = ("torch", "torch.distributed", "torch._dynamo", "numpy", "paceline.torch")
 OF_JOBS = {
     "lightning_jobs": ("lightning",),
     "fabric_jobs": ("lightning",),

@@ -59,7 +59,9 @@ def run(
             f"port {port} cannot be used on this machine; choose another, or 0 for any"
         ) from error
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "numpy", "paceline.train.torch_engine"])
+    context.set_forkserver_preload(
+        ["torch", "torch.distributed", "torch._dynamo", "paceline.train.torch_engine"]
+    )
     workers: list[ForkServerProcess] = []
     pipes: list[Connection] = []
     life, held = context.Pipe(duplex=False)
