@@ -39,7 +39,7 @@ def one(name: str, epochs: int) -> None:
     from paceline.data import datasets
     from paceline.learners.images import Images
     from paceline.paramserver.config import ServerConfig
-    from paceline.paramserver.coordinator import Update
+    from paceline.paramserver.engine import Update
     from paceline.paramserver.samples import Epochs
     from paceline.ray import Server
     from paceline.train.config import TrainConfig

@@ -13,7 +13,8 @@ import pytest
 from paceline import Cluster, policies
 from paceline.balancer import Balancer
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.coordinator import Coordinator, Moved
+from paceline.paramserver.coordinator import Coordinator
+from paceline.paramserver.engine import Moved
 from paceline.paramserver.events import Join, Leave, Start
 from paceline.paramserver.samples import Epochs
 from paceline.serve.service import Service

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from paceline import PacelineError
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.coordinator import Coordinator, Moved
+from paceline.paramserver.coordinator import Coordinator
+from paceline.paramserver.engine import Moved
 from paceline.paramserver.events import Answer, Arrive, Join, Leave, Start
 from paceline.paramserver.samples import Epochs
 

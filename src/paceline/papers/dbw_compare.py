@@ -17,7 +17,7 @@ from paceline.papers.dbw_runs import (
     reached,
     said,
 )
-from paceline.paramserver.coordinator import Update
+from paceline.paramserver.engine import Update
 from paceline.simulate.delays import Delay
 
 DYNAMIC = ("dbw", "dbw:worth=noise", "blind")

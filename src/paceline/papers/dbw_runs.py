@@ -17,7 +17,7 @@ from paceline.errors import PacelineError
 from paceline.papers.dbw_memory import Remembering
 from paceline.papers.reference_data import data_folder
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.coordinator import Update
+from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
 from paceline.simulate.delays import Delay, Exponential
 from paceline.simulate.roundtrips import Change, RoundTrips

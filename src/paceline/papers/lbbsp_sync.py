@@ -14,7 +14,7 @@ import numpy as np
 from paceline.papers import Result, write
 from paceline.papers.dbw_runs import learner
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.coordinator import Update
+from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
 from paceline.runs.words import percent, times
 from paceline.simulate.delays import Exponential, Lognormal

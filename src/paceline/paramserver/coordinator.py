@@ -9,81 +9,26 @@ middle of a decision because what an update tells (its loss, norm and variance) 
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.backup import Iteration
-from paceline.backup.arrivals import Arrivals
 from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.deadlines import Deadlines, Trip
+from paceline.paramserver.engine import Engine, Update
 from paceline.paramserver.events import Answer, Arrive, Event, Join, Leave, Start, Task, told
+from paceline.paramserver.loads import Loads
+from paceline.paramserver.quorum import Quorum
+from paceline.paramserver.rates import GradientNoise
 from paceline.paramserver.samples import SampleSource
-from paceline.pieces.sharing import PieceRecord, WorkerRound
-from paceline.rounds import Array, Machines, PieceTimes
+from paceline.pieces.sharing import WorkerRound
+from paceline.rounds import Machines
 from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
 
 STORY = 20  # events that are told with an error
 _log = logging.getLogger(__name__)
-
-
-class Moved(NamedTuple):
-    """What an engine knows after an update."""
-
-    loss: float
-    norm2: float
-    variance: float
-
-
-class Engine(Protocol):
-    """Carries out what the coordinator decides."""
-
-    def compute(self, task: Task) -> None:
-        """Have the worker compute this gradient at the newest parameters."""
-        ...
-
-    def cancel(self, tasks: list[Task]) -> None:
-        """These gradients, finished or not, will not be used; stop computing them where that is possible."""
-        ...
-
-    def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
-        """Move the parameters with these gradients and weights; batch as in ``aggregate``."""
-        ...
-
-
-@dataclass(kw_only=True)
-class Update:
-    """One update, for the record. Arrays have one entry a worker."""
-
-    version: int  # after it
-    now: float
-    seconds: float  # since the one before
-    quorum: int  # gradients of the newest version, or in the group
-    wanted: int  # the quorum that the backup policy asked for
-    present: int
-    loss: float
-    rate: float
-    norm2: float
-    variance: float
-    loads: NDArray[np.int64]  # samples used
-    compute: Array  # seconds of the round trips used; NaN where none
-    staleness: list[int]  # of each gradient used
-    dropped: Counter[str]  # gradients since the update before, by what became of them
-    dropped_samples: int
-    shares: Array
-    moved: list[Task] = field(default_factory=list)
-    within: PieceRecord | None = None  # its pieces, where work moves within the round
-
-    @property
-    def samples(self) -> int:
-        """Samples whose gradients moved the parameters."""
-        return int(self.loads.sum())
 
 
 class Coordinator:
@@ -102,7 +47,7 @@ class Coordinator:
         on_update: Callable[[Update], None],
         shares: bool = False,
     ) -> None:
-        self.gate, self.backup, self.rate, self.balancer, self._shares = config.build(shares)
+        self._gate, backup, self._rate, self.balancer, self._shares = config.build(shares)
         self.engine, self.pool, self._on_update, self._config = engine, pool, on_update, config
         n = config.workers
         self.workers, self.batch = n, config.global_batch
@@ -116,17 +61,12 @@ class Coordinator:
         self._deadlines = Deadlines()
         self._dropped: Counter[str] = Counter()
         self._dropped_samples = 0
-        self._arrivals = Arrivals(n)
-        self._loads = (-1, np.zeros(n, np.int64))  # whose version, samples each
-        self._norm2 = self._variance = math.nan
+        self._quorum, self._noise = Quorum(backup, n), GradientNoise()
+        self._loads = Loads(self.balancer, n, config.global_batch)
         # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
-        self.statistics = self.rate.needs_variance or (self.backup is not None and self.backup.needs_variance)
+        self.statistics = self._rate.needs_variance or (backup is not None and backup.needs_variance)
         self._story: deque[Event] = deque(maxlen=STORY)
         self._handling: Event | None = None
-        self._wanted = n
-        self._backup_state: Any = None
-        if self.backup is not None:
-            self._wanted, self._backup_state = self.backup.init()
 
     @property
     def needs_machines(self) -> bool:
@@ -136,6 +76,7 @@ class Coordinator:
     def set_machines(self, machines: Machines) -> None:
         """What the workers' machines are; to be told before ``start``."""
         self.balancer = self._config.balancer(machines)
+        self._loads = Loads(self.balancer, self.workers, self.batch)
 
     def handle(self, event: Event) -> None:
         """Take in what happened, and have the engine carry out what follows from it, in order.
@@ -172,12 +113,11 @@ class Coordinator:
     def _start(self, now: float, workers: frozenset[int] | None) -> None:
         self.present = set(range(self.workers)) if workers is None else set(workers)
         self._updated_at = now
-        effects, self._state = self.gate.init()
+        effects, self._state = self._gate.init()
         for worker in range(self.workers):
             if worker not in self.present:
-                _, self._state = self.gate.leave(self._state, worker, now)
-        if self.backup is not None:
-            _, self._state = self.gate.expect(self._state, self._wanted, now)
+                _, self._state = self._gate.leave(self._state, worker, now)
+        self._expect(now)
         self._carry_out(effects, now)
 
     def _arrive(
@@ -194,9 +134,9 @@ class Coordinator:
             task = task._replace(taken=ran.taken, load=len(ran.taken))
             trip = Trip(ran.seconds, ran.seconds, task.load, ran)
         self._deadlines.arrived(worker, trip)
-        self._arrivals.arrived(worker, task.tag, now, whole)
+        self._quorum.arrived(worker, task.tag, now, whole)
         self._held.setdefault((worker, task.tag), []).append((task, trip.seconds))
-        effects, self._state = self.gate.arrive(self._state, worker, now)
+        effects, self._state = self._gate.arrive(self._state, worker, now)
         self._carry_out(effects, now)
 
     def _leave(self, now: float, worker: int, why: str) -> None:
@@ -207,7 +147,7 @@ class Coordinator:
         self._starved.discard(worker)
         self._deadlines.heard(worker, None)
         self._forget(worker, why)
-        effects, self._state = self.gate.leave(self._state, worker, now)
+        effects, self._state = self._gate.leave(self._state, worker, now)
         self._carry_out(effects, now)
 
     def _join(self, now: float, worker: int, late: Task | None) -> None:
@@ -216,7 +156,7 @@ class Coordinator:
         _log.info("worker %d takes part", worker)
         self.present.add(worker)
         self._deadlines.joined(worker, None if late is None else (now - late.began) / late.load)
-        effects, self._state = self.gate.join(self._state, worker, now)
+        effects, self._state = self._gate.join(self._state, worker, now)
         self._carry_out(effects, now)
 
     def progress(self, worker: int, heard: float, load: int) -> None:
@@ -268,7 +208,7 @@ class Coordinator:
         batch = None if effect.scale == "mean" else float(self.batch)
         # Gradients are of unlike numbers of samples. Divided by the whole batch, they already count by their samples.
         worth = self.workers * (sum(task.load for _, task, _ in used) / self.batch if batch is None else 1.0)
-        rate = self.rate.of(min(worth, self.workers), self._norm2, self._variance)
+        rate = self._rate.of(min(worth, self.workers), self._noise.norm2, self._noise.variance)
         moved = self.engine.update([(task, g.weight) for g, task, _ in used if task.load], batch, rate)
         staleness = [self.version - g.version for g, _, _ in used]
         self.version += 1
@@ -277,18 +217,11 @@ class Coordinator:
             self.pool.used(task.taken)
             loads[task.worker] += task.load
             compute[task.worker] = seconds + np.nan_to_num(compute[task.worker])
-        self._arrivals.updated(self.version, now, fresh)
-        if np.isfinite(moved.variance):
-            noise = moved.variance / len(used)
-            self._norm2 = _mixed(self._norm2, max(moved.norm2 - noise, 0.0))
-            self._variance = _mixed(self._variance, moved.variance)
-        wanted = self._wanted
-        present, timings = len(self.present), self._arrivals.take()
-        if self.backup is not None:
-            happened = Iteration(fresh, present, now, moved.loss, moved.norm2, moved.variance, rate, timings)
-            self._wanted, self._backup_state = self.backup.step(self._backup_state, happened)
-            _, self._state = self.gate.expect(self._state, self._wanted, now)
-        shares = self._rebalance()
+        self._noise.updated(moved.norm2, moved.variance, len(used))
+        wanted = self._quorum.wanted
+        self._quorum.updated(self.version, now, fresh, len(self.present), moved, rate)
+        self._expect(now)
+        shares = self._loads.updated(self.version, self.present, self._deadlines)
         update = Update(
             version=self.version,
             now=now,
@@ -311,21 +244,10 @@ class Coordinator:
         self._updated_at, self._dropped, self._dropped_samples = now, Counter(), 0
         self._on_update(update)
 
-    def _rebalance(self) -> Array:
-        """Let the balancing policy see the newest round trip of everybody; the shares it plans."""
-        loads, seconds = np.zeros(self.workers, np.int64), np.full(self.workers, np.nan)
-        overhead, pieces = np.zeros(self.workers), np.full((3, self.workers), np.nan)
-        for worker in self.present:
-            newest = self._deadlines.newest(worker)
-            if newest is None:
-                return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
-            seconds[worker], loads[worker] = newest.seconds, newest.load
-            if newest.ran is not None:
-                overhead[worker], pieces[:, worker] = newest.ran.overhead, newest.ran.figures()
-        if not loads.any():
-            return np.array(self.balancer.loads(self.version, self.batch), float) / self.batch
-        known = PieceTimes(*pieces) if np.isfinite(pieces).any() else None
-        return self.balancer.report(self.version - 1, loads, seconds, overhead, pieces=known)[1]
+    def _expect(self, now: float) -> None:
+        """Tell the gate how many gradients are wanted, where that is not its own to decide."""
+        if self._quorum.chosen:
+            _, self._state = self._gate.expect(self._state, self._quorum.wanted, now)
 
     def _held_task(self, gradient: Gradient) -> tuple[Task, float]:
         held = self._held[gradient.worker, gradient.version]
@@ -336,13 +258,10 @@ class Coordinator:
 
     def _release(self, worker: int, version: int, tag: int, now: float) -> Effects:
         """Give a worker its next task; without samples for it, the gate must not wait for it."""
-        if self._loads[0] != self.version:
-            self._loads = self.version, self.balancer.loads(self.version, self.batch)
-        load = max(1, int(self._loads[1][worker]))
-        taken = self.pool.take(worker, load)
+        taken = self.pool.take(worker, self._loads.of(worker, self.version))
         if taken is None:
             self._starved.add(worker)
-            effects, self._state = self.gate.leave(self._state, worker, now)
+            effects, self._state = self._gate.leave(self._state, worker, now)
             return effects
         self._starved.discard(worker)
         task = Task(self._numbers, worker, version, tag, taken, self.pool.count(taken), now, self._shares)
@@ -356,9 +275,5 @@ class Coordinator:
         """Samples may have come back for who has none."""
         worker = min(self._starved)
         self._starved.discard(worker)
-        effects, self._state = self.gate.join(self._state, worker, now)
+        effects, self._state = self._gate.join(self._state, worker, now)
         return effects
-
-
-def _mixed(old: float, new: float) -> float:
-    return new if math.isnan(old) else 0.8 * old + 0.2 * new

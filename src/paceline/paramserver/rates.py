@@ -7,6 +7,7 @@ Johnson et al. 2020). DBW itself uses the full rate for every k.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -103,6 +104,19 @@ class Knee(Rate):
         return float(self.table.split("/")[max(round(k), 1) - 1])
 
 
+class GradientNoise:
+    """What is known of the gradients, smoothed over the updates: norm2 and variance as for ``Rate.of``."""
+
+    norm2 = variance = math.nan
+
+    def updated(self, norm2: float, variance: float, gradients: int) -> None:
+        """An update had a mean of so many gradients, whose squared norm is ``norm2``; variance: of one, NaN where
+        nobody measured it."""
+        if math.isfinite(variance):
+            self.norm2 = _mixed(self.norm2, max(norm2 - variance / gradients, 0.0))
+            self.variance = _mixed(self.variance, variance)
+
+
 RATES: dict[str, type[Rate]] = {
     "adascale": AdaScale,
     "fixed": Fixed,
@@ -157,3 +171,7 @@ def knee(rates: Array, losses: Array) -> float:
         return float(rates[min(end, len(rates) - 1)]) / 10.0
     steepest = int(np.argmin(slope))
     return float(np.sqrt(rates[low[steepest]] * rates[high[steepest]]))
+
+
+def _mixed(old: float, new: float) -> float:
+    return new if math.isnan(old) else 0.8 * old + 0.2 * new

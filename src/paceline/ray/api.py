@@ -10,7 +10,7 @@ import numpy as np
 from paceline.errors import PacelineError
 from paceline.paramserver.aggregate import Vector
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.coordinator import Update
+from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Epochs
 from paceline.ray.server import Server
 from paceline.ray.worker import Delay, Gradient, Program

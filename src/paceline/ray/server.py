@@ -21,7 +21,8 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.machines import sizes
 from paceline.paramserver.aggregate import Vector
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.coordinator import Coordinator, Moved, Update
+from paceline.paramserver.coordinator import Coordinator
+from paceline.paramserver.engine import Moved, Update
 from paceline.paramserver.events import Answer, Arrive, Join, Leave, Start, Task
 from paceline.paramserver.samples import SampleSource
 from paceline.ray.crew import Crew, said

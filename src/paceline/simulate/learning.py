@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.coordinator import Update
+from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
 from paceline.simulate.delays import assemble
 from paceline.simulate.roundtrips import RoundTrips

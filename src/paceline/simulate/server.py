@@ -12,7 +12,8 @@ from typing import NamedTuple, Protocol
 
 from paceline.paramserver.aggregate import Parameters, Part, Vector, aggregate
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.coordinator import Coordinator, Moved, Update
+from paceline.paramserver.coordinator import Coordinator
+from paceline.paramserver.engine import Moved, Update
 from paceline.paramserver.events import Arrive, Join, Leave, Start, Task
 from paceline.paramserver.samples import SampleSource
 from paceline.rounds import Indices

@@ -13,7 +13,7 @@ from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.learners.images import Images
 from paceline.paramserver.aggregate import Vector
-from paceline.paramserver.coordinator import Update
+from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Epochs
 from paceline.ray.server import Server
 from paceline.ray.worker import Gradient, Program
