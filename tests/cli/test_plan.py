@@ -51,6 +51,7 @@ def test_the_plan_says_what_its_columns_mean(workers):
     assert "t* is the time at which the expected number of finished rows reaches L." in " ".join(
         coded.split()
     )
+    assert coded.startswith("Coded plan exact: the last of 2 masters, "), "the answer comes first"
     uncoded = run(workers, "--rows", "90", "--assign", "uniform", "--uncoded").stdout
     assert "t* is the mean time until all workers of a master are done." in " ".join(uncoded.split())
     late = run(workers, "--rows", "100", "--assign", "exact", "--deadline", "200").stdout

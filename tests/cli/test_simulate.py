@@ -98,6 +98,33 @@ def test_the_verdict_where_there_is_less_to_compare(tmp_path, capsys, policies, 
     assert said in json.loads(capsys.readouterr().out)["verdict"]
 
 
+def test_figures_for_experts_are_shown_on_demand(tmp_path, capsys):
+    trace = one_slow(tmp_path)
+    assert simulate("--trace", trace, "--global-batch", 96, "--policy", "level") == 0
+    shown = capsys.readouterr().out
+    head = next(line for line in shown.splitlines() if line.startswith("policy"))
+    assert head.split("  ")[-1].strip() == "round 10 (s)"
+    assert "of best possible" in head
+    assert "regret" not in shown
+    assert len(head) <= 80
+    assert simulate("--trace", trace, "--global-batch", 96, "--policy", "level", "--verbose") == 0
+    assert "regret (s)" in capsys.readouterr().out
+
+
+def test_several_scenarios_are_played_one_after_another(tmp_path, capsys):
+    short = ("--rounds", 6, "--realizations", 2, "--policy", "equal", "--policy", "level")
+    gpus = MIXED.with_name("gpus.toml")
+    assert simulate(MIXED, gpus, *short, "--plot", tmp_path / "p", "--json", tmp_path / "both.json") == 0
+    told = json.loads((tmp_path / "both.json").read_text())
+    assert [each["scenario"]["name"] for each in told] == ["mixed", "GPUs"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"mixed: {told[0]['verdict']}"
+    assert lines[1] == f"GPUs: {told[1]['verdict']}"
+    assert sorted(path.name for path in (tmp_path / "p").iterdir()) == ["1-mixed", "2-GPUs"]
+    assert simulate(MIXED, gpus, "--learn") == 2
+    assert "2 scenarios were given; expected one with --learn" in capsys.readouterr().err
+
+
 def test_the_same_seed_gives_the_same_figures(tmp_path):
     told = []
     for seed in (1, 1, 2):

@@ -78,6 +78,12 @@ def test_nothing_to_gain(tmp_path, capsys):
     assert "No worker waited" in shown
 
 
+def test_a_comparison_tells_its_runs(run, capsys):
+    assert whatif(run.parent) == 2
+    told = capsys.readouterr().err
+    assert f"{run.parent} holds 1 run; expected the run itself: paceline whatif {run}" in told
+
+
 @pytest.mark.parametrize("name", ["gone", "gone.csv"])
 def test_what_is_not_there(tmp_path, capsys, name):
     assert whatif(tmp_path / name) == 2

@@ -88,15 +88,32 @@ def command(
             typer.echo(f"{name}: done by {deadline:g} ms with probability {chance:.4f}")
 
 
+def verdict(made: CodedPlan) -> str:
+    """The answer in one sentence."""
+    problem, last = made.problem, int(made.t_star.argmax())
+    kind = "Coded" if made.coded else "Uncoded"
+    redundancy = f", with {made.redundancy.max():.2f} times the rows at most" if made.coded else ""
+    who = (
+        f"the last of {len(problem.masters)} masters, {problem.masters[last]},"
+        if len(problem.masters) > 1
+        else ""
+    )
+    return (
+        f"{kind} plan {made.assign}: {who or 'the master ' + problem.masters[0]} is expected to be done after "
+        f"t* = {made.t_star[last]:.6g} ms{redundancy}."
+    )
+
+
 def explained(made: CodedPlan) -> str:
-    """What t* and L mean in this plan, in sentences."""
+    """What t*, L and the redundancy mean in this plan, in sentences."""
     if "by deadline" in made.assign:
         what = "t* is the deadline"
     elif made.coded:
         what = "t* is the time at which the expected number of finished rows reaches L"
     else:
         what = "t* is the mean time until all workers of a master are done"
-    return f"{what}. L is the number of rows that a master needs."
+    said = f"{what}. L is the number of rows that a master needs."
+    return f"{said} The redundancy is the number of rows given out, divided by L." if made.coded else said
 
 
 def _rows(given: list[str]) -> dict[str, float]:
@@ -122,28 +139,36 @@ def _rows(given: list[str]) -> dict[str, float]:
 
 def _show(made: CodedPlan, fitted: Fit | None) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console()
-    table = Table(
-        title=f"{'coded' if made.coded else 'uncoded'} {made.assign}: t* = {made.t_star.max():.6g} ms"
-    )
-    for heading in ("master", "t* (ms)", "L", "redundancy", "worker", "rows", "load", "prob."):
-        table.add_column(heading, justify="left" if heading in ("master", "worker") else "right")
+    from paceline import tables
+    from paceline.runs import words
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(verdict(made), markup=False)
+    console.print(explained(made), markup=False)
+    console.print()
     whole, problem = made.rows_assigned, made.problem
+    drawn = bool((made.probability[whole > 0] < 1).any())
+    heads = (
+        "L (rows)",
+        "t* (ms)",
+        "redundancy",
+        "worker",
+        "rows",
+        *(("serves with probability",) if drawn else ()),
+    )
+    table = tables.begun("master", figures=heads)
+    table.columns[4].justify = "left"
     for m, name in enumerate(problem.masters):
-        about = (name, f"{made.t_star[m]:.6g}", f"{problem.rows[m]:.0f}", f"{made.redundancy[m]:.3f}")
+        about = (name, f"{problem.rows[m]:,.0f}", f"{made.t_star[m]:.6g}", f"{made.redundancy[m]:.2f}")
         for i, n in enumerate(made.workers_of(m)):
             row = about if i == 0 else ("", "", "", "")
-            values = (f"{whole[m, n]}", f"{made.loads[m, n]:.2f}", f"{made.probability[m, n]:.3f}")
-            table.add_row(*row, problem.workers[n], *values)
-        table.add_section()
-    console.print(table)
-    console.print(explained(made), markup=False)
+            chance = (words.percent(made.probability[m, n]),) if drawn else ()
+            table.add_row(*row, problem.workers[n], f"{whole[m, n]:,}", *chance)
+    tables.print_whole(console, table)
     if fitted is not None and fitted.standard_errors:
-        errors = Table(title="fitted, with standard errors")
-        for heading in ("master", "worker", *fitted.standard_errors):
-            errors.add_column(heading, justify="left" if heading in ("master", "worker") else "right")
+        console.print("\nThe fitted parameters, with their standard errors:")
+        errors = tables.begun("master", "worker", figures=tuple(fitted.standard_errors))
         for m, name in enumerate(problem.masters):
             for n, worker in enumerate(problem.workers):
                 cells = [
@@ -151,4 +176,4 @@ def _show(made: CodedPlan, fitted: Fit | None) -> None:
                     for p, error in fitted.standard_errors.items()
                 ]
                 errors.add_row(name, worker, *cells)
-        console.print(errors)
+        tables.print_whole(console, errors)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from paceline import tables
@@ -33,8 +34,9 @@ DEFAULT = ("equal", "dolbie", "level", "optimum")
 
 
 def command(
-    scenario: Annotated[
-        Path | None, typer.Argument(help="The cluster, as a TOML file.", metavar="SCENARIO.toml")
+    scenarios: Annotated[
+        list[Path] | None,
+        typer.Argument(help="The cluster, as a TOML file, or several of them.", metavar="SCENARIO.toml"),
     ] = None,
     trace: Annotated[
         Path | None,
@@ -63,6 +65,9 @@ def command(
     plot: Annotated[
         Path | None, typer.Option(help="Draw latency, regret and shares into this folder.", metavar="DIR")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Also show regrets, their bounds and the time of the policies.")
+    ] = False,
     learn: Annotated[
         bool, typer.Option("--learn", help="Train for real on the virtual clock; --rounds counts updates.")
     ] = False,
@@ -95,14 +100,14 @@ def command(
         "decision_delay": decision_delay,
     }
     changes = {name: value for name, value in given.items() if value is not None}
-    if (scenario is None) == (trace is None):
-        raise PacelineError("name one SCENARIO.toml, or one --trace FILE.csv; expected one of the two")
-    what: Scenario
+    if bool(scenarios) == (trace is not None):
+        raise PacelineError("name SCENARIO.toml files, or one --trace FILE.csv; expected one of the two")
+    described: list[Scenario] = [
+        dataclasses.replace(read(path), **changes)  # type: ignore[arg-type]
+        for path in scenarios or ()
+    ]
     if trace is not None:
-        what = of_trace(trace, **changes)
-    else:
-        assert scenario is not None
-        what = dataclasses.replace(read(scenario), **changes)  # type: ignore[arg-type]
+        described = [of_trace(trace, **changes)]
     if plot is not None and plot.exists() and not plot.is_dir():
         raise PacelineError(f"--plot {plot} is a file; expected a folder")
     check_json(json_)
@@ -116,25 +121,51 @@ def command(
             raise PacelineError(
                 f"--policy was given {len(policy or ())} times; expected it once with --learn"
             )
+        if len(described) > 1:
+            raise PacelineError(f"{len(described)} scenarios were given; expected one with --learn")
+        what = described[0]
         by = server_config(
             what, sync=sync, mode=mode, backup=backup, policy=(policy or ["equal"])[0], rate=rate, lr=lr
         )
         write_json(json_, show(what, train(what, by, data, model, loss), console, plot))
         return
-    names = list(policy or what.policies or DEFAULT)
-    with Counter("simulating") as progress:
-        outcome = run(what, names, progress)
-    for sentence in (verdict(outcome), heading(what)):
-        console.print(sentence, markup=False)
-    console.print(table(outcome))
-    for sentence in bounds(outcome):
-        console.print(sentence, markup=False)
+    outcomes = []
+    for what in described:
+        with Counter(f"simulating {what.name}") as progress:
+            outcomes.append(run(what, list(policy or what.policies or DEFAULT), progress))
+    tell(console, outcomes, verbose)
     if plot is not None:
         from paceline.simulate import plots
 
-        for path in plots.draw(outcome, plot):
-            console.print(f"Picture: {path}")
-    write_json(json_, to_json(outcome) | {"verdict": verdict(outcome)})
+        for outcome, place in zip(outcomes, _places(plot, described), strict=True):
+            for path in plots.draw(outcome, place):
+                console.print(f"Picture: {path}")
+    told = [to_json(outcome) | {"verdict": verdict(outcome)} for outcome in outcomes]
+    write_json(json_, told[0] if len(told) == 1 else told)
+
+
+def tell(console: Console, outcomes: list[Outcome], verbose: bool) -> None:
+    """Every verdict first, then what each is about and its figures."""
+    for outcome in outcomes:
+        name = f"{outcome.scenario.name}: " if len(outcomes) > 1 else ""
+        console.print(name + verdict(outcome), markup=False)
+    for outcome in outcomes:
+        console.print()
+        console.print(heading(outcome.scenario), markup=False)
+        tables.print_whole(console, table(outcome, verbose))
+        for sentence in bounds(outcome) if verbose else ():
+            console.print(sentence, markup=False)
+
+
+def _places(folder: Path, described: list[Scenario]) -> list[Path]:
+    """A folder for the pictures of each scenario; for those of one, the folder itself."""
+    if len(described) == 1:
+        return [folder]
+    return [folder / f"{number}-{_plain(each.name)}" for number, each in enumerate(described, 1)]
+
+
+def _plain(name: str) -> str:
+    return "".join(each if each.isalnum() else "-" for each in name)
 
 
 def verdict(outcome: Outcome) -> str:
@@ -164,21 +195,27 @@ def heading(scenario: Scenario) -> str:
     )
 
 
-def table(outcome: Outcome) -> Table:
-    """The figures of every policy, the fastest first; ratio: its seconds divided by the oracle's."""
-    first = next(iter(outcome.policies.values()))
-    at = (f"@{t}" for t in seconds_at(first))
-    shown = tables.begun("policy", figures=("seconds", *at, "idle", "ratio", "regret", "deciding"))
+def table(outcome: Outcome, verbose: bool = False) -> Table:
+    """The figures of every policy, the fastest first; the best possible is what the oracle takes."""
+    shown_rounds = list(seconds_at(next(iter(outcome.policies.values()))))
+    if not verbose:  # the first and the last: the table fits into 80 columns
+        shown_rounds = list(dict.fromkeys((shown_rounds[0], shown_rounds[-1])))
+    at = (f"round {t} (s)" for t in shown_rounds)
+    more = ("regret (s)", "deciding") if verbose else ()
+    shown = tables.begun("policy", figures=("total (s)", "of best possible", "waiting", *at, *more))
     for name, played in sorted(outcome.policies.items(), key=lambda item: item[1].latency.sum(0).mean()):
         lost = float(regret(played, outcome)[-1].mean())
         shown.add_row(
             name,
             _spread(estimate(played.latency.sum(0))),
-            *(number(each.mean) for each in seconds_at(played).values()),
-            words.percent(float(idle_share(played).mean()), 1),
-            f"{oracle_ratio(played, outcome).mean():.3f}",
-            number(lost if lost > 1e-9 else 0.0),
-            words.seconds(played.decide_seconds),
+            words.percent(float(1 / oracle_ratio(played, outcome).mean())),
+            words.percent(float(idle_share(played).mean())),
+            *(number(seconds_at(played)[t].mean) for t in shown_rounds),
+            *(
+                (number(lost if lost > 1e-9 else 0.0), words.seconds(played.decide_seconds))
+                if verbose
+                else ()
+            ),
         )
     return shown
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from paceline.cli.comparisons import refuse_folder
 from paceline.cli.counter import Counter
 from paceline.cli.output import check_json, console_for, write_json
 from paceline.errors import PacelineError
@@ -51,10 +52,9 @@ def command(
         else:
             if global_batch is not None:
                 raise PacelineError("--global-batch is for traces; a run knows its own batches")
+            refuse_folder(record, "paceline whatif")
             answer = answer_of_run(read(record), names, progress)
-    for note in answer.notes:
-        console.print(note, markup=False)
-    for sentence in (verdict(answer), losses(answer)):
+    for sentence in (verdict(answer), losses(answer), *answer.notes):
         console.print(sentence, markup=False)
     print_whole(console, table(answer))
     write_json(json_, to_json(answer))
