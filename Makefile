@@ -43,8 +43,8 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## every benchmark, one after another
-	@for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+bench: $(STAMP)  ## every benchmark, one after another, but that for a GPU
+	@for b in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 docs: $(STAMP)  ## the site, into site/; stops at the first broken link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "Open site/index.html"
