@@ -22,6 +22,7 @@ from paceline.costs import Linear
 from paceline.errors import PacelineError
 from paceline.forecast import overheads
 from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
+from paceline.samples import CostModel, Deal, Room, deal
 
 _log = logging.getLogger(__name__)
 
@@ -89,6 +90,39 @@ class Balancer:
         loads = shares.whole_samples(plan, batch, least, most, unit=self._quantum)
         return _at_least(loads, self._floor)
 
+    def deal(
+        self,
+        step: int,
+        lengths: Array,
+        model: CostModel,
+        present: NDArray[np.bool_] | None = None,
+        room: Room = Room(),  # noqa: B008  # immutable
+    ) -> Deal:
+        """Round ``step`` of samples of these lengths, (B,), divided by what they cost: who runs which of them.
+
+        As ``loads``, where samples cost differently: the plan's shares are parts of the round's cost. present: who
+        takes part, (n,). room: what a round and a micro-batch may hold; its least and most are by default the
+        cluster's. Report such a round with ``costs=deal.costs``.
+        """
+        if self._quantum > 1:
+            raise PacelineError(
+                f"quantum={self._quantum} counts samples, and a division by cost does not; leave one of them out"
+            )
+        plan, cluster = self._in_force(step), self.policy.cluster
+        least = cluster.least if room.least is None else np.asarray(room.least, float)
+        most = cluster.most if room.most is None else np.asarray(room.most, float)
+        if present is not None and not present.all():
+            plan = _among(plan, present)
+            least, most = np.where(present, least, 0.0), np.where(present, most, 0.0)
+        least = np.where(plan.shares > 0, least, 0.0)
+        room = room._replace(least=least, most=most, floor=max(room.floor, self._floor))
+        if isinstance(plan.costs, Linear):
+            pace, overhead = plan.costs.seconds_per_sample, plan.costs.overhead
+        else:
+            with np.errstate(divide="ignore"):
+                pace, overhead = 1.0 / plan.shares, np.zeros(cluster.workers)
+        return deal(lengths, model, pace, overhead, room)
+
     def piece_plan(self, step: int) -> PiecePlan | None:
         """How round ``step`` is run in pieces; None where it is run as planned."""
         return self._in_force(step).piece_plan
@@ -102,23 +136,27 @@ class Balancer:
         cpu: Array | None = None,
         memory: Array | None = None,
         pieces: PieceTimes | None = None,
+        costs: Array | None = None,
     ) -> tuple[Array, Array]:
         """Take in round ``step`` and plan from it; each array of shape (n,), seconds NaN where absent.
 
+        costs: what each worker's samples cost, where the round was dealt by cost (``Deal.costs``): the policy and
+            the fitted overheads then see these for loads.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
-        batch = int(loads.sum())
+        ran = loads.astype(float) if costs is None else costs
+        batch = float(ran.sum())
         seconds = measurable(seconds)
         known = np.zeros_like(seconds) if known_overhead is None else measurable(known_overhead)
         piece_plan = self.piece_plan(step)
         if piece_plan is None or np.all(piece_plan.at_once >= 1):
-            self._fit = overheads.update(self._fit, loads.astype(float), seconds, known)
+            self._fit = overheads.update(self._fit, ran, seconds, known)
         # Where the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
         overhead = known + np.nan_to_num(self._fit.overhead)
         happened = Round(
-            loads / batch,
+            ran / batch,
             seconds,
             batch,
             overhead=overhead,

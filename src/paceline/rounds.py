@@ -122,7 +122,8 @@ class Round:
     seconds: time each took, without its wait for others, shape (..., n); NaN where a worker reported nothing.
     overhead: the part of seconds that does not grow with the load, shape (..., n); zeros where unknown.
     present: who took part, bool, shape (..., n); default: where seconds is not NaN.
-    batch: samples in this round; the last round of an epoch may be short.
+    batch: samples in this round; the last round of an epoch may be short. Where samples cost differently, all loads
+        are costs in mean samples of the data set instead, and this is the round's, a fraction.
     costs: this round's seconds as a function of load, where the engine knows more than a line through
         (shares * batch, seconds) with the given overhead.
     upcoming: the next round's costs. Only a clairvoyant policy reads it (``needs_upcoming``).
@@ -133,7 +134,7 @@ class Round:
 
     shares: Array
     seconds: Array
-    batch: int
+    batch: float
     overhead: Array = None  # type: ignore[assignment]  # an array once made
     present: NDArray[np.bool_] = None  # type: ignore[assignment]
     costs: Cost | None = None

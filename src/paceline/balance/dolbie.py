@@ -123,7 +123,7 @@ def slowest(seconds: Array) -> NDArray[np.int64]:
 
 
 def possible_gain(
-    cost: Cost, level: Array, shares: Array, most: Array, batch: int, straggler: NDArray[np.int64]
+    cost: Cost, level: Array, shares: Array, most: Array, batch: float, straggler: NDArray[np.int64]
 ) -> Array:
     """x'_i - x_i of eq. (4): what each could carry in the straggler's time beyond its own; 0 for it."""
     gain = cost.load_at(level) / batch

@@ -1,0 +1,129 @@
+"""What samples cost: their lengths, checked, and the cost model that makes numbers of them.
+
+A length is whatever the user counts: tokens, seconds of audio, atoms. A cost is in mean samples: a sample of the
+data set costs 1 on average, whatever the model, so a worker's seconds for a cost of 1 stay comparable while the
+model is learned. A round of B samples costs about B.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paceline.costs import Array
+from paceline.errors import PacelineError
+
+__all__ = ["CostModel", "SampleCosts"]
+
+LARGEST = 1e100  # a length whose square is still a number
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What lengths cost, in mean samples.
+
+    linear: of one unit of length. quadratic: of its square. launch: of a micro-batch beyond its samples; None while
+    nobody knows. padded: a micro-batch costs its size times its longest sample.
+    """
+
+    linear: float
+    quadratic: float = 0.0
+    launch: float | None = None
+    padded: bool = False
+
+    def of(self, lengths: Array) -> Array:
+        """Cost of each sample alone, without its launch; the shape of ``lengths``."""
+        costs: Array = self.linear * lengths
+        if self.quadratic:
+            costs = costs + self.quadratic * lengths**2
+        return costs
+
+    @property
+    def alpha(self) -> float:
+        """The quadratic part beside the linear one: a sample costs in proportion to L + alpha L^2."""
+        return self.quadratic / self.linear if self.linear else np.inf
+
+
+@dataclass(frozen=True, eq=False)
+class SampleCosts:
+    """The lengths of all samples of a data set.
+
+    lengths: float64, shape (N,), positive and finite.
+    """
+
+    lengths: Array
+
+    @staticmethod
+    def checked(values: ArrayLike, samples: int, named: str = "cost") -> SampleCosts:
+        """The lengths of a data set of so many ``samples``. Raises PacelineError for what cannot be."""
+        try:
+            lengths = np.array(values, dtype=float)
+        except (TypeError, ValueError) as error:
+            raise PacelineError(f"{named}: expected one number for each sample, but {error}") from None
+        if lengths.ndim != 1:
+            raise PacelineError(
+                f"{named}: expected one number for each sample, an array of shape ({samples},); "
+                f"got shape {lengths.shape}"
+            )
+        if len(lengths) != samples:
+            raise PacelineError(
+                f"{named}: got {len(lengths)} numbers for the data set's {samples} samples; expected one for each"
+            )
+        wrong = ~((lengths > 0) & (lengths <= LARGEST))
+        if wrong.any():
+            first = int(np.argmax(wrong))
+            others = f", and {wrong.sum() - 1} others like it" if wrong.sum() > 1 else ""
+            raise PacelineError(
+                f"{named}: sample {first} has {lengths[first]:g}{others}; expected positive, finite numbers"
+            )
+        lengths.flags.writeable = False
+        return SampleCosts(lengths)
+
+    @cached_property
+    def mean(self) -> float:
+        """Of the lengths."""
+        return float(self.lengths.mean())
+
+    @cached_property
+    def mean_square(self) -> float:
+        """Of the lengths' squares."""
+        return float((self.lengths**2).mean())
+
+    def model(
+        self, quadratic_part: float = 0.0, launch: float | None = None, padded: bool = False
+    ) -> CostModel:
+        """The model in which this part of the mean sample's cost, 0 to 1, grows with the square of its length."""
+        linear, quadratic = (1 - quadratic_part) / self.mean, quadratic_part / self.mean_square
+        return CostModel(linear, quadratic, launch, padded)
+
+    def with_alpha(self, alpha: float, launch: float | None = None, padded: bool = False) -> CostModel:
+        """The model in which a sample costs in proportion to L + alpha L^2."""
+        linear = 1.0 / (self.mean + alpha * self.mean_square)
+        return CostModel(linear, alpha * linear, launch, padded)
+
+
+def batch_parts(lengths: Array, sizes: NDArray[np.int64], padded: bool) -> Array:
+    """What micro-batches add up to, (linear, quadratic, launches): a cost is this times the model's three numbers.
+
+    lengths: of the samples, micro-batch after micro-batch. sizes: samples of each micro-batch; none is empty.
+    """
+    if not len(sizes):
+        return np.zeros(3)
+    if padded:
+        longest = np.maximum.reduceat(lengths, np.cumsum(sizes) - sizes)
+        return np.array([(sizes * longest).sum(), (sizes * longest**2).sum(), len(sizes)])
+    return np.array([lengths.sum(), (lengths**2).sum(), len(sizes)])
+
+
+def cost_of(model: CostModel, parts: Array) -> Array:
+    """Costs of such parts, (..., 3), in mean samples; a launch that is not known costs nothing."""
+    costs: Array = parts @ np.array([model.linear, model.quadratic, model.launch or 0.0])
+    return costs
+
+
+def known_launch(model: CostModel, launch: float | None) -> CostModel:
+    """The model with another cost of a launch."""
+    return replace(model, launch=launch)

@@ -1,0 +1,234 @@
+"""A round's samples dealt to the workers: who runs which, in which micro-batches, and what that costs each.
+
+    model = costs.model(padded=True)
+    dealt = deal(costs.lengths[indices], model, pace)
+    mine = indices[dealt.of(rank)]          # this rank's samples, micro-batch after micro-batch
+    sizes = dealt.sizes[rank]               # samples of each of its micro-batches
+
+The deal of a round is computed from the data and the plan alone, so every rank computes the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paceline.costs import Array
+from paceline.errors import PacelineError
+from paceline.samples.cost import CostModel, batch_parts, cost_of
+from paceline.samples.divide import longest_first
+from paceline.samples.padded import Limits, sorted_runs
+
+__all__ = ["Deal", "Room", "deal"]
+
+Counts = NDArray[np.int64]
+GUESS = (
+    0.25  # of a worker's mean cost: what a launch is taken to cost where nobody knows, and limits force cuts
+)
+
+
+class Room(NamedTuple):
+    """What a round and a micro-batch may hold.
+
+    least, most: samples of each worker in the round, (n,) or a number; None for none and all.
+    micro_batch: samples of a micro-batch at most, likewise. budget: length of a micro-batch at most, in the user's
+    unit:
+        the sum of its lengths, or its size times the longest where it is padded.
+    turns: every worker takes exactly so many micro-batches, some of them empty. in_step: all take as many.
+    floor: a worker with anything to do has at least so many samples (batch norm needs 2).
+    """
+
+    least: ArrayLike | None = None
+    most: ArrayLike | None = None
+    micro_batch: ArrayLike | None = None
+    budget: float | None = None
+    turns: int | None = None
+    in_step: bool = False
+    floor: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Deal:
+    """Who runs which of a round's B samples.
+
+    order: positions among the round's samples, worker after worker, each one's micro-batches one after the other,
+    (B,). loads: samples of each worker, (n,). sizes: samples of each micro-batch, for each worker; 0 for an empty
+    turn. parts: (n, 3): lengths, squared lengths (padded where the model is) and launches of each worker. costs:
+    of each worker, (n,), in mean samples, with padding and known launches.
+    """
+
+    order: Counts
+    loads: Counts
+    sizes: tuple[Counts, ...]
+    parts: Array
+    costs: Array
+
+    @cached_property
+    def starts(self) -> Counts:
+        """Where each worker's part of ``order`` begins, (n + 1,)."""
+        return np.concatenate(([0], np.cumsum(self.loads)))
+
+    def of(self, worker: int) -> Counts:
+        """Positions of this worker's samples among the round's, micro-batch after micro-batch."""
+        return self.order[self.starts[worker] : self.starts[worker + 1]]
+
+    @property
+    def shares(self) -> Array:
+        """Each worker's part of the round's cost, (n,): what a policy sees instead of its part of the samples."""
+        shares: Array = self.costs / self.costs.sum()
+        return shares
+
+
+def deal(
+    lengths: Array,
+    model: CostModel,
+    pace: Array,
+    overhead: Array | None = None,
+    room: Room = Room(),  # noqa: B008  # immutable
+) -> Deal:
+    """Deal samples of these lengths, (B,), so that all workers end together, as nearly as whole samples can.
+
+    pace: seconds of each worker for a cost of 1, (n,), positive; infinite for who gets nothing. Any unit will do
+    where ``overhead``, the seconds before a worker's first sample, is None. Raises PacelineError where the limits
+    cannot hold the samples.
+    """
+    n, batch = len(pace), len(lengths)
+    overhead = np.zeros(n) if overhead is None else overhead
+    least, most, micro = (
+        np.minimum(np.broadcast_to(batch if given is None else np.asarray(given), (n,)), batch).astype(
+            np.int64
+        )
+        for given in (0 if room.least is None else room.least, room.most, room.micro_batch)
+    )
+    most = np.where(np.isfinite(pace), most, 0)
+    if room.turns is not None:
+        most = np.minimum(most, room.turns * micro)
+    least = np.minimum(least, most)
+    while least.sum() > batch:  # a short round: the leasts shrink in proportion
+        least = least * batch // least.sum()
+    if most.sum() < batch:
+        raise PacelineError(
+            f"the workers' most loads hold {most.sum()} of the round's {batch} samples; raise the limits"
+        )
+    budget = np.inf if room.budget is None else float(room.budget)
+    if batch and lengths.max() > budget:
+        raise PacelineError(
+            f"a sample of length {lengths.max():g} is longer than a micro-batch may be, "
+            f"micro_batch_cost={budget:g}; raise it, or cut the sample"
+        )
+    limits = Limits(
+        np.where(least > 0, np.maximum(least, room.floor), 0), most, micro, budget, room.turns == 1
+    )
+    if model.padded and batch:
+        order, loads, sizes = _padded(lengths, model, pace, overhead, limits, room)
+    else:
+        order, loads, sizes = _unpadded(lengths, model, pace, overhead, limits, room)
+    starts = np.cumsum(loads) - loads
+    turns = room.turns
+    if room.in_step:
+        turns = max(len(each) for each in sizes)
+    if turns is not None:
+        sizes = [_split(each, turns) for each in sizes]
+    parts = np.array(
+        [
+            batch_parts(lengths[order[start : start + load]], each[each > 0], model.padded)
+            for start, load, each in zip(starts, loads, sizes, strict=True)
+        ]
+    )
+    return Deal(order, loads, tuple(sizes), parts, cost_of(model, parts))
+
+
+def _unpadded(
+    lengths: Array, model: CostModel, pace: Array, overhead: Array, limits: Limits, room: Room
+) -> tuple[Counts, Counts, list[Counts]]:
+    costs = model.of(lengths)
+    who = longest_first(costs, pace, overhead, limits.least, limits.most)
+    who = _at_least(who, costs, pace, overhead, limits.most, room.floor)
+    loads = np.bincount(who, minlength=len(pace)).astype(np.int64)
+    order = np.argsort(who, kind="stable")
+    sizes, start = [], 0
+    for worker, load in enumerate(loads.tolist()):
+        mine = order[start : start + load]
+        cuts, again = _cut(costs[mine], lengths[mine], int(limits.micro_batch[worker]), limits.budget)
+        order[start : start + load] = mine[again]
+        sizes.append(cuts)
+        start += load
+    return order, loads, sizes
+
+
+def _cut(costs: Array, lengths: Array, most: int, budget: float) -> tuple[Counts, Counts]:
+    """Sizes of the fewest micro-batches of nearly equal cost within the limits, and the order of their samples."""
+    load = len(costs)
+    if not load:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    count = max(-(-load // most), int(np.ceil(lengths.sum() / budget)) if np.isfinite(budget) else 1)
+    while True:
+        if count <= 1:
+            return np.array([load]), np.arange(load)
+        who = longest_first(costs, np.ones(count), most=np.full(count, most))
+        if np.bincount(who, weights=lengths, minlength=count).max() <= budget:
+            break
+        count += 1
+    sizes = np.bincount(who, minlength=count)
+    return sizes[sizes > 0].astype(np.int64), np.argsort(who, kind="stable")
+
+
+def _padded(
+    lengths: Array, model: CostModel, pace: Array, overhead: Array, limits: Limits, room: Room
+) -> tuple[Counts, Counts, list[Counts]]:
+    order = np.argsort(-lengths, kind="stable")
+    ordered = lengths[order]
+    costs = model.of(ordered)
+    launch = model.launch
+    if launch is None:
+        free = not np.isfinite(limits.budget) and limits.micro_batch.min() >= len(lengths)
+        limits = limits._replace(one=limits.one or free)
+        launch = GUESS * float(costs.sum()) / len(pace)
+    runs = sorted_runs(costs, ordered, launch, pace, overhead, limits)
+    while room.turns is not None and max(map(len, runs.sizes)) > room.turns:
+        if launch > costs.sum():  # the limits of a micro-batch alone need more turns
+            raise PacelineError(
+                f"turns={room.turns}: the round's samples need {max(map(len, runs.sizes))} micro-batches on a "
+                "worker; raise the limits of a micro-batch, or the turns"
+            )
+        launch = max(2 * launch, 1e-3 * float(costs.sum()) / len(pace))
+        runs = sorted_runs(costs, ordered, launch, pace, overhead, limits)
+    loads, start = runs.loads, 0
+    runs_of: list[Counts] = [np.zeros(0, np.int64)] * len(pace)
+    for worker in runs.workers.tolist():
+        runs_of[worker] = order[start : start + loads[worker]]
+        start += int(loads[worker])
+    return np.concatenate(runs_of), loads, runs.sizes
+
+
+def _at_least(who: Counts, costs: Array, pace: Array, overhead: Array, most: Counts, floor: int) -> Counts:
+    """Workers with fewer samples than the floor hand theirs to whoever then ends soonest."""
+    if floor <= 1:
+        return who
+    counts = np.bincount(who, minlength=len(pace))
+    for worker in np.flatnonzero((counts > 0) & (counts < floor)).tolist():
+        given = np.flatnonzero(who == worker)
+        ends = overhead + pace * (np.bincount(who, costs, len(pace)) + costs[given].sum())
+        taker = (counts >= min(floor, counts.max())) & (counts + len(given) <= most)
+        taker[worker] = False
+        if not taker.any():
+            continue  # nobody may take them
+        to = int(np.argmin(np.where(taker, ends, np.inf)))
+        who = np.where(who == worker, to, who)
+        counts[to] += counts[worker]
+        counts[worker] = 0
+    return who
+
+
+def _split(sizes: Counts, turns: int) -> Counts:
+    """The same samples in exactly so many turns: the largest micro-batches are halved, and what is left is empty."""
+    cuts = sizes.tolist()
+    while len(cuts) < turns and max(cuts, default=0) > 1:
+        largest = cuts.index(max(cuts))
+        half = cuts[largest] // 2
+        cuts[largest : largest + 1] = [cuts[largest] - half, half]
+    return np.array(cuts + [0] * (turns - len(cuts)), np.int64)

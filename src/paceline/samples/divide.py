@@ -1,0 +1,185 @@
+"""Samples to uneven workers, the longest first: each goes to whoever then ends soonest.
+
+This is the LPT rule for uniform machines (Q||Cmax). Where nobody has an overhead and no limit binds, it ends within
+2n / (n + 1) times the best possible time for n workers (Gonzalez, Ibarra and Sahni, "Bounds for LPT schedules on
+uniform processors", SIAM Journal on Computing 6, 1977). With many more samples than workers it ends within a fraction
+of the shortest sample of it.
+
+Taking one sample after another costs a step of an interpreter for each. So of many samples only the last ones are
+taken one by one; those before go in blocks of nearly equal samples, of which each worker gets as many as the rule
+would give it of equal ones. What a block leaves uneven, the shorter ones after it make up for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.costs import Array
+from paceline.errors import PacelineError
+
+__all__ = ["bound", "longest_first", "lower_bound"]
+
+Counts = NDArray[np.int64]
+FEW = 512  # samples that are taken one by one
+TAIL = 4  # times the workers: as many of the last samples are taken one by one
+ALIKE = 0.75  # of the longest of a block: the shortest that may be in it
+MOST_OF_REST = 0.5  # a block takes at most that part of the samples that are left
+
+
+def longest_first(
+    costs: Array,
+    pace: Array,
+    overhead: Array | None = None,
+    least: Counts | None = None,
+    most: Counts | None = None,
+) -> Counts:
+    """The worker of each sample, int64 of shape (B,).
+
+    costs: of the samples, positive, shape (B,). pace: seconds of each worker for a cost of 1, shape (n,), positive;
+    infinite for who gets nothing. overhead: seconds before a worker's first sample, (n,). least, most: samples of
+    each worker, (n,). Equal samples go in the order in which they stand, and ties to the lowest worker. Raises
+    PacelineError where the limits cannot hold the samples.
+    """
+    batch, workers = len(costs), len(pace)
+    least, most = _limits(batch, pace, least, most)
+    order = np.argsort(-costs, kind="stable")
+    sizes = costs[order]
+    state = _Ends(pace, np.zeros(workers) if overhead is None else overhead, most)
+    tail = batch if batch <= FEW else max(TAIL * workers, int(least.sum()))
+    chosen = np.empty(batch, np.int64)
+    start = 0
+    while batch - start > tail:
+        stop = _block_end(sizes, start, batch - tail)
+        if stop - start < 8:
+            state.one_by_one(sizes[start:stop], chosen[start:stop])
+        else:
+            state.block(sizes[start:stop], chosen[start:stop])
+        start = stop
+    state.one_by_one(sizes[start:], chosen[start:], least)
+    result = np.empty(batch, np.int64)
+    result[order] = chosen
+    return result
+
+
+def bound(workers: int) -> float:
+    """How many times the best possible time the division takes at most, without overheads and limits."""
+    return 2 * workers / (workers + 1)
+
+
+def lower_bound(costs: Array, pace: Array) -> float:
+    """Seconds below which no division of these samples ends, where nobody has an overhead.
+
+    The k longest samples run on k workers at most, so they take as long as the k quickest need for them together.
+    """
+    speeds = np.sort(1.0 / pace)[::-1]
+    sizes = np.sort(costs)[::-1]
+    alone = np.cumsum(sizes[: len(speeds)]) / np.cumsum(speeds)[: len(sizes)]
+    return float(max(sizes.sum() / speeds.sum(), alone.max(initial=0.0)))
+
+
+def _limits(batch: int, pace: Array, least: Counts | None, most: Counts | None) -> tuple[Counts, Counts]:
+    most = np.full(len(pace), batch) if most is None else np.minimum(most, batch).astype(np.int64)
+    most = np.where(np.isfinite(pace), most, 0)
+    least = np.zeros(len(pace), np.int64) if least is None else np.minimum(least, most).astype(np.int64)
+    if most.sum() < batch:
+        raise PacelineError(
+            f"the workers' most loads hold {most.sum()} of the round's {batch} samples; raise the limits"
+        )
+    while least.sum() > batch:  # a short round: the leasts shrink in proportion
+        least = least * batch // least.sum()
+    return least, most
+
+
+def _block_end(sizes: Array, start: int, stop: int) -> int:
+    """The end of the block of nearly equal samples that begins at ``start``, at most ``stop``."""
+    last = min(stop, start + max(8, int(MOST_OF_REST * (len(sizes) - start))))
+    return start + int(np.searchsorted(-sizes[start:last], -ALIKE * sizes[start], side="right"))
+
+
+class _Ends:
+    """When each worker ends with what it has been given, and how many more samples it may take."""
+
+    def __init__(self, pace: Array, overhead: Array, most: Counts) -> None:
+        self.pace = np.where(most > 0, pace, np.inf)
+        self.ends = overhead.astype(float).copy()
+        self.room = most.copy()
+        self.counts = np.zeros(len(pace), np.int64)
+
+    def one_by_one(self, sizes: Array, chosen: Counts, least: Counts | None = None) -> None:
+        """The rule itself. Writes the workers into ``chosen``; least: what each must have in the end."""
+        pace, ends, room = self.pace, self.ends, self.room
+        limited = bool(room.min() < len(sizes)) or not np.isfinite(pace).all()
+        owed = np.maximum((0 if least is None else least) - self.counts, 0)
+        owing = int(owed.sum())
+        candidate = np.empty(len(pace))
+        left = len(sizes)
+        picked = []
+        for size in sizes.tolist():
+            np.multiply(pace, size, out=candidate)
+            candidate += ends
+            if owing and left == owing:  # all that is left is owed to somebody
+                candidate[owed == 0] = np.inf
+            worker = int(candidate.argmin())
+            if owing and owed[worker]:
+                owed[worker] -= 1
+                owing -= 1
+            left -= 1
+            ends[worker] = candidate[worker]
+            picked.append(worker)
+            if limited:
+                room[worker] -= 1
+                if not room[worker]:
+                    pace[worker] = np.inf
+        chosen[:] = picked
+        counts = np.bincount(chosen, minlength=len(pace))
+        self.counts += counts
+        if not limited:
+            self.room -= counts
+
+    def block(self, sizes: Array, chosen: Counts) -> None:
+        """Nearly equal samples, all together: as many to each as if they were equal, spread over the block."""
+        counts = self._counts(len(sizes), float(sizes.mean()))
+        has = np.flatnonzero(counts)
+        worker = np.repeat(has, counts[has])
+        # A worker's k-th of c samples stands at (k + 1/2) / c of the block, so that each gets some of all lengths.
+        before = np.cumsum(counts[has]) - counts[has]
+        nth = np.arange(len(sizes)) - np.repeat(before, counts[has])
+        place = (nth + 0.5) / np.repeat(counts[has], counts[has])
+        chosen[:] = worker[np.argsort(place, kind="stable")]
+        given = np.bincount(chosen, weights=sizes, minlength=len(counts))
+        self.ends[has] += given[has] * self.pace[has]
+        self.counts += counts
+        self.room -= counts
+        self.pace[self.room <= 0] = np.inf
+
+    def _counts(self, many: int, size: float) -> Counts:
+        """Samples of one size for each worker, (n,), so that they end as soon as they can."""
+        step = self.pace * size  # seconds that one more of them takes
+        free = np.isfinite(step)
+        counts = np.zeros(len(step), np.int64)
+        left = many
+        while left:
+            ends = self.ends[free] + counts[free] * step[free]
+            level = _level(ends, 1.0 / step[free], float(left))
+            more = np.floor(np.maximum((level - ends) / step[free] * (1 - 1e-12), 0.0)).astype(np.int64)
+            counts[free] += np.minimum(more, self.room[free] - counts[free])
+            left = many - int(counts.sum())
+            if left and left <= len(step):
+                # Next whoever ends soonest with one more: nobody has room for two before the level.
+                ends = np.where(free & (counts < self.room), self.ends + (counts + 1) * step, np.inf)
+                soonest = np.argsort(ends, kind="stable")[:left]
+                counts[soonest[np.isfinite(ends[soonest])]] += 1
+                left = many - int(counts.sum())
+            free &= counts < self.room
+        return counts
+
+
+def _level(ends: Array, speed: Array, amount: float) -> float:
+    """The time at which workers that begin at ``ends`` have done ``amount`` together; all of shape (n,)."""
+    order = np.argsort(ends, kind="stable")
+    begin, speed = ends[order], speed[order]
+    together = np.cumsum(speed)
+    levels = (amount + np.cumsum(begin * speed)) / together
+    # The first k workers take part, for the largest k whose level is above the beginning of the k-th.
+    return float(levels[np.flatnonzero(levels > begin)[-1]])

@@ -1,0 +1,231 @@
+"""Padded samples to uneven workers: runs of samples of like length, cut so that all end together.
+
+A padded micro-batch costs its size times its longest sample, and a launch. So samples are sorted by length, the
+longest first; each worker gets a run of them, and cuts it into micro-batches: many pad little and cost launches.
+For a given time each worker takes the longest run that it can end by then, in the best cuts there are (a shortest
+path over the places to cut, in one pass: the costs have the Monge property, so a later beginning, once it is
+better, stays so). The time is found by bisection.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.costs import Array
+from paceline.errors import PacelineError
+
+__all__ = ["Limits", "sorted_runs"]
+
+Counts = NDArray[np.int64]
+PLACES = 2048  # where a cut may be, of so many samples or more
+CLOSE = 1e-3  # part of the round's time to which it is found
+
+
+class Limits(NamedTuple):
+    """What each worker must and may take: samples of a round, (n,), and of a micro-batch.
+
+    micro_batch: samples of a micro-batch at most, (n,). budget: its size times its longest sample's length at most.
+    one: nothing is cut: the whole run is one micro-batch.
+    """
+
+    least: Counts
+    most: Counts
+    micro_batch: Counts
+    budget: float = np.inf
+    one: bool = False
+
+
+class Runs(NamedTuple):
+    """Loads of the workers, (n,), the order in which their runs follow each other, and sizes of their
+    micro-batches."""
+
+    loads: Counts
+    workers: Counts
+    sizes: list[Counts]
+
+
+def sorted_runs(
+    costs: Array, lengths: Array, launch: float, pace: Array, overhead: Array, limits: Limits
+) -> Runs:
+    """The runs that end soonest, of those in which the quickest workers come first, or last.
+
+    costs, lengths: of the samples, the longest first, (B,). launch: cost of a micro-batch beyond its samples. pace:
+    seconds of each worker for a cost of 1, (n,), infinite for who gets nothing; overhead: seconds before that, (n,).
+    """
+    quickest = np.argsort(pace, kind="stable")
+    orders = [quickest] if pace.min() == pace.max() else [quickest, quickest[::-1]]
+    seconds, runs = np.inf, None
+    for order in orders:
+        found = _Cutting(costs, lengths, launch, pace, overhead, limits, order).best(seconds)
+        if runs is None or found[0] < seconds:
+            seconds, runs = found
+    assert runs is not None
+    if runs.loads.sum() < len(costs):
+        raise PacelineError(
+            f"the limits of a micro-batch leave {len(costs) - runs.loads.sum()} of the round's {len(costs)} samples "
+            "without a place; raise them, or allow more turns"
+        )
+    return runs
+
+
+class _Cutting:
+    """One order of the workers along the sorted samples."""
+
+    def __init__(
+        self,
+        costs: Array,
+        lengths: Array,
+        launch: float,
+        pace: Array,
+        overhead: Array,
+        limits: Limits,
+        workers: Counts,
+    ) -> None:
+        self.batch = len(costs)
+        self.costs: list[float] = costs.tolist()
+        self.launch, self.limits, self.workers = launch, limits, workers
+        self.pace, self.overhead = pace[workers], overhead[workers]
+        with np.errstate(over="ignore"):
+            self.budgeted = (
+                np.minimum(np.floor(limits.budget / lengths), self.batch).astype(np.int64).tolist()
+            )
+        step = max(1, min(self.batch // PLACES, int(limits.micro_batch.min()), min(self.budgeted)))
+        self.places = list(range(step, self.batch, step))
+        self.step = step
+        least = np.minimum(limits.least[workers], self.batch)
+        self.least = least.tolist()
+        self.later = (least[::-1].cumsum()[::-1] - least).tolist()  # what those who come after must have
+
+    def best(self, beat: float = np.inf) -> tuple[float, Runs]:
+        """The time at which the last ends, and the runs; infinite where it is not before ``beat``."""
+        speeds = np.where(np.isfinite(self.pace), 1.0 / self.pace, 0.0)
+        together = float(speeds.sum())
+        before = self._before()
+        low = (before[-1] + float((self.overhead * speeds).sum())) / together
+        high, runs, stride = np.inf, None, 1.0
+        level = float(low if beat == np.inf else beat * (1 - CLOSE))
+        while True:
+            cuts = self._sweep(level)
+            done = sum(map(sum, cuts))
+            if done == self.batch:
+                high, runs = level, cuts
+            else:
+                low = level
+            if runs is None and (beat < np.inf or level == sys.float_info.max):
+                break
+            if runs is not None and high - low <= CLOSE * high:
+                break
+            if runs is None:  # what is left takes at least so much longer
+                level += stride * max((before[-1] - before[done]) / together, CLOSE * level)
+                stride *= 1.5
+                level = min(level, sys.float_info.max)
+            else:
+                level = 0.5 * (low + high)
+        if runs is None:
+            runs = self._sweep(sys.float_info.max)
+        sizes = [np.array(each, dtype=np.int64) for each in runs]
+        loads, by_worker = np.zeros(len(runs), np.int64), [np.zeros(0, np.int64)] * len(runs)
+        for worker, each in zip(self.workers.tolist(), sizes, strict=True):
+            loads[worker], by_worker[worker] = each.sum(), each
+        return high, Runs(loads, self.workers, by_worker)
+
+    def _before(self) -> list[float]:
+        """What the samples before each place cost at least: padded as in the best cuts of all of them."""
+        if self.limits.one:
+            return np.concatenate(([0.0], np.cumsum(self.costs))).tolist()
+        total, costs = np.zeros(self.batch + 1), np.array(self.costs)
+        ends = np.cumsum(self._run(0, np.inf, self.batch, int(self.limits.micro_batch.max())))
+        start = 0
+        for end in ends.tolist():
+            first = float(costs[start])
+            total[start + 1 : end + 1] = total[start] + self.launch + first * np.arange(1, end - start + 1)
+            start = end
+        return total.tolist()
+
+    def _sweep(self, level: float) -> list[list[int]]:
+        """Each worker's micro-batches, in the order of the workers, if nobody is to end after ``level``."""
+        start, cuts = 0, []
+        for place, worker in enumerate(self.workers.tolist()):
+            pace = float(self.pace[place])
+            may = min(int(self.limits.most[worker]), self.batch - start - self.later[place])
+            cap = int(self.limits.micro_batch[worker])
+            budget = (level - float(self.overhead[place])) / pace if np.isfinite(pace) else 0.0
+            mine: list[int] = []
+            if may > 0 and np.isfinite(pace):
+                mine = self._run(start, budget, may, cap)
+                if sum(mine) < self.least[place]:
+                    mine = self._run(start, np.inf, self.least[place], cap)
+            cuts.append(mine)
+            start += sum(mine)
+        return cuts
+
+    def _run(self, start: int, budget: float, most: int, cap: int) -> list[int]:
+        """Sizes of the micro-batches of the longest run from ``start`` that costs at most ``budget``."""
+        stop = start + most
+        if start >= self.batch or most <= 0:
+            return []
+        if self.limits.one:
+            first = self.costs[start]
+            size = min(most, cap, self.budgeted[start])
+            return [took] if (took := int(min(size, budget / first))) > 0 else []
+        costs, launch, budgeted = self.costs, self.launch, self.budgeted
+        # The best last beginning for each end, as a queue: (beginning, cost up to it, first end for which it is
+        # best).
+        begins, spent, since = [start], [0.0], [float(start)]
+        front = 0
+        parents: dict[int, int] = {}
+        reached, beginning, cheapest = start, start, np.inf
+        places = self.places
+        place = start // self.step  # index of the first place beyond ``start``
+        at, cost = start, 0.0
+        while True:
+            # From here as far as the budget goes.
+            first = costs[at]
+            rest = budget - cost - launch
+            if rest >= first:
+                size = min(cap, budgeted[at], stop - at)
+                if rest < size * first:
+                    size = int(rest / first)
+                total = cost + launch + size * first
+                if at + size > reached or (at + size == reached and total < cheapest):
+                    reached, beginning, cheapest = at + size, at, total
+            if place >= len(places) or places[place] >= stop:
+                break
+            at = places[place]
+            place += 1
+            while front + 1 < len(begins) and since[front + 1] <= at:
+                front += 1
+            begin = begins[front]
+            cost = spent[front] + launch + (at - begin) * costs[begin]
+            if cost > budget:
+                break
+            parents[at] = begin
+            # The new beginning takes over from the last in the queue where it is cheaper, or the last may go no
+            # further.
+            value = cost - at * costs[at]
+            while True:
+                last = begins[-1]
+                drop = costs[last] - costs[at]
+                expires = last + min(cap, budgeted[last])
+                gain = value - (spent[-1] - last * costs[last])
+                takes = gain / drop if drop > 0 else (np.inf if gain > 0 else float(at))
+                takes = min(max(takes, float(at)), expires + 0.5)
+                if takes <= since[-1] and len(begins) - 1 > front:
+                    begins.pop(), spent.pop(), since.pop()
+                else:
+                    break
+            begins.append(at)
+            spent.append(cost)
+            since.append(takes)
+        if reached == start:
+            return []
+        ends = [reached]
+        while beginning > start:
+            ends.append(beginning)
+            beginning = parents[beginning]
+        ends.append(start)
+        return [end - begin for begin, end in zip(ends[:0:-1], ends[-2::-1], strict=True)]

@@ -1,0 +1,131 @@
+"""A round's samples dealt by cost: every sample once, within the limits, and ending together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import Cluster, PacelineError, policies
+from paceline.balancer import Balancer
+from paceline.samples import CostModel, Deal, Room, SampleCosts, deal
+from paceline.samples.cost import batch_parts, cost_of
+
+
+def lengths_of(seed: int, batch: int) -> np.ndarray:
+    return np.round(np.clip(np.random.default_rng(seed).lognormal(5, 1, batch), 16, 1024))
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[np.ndarray, CostModel, np.ndarray, np.ndarray, Room]:
+    """Lengths, a cost model, paces and overheads of some workers, and limits that can hold the samples."""
+    batch, n = draw(st.integers(0, 60)), draw(st.integers(1, 6))
+    lengths = np.array(draw(st.lists(st.integers(1, 40), min_size=batch, max_size=batch)), float)
+    launch = draw(st.one_of(st.none(), st.floats(0, 5)))
+    model = CostModel(0.05, draw(st.sampled_from([0.0, 0.002])), launch, draw(st.booleans()))
+    pace = np.array(draw(st.lists(st.floats(0.1, 4), min_size=n, max_size=n)))
+    overhead = np.array(draw(st.lists(st.floats(0, 3), min_size=n, max_size=n)))
+    most = np.array(draw(st.lists(st.integers(0, batch), min_size=n, max_size=n)), int)
+    most[draw(st.integers(0, n - 1))] += max(batch - most.sum(), 0)
+    least = np.minimum(np.array(draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))), most)
+    micro = draw(st.one_of(st.none(), st.integers(1, 20)))
+    budget = draw(st.one_of(st.none(), st.integers(40, 200)))
+    return lengths, model, pace, overhead, Room(least, most, micro, budget, in_step=draw(st.booleans()))
+
+
+def check(dealt: Deal, lengths: np.ndarray, model: CostModel, room: Room) -> None:
+    """Every sample once, each limit held, and the costs those of the micro-batches."""
+    batch = len(lengths)
+    assert sorted(dealt.order.tolist()) == list(range(batch))
+    assert dealt.loads.sum() == batch
+    least, most = np.asarray(room.least), np.asarray(room.most)
+    assert np.all(dealt.loads <= most)
+    if least.sum() <= batch:
+        assert np.all(dealt.loads >= least)
+    for worker, sizes in enumerate(dealt.sizes):
+        mine, start, parts = lengths[dealt.of(worker)], 0, np.zeros(3)
+        assert sizes.sum() == len(mine) == dealt.loads[worker]
+        for size in sizes.tolist():
+            batch_lengths = mine[start : start + size]
+            start += size
+            if not size:
+                continue
+            assert room.micro_batch is None or size <= room.micro_batch
+            tokens = size * batch_lengths.max() if model.padded else batch_lengths.sum()
+            assert room.budget is None or tokens <= room.budget
+            parts += batch_parts(batch_lengths, np.array([size]), model.padded)
+        np.testing.assert_allclose(dealt.parts[worker], parts)
+        assert dealt.costs[worker] == pytest.approx(float(cost_of(model, parts)))
+    if room.in_step:
+        assert len({len(sizes) for sizes in dealt.sizes}) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(rounds())
+def test_every_sample_is_dealt_once_within_all_limits(given: tuple) -> None:
+    lengths, model, pace, overhead, room = given
+    dealt = deal(lengths, model, pace, overhead, room)
+    check(dealt, lengths, model, room)
+    again = deal(lengths, model, pace, overhead, room)
+    assert np.array_equal(dealt.order, again.order)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("turns", [1, 2, 5])
+def test_a_fixed_number_of_turns_is_taken_by_everybody(padded: bool, turns: int) -> None:
+    lengths = lengths_of(1, 60)
+    model = SampleCosts.checked(lengths, 60).with_alpha(0.001, launch=0.1, padded=padded)
+    dealt = deal(lengths, model, np.array([1.0, 1, 4]), room=Room(turns=turns))
+    assert [len(sizes) for sizes in dealt.sizes] == [turns] * 3
+    check(dealt, lengths, model, Room(0, 60))
+
+
+def test_batch_norm_gets_two_samples_or_none() -> None:
+    lengths = np.array([100.0, 1, 1, 1])
+    dealt = deal(lengths, CostModel(1.0), np.ones(3), room=Room(floor=2))
+    assert sorted(dealt.loads.tolist()) in ([0, 0, 4], [0, 2, 2])
+
+
+def test_a_balancer_deals_by_cost_and_policies_see_costs() -> None:
+    """With one worker of a quarter's speed, costs and not counts are in proportion to the speeds in the end."""
+    n, batch = 4, 128
+    speeds = np.array([1.0, 1, 1, 0.25])
+    loop = Balancer(policies.create("level", Cluster(n, batch)))
+    whole = lengths_of(0, 128 * 40)
+    costs = SampleCosts.checked(whole, len(whole))
+    model = costs.with_alpha(0.001)
+    for step in range(40):
+        lengths = whole[step * batch : (step + 1) * batch]
+        dealt = loop.deal(step, lengths, model)
+        seconds = dealt.costs / speeds
+        loop.report(step, dealt.loads, seconds, costs=dealt.costs)
+        if step > 5:
+            assert seconds.max() < 1.02 * dealt.costs.sum() / speeds.sum()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([1.0, 2.0], "cost: got 2 numbers for the data set's 3 samples; expected one for each"),
+        ([[1.0], [2.0], [3.0]], "an array of shape (3,); got shape (3, 1)"),
+        ([1.0, 0.0, -1.0], "cost: sample 1 has 0, and 1 others like it; expected positive, finite numbers"),
+        ([1.0, 2.0, np.nan], "sample 2 has nan"),
+        (["a", "b", "c"], "cost: expected one number for each sample, but"),
+    ],
+)
+def test_costs_that_cannot_be_are_told_in_a_sentence(values: list, said: str) -> None:
+    with pytest.raises(PacelineError) as raised:
+        SampleCosts.checked(values, 3)
+    assert said in str(raised.value)
+
+
+def test_a_sample_longer_than_a_micro_batch_is_told() -> None:
+    with pytest.raises(PacelineError, match="length 900 is longer than a micro-batch may be"):
+        deal(np.array([900.0, 3.0]), CostModel(1.0), np.ones(2), room=Room(budget=512))
+
+
+def test_a_quantum_and_costs_exclude_each_other() -> None:
+    loop = Balancer(policies.create("level", Cluster(2, 64)), quantum=8)
+    with pytest.raises(PacelineError, match="quantum=8 counts samples"):
+        loop.deal(0, np.ones(64), CostModel(1.0))
