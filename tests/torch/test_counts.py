@@ -10,7 +10,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from support.ranks import run_ranks
-from support.token_jobs import tokens
+from support.token_jobs import collectives, tokens
 from support.torch_jobs import UNEVEN, Samples, fresh
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
@@ -26,6 +26,37 @@ CASES: dict[str, dict[str, Any]] = {
     "empty batches": {"policy": UNEVEN, "limits": LOOSE, "fill": False},
     "the same bits": {"policy": "factoring", "loop": "round", "deterministic": True, "quantum": 2},
     "prefetching": {"policy": "level", "workers": 1},
+    "means of sentences": {"policy": UNEVEN, "limits": LOOSE, "by_sentence": True},
+    "means of sentences, moving": {"policy": "factoring", "loop": "round", "by_sentence": True},
+    "sums of sentences by hook": {
+        "policy": UNEVEN,
+        "limits": LOOSE,
+        "weigh": "hook",
+        "by_sentence": True,
+        "reduction": "sum",
+    },
+    "hardly any": {"policy": UNEVEN, "limits": LOOSE, "rare": 30},
+    "hardly any, moving": {"policy": "factoring", "loop": "round", "rare": 30},
+    "by hook": {"policy": UNEVEN, "limits": LOOSE, "weigh": "hook"},
+    "by hook, hardly any": {"policy": UNEVEN, "limits": LOOSE, "weigh": "hook", "rare": 30},
+    "by hook, accumulated": {
+        "policy": UNEVEN,
+        "limits": LOOSE,
+        "weigh": "hook",
+        "loop": "round",
+        "micro_batch": 3,
+        "fill": False,
+    },
+    "sums by hook": {"policy": UNEVEN, "limits": LOOSE, "weigh": "hook", "reduction": "sum"},
+    "sharded": {"policy": UNEVEN, "limits": LOOSE, "sharded": True, "clip": True},
+    "sharded, accumulated": {
+        "policy": UNEVEN,
+        "limits": LOOSE,
+        "sharded": True,
+        "loop": "round",
+        "micro_batch": 5,
+        "rare": 30,
+    },
 }
 
 
@@ -35,6 +66,11 @@ def test_means_over_tokens_are_those_of_one_process() -> None:
         for parameters, losses in (rank[number] for rank in found):
             assert parameters < 1e-12, f"{name}: relative difference {parameters:.1e}"
             assert losses < 1e-12, f"{name}: losses differ by {losses:.1e}"
+
+
+def test_the_total_is_summed_beside_the_gradients() -> None:
+    for said in run_ranks(2, collectives):
+        assert said == [("forward", True), ("all_reduce", True), ("backward", True)]
 
 
 def test_counts_that_are_none() -> None:

@@ -20,6 +20,7 @@ class Turn:
     """One turn of the loop, from what it is given to the end of its round or the next turn."""
 
     piece: Piece
+    weighed: bool = False  # its loss
     begun: bool = False  # its backward pass
     done: bool = False
 
@@ -87,25 +88,24 @@ class Passes:
             raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
         piece = turn.piece
         many = piece.samples if count is None else count * (piece.samples > 0)
-        if count is not None:
-            if self._by_hook:
-                raise PacelineError(
-                    "count= needs weigh='loss': the hook knows samples only; use it with pace.backward"
-                )
-            if not turn.begun:
-                self._meter.add_count(piece.step, many)
+        if count is not None and not turn.weighed:
+            self._meter.add_count(piece.step, many)
         if loss is not None and many:
             total = loss.detach() * (many if reduction == "mean" else 1)
             self._meter.add_loss(piece.step, total.double())
         elif loss is not None:
             self._meter.add_loss(piece.step, torch.zeros((), dtype=torch.float64))
         self._halfway(piece)
-        if self._by_hook:
-            return 1.0
-        self.gradients.check_sync(piece)
-        if not turn.begun:
-            turn.begun = True
+        if not self._by_hook:
+            self.gradients.check_sync(piece)
+        if not turn.weighed:
+            turn.weighed = True
             self.gradients.weigh(piece, None if count is None else many)
+        if self._by_hook:  # which weighs means
+            if count is not None and not many:
+                return 0.0
+            return 1.0 / max(many, 1) if reduction == "sum" else 1.0
+        turn.begun = True
         return self.gradients.weight(piece, many if reduction == "mean" else float(many > 0))
 
     def ended(self) -> None:

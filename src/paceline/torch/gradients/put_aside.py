@@ -83,8 +83,8 @@ class Gradients:
         grads = [p.grad for p in self._parameters if p.grad is not None]
         return all(bool(torch.isfinite(g).all()) for g in grads)
 
-    def scale(self, factor: float) -> None:
-        """Multiply the gradients."""
+    def scale(self, factor: float | torch.Tensor) -> None:
+        """Multiply the gradients by a number, or by a tensor with one, shape ()."""
         torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
 
     def _check_fresh(self, step: int) -> None:

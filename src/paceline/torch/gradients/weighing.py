@@ -42,21 +42,18 @@ class Weighing:
         self._sum = ExactSum(parameters) if exact else None
         self._gradients, self._counts = Gradients(parameters), Counts(device)
         self._no_sync = ExitStack()
-        self._weighed = 0  # samples of which the gathered gradients are a mean, under the hook
-        self._scale = 1.0  # of the gradients gathered so far, before the coming piece's are added
+        # Under the hook: over how many samples, or whatever is counted, the coming piece's gradient is a mean, and
+        # the gradients gathered so far are.
+        self._many = self._weighed = 0.0
 
     def begin(self, piece: Piece) -> None:
         """A turn begins; gradients are only reduced over the ranks in a round's last."""
         self.release()
         if not piece.last or self._sum is not None:
             self._no_sync.enter_context(self._parallel.no_sync())
-        if self._by_hook and not piece.first and piece.samples:
-            # With mean losses g_1, g_2 over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B. Gathered as
-            # g_1 (m_1 / m_2) + g_2, the hook's m_2 / B gives just that.
-            self._scale *= self._weighed / piece.samples
-        self._weighed = piece.samples or (0 if piece.first else self._weighed)
+        self._many = float(piece.samples)
         if piece.first:
-            self._scale = 1.0
+            self._weighed = 0.0
             self._counts.begin()
 
     def check_sync(self, piece: Piece) -> None:
@@ -65,11 +62,14 @@ class Weighing:
 
     def weigh(self, piece: Piece, count: float | None) -> None:
         """The first backward pass of a turn begins, whose loss is over ``count`` where that is not its samples."""
-        self._gradients.begin(piece.step)
+        if not self._by_hook:
+            self._gradients.begin(piece.step)
+        elif count is not None:
+            self._many = count
         self._counts.add(piece.step, count, piece.last)
 
     def weight(self, piece: Piece, part: float) -> float:
-        """What a loss counts whose part of the round is ``part`` samples."""
+        """What a loss counts whose part of the round is ``part`` samples, where no hook weighs it."""
         averaged = self._ranks if self._sum is None else 1  # DDP divides by them
         return averaged * part / piece.batch
 
@@ -93,8 +93,11 @@ class Weighing:
 
     def gather(self, piece: Piece) -> None:
         """Under the hook, a turn's backward pass begins."""
-        self._gradients.begin(piece.step, self._scale)
-        self._scale = 1.0
+        # With mean losses g_1, g_2 over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B. Gathered as
+        # g_1 (m_1 / m_2) + g_2, the hook's m_2 / B gives just that.
+        scale = self._weighed / self._many if self._many and not piece.first else 1.0
+        self._gradients.begin(piece.step, scale)
+        self._weighed = self._many or self._weighed
 
     def gathered(self, piece: Piece) -> None:
         """Under the hook, a turn's backward pass is through."""
@@ -169,12 +172,17 @@ class Counts:
             if peers.ranks() > 1:
                 self._work = dist.all_reduce(self._total, async_op=True)
 
-    def factor(self, batch: int) -> float | None:
-        """By what the round's gradients are to be multiplied; None where samples are what is counted. Collective."""
-        if self._total is None:
+    def factor(self, batch: int) -> float | torch.Tensor | None:
+        """By what the round's gradients are to be multiplied; None where samples are what is counted. Collective.
+
+        On a device it is a tensor there, shape (), so that the host need not wait until it is known.
+        """
+        total = self._total
+        if total is None:
             return None
         if self._work is not None:
-            self._work.wait()
-        total = float(self._total)
+            self._work.wait()  # for a sum that was on its way before the gradients; on a device the stream waits
         self.begin()
-        return batch / total if total else 0.0
+        if total.device.type == "cpu":
+            return batch / float(total) if total else 0.0
+        return torch.where(total > 0, batch / total, 0.0)[0]
