@@ -26,3 +26,12 @@ def cluster():
     )
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def kept(cluster, monkeypatch):
+    """For tests of what happens in a run, not of how its processes start: they are those of the runs before."""
+    import kept
+
+    monkeypatch.setattr("paceline.ray.server.Crew", kept.KeptCrew)
+    monkeypatch.setattr("paceline.ray.server.Shards", kept.KeptShards)

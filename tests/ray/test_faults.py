@@ -19,7 +19,7 @@ from paceline.paramserver.events import Arrive, Leave
 from paceline.paramserver.samples import Epochs
 from paceline.ray import Server
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("kept")]
 
 WORKERS, BATCH, RATE = 5, 50, 0.1
 SECONDS = [1.5e-3, 2e-3, 2e-3, 2.5e-3, 2.5e-3]  # a sample of each worker

@@ -25,7 +25,7 @@ from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Epochs
 from paceline.ray import Server
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("kept")]
 
 
 class PerSample:

@@ -19,8 +19,9 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Epochs
 from paceline.ray import Server, train
+from paceline.ray.crew import Crew
 
-pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("kept")]
 
 
 def served(choices, epochs=2, during=None, delay=None, updates=None, **kwargs):
@@ -220,7 +221,9 @@ def test_one_call():
     assert np.abs(values - X.mean(0)).max() < 0.3
 
 
-def test_a_program_that_fails_is_quoted():
+def test_a_program_that_fails_is_quoted(monkeypatch):
+    monkeypatch.setattr("paceline.ray.server.Crew", Crew)
+
     def broken(worker):
         raise ValueError("no such file: data.npz")
 

@@ -27,7 +27,7 @@ BASE = ["train", "--engine", "ray", "--workers", "3", "--lr", "0.1"]
 
 @pytest.mark.ray
 @pytest.mark.xdist_group("ray")
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("kept")
 class TestWithRay:
     def test_record_report_and_resume(self, tmp_path, capsys):
         out, figures = tmp_path / "run", tmp_path / "figures.json"

@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg.blas import daxpy, saxpy
 
-_AXPY = {"f": saxpy, "d": daxpy}
 CHUNK = 1 << 16  # numbers of a vector whose squares are added in single precision
 
 Vector = NDArray[np.float32] | NDArray[np.float64]
@@ -146,8 +144,13 @@ class Parameters:
 
 def axpy(total: Vector, more: Vector, factor: float) -> None:
     """total += factor * more, in place and in one pass over memory."""
+    from scipy.linalg import (
+        blas,
+    )  # takes longer to import than all else that a worker needs, which seldom adds
+
     if total.size:
-        _AXPY[total.dtype.char](np.ascontiguousarray(more, total.dtype), total, a=factor)
+        one_pass = blas.saxpy if total.dtype.char == "f" else blas.daxpy
+        one_pass(np.ascontiguousarray(more, total.dtype), total, a=factor)
 
 
 def _norm2(vector: Vector) -> float:

@@ -108,9 +108,7 @@ class Shards:
         count = count or max(1, math.ceil(len(values) / SHARD_PARAMETERS))
         self._ahead = len(values) >= AHEAD_PARAMETERS
         self._held: list[int] = []
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        remote: Any = ray.remote(Shard).options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
-        self.actors: list[Any] = [remote.remote(momentum, statistics) for _ in range(count)]
+        self.actors = [self._actor(momentum, statistics) for _ in range(count)]
         parts = np.array_split(values, count)
         velocities = [None] * count if velocity is None else np.array_split(velocity, count)
         self.refs = [
@@ -163,6 +161,12 @@ class Shards:
         for actor in self.actors:
             with contextlib.suppress(RayError):
                 ray.kill(actor)
+
+    def _actor(self, momentum: float, statistics: bool) -> Any:
+        """Start a server actor."""
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        remote: Any = ray.remote(Shard).options(num_cpus=0, max_restarts=0, scheduling_strategy=here)
+        return remote.remote(momentum, statistics)
 
     def _ask(
         self, index: int, held: list[int], parts: Sequence[Arrived], batch: float | None, rate: float
