@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ from paceline.costs import Linear
 from paceline.errors import PacelineError
 from paceline.forecast import overheads
 from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
-from paceline.samples import CostModel, Deal, Room, deal
+from paceline.samples import CostLearner, CostModel, Deal, Room, deal
+from paceline.samples.cost import cost_of
 
 _log = logging.getLogger(__name__)
 
@@ -33,14 +34,21 @@ class Balancer:
     policy: from ``policies.create``, for a single run (no leading axes).
     quantum: loads are multiples of this many samples; the remainder of a short batch goes to one worker.
     floor: a load is 0 or at least this many samples (batch norm needs 2).
+    learner: what the samples cost, where they cost differently: rounds are then asked for with ``deal``.
     """
 
-    def __init__(self, policy: Policy[Any], *, quantum: int = 1, floor: int = 1) -> None:
+    def __init__(
+        self, policy: Policy[Any], *, quantum: int = 1, floor: int = 1, learner: CostLearner | None = None
+    ) -> None:
         complete(policy)
         cluster = policy.cluster
         if quantum < 1 or cluster.global_batch % quantum:
             raise PacelineError(
                 f"quantum={quantum}: expected a positive divisor of the global batch of {cluster.global_batch}"
+            )
+        if learner is not None and quantum > 1:
+            raise PacelineError(
+                f"quantum={quantum} counts samples, and a division by cost does not; leave one of them out"
             )
         if policy.needs_upcoming:
             raise PacelineError(
@@ -48,7 +56,7 @@ class Balancer:
                 "choose another policy"
             )
         self.policy, self.lag = policy, 0
-        self._quantum, self._floor = quantum, floor
+        self._quantum, self._floor, self.learner = quantum, floor, learner
         self.needs_readings = policy.needs_readings
         self._aside = BackgroundDecision() if policy.trains else None
         self.restart(0)
@@ -58,6 +66,10 @@ class Balancer:
         plan, self._state = self.policy.init()
         self._fit = overheads.start(self.policy.cluster.shape)
         self._plans: dict[int, Plan] = {step: plan}  # by the round from which each holds
+        self._models: dict[int, CostModel] = {}  # likewise, where samples cost differently
+        if self.learner is not None:
+            self.learner.restart()
+            self._models = {step: self.learner.model()}
         self._newest = plan
         self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
 
@@ -94,7 +106,6 @@ class Balancer:
         self,
         step: int,
         lengths: Array,
-        model: CostModel,
         present: NDArray[np.bool_] | None = None,
         room: Room = Room(),  # noqa: B008  # immutable
     ) -> Deal:
@@ -102,12 +113,8 @@ class Balancer:
 
         As ``loads``, where samples cost differently: the plan's shares are parts of the round's cost. present: who
         takes part, (n,). room: what a round and a micro-batch may hold; its least and most are by default the
-        cluster's. Report such a round with ``costs=deal.costs``.
+        cluster's. Report such a round with ``parts=deal.parts``.
         """
-        if self._quantum > 1:
-            raise PacelineError(
-                f"quantum={self._quantum} counts samples, and a division by cost does not; leave one of them out"
-            )
         plan, cluster = self._in_force(step), self.policy.cluster
         least = cluster.least if room.least is None else np.asarray(room.least, float)
         most = cluster.most if room.most is None else np.asarray(room.most, float)
@@ -121,7 +128,11 @@ class Balancer:
         else:
             with np.errstate(divide="ignore"):
                 pace, overhead = 1.0 / plan.shares, np.zeros(cluster.workers)
-        return deal(lengths, model, pace, overhead, room)
+        return deal(lengths, self.cost_model(step), pace, overhead, room)
+
+    def cost_model(self, step: int) -> CostModel:
+        """What samples are taken to cost in round ``step``; there must be a learner."""
+        return self._models[max(first for first in self._models if first <= step)]
 
     def piece_plan(self, step: int) -> PiecePlan | None:
         """How round ``step`` is run in pieces; None where it is run as planned."""
@@ -136,19 +147,22 @@ class Balancer:
         cpu: Array | None = None,
         memory: Array | None = None,
         pieces: PieceTimes | None = None,
-        costs: Array | None = None,
+        parts: Array | None = None,
     ) -> tuple[Array, Array]:
         """Take in round ``step`` and plan from it; each array of shape (n,), seconds NaN where absent.
 
-        costs: what each worker's samples cost, where the round was dealt by cost (``Deal.costs``): the policy and
-            the fitted overheads then see these for loads.
+        parts: of each worker's cost, (n, 3), where the round was dealt by cost (``Deal.parts``, or what was really
+            run): the policy and the fitted overheads then see costs for loads, and the learner learns from them.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
-        ran = loads.astype(float) if costs is None else costs
+        ran = loads.astype(float) if parts is None else cost_of(self.cost_model(step), parts)
         batch = float(ran.sum())
         seconds = measurable(seconds)
         known = np.zeros_like(seconds) if known_overhead is None else measurable(known_overhead)
+        if self.learner is not None and parts is not None:
+            self.learner.take(parts, seconds - np.nan_to_num(known))
+            self._models[step + 1 + self.lag] = self.learner.model()
         piece_plan = self.piece_plan(step)
         if piece_plan is None or np.all(piece_plan.at_once >= 1):
             self._fit = overheads.update(self._fit, ran, seconds, known)
@@ -178,8 +192,7 @@ class Balancer:
             state = self._state
             decision = self._aside.start(lambda: self._step(state, happened))
             self._pending = (step + 2 + self.lag, decision)
-        running = max(first for first in self._plans if first <= step + 1)
-        self._plans = {first: plan for first, plan in self._plans.items() if first >= running}
+        self._plans, self._models = _since(self._plans, step + 1), _since(self._models, step + 1)
         if failed is not None:
             raise failed
         if _log.isEnabledFor(logging.DEBUG):
@@ -211,7 +224,7 @@ class Balancer:
             if decision.exception() is None:  # else ``report`` will raise it, and leave all as it is
                 newest, state = decision.result()
                 plans = plans | {takes_effect: newest}
-        return {
+        kept = {
             "workers": self.policy.cluster.workers,
             "lag": self.lag,
             "policy": [leaf.tolist() for leaf in policies.leaves(state)],
@@ -219,6 +232,9 @@ class Balancer:
             "plans": {step: stored.plain(plan) for step, plan in plans.items()},
             "newest": stored.plain(newest),
         }
+        if self.learner is not None:
+            kept["costs"] = self.learner.state_dict(self._models)
+        return kept
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Go on at round ``step``; afresh where the number of workers has changed.
@@ -239,8 +255,23 @@ class Balancer:
         restored = policies.restore(self.policy.init()[1], policy)
         fitted = policies.restore(overheads.start(cluster.shape), fit)
         revived, last = stored.plans(plans, cluster.workers, step), stored.plan(newest, cluster.workers)
+        costs = state.get("costs") if self.learner is not None else None
+        models = None if costs is None else CostLearner.models(costs, step)
+        learned = None if costs is None else CostLearner.learned(costs, cluster.workers)
         self.restart(step)
         self._state, self._fit, self._plans, self._newest = restored, fitted, revived, last
+        if self.learner is not None and models is not None and learned is not None:
+            self.learner.fit, self.learner.rounds = learned
+            self._models = models
+
+
+T = TypeVar("T")
+
+
+def _since(by_step: dict[int, T], step: int) -> dict[int, T]:
+    """What holds at ``step`` or later."""
+    running = max((first for first in by_step if first <= step), default=step)
+    return {first: each for first, each in by_step.items() if first >= running}
 
 
 def _among(plan: Plan, present: NDArray[np.bool_]) -> Plan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline import Cluster, PacelineError, policies
 from paceline.balancer import Balancer
-from paceline.samples import CostModel, Deal, Room, SampleCosts, deal
+from paceline.samples import CostLearner, CostModel, Deal, Room, SampleCosts, deal
 from paceline.samples.cost import batch_parts, cost_of
 
 
@@ -91,17 +93,45 @@ def test_a_balancer_deals_by_cost_and_policies_see_costs() -> None:
     """With one worker of a quarter's speed, costs and not counts are in proportion to the speeds in the end."""
     n, batch = 4, 128
     speeds = np.array([1.0, 1, 1, 0.25])
-    loop = Balancer(policies.create("level", Cluster(n, batch)))
     whole = lengths_of(0, 128 * 40)
     costs = SampleCosts.checked(whole, len(whole))
-    model = costs.with_alpha(0.001)
+    loop = Balancer(policies.create("level", Cluster(n, batch)), learner=CostLearner(costs, n, batch))
+    truth = costs.with_alpha(0.001)
     for step in range(40):
         lengths = whole[step * batch : (step + 1) * batch]
-        dealt = loop.deal(step, lengths, model)
-        seconds = dealt.costs / speeds
-        loop.report(step, dealt.loads, seconds, costs=dealt.costs)
+        dealt = loop.deal(step, lengths)
+        costs_now = cost_of(truth, dealt.parts)
+        seconds = costs_now / speeds
+        loop.report(step, dealt.loads, seconds, parts=dealt.parts)
         if step > 5:
-            assert seconds.max() < 1.02 * dealt.costs.sum() / speeds.sum()
+            assert seconds.max() < 1.02 * costs_now.sum() / speeds.sum()
+    assert loop.cost_model(40).alpha == pytest.approx(0.001, rel=0.02)
+
+
+def test_a_saved_balancer_deals_on_as_if_nothing_had_happened() -> None:
+    whole, speeds = lengths_of(3, 64 * 12), np.array([1.0, 0.5, 2])
+
+    def fresh() -> Balancer:
+        learner = CostLearner(SampleCosts.checked(whole, len(whole)), 3, 64, padded=True)
+        return Balancer(policies.create("level", Cluster(3, 64)), learner=learner)
+
+    def played(loop: Balancer, start: int, stop: int) -> list[list[int]]:
+        orders = []
+        for step in range(start, stop):
+            dealt = loop.deal(step, whole[64 * step : 64 * (step + 1)])
+            orders.append(dealt.order.tolist())
+            loop.report(step, dealt.loads, dealt.parts @ [1e-3, 1e-6, 0.1] / speeds, parts=dealt.parts)
+        return orders
+
+    straight, stopped, resumed = fresh(), fresh(), fresh()
+    orders = played(straight, 0, 12)
+    assert played(stopped, 0, 6) == orders[:6]
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())), 6)
+    assert played(resumed, 6, 12) == orders[6:]
+    broken = stopped.state_dict()
+    broken["costs"]["fit"] = broken["costs"]["fit"][:-1]
+    with pytest.raises(PacelineError, match="stored cost model is none of 3 workers"):
+        resumed.load_state_dict(broken, 6)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +156,6 @@ def test_a_sample_longer_than_a_micro_batch_is_told() -> None:
 
 
 def test_a_quantum_and_costs_exclude_each_other() -> None:
-    loop = Balancer(policies.create("level", Cluster(2, 64)), quantum=8)
+    learner = CostLearner(SampleCosts.checked(np.ones(64), 64), 2, 64)
     with pytest.raises(PacelineError, match="quantum=8 counts samples"):
-        loop.deal(0, np.ones(64), CostModel(1.0))
+        Balancer(policies.create("level", Cluster(2, 64)), quantum=8, learner=learner)

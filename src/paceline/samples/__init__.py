@@ -2,5 +2,6 @@
 
 from paceline.samples.cost import CostModel, SampleCosts
 from paceline.samples.deal import Deal, Room, deal
+from paceline.samples.learner import CostLearner
 
-__all__ = ["CostModel", "Deal", "Room", "SampleCosts", "deal"]
+__all__ = ["CostLearner", "CostModel", "Deal", "Room", "SampleCosts", "deal"]

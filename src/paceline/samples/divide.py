@@ -2,8 +2,8 @@
 
 This is the LPT rule for uniform machines (Q||Cmax). Where nobody has an overhead and no limit binds, it ends within
 2n / (n + 1) times the best possible time for n workers (Gonzalez, Ibarra and Sahni, "Bounds for LPT schedules on
-uniform processors", SIAM Journal on Computing 6, 1977). With many more samples than workers it ends within a fraction
-of the shortest sample of it.
+uniform processors", SIAM Journal on Computing 6, 1977). With many more samples than workers it ends within a
+fraction of the shortest sample of it.
 
 Taking one sample after another costs a step of an interpreter for each. So of many samples only the last ones are
 taken one by one; those before go in blocks of nearly equal samples, of which each worker gets as many as the rule

@@ -1,0 +1,118 @@
+"""The measured cost model beside scipy's, and through what rounds bring: noise, outliers, changes of speed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import least_squares, nnls
+
+from paceline.samples import CostLearner, SampleCosts, deal, fit
+
+PART, LAUNCH = 0.35, 0.6
+OVERHEAD, PACE = np.array([0.02, 0.05, 0.0, 0.1]), np.array([1.0, 1.5, 1.0, 4.0]) * 1e-2
+
+
+def rounds(many: int, seed: int = 0, scatter: float = 0.02) -> tuple[np.ndarray, np.ndarray]:
+    """Parts, (rounds, 4, 3), and seconds, (rounds, 4), of a job whose model is known."""
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(5, 1, (many, 4, 16)), 16, 1024)
+    launches = rng.integers(1, 6, (many, 4))
+    parts = np.stack([lengths.sum(-1) / 220, (lengths**2).sum(-1) / 9e4, launches], -1)
+    seconds = OVERHEAD + PACE * (parts @ [1 - PART, PART, LAUNCH])
+    return parts, seconds * np.exp(scatter * rng.standard_normal(seconds.shape))
+
+
+def fitted(parts: np.ndarray, seconds: np.ndarray, **options: float) -> fit.Fit:
+    belief = fit.start(parts.shape[1])
+    for each, took in zip(parts, seconds, strict=True):
+        belief = fit.update(belief, each, took, **options)
+    return belief
+
+
+def test_the_fit_is_the_least_squares_of_scipy() -> None:
+    parts, seconds = rounds(60)
+
+    def errors(x: np.ndarray) -> np.ndarray:
+        costs = parts @ np.array([1 - x[0], x[0], x[1]])
+        return ((x[2:6] + x[6:] * costs) / seconds - 1).ravel()
+
+    start = np.r_[0.1, 0.1, np.full(4, 0.01), PACE]
+    scale = np.r_[1, 1, np.full(4, 0.1), PACE]
+    limits = (0, [1] + [np.inf] * 9)
+    best = least_squares(errors, start, bounds=limits, x_scale=scale, xtol=1e-14, ftol=1e-14, gtol=1e-14).x
+    found = fitted(parts, seconds, memory=1.0)
+    assert [float(found.part), float(found.launch)] == pytest.approx(best[:2], abs=3e-3)
+    assert found.overhead == pytest.approx(best[2:6], abs=5e-4)
+    assert found.pace == pytest.approx(best[6:], rel=5e-3)
+
+
+def test_each_workers_line_is_that_of_nnls() -> None:
+    parts, seconds = rounds(20, seed=1)
+    products = np.concatenate([parts, np.ones((20, 4, 1)), seconds[:, :, None]], -1) / seconds[:, :, None]
+    sums = np.einsum("twi,twj->wij", products, products)
+    overhead, pace = fit.lines(sums, PART, LAUNCH)
+    costs = parts @ [1 - PART, PART, LAUNCH]
+    for worker in range(4):
+        took = seconds[:, worker, None]
+        rows = np.hstack([1 / took, costs[:, worker, None] / took])
+        assert [overhead[worker], pace[worker]] == pytest.approx(nnls(rows, np.ones(20))[0], abs=1e-9)
+
+
+def test_the_model_is_found_within_few_rounds_and_through_outliers() -> None:
+    parts, seconds = rounds(40, seed=2)
+    few = fitted(parts[:8], seconds[:8])
+    assert float(few.part) == pytest.approx(PART, abs=0.1)
+    assert float(few.launch) == pytest.approx(LAUNCH, rel=0.3)
+    disturbed = seconds.copy()
+    disturbed[10::9, 1] *= 5  # a round in nine is far too long on a worker
+    found = fitted(parts, disturbed)
+    assert float(found.part) == pytest.approx(PART, abs=0.08)
+    assert float(found.launch) == pytest.approx(LAUNCH, rel=0.2)
+
+
+def test_a_worker_that_becomes_slower_does_not_spoil_the_jobs_model() -> None:
+    parts, seconds = rounds(40, seed=3)
+    slower = seconds.copy()
+    slower[20:, 2] *= 3
+    found = fitted(parts, slower)
+    assert float(found.part) == pytest.approx(PART, abs=0.08)
+    assert found.pace[2] == pytest.approx(3 * PACE[2], rel=0.15)
+
+
+def test_what_is_never_negative_is_not() -> None:
+    """Costs that fall with the square, and rounds without any launch or overhead."""
+    parts, _ = rounds(30, seed=4)
+    linear, launchless = parts @ [1.0, 0, 0], parts @ [1.2, -0.2, -0.1]
+    for seconds in (PACE * linear, PACE * launchless):
+        found = fitted(parts, seconds)
+        assert float(found.part) >= 0
+        assert float(found.launch) >= 0
+        assert found.overhead.min() >= 0
+        assert found.pace.min() > 0
+        assert float(found.part) == pytest.approx(0, abs=0.02)
+
+
+def test_nobody_there_teaches_nothing_and_one_round_says_nothing_of_launches() -> None:
+    parts, seconds = rounds(1)
+    absent = fit.update(fit.start(4), parts[0], np.full(4, np.nan))
+    assert not absent.sums.any()
+    one = fit.update(fit.start(4), parts[0], seconds[0])
+    assert np.all(one.overhead == 0)
+    assert np.isfinite([one.part, one.launch]).all()
+
+
+def test_padded_rounds_try_cuts_until_a_launch_is_known() -> None:
+    """With one micro-batch a worker, nobody knows what a launch costs; so the first rounds vary their number."""
+    rng, speeds = np.random.default_rng(5), np.array([1.0, 1.0, 0.5])
+    whole = np.round(np.clip(rng.lognormal(5, 1, 96 * 30), 16, 1024))
+    costs = SampleCosts.checked(whole, len(whole))
+    learner, truth = CostLearner(costs, 3, 96, padded=True), costs.with_alpha(0.001, launch=0.8, padded=True)
+    counts = []
+    for step in range(30):
+        dealt = deal(whole[96 * step : 96 * (step + 1)], learner.model(), 1 / speeds)
+        counts.append(max(map(len, dealt.sizes)))
+        seconds = (dealt.parts @ [truth.linear, truth.quadratic, 0.8]) / speeds * 1e-2
+        learner.take(dealt.parts, seconds * np.exp(0.02 * rng.standard_normal(3)))
+    assert counts[0] == 1 < counts[1] < counts[2]
+    assert learner.model().launch == pytest.approx(0.8, rel=0.15)
+    assert learner.model().alpha == pytest.approx(0.001, rel=0.25)
