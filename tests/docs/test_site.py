@@ -17,6 +17,7 @@ from urllib.parse import urlparse
 import pytest
 
 import paceline
+from support import browsers
 from support.blocks import PAGES, ROOT, name
 
 pytestmark = pytest.mark.xdist_group("site")
@@ -74,6 +75,26 @@ def test_the_site_needs_nothing_from_elsewhere(site: Path) -> None:
         assert not [url for url in loads.fetched if urlparse(url).netloc], page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+def test_the_search_works_on_pages_opened_from_disk(site: Path) -> None:
+    with browsers.chromium() as browser:
+        page = browser.new_page()
+        page.goto((site / "index.html").as_uri())
+        page.fill("input.md-search__input", "backup workers")
+        first = page.locator(".md-search-result__item").first
+        first.wait_for(timeout=60_000)
+        assert "Backup workers" in first.inner_text()
+
+
+def test_the_reference_begins_with_what_users_call(site: Path) -> None:
+    page = (site / "reference" / "paceline.torch.html").read_text(encoding="utf-8")
+    anchors = re.findall(r'id="paceline\.torch\.([\w.]+)"', page)
+    assert anchors[0] == "Pace"
+    assert {"Pace.loader", "Pace.backward", "Pace.round", "Pace.step"} <= set(anchors)
+    assert not {"Pace.stepped", "Pace.backward_done", "Pace.in_round", "Pace.failed"} & set(anchors), (
+        "for hosts"
+    )
 
 
 def test_links_elsewhere_are_well_formed(site: Path) -> None:

@@ -199,6 +199,17 @@ def test_changing_stragglers_are_told_from_a_lasting_one(tmp_path: Path) -> None
     assert "Waiting for each other takes" in " ".join(found.sentences)
 
 
+def test_a_rank_that_is_mostly_last_is_named_however_its_speed_varies(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    computing = 0.02 + 0.001 * rng.random((STEPS, 3))
+    computing[:, 1] += np.where(np.arange(STEPS) < 40, 0.02 * rng.random(STEPS), 0.0012)
+    found = diagnosis(tmp_path, {Phase.FORWARD: computing})
+    text = " ".join(found.sentences)
+    assert found.sentences[0].startswith("Rank 1 "), text
+    assert "different ranks" not in text
+    assert "Waiting for rank 1 takes" in text
+
+
 def test_what_an_optimizer_takes_does_not_grow_with_the_samples(tmp_path: Path) -> None:
     found = diagnosis(tmp_path, {Phase.FORWARD: np.full(2, 0.01), Phase.FINISH: [0.001, 0.04]})
     assert "so no division of the batch shortens it." in " ".join(found.sentences)

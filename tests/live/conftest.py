@@ -1,13 +1,12 @@
 """A server of the page in a thread, and a real browser."""
 
-import shutil
 import threading
 import time
 from contextlib import contextmanager
 
 import pytest
 
-CHROMIUM = "/usr/bin/chromium"
+from support import browsers
 
 
 class Watched:
@@ -54,13 +53,8 @@ def watched():
 
 @pytest.fixture(scope="module")  # its event loop must not be there when another module's tests run theirs
 def chromium():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
-    if not shutil.which(CHROMIUM):
-        pytest.skip(f"no browser: {CHROMIUM} is not there")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with browsers.chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ LITTLE = 0.03  # of the ranks' time lost in waiting: not worth a change
 MUCH_EXCHANGE = 0.25  # of a step
 MUCH_FETCHING = 0.2  # of a step, on every rank
 MAIN = 0.7  # of what a rank loses: named alone; below, the next one is named, too
+OFTEN = 0.75  # of the steps: whoever is last in more of them is named as the slow one
 NAMED = 3  # ranks and changes that are told one by one
 
 COMPUTING = {
@@ -58,6 +59,9 @@ def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
         return [f"No rank is slow: all {run.workers} ranks take nearly the same time.", *said]
     share = straggler_share(run)
     most = int(share.argmax())
+    if share[most] > OFTEN:
+        last = f"it was the last one in {percent(share[most])} of the steps"
+        return [f"Rank {most} is slow in many steps, but not by the same factor throughout: {last}.", *said]
     often = f"rank {most} was last most often, in {percent(share[most])} of the steps"
     return [f"No rank is slow all the time, but different ranks are slow in different steps: {often}.", *said]
 

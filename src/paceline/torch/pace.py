@@ -306,16 +306,16 @@ class Pace:
     def weight(
         self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
     ) -> float:
-        """What this micro-batch's gradient counts; takes the loss, where given, down for the record. For hosts that
-        run the backward pass themselves: multiply the loss by it, and call ``backward_done`` afterwards."""
+        """For hosts that run the backward pass themselves: what this micro-batch's gradient counts. Multiply the
+        loss by it, and call ``backward_done`` afterwards. The loss, where given, is taken down for the record."""
         return self.turns.passes.weight(loss, reduction, count)
 
     def backward_done(self) -> None:
-        """The backward pass of this micro-batch is through."""
+        """For hosts: the backward pass of this micro-batch is through."""
         self.turns.passes.ended()
 
     def place(self, batch: Any) -> Any:
-        """A batch on its way to the user, where a host moves it to its device."""
+        """For hosts: a batch on its way to the user, where a host moves it to its device."""
         return self.turns.host.place(batch)
 
     def loads(self, step: int, batch: int) -> NDArray[np.int64]:
@@ -324,22 +324,22 @@ class Pace:
 
     @property
     def piece(self) -> Piece:
-        """What the running turn is given. Raises PacelineError between rounds."""
+        """For hosts: what the running turn is given. Raises PacelineError between rounds."""
         return self.turns.passes.piece
 
     @property
     def in_round(self) -> bool:
-        """True from a round's first turn to its optimizer step."""
+        """For hosts: true from a round's first turn to its optimizer step."""
         return self.turns.in_round
 
     @property
     def first(self) -> bool:
-        """True in a round's first micro-batch."""
+        """For hosts: true in a round's first micro-batch."""
         return self.in_round and self.piece.first
 
     @property
     def last(self) -> bool:
-        """True in a round's last micro-batch, whose backward pass reduces the gradients."""
+        """For hosts: true in a round's last micro-batch, whose backward pass reduces the gradients."""
         return self.turns.last
 
     @property
@@ -364,7 +364,7 @@ class Pace:
         return self.turns.step(list(optimizer) if several else [optimizer], scaler)  # type: ignore[arg-type]
 
     def stepped(self, seconds: float = 0.0) -> None:
-        """The round's optimizer step is done and took so long; for hosts that step by themselves."""
+        """For hosts that step by themselves: the round's optimizer step is done and took so long."""
         self.turns.stepped(seconds)
 
     def settle(self) -> None:
@@ -404,7 +404,7 @@ class Pace:
         self.turns.close()
 
     def release(self) -> None:
-        """Let go of DDP, whose last work may else abort the process at its end; no more backward passes."""
+        """For hosts: let go of DDP, whose last work may abort the process at its end. No backward pass may follow."""
         self._parallel.release()
 
     def close(self) -> None:
@@ -424,7 +424,7 @@ class Pace:
             self.close()
 
     def failed(self, error: BaseException) -> None:
-        """The loop ends with this error: tell the other ranks, which cannot go on without this one.
+        """For hosts: the loop ends with this error: tell the other ranks, which cannot go on without this one.
 
         Raises a WorkerError that names the rank where the error only says that another one is lost.
         """
