@@ -52,6 +52,7 @@ def _rank(rank: int, ranks: int, port: int, script: Path, place: str) -> None:
         TORCHELASTIC_RUN_ID="test",
     )  # fmt: skip
     torch.set_num_threads(1)  # torch was loaded before
+    multiprocessing.set_start_method("fork", force=True)  # of loaders' processes, as in a program of its own
     sys.argv = [str(script)]
     sys.path[0] = str(script.parent)
     try:

@@ -92,6 +92,7 @@ def _life(
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # of loaders' processes, as in a program of its own
     try:
         store = dist.FileStore(os.path.join(directory, "store"), ranks)
         dist.init_process_group(

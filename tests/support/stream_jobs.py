@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.errors import WorkerError
 from paceline.torch import Pace
 from support.loop_jobs import gathered
-from support.torch_jobs import Samples, forked, fresh, optimizer_of
+from support.torch_jobs import Samples, fresh, optimizer_of
 
 COUNT, BATCH = 300, 24
 
@@ -87,7 +87,7 @@ def _case(
                 return
 
     pace = Pace(ddp, BATCH, loop=loop, **options)
-    own, processes = kind(start, ends[rank]), forked(workers) if workers else {}
+    own, processes = kind(start, ends[rank]), {"num_workers": workers} if workers else {}
     loader = pace.stream(own, batches=batches, drop_last=drop_last, **processes)
     if stop is not None:
         run(stop)

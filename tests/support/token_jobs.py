@@ -17,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.torch import Pace, RoundResult
 from paceline.torch.feed.pieces import Order
 from paceline.torch.progress import batches
-from support.torch_jobs import forked
 
 COUNT, BATCH, LENGTH, WORDS = 90, 24, 12, 7
 IGNORED = -100
@@ -115,7 +114,7 @@ def _case(
     ddp: nn.Module = _sharded(net, ranks) if sharded else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
     pace = Pace(ddp, BATCH, loop=loop, on_round=results.append, **options)
-    loader = pace.loader(Sentences(rare), seed=5, **forked(workers), **(loading or {}))
+    loader = pace.loader(Sentences(rare), seed=5, num_workers=workers, **(loading or {}))
 
     def function(words: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, Any]:
         time.sleep(4e-4 * stalls.expovariate(1.0))

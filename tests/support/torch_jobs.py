@@ -59,11 +59,6 @@ class Samples(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return self.x[index], self.y[index], index
 
 
-def forked(workers: int) -> dict[str, Any]:
-    """Options of a loader whose processes start as they do by default in a program of its own."""
-    return {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
-
-
 def fresh(dtype: torch.dtype, **options: Any) -> Net:
     torch.manual_seed(3)
     return Net(**options).to(dtype)
@@ -119,7 +114,7 @@ def _difference_from_one_process(
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss(reduction=reduction)
     pace = Pace(ddp, batch, options.pop("policy", UNEVEN), limits=limits, **({"loop": "pieces"} | options))
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
-    loader = pace.loader(Samples(count, kind), seed=5, **forked(loader_workers))
+    loader = pace.loader(Samples(count, kind), seed=5, num_workers=loader_workers)
     stalls = random.Random(rank)  # so that the ranks claim in another order every round
     while pace.rounds < steps:
         for x, y, _ in loader:
@@ -162,7 +157,7 @@ def _indices_case(
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     options.setdefault("limits", [(0, None)] * 3)
     pace = Pace(ddp, batch, options.pop("policy", UNEVEN), **({"loop": "pieces"} | options))
-    loader = pace.loader(Samples(count), seed=5, shuffle=shuffle, **forked(loader_workers))
+    loader = pace.loader(Samples(count), seed=5, shuffle=shuffle, num_workers=loader_workers)
     epochs = []
     stalls = random.Random(rank)
     for _ in range(2):
@@ -331,7 +326,7 @@ def samples_and_waits(
     used: list[int] = []
     waits: list[tuple[int, float]] = []
     with Pace(ddp, 120, "factoring:portion=0.3", loop="pieces") as pace:
-        loader = pace.loader(Slow(120 * 4), seed=5, **forked(loader_workers))
+        loader = pace.loader(Slow(120 * 4), seed=5, num_workers=loader_workers)
         fetch = loader._fetch
 
         def timed(turn: Any) -> Any:

@@ -196,6 +196,9 @@ def _work(
     from paceline.train.torch_engine import train
 
     torch.set_num_threads(1)
+    # Loaders' processes are forked from their rank, as in a program of one rank; otherwise each rank starts a server
+    # of its own for them, which has PyTorch to load first.
+    multiprocessing.set_start_method("fork", force=True)
 
     def emit(event: dict[str, Any]) -> None:
         pipe.send(event)
