@@ -168,7 +168,7 @@ class Balancer:
             self._fit = overheads.update(self._fit, ran, seconds, known)
         # Where the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
-        overhead = known + np.nan_to_num(self._fit.overhead)
+        overhead = known + np.where(np.isnan(self._fit.overhead), 0.0, self._fit.overhead)
         happened = Round(
             ran / batch,
             seconds,

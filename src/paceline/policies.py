@@ -101,7 +101,6 @@ def restore(template: S, stored: Sequence[ArrayLike]) -> S:
 
 def digest(plan: Plan) -> int:
     """52 bits of what the plan divides, the same on every machine; exact as a float64, to travel among floats."""
-    hashed = hashlib.blake2b(digest_size=8)
-    for part in (plan.shares, *(plan.piece_plan or ())):
-        hashed.update((np.ascontiguousarray(part, dtype="<f8") + 0.0).tobytes())  # one zero, not two
-    return int.from_bytes(hashed.digest(), "little") >> 12
+    parts = [np.ravel(part) for part in (plan.shares, *(plan.piece_plan or ()))]
+    numbers = np.concatenate(parts).astype("<f8", copy=False) + 0.0  # one zero, not two
+    return int.from_bytes(hashlib.blake2b(numbers.tobytes(), digest_size=8).digest(), "little") >> 12

@@ -160,7 +160,8 @@ class Round:
 
 def measurable(seconds: Array) -> Array:
     """Seconds within what a clock could tell, 0 and NaN as they are: their squares and reciprocals are finite."""
-    return np.where(seconds > 0, np.clip(seconds, QUICKEST, LONGEST), seconds)
+    within = np.minimum(np.maximum(seconds, QUICKEST), LONGEST)
+    return np.where(seconds > 0, within, seconds)
 
 
 class PieceTimes(NamedTuple):

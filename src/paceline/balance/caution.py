@@ -11,12 +11,14 @@ sampled futures, finds nothing better (benchmarks/simulation.py).
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
 
 from paceline.costs import Linear
+from paceline.few import ODD, Numbers, exp, few, log, total
 from paceline.rounds import Array
 
 MEMORY = 0.95  # weight of the errors before, each round
@@ -41,8 +43,10 @@ def start(shape: tuple[int, ...]) -> Errors:
 
 def learn(errors: Errors, expected: Linear, pace: Array, overhead: Array) -> Errors:
     """Errors after one more round: ``pace`` and ``overhead`` as measured, NaN where they were not."""
+    if few(pace) and (found := _learn_few(errors, expected, pace, overhead)) is not None:
+        return found
     with np.errstate(divide="ignore", invalid="ignore"):
-        off = np.abs(np.log(pace / expected.seconds_per_sample))
+        off = np.abs(log(pace / expected.seconds_per_sample))
     late = np.abs(overhead - expected.overhead)
     known = np.isfinite(off)
     if not known.all():
@@ -69,11 +73,77 @@ def scatter(errors: Errors) -> tuple[Array, Array]:
 
 def cautious(expected: Linear, errors: Errors) -> Linear:
     """The seconds by which each worker ends with all but its own probability of being the last."""
+    if few(errors.weight) and (found := _cautious_few(expected, errors)) is not None:
+        return found
     pace, overhead = scatter(errors)
     speed = 1.0 / expected.seconds_per_sample
     last = np.minimum(speed / speed.sum(-1, keepdims=True), 0.5)
     margin = -ndtri(last)
     with np.errstate(over="ignore"):  # who strays without measure may well take forever
-        return Linear(
-            expected.seconds_per_sample * np.exp(margin * pace), expected.overhead + margin * overhead
-        )
+        return Linear(expected.seconds_per_sample * exp(margin * pace), expected.overhead + margin * overhead)
+
+
+def _learn_few(errors: Errors, expected: Linear, pace: Array, overhead: Array) -> Errors | None:
+    """As ``learn``, in plain numbers, where all were measured and expected; None where that is not so."""
+    weights = errors.weight.tolist()
+    usual, usually = (
+        _deviations(errors.pace.tolist(), weights),
+        _deviations(errors.overhead.tolist(), weights),
+    )
+    paces, overheads = [], []
+    try:
+        for now, per_sample, late, due, weight, most, latest, sum_of, sum_late in zip(
+            pace.tolist(),
+            expected.seconds_per_sample.tolist(),
+            overhead.tolist(),
+            expected.overhead.tolist(),
+            weights,
+            usual,
+            usually,
+            errors.pace.tolist(),
+            errors.overhead.tolist(),
+            strict=True,
+        ):
+            off, late = abs(math.log(now / per_sample)), abs(late - due)
+            if weight > 0:
+                off, late = min(off, UNUSUAL * most), min(late, UNUSUAL * latest)
+            paces.append(MEMORY * sum_of + off)
+            overheads.append(MEMORY * sum_late + late)
+    except ODD:
+        return None
+    if not math.isfinite(total(paces)):
+        return None
+    return Errors(
+        np.array(paces), np.array(overheads), np.array([MEMORY * weight + 1.0 for weight in weights])
+    )
+
+
+def _cautious_few(expected: Linear, errors: Errors) -> Linear | None:
+    """As ``cautious``, in plain numbers, where all are expected; None where that is not so."""
+    weights, per_sample = errors.weight.tolist(), expected.seconds_per_sample.tolist()
+    try:
+        speeds = [1.0 / one for one in per_sample]
+        together = total(speeds)
+        margins = (-ndtri([min(speed / together, 0.5) for speed in speeds])).tolist()
+        pace, overhead = (_deviations(sums.tolist(), weights) for sums in (errors.pace, errors.overhead))
+        slopes = [
+            one * math.exp(margin * scattered)
+            for one, margin, scattered in zip(per_sample, margins, pace, strict=True)
+        ]
+    except ODD:
+        return None
+    if not math.isfinite(total(slopes)):
+        return None
+    due = [
+        one + margin * scattered
+        for one, margin, scattered in zip(expected.overhead.tolist(), margins, overhead, strict=True)
+    ]
+    return Linear(np.array(slopes), np.array(due))
+
+
+def _deviations(sums: Numbers, weights: Numbers) -> Numbers:
+    """As ``scatter`` has them, of one of the two."""
+    mean = (1 - OWN) * total(sums) / max(total(weights), 1e-9)
+    return [
+        DEVIATION * (OWN * one / max(weight, 1e-9) + mean) for one, weight in zip(sums, weights, strict=True)
+    ]

@@ -17,22 +17,20 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from paceline.balance import portions
 from paceline.balance.forecasting import Forecasting
 from paceline.balance.level import Level
+from paceline.balance.portions import LEAST, PORTIONS
 from paceline.balance.protocol import Policy
 from paceline.costs import Linear, line_through
-from paceline.durations import LONGEST, QUICKEST
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, PiecePlan, Plan, Round
 
-PORTIONS = np.concatenate([np.arange(0.05, 0.96, 0.05), [1.0]])  # candidates for what is run at once
 AT_FIRST = 0.25  # until a plan has been measured once
-MEMORY = 0.98  # weight of what was learned, kept each round
 PART = 0.5  # of what is due to a worker: a claim before all have told their speeds, as in factoring
 MOST = 0.97  # the same afterwards, where paces hold within the round
 STRAY = 2.0  # times the mean deviation of the claims' times: left unclaimed by a claim
 STRAY_MEMORY = 0.9  # weight of the deviations seen so far, kept each round
-LEAST = 3.0  # the smallest piece takes this many times what a piece costs beyond its samples
 
 
 class FactoringState(NamedTuple):
@@ -97,19 +95,16 @@ class Factoring(Forecasting, Policy[FactoringState]):
     def step(self, state: FactoringState, round: Round) -> tuple[Plan, FactoringState]:
         plan, inner = self.planner().step(state.plan, round)
         pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
-        losses, weight = _learn(state, pace)
+        losses, weight = portions.learn(state.losses, state.weight, state.planned, state.speeds, pace)
         assert isinstance(plan.costs, Linear)
         per_sample = plan.costs.seconds_per_sample
         piece, claimed, strayed = state.piece, state.claimed, state.strayed
         if round.pieces is not None:
-            known = np.isfinite(round.pieces.cost)
-            counted = np.maximum(known.sum(-1, keepdims=True), 1)
-            measured = np.where(known, round.pieces.cost, 0.0).sum(-1, keepdims=True) / counted
-            piece = np.where(known.any(-1, keepdims=True), measured, piece)
-            newest = np.nan_to_num(round.pieces.expected).sum(-1, keepdims=True)
+            piece = _mean_of_known(round.pieces.cost, piece)
+            newest = _sum_of_known(round.pieces.expected)
             kept = np.where(newest > 0, STRAY_MEMORY, 1.0)
             claimed = kept * claimed + newest
-            strayed = kept * strayed + np.nan_to_num(round.pieces.strayed).sum(-1, keepdims=True)
+            strayed = kept * strayed + _sum_of_known(round.pieces.strayed)
         state = FactoringState(inner, plan.shares, losses, weight, 1.0 / per_sample, piece, claimed, strayed)
         return self._in_pieces(plan, state), state
 
@@ -135,11 +130,9 @@ class Factoring(Forecasting, Policy[FactoringState]):
         portion = (
             self._portion(state, seconds, part, then)
             if first is None
-            else np.broadcast_to(float(first), plan.shares.shape[:-1])
+            else np.full(plan.shares.shape[:-1], float(first))
         )
-        piece_plan = PiecePlan(
-            portion, np.broadcast_to(part, portion.shape), then, np.maximum(least, 1.0), speeds
-        )
+        piece_plan = PiecePlan(portion, np.full(portion.shape, part), then, np.maximum(least, 1.0), speeds)
         return Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
 
     def _then(self, state: FactoringState) -> Array:
@@ -149,14 +142,8 @@ class Factoring(Forecasting, Policy[FactoringState]):
         return np.clip(1.0 - STRAY * deviation, PART, MOST)
 
     def _portion(self, state: FactoringState, seconds: Array, part: float, then: Array) -> Array:
-        """What to run at once: least loss by the replayed rounds, the cost of the pieces added; (...,)."""
-        smallest = np.maximum(LEAST * state.piece, QUICKEST)
-        after_one_claim = (1 - part) * (1 - PORTIONS) * seconds
-        later = np.maximum(np.minimum(after_one_claim, LONGEST), smallest)
-        stages = np.log(later / smallest) / -np.log(1 - np.minimum(then, 0.99))[..., None]
-        claiming = ((2 + stages) * state.piece + smallest / 2) / seconds
-        lost = state.losses + np.where(PORTIONS < 1, claiming, 0.0 if self.whole else np.inf)
-        best = PORTIONS[np.argmin(lost, axis=-1)]
+        """What to run at once; (...,)."""
+        best = portions.best(state.losses, state.piece, seconds, part, then, self.whole)
         alone = self.whole and self.cluster.workers == 1  # nobody else could claim anything
         return np.where(state.weight[..., 0] > 0, best, 1.0 if alone else AT_FIRST)
 
@@ -168,17 +155,15 @@ class Auto(Factoring):
     whole: ClassVar[bool] = True
 
 
-def _learn(state: FactoringState, pace: Array) -> tuple[Array, Array]:
-    """What each portion would have lost: had it been run at once and the rest shared out perfectly, the slowest
-    worker would end portion * slowest / ideal after the round began, the others at 1 or later."""
-    known = np.isfinite(pace) & (state.speeds > 0)  # measured, and planned for by what was measured before
-    speed = np.where(known, 1.0 / np.where(known, pace, 1.0), 0.0)
-    planned = np.where(known, state.planned, 0.0)
-    total = planned.sum(-1, keepdims=True)
-    counts = total > 0
-    slowest = np.where(known, planned * np.where(known, pace, 0.0), 0.0).max(-1, keepdims=True)
-    ratio = slowest * speed.sum(-1, keepdims=True) / np.where(total > 0, total, 1.0)
-    lost = np.maximum(PORTIONS * ratio - 1.0, 0.0)
-    weight = np.where(counts, MEMORY * state.weight + 1.0, state.weight)
-    gain = np.where(counts, 1.0 / np.maximum(weight, 1.0), 0.0)
-    return state.losses + gain * (lost - state.losses), weight
+def _sum_of_known(values: Array) -> Array:
+    """Of each run's workers, (..., 1)."""
+    return np.where(np.isnan(values), 0.0, values).sum(-1, keepdims=True)
+
+
+def _mean_of_known(values: Array, otherwise: Array) -> Array:
+    known = np.isfinite(values)
+    if known.all():
+        return values.sum(-1, keepdims=True) / values.shape[-1]
+    counted = np.maximum(known.sum(-1, keepdims=True), 1)
+    mean = np.where(known, values, 0.0).sum(-1, keepdims=True) / counted
+    return np.where(known.any(-1, keepdims=True), mean, otherwise)

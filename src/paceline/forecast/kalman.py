@@ -10,10 +10,12 @@ than ignoring a change.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
+from paceline.few import ODD, exp, few, log, total
 from paceline.rounds import Array
 
 __all__ = ["Track", "follow", "start"]
@@ -60,7 +62,9 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
 
     values: measured positive paces (seconds per sample, say), (..., n); NaN where nothing was measured.
     """
-    y = np.log(values)
+    if few(values) and (found := _follow_few(track, values)) is not None:
+        return found
+    y = log(values)
     error = y - track.mean
     change = y - track.newest
     known = not np.isnan(change).any()  # everybody, and before: the usual case, which needs no masks
@@ -74,10 +78,8 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
     limit = np.maximum(OUTLIER * usual, LEAST_OUTLIER)
     np.clip(change, -limit, limit, out=change)
     workers = y.shape[-1]
-    squares = MEMORY * track.squares + np.einsum("...i,...i->...", change, change)[..., None] / workers
-    products = (
-        MEMORY * track.products + np.einsum("...i,...i->...", change, track.change)[..., None] / workers
-    )
+    squares = MEMORY * track.squares + (change * change).sum(-1, keepdims=True) / workers
+    products = MEMORY * track.products + (change * track.change).sum(-1, keepdims=True) / workers
     weight = MEMORY * track.weight + portion
     both = squares / weight
     drifting = 1 + 2 * products / squares - DOUBT / np.sqrt(workers * weight)
@@ -85,11 +87,11 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
     scatter = 0.5 * (both - drift) + 1e-8
 
     before = track.variance + drift
-    total = before + scatter
-    gain = before / total
-    total *= CHANGE**2
-    np.maximum(total, LEAST_CHANGE**2, out=total)
-    anew = error * error > total
+    doubt = before + scatter
+    gain = before / doubt
+    doubt *= CHANGE**2
+    np.maximum(doubt, LEAST_CHANGE**2, out=doubt)
+    anew = error * error > doubt
     mean = gain * error
     mean += track.mean
     variance = gain * scatter
@@ -102,4 +104,44 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
         seen = ~np.isnan(y)
         mean, gain = np.where(seen, mean, track.mean), np.where(seen, gain, 0.0)
         variance, y = np.where(seen, variance, before), np.where(seen, y, track.newest)
-    return np.exp(mean), gain, Track(mean, variance, y, change, squares, products, weight)
+    return exp(mean), gain, Track(mean, variance, y, change, squares, products, weight)
+
+
+def _follow_few(track: Track, values: Array) -> tuple[Array, Array, Track] | None:
+    """The same in plain numbers, where all were measured, now and before; None where that is not so."""
+    workers = len(values)
+    try:
+        y = [math.log(value) for value in values.tolist()]
+        (squares,), (products,), (weight,) = (
+            shared.tolist() for shared in (track.squares, track.products, track.weight)
+        )
+        limit = max(OUTLIER * math.sqrt(squares / weight), LEAST_OUTLIER)
+        off = [now - then for now, then in zip(y, track.newest.tolist(), strict=True)]
+        change = [min(max(one, -limit), limit) for one in off]
+        squares = MEMORY * squares + total([one * one for one in change]) / workers
+        both_ways = [one * other for one, other in zip(change, track.change.tolist(), strict=True)]
+        products = MEMORY * products + total(both_ways) / workers
+        weight = MEMORY * weight + 1.0
+        both = squares / weight
+        drifting = 1 + 2 * products / squares - DOUBT / math.sqrt(workers * weight)
+        drift = both * min(max(drifting, LEAST_DRIFT), 1.0)
+        scatter = 0.5 * (both - drift) + 1e-8
+        paces, means, variances, gains = [], [], [], []
+        for newest, mean, variance in zip(y, track.mean.tolist(), track.variance.tolist(), strict=True):
+            error, before = newest - mean, variance + drift
+            gain = before / (before + scatter)
+            if error * error > max((before + scatter) * CHANGE**2, LEAST_CHANGE**2):
+                mean, gain, variance = newest, 1.0, scatter
+            else:
+                mean, variance = gain * error + mean, gain * scatter
+            paces.append(math.exp(mean))
+            means.append(mean)
+            variances.append(variance)
+            gains.append(gain)
+    except ODD:
+        return None
+    if not math.isfinite(total(means) + squares):  # somebody is not measured, or was not before
+        return None
+    shared = (np.array([squares]), np.array([products]), np.array([weight]))
+    track = Track(np.array(means), np.array(variances), np.array(y), np.array(change), *shared)
+    return np.array(paces), np.array(gains), track

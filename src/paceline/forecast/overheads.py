@@ -12,10 +12,12 @@ overhead stays; when the next round speaks for the old speed again, it was a spi
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
+from paceline.few import ODD, few, log
 from paceline.rounds import Array
 
 __all__ = ["Fit", "start", "update"]
@@ -57,6 +59,8 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
         load teach nothing. known: the part of the seconds that the engine itself measured to be overhead;
         the fit is of the rest. Until a worker's load has varied, the overhead is 0 (beyond the known part).
     """
+    if few(loads) and (found := _update_few(fit, loads, seconds, known)) is not None:
+        return found
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN wherever nothing is known; replaced at the end
         here = (loads > NOTHING) & np.isfinite(seconds)
         b = np.where(here, loads, 1.0)
@@ -73,12 +77,12 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
 
         # The last round was a spike where the speed before it explains this one better than the spike does.
         usual = fit.overhead + fit.before * b
-        over = np.abs(np.log(t / usual)) < np.abs(np.log(t / expected))
+        over = np.abs(log(t / usual)) < np.abs(log(t / expected))
         slope = np.where(over, fit.before, fit.seconds_per_sample)
         off = np.where(over, t - usual, off)
         jump &= ~over | (off**2 > JUMP**2 * variance)
 
-        varied = np.abs(np.log(b / fit.load)) > np.maximum(VARIED, VARIED_SCATTERS * np.sqrt(fit.scatter))
+        varied = np.abs(log(b / fit.load)) > np.maximum(VARIED, VARIED_SCATTERS * np.sqrt(fit.scatter))
         toward = np.where(varied, (overhead_var + b * fit.covar) / variance, 0.0)
         gain = (fit.covar + b * slope_var) / variance
         overhead, slope = fit.overhead + toward * off, slope + gain * off
@@ -113,3 +117,58 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
         load=chosen(b, fit.load + MEMORY * (b - fit.load), fit.load),
         before=chosen(np.where(first, np.nan, fit.seconds_per_sample), np.full_like(b, np.nan), fit.before),
     )
+
+
+def _update_few(fit: Fit, loads: Array, seconds: Array, known: Array | float) -> Fit | None:
+    """The same in plain numbers, where all were measured, now and before; None where that is not so."""
+    lists = [part.tolist() for part in fit]
+    own = known.tolist() if isinstance(known, np.ndarray) else [known] * len(loads)
+    try:
+        rows = [
+            _one(beliefs, load, taken - apart)
+            for beliefs, load, taken, apart in zip(
+                zip(*lists, strict=True), loads.tolist(), seconds.tolist(), own, strict=True
+            )
+        ]
+    except ODD:
+        return None
+    return Fit(*np.array(rows).T.copy())
+
+
+def _one(beliefs: tuple[float, ...], b: float, t: float) -> tuple[float, ...]:
+    """The belief about one worker. Raises ValueError where a round of it tells nothing, or is its first."""
+    overhead, per_sample, p, q, r, scatter, usual_load, before = beliefs
+    if not (b > NOTHING and t < math.inf and overhead >= 0):
+        raise ValueError
+    t = max(t, 1e-12)
+    r = r + scatter * (per_sample * per_sample)
+    p = p + 0.1 * scatter * (overhead * overhead)
+    expected = overhead + per_sample * b
+    noise = scatter * (expected * expected)
+    variance = p + 2 * b * q + b * b * r + noise
+    off, slope = t - expected, per_sample
+    jump = off * off > JUMP**2 * variance and abs(off) > JUMP_LEAST * min(t, expected)
+    if before == before:  # else there was no jump a round before
+        usual = overhead + before * b
+        if abs(math.log(t / usual)) < abs(math.log(t / expected)):
+            slope, off = before, t - usual
+            jump = jump and off * off > JUMP**2 * variance
+    if jump:
+        base = min(overhead, 0.5 * t)
+        slope = (t - base) / b
+        return base, slope, p, -p / b, (p + scatter * (t * t)) / (b * b), scatter, b, per_sample
+    varied = abs(math.log(b / usual_load)) > max(VARIED, VARIED_SCATTERS * math.sqrt(scatter))
+    toward = (p + b * q) / variance if varied else 0.0
+    gain = (q + b * r) / variance
+    moved, slope = overhead + toward * off, slope + gain * off
+    a, c, d, e = 1 - toward, -toward * b, -gain, 1 - gain * b
+    overhead_var = a * a * p + 2 * a * c * q + c * c * r + toward * toward * noise
+    covar = a * d * p + (a * e + c * d) * q + c * e * r + toward * gain * noise
+    slope_var = d * d * p + 2 * d * e * q + e * e * r + gain * gain * noise
+    kept = min(max(moved, 0.0), 0.95 * t)
+    slope = max(slope + (kept - moved) * covar / overhead_var, 0.01 * t / b)
+    blame = scatter * (expected * expected + (b * per_sample) * (b * per_sample)) / variance
+    surprise = min(off * off / variance, JUMP**2) - 1.0
+    scatter = max(scatter * (1.0 + MEMORY * blame * surprise), LEAST_SCATTER**2)
+    load = usual_load + MEMORY * (b - usual_load)
+    return kept, slope, overhead_var, covar, slope_var, scatter, load, math.nan

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from paceline.costs import Array, Cost, Linear, halfway
 from paceline.durations import QUICKEST
 from paceline.errors import PacelineError
+from paceline.shares import plain
 
 
 class WaterLevel(NamedTuple):
@@ -38,6 +39,8 @@ def water_level(
     floats, with what they cannot resolve (a jump) divided in proportion.
     Raises PacelineError when the limits cannot hold the batch.
     """
+    if isinstance(cost, Linear) and (found := _of_few(cost, batch, least, most, guess)) is not None:
+        return found
     total = np.asarray(batch, float)[..., None]
     low, high = limits(total, least, total if most is None else most)
     if isinstance(cost, Linear):
@@ -46,6 +49,21 @@ def water_level(
     else:
         level, loads = _bisect(cost, total, low, high)
     return WaterLevel(level[..., 0], loads)
+
+
+def _of_few(
+    cost: Linear, batch: ArrayLike, least: ArrayLike, most: ArrayLike | None, guess: ArrayLike | None
+) -> WaterLevel | None:
+    lines = plain.lines(cost)
+    if lines is None or np.ndim(batch):
+        return None
+    n, whole = len(lines[0]), float(batch)  # type: ignore[arg-type]  # one number
+    low, high = plain.each(least, n), plain.each(whole if most is None else most, n)
+    if low is None or high is None:
+        return None
+    start = float("nan") if guess is None else float(guess)  # type: ignore[arg-type]  # one, as there is one batch
+    found = plain.fill(*lines, whole, low, high, start)
+    return None if found is None else WaterLevel(np.asarray(found[0]), np.array(found[1]))
 
 
 def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0, total: float = 1.0) -> Array:
@@ -111,7 +129,7 @@ def _fill(
         loads = np.minimum(np.maximum(free, low), high)
         short = total - loads.sum(-1, keepdims=True)
         left, right = np.where(short > 0, level, left), np.where(short < 0, level, right)
-        slope = np.einsum("...i,...i->...", rate, loads == free)[..., None]
+        slope = np.where(loads == free, rate, 0.0).sum(-1, keepdims=True)
         with np.errstate(divide="ignore", invalid="ignore"):
             step = level + short / slope
         blind = ~((left <= step) & (step <= right) & np.isfinite(step)) & (short != 0)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paceline.costs import Array, Cost, Linear, halfway
+from paceline.few import few
 from paceline.rounds import Plan
+from paceline.shares import plain
 from paceline.shares.level import limits, water_level
 
 
@@ -30,6 +33,8 @@ def whole_samples(
     The result is that of giving one sample after another to whoever then ends soonest (exact for
     non-decreasing costs); all but a few of these steps are taken together.
     """
+    if unit == 1 and (found := _of_few(expected, batch, least, most)) is not None:
+        return found
     total = np.asarray(float(batch))[None]
     low, high = np.asarray(least, float), np.asarray(batch if most is None else most, float)
     if isinstance(expected, Plan):
@@ -54,6 +59,30 @@ def whole_samples(
     low, high = limits(total, low, high)
     loads = _greedy(cost, _most_together(cost, total, low, high), total, low, high)
     return loads.astype(np.int64)
+
+
+def _of_few(
+    expected: Plan | Cost, batch: int, least: ArrayLike, most: ArrayLike | None
+) -> NDArray[np.int64] | None:
+    """The same in plain numbers, where they do."""
+    shares = expected.shares.tolist() if isinstance(expected, Plan) and few(expected.shares) else None
+    cost = expected.costs if isinstance(expected, Plan) else expected
+    if isinstance(cost, Linear):
+        lines = plain.lines(cost)
+    elif cost is None and shares is not None:
+        lines = [1.0 / share if share else math.inf for share in shares], [0.0] * len(shares)
+    else:
+        return None
+    if lines is None:
+        return None
+    n = len(lines[0])
+    low, high = plain.each(least, n), plain.each(batch if most is None else most, n)
+    if low is None or high is None or (shares is not None and len(shares) != n):
+        return None
+    if shares is not None:
+        low = [one if share > 0 else 0.0 for one, share in zip(low, shares, strict=True)]
+    loads = plain.whole(*lines, batch, low, high)
+    return None if loads is None else np.array(loads)
 
 
 @dataclass(frozen=True, slots=True)

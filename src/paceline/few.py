@@ -1,0 +1,74 @@
+"""Decisions about few workers in plain numbers: numpy takes a microsecond for an operation on two of them.
+
+A round's decision is some hundred operations. So the functions that an engine calls each round have two forms, one
+of arrays of any shape and one of lists, for one run of at most ``FEW`` workers in which nothing unusual happened
+(everybody was measured before, nobody was absent); ``None`` from the second form leaves it to the first. Both
+give the same numbers to the last bit, for which they add in the same order and take logarithms from one place.
+
+That place is the C library, as far as one run is concerned: numpy's own logarithms and exponentials depend in their
+last bit on what the processor has, and ranks on unlike machines must make the same plans.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Numbers = list[float]
+
+FEW = 16  # workers; beyond, arrays are as quick
+ONE_RUN = 4096  # workers of one run: beyond, the time counts more than that unlike machines agree
+LARGEST = 709.0  # of which the exponential is a float for certain
+ODD = (ArithmeticError, ValueError)  # what plain numbers raise where arrays give infinities and NaN
+
+
+def few(values: Array) -> bool:
+    """Whether these are of one run with few workers."""
+    return values.ndim == 1 and len(values) <= FEW
+
+
+def total(values: Numbers) -> float:
+    """The sum, in the order in which numpy adds."""
+    if len(values) < 8:
+        added = 0.0
+        for value in values:
+            added += value
+        return added
+    sums = values[:8]
+    whole = len(values) // 8 * 8
+    for start in range(8, whole, 8):
+        sums = [one + other for one, other in zip(sums, values[start : start + 8], strict=True)]
+    a, b, c, d, e, f, g, h = sums
+    added = ((a + b) + (c + d)) + ((e + f) + (g + h))
+    for value in values[whole:]:
+        added += value
+    return added
+
+
+def log(values: Any) -> Array:
+    """The natural logarithm, of the shape of ``values``; of nothing it is minus infinity, and below that NaN."""
+    values = np.asarray(values, float)
+    if values.ndim > 1 or values.size > ONE_RUN:
+        return np.asarray(np.log(values))
+    found = [_log(value) for value in values.ravel().tolist()]
+    return np.array(found).reshape(values.shape)
+
+
+def exp(values: Array) -> Array:
+    """The exponential, of the shape of ``values``."""
+    if values.ndim > 1 or values.size > ONE_RUN:
+        return np.asarray(np.exp(values))
+    found = [
+        math.exp(value) if value < LARGEST else float(np.exp(value)) for value in values.ravel().tolist()
+    ]
+    return np.array(found).reshape(values.shape)
+
+
+def _log(value: float) -> float:
+    if value > 0:
+        return math.log(value)
+    return -math.inf if value == 0 else math.nan
