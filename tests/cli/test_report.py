@@ -59,6 +59,8 @@ def test_several_runs(make, tmp_path, capsys):
     assert "Comparison" in (tmp_path / "compare.html").read_text()
     assert (tmp_path / "level" / "report.html").exists()
     assert (tmp_path / "level" / "trace.json").exists()
+    both = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {each["pid"] for each in both} == {1, 2}, "the comparison's trace has both runs"
 
 
 def test_nothing_is_written_when_one_is_no_run(make, tmp_path):

@@ -19,27 +19,77 @@ def events_of(path):
     return content["traceEvents"]
 
 
-def spans(events, name, pid):
-    return [(e["ts"], e["dur"]) for e in events if e["ph"] == "X" and e["name"] == name and e["pid"] == pid]
+def spans(events, name, tid, pid=1):
+    return [
+        (e["ts"], e["dur"])
+        for e in events
+        if (e["ph"], e["name"], e["tid"], e["pid"]) == ("X", name, tid, pid)
+    ]
 
 
 def test_microseconds_of_each_worker(tmp_path, write):
     events = events_of(trace.write(read(write(tmp_path / "run", np.full((3, 4), 16), np.tile(SLOW, (3, 1))))))
-    assert spans(events, "compute", 3) == [(0, 64000), (64000, 64000), (128000, 64000)]
-    assert spans(events, "compute", 0) == [(0, 16000), (64000, 16000), (128000, 16000)]
-    assert spans(events, "wait", 0) == [(16000, 48000), (80000, 48000), (144000, 48000)]
-    assert spans(events, "wait", 3) == []
-    assert spans(events, "round 1", trace.CLUSTER) == [(64000, 64000)]
-    names = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
-    assert names == {
-        0: "worker 0",
-        1: "worker 1",
-        2: "worker 2",
-        3: "worker 3",
-        trace.CLUSTER: "cluster, level",
-    }
-    loads = [e["args"]["samples"] for e in events if e["ph"] == "C" and e["name"] == "load" and e["pid"] == 0]
+    slow, quick = trace.thread(3), trace.thread(0)
+    assert spans(events, "compute", slow) == [(0, 64000), (64000, 64000), (128000, 64000)]
+    assert spans(events, "compute", quick) == [(0, 16000), (64000, 16000), (128000, 16000)]
+    assert spans(events, "wait", quick) == [(16000, 48000), (80000, 48000), (144000, 48000)]
+    assert spans(events, "wait", slow) == []
+    assert spans(events, "round 1", trace.ROUNDS) == [(64000, 64000)]
+    assert {e["pid"] for e in events} == {1}, "viewers show no process 0"
+    assert all(e["cat"] for e in events if e["ph"] != "M")
+    named = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    order = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
+    assert [named[tid] for tid in sorted(order, key=order.get)] == [
+        "rounds",
+        *(f"worker {i}" for i in range(4)),
+    ]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["level"]
+    loads = [e["args"]["samples"] for e in events if e["ph"] == "C" and e["name"] == "samples of worker 0"]
     assert loads == [16, 16, 16]
+
+
+def test_the_exchange_is_apart_from_waiting(tmp_path, config):
+    with Recorder.create(tmp_path / "run", config | {"workers": 2}) as recorder:
+        recorder.round(round=0, epoch=0, time=0.1, seconds=0.1, batch=8, loads=[4, 4], compute=[0.03, 0.06])
+    events = events_of(trace.write(read(tmp_path / "run")))
+    assert spans(events, "wait", trace.thread(0)) == [(30000, 30000)]
+    for worker in range(2):
+        assert spans(events, "all-reduce and step", trace.thread(worker)) == [(60000, 40000)]
+
+
+def test_an_arrow_leads_from_each_claim_to_its_piece(tmp_path, config):
+    with Recorder.create(tmp_path / "run", config | {"workers": 2}) as recorder:
+        recorder.round(
+            round=0, epoch=0, time=0.1, seconds=0.1, batch=80, loads=[50, 30], compute=[0.1, 0.1],
+            at_once=0.5, piece_cost=0.001, pieces=[[20, 15, 15], [20, 10]],
+            piece_seconds=[[0.04, 0.03, 0.03], [0.06, 0.04]],
+        )  # fmt: skip
+    events = events_of(trace.write(read(tmp_path / "run")))
+    claims = [e["name"] for e in events if e.get("cat") == "claim" and e["ph"] == "X"]
+    assert claims == ["worker 0 claims 15", "worker 1 claims 10", "worker 0 claims 15"], "in their order"
+    begun = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert len(begun) == 3
+    assert begun.keys() == ends.keys()
+    for name, arrow in ends.items():
+        piece = [
+            e for e in events
+            if e.get("cat") == "piece" and e["tid"] == arrow["tid"] and e["ts"] <= arrow["ts"] < e["ts"] + e["dur"]
+        ]  # fmt: skip
+        assert len(piece) == 1
+        assert begun[name]["ts"] <= arrow["ts"]
+
+
+def test_a_comparison_is_one_file(tmp_path, write):
+    runs = [
+        read(write(tmp_path / name, np.full((2, 4), 16), np.tile(SLOW, (2, 1)), policy=name))
+        for name in ("equal", "level")
+    ]
+    events = events_of(trace.write_comparison(runs, tmp_path / "both.json"))
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {1: "equal", 2: "level"}
+    for pid in names:
+        assert spans(events, "compute", trace.thread(3), pid) == [(0, 64000), (64000, 64000)]
 
 
 def test_events_on_a_track_nest_whatever_the_clocks_said(tmp_path, config):
@@ -70,12 +120,13 @@ def test_events_on_a_track_nest_whatever_the_clocks_said(tmp_path, config):
 
 
 def test_a_long_run_keeps_its_first_middle_and_last_rounds(tmp_path, write, monkeypatch):
-    monkeypatch.setattr(trace, "EVENTS", 9 * 24)
+    monkeypatch.setattr(trace, "EVENTS", 9 * 28)
     run = read(write(tmp_path / "run", np.full((100, 4), 16), np.tile(SLOW, (100, 1))))
     assert trace.kept(run) == [0, 1, 2, 48, 49, 50, 97, 98, 99]
     events = events_of(trace.write(run))
-    assert len(events) <= 9 * 24 + 6
-    assert events[5]["name"] == "9 of 100 rounds: the first, the middle and the last"
+    assert len(events) <= 9 * 28 + 12
+    told = [e["name"] for e in events if e["ph"] == "i"]
+    assert told == ["9 of 100 rounds: the first, the middle and the last"]
 
 
 def test_tensorboard_scalars_are_the_record(tmp_path, write):

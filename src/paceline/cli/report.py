@@ -51,6 +51,7 @@ def command(
             write_whole(run.path / report.REPORT, content)
         console.print(comparison_table(records, summaries))
         _say(console, compare(records)[:1])
+        trace.write_comparison(records, page.parent / trace.TRACE)
     for run in records:
         trace.write(run)
     console.print(f"Report: {page}", soft_wrap=True, highlight=False)

@@ -156,6 +156,7 @@ class Session:
         page = base / report.REPORT
         if len(runs) > 1:
             report.write_comparison(runs, page)
+            trace.write_comparison(runs, base / trace.TRACE)
         self._console.print(f"Report: {page} (open it in a browser)")
         self._console.print(f"Next: {_next(directories)}", markup=False)
 

@@ -1,37 +1,51 @@
-"""The run as a trace file for ui.perfetto.dev or chrome://tracing: a track a worker, counters beside it.
+"""Runs as a trace file for ui.perfetto.dev or chrome://tracing: a process a run, a track a worker.
 
-The Trace Event Format: "X" events with a start and a duration in microseconds, which must nest on a track: a
-round holds compute, which starts with its overhead, and then wait. "C" are counters, "i" instants, "M" names.
+The Trace Event Format: "X" events with a start and a duration in microseconds, which must nest on a track: a round
+holds compute, which starts with its overhead, then the wait for the last worker, then the exchange of gradients and
+what else follows. "s" and "f" are the two ends of an arrow, "C" counters, "i" instants, "M" names and their order.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.files import write_whole
+from paceline.runs.alike import labels
 from paceline.runs.run import Run
 
 TRACE = "trace.json"
 EVENTS = 200_000  # a browser stays quick with as many
-CLUSTER = 1_000_000  # pid of what concerns all workers
+ROUNDS, CLAIMS, WORKERS = (
+    1,
+    2,
+    3,
+)  # threads of a run's process: its rounds, claims of pieces, then two a worker
+MOMENT = 1.0  # microseconds: as long as a claim is shown
+
+Event = dict[str, Any]
 
 
 def write(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
     """Write the trace, into the run's directory unless ``path`` says where; the file's path."""
-    events = ",\n".join(json.dumps(event, separators=(",", ":"), allow_nan=False) for event in _events(run))
-    content = f'{{"displayTimeUnit":"ms","traceEvents":[\n{events}\n]}}\n'
-    return write_whole(Path(path) if path is not None else run.path / TRACE, content)
+    return write_comparison([run], path if path is not None else run.path / TRACE)
+
+
+def write_comparison(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
+    """Write several runs into one trace, each as a process that begins at time 0; the file's path."""
+    events = (event for pid, run in enumerate(runs, 1) for event in _events(run, pid, labels(runs)[pid - 1]))
+    lines = ",\n".join(json.dumps(event, separators=(",", ":"), allow_nan=False) for event in events)
+    return write_whole(Path(path), f'{{"displayTimeUnit":"ms","traceEvents":[\n{lines}\n]}}\n')
 
 
 def kept(run: Run) -> list[int]:
     """The rounds in the trace: all, or of a long run the first, the middle and the last."""
-    total, most = len(run.round), max(EVENTS // (5 * run.workers + 4), 3) if run.workers else 0
+    total, most = len(run.round), max(EVENTS // (6 * run.workers + 4), 3) if run.workers else 0
     if total <= most:
         return list(range(total))
     part = most // 3
@@ -39,14 +53,33 @@ def kept(run: Run) -> list[int]:
     return sorted({t for start in starts for t in range(start, start + part)})
 
 
-def _events(run: Run) -> Iterator[dict[str, Any]]:
-    yield _name(CLUSTER, f"cluster, {run.policy}")
+def thread(worker: int) -> int:
+    """A worker's thread; the pieces that it ran are on the next one, since they and the overhead would not nest."""
+    return WORKERS + 2 * worker
+
+
+def _events(run: Run, pid: int, label: str) -> Iterator[Event]:
+    for event in (*_names(run, label), *_rounds(run)):
+        yield event | {"pid": pid}
+
+
+def _names(run: Run, label: str) -> Iterator[Event]:
+    yield _meta("process_name", 0, name=label)
+    pieces = any(each is not None for each in run.extras.get("pieces", []))
+    named = [(ROUNDS, "rounds")] + ([(CLAIMS, "claims of pieces")] if pieces else [])
     for worker in range(run.workers):
-        yield _name(worker, f"worker {worker}")
+        named.append((thread(worker), f"worker {worker}"))
+        if pieces:
+            named.append((thread(worker) + 1, f"worker {worker}: pieces"))
+    for place, (tid, name) in enumerate(named):
+        yield _meta("thread_name", tid, name=name)
+        yield _meta("thread_sort_index", tid, sort_index=place)
+
+
+def _rounds(run: Run) -> Iterator[Event]:
     rounds = kept(run)
     if len(rounds) < len(run.round):
-        shown = f"{len(rounds):,} of {len(run.round):,} rounds: the first, the middle and the last"
-        yield {"ph": "i", "name": shown, "pid": CLUSTER, "tid": 0, "ts": 0, "s": "g"}
+        yield _instant(f"{len(rounds):,} of {len(run.round):,} rounds: the first, the middle and the last", 0)
     before = 0.0
     for t in rounds:
         # A round ends where the next begins at the latest, so that rounds on one track never overlap.
@@ -56,62 +89,98 @@ def _events(run: Run) -> Iterator[dict[str, Any]]:
         yield from _round(run, t, start, end)
 
 
-def _round(run: Run, t: int, start: float, end: float) -> Iterator[dict[str, Any]]:
+def _round(run: Run, t: int, start: float, end: float) -> Iterator[Event]:
     number = int(run.round[t])
     whole = {"round": number, "epoch": int(run.epoch[t]), "batch": int(run.batch[t])}
-    yield _span(CLUSTER, f"round {number}", start, end, whole)
-    yield _counter(CLUSTER, "round seconds", start, {"seconds": float(run.seconds[t])})
+    yield _span(ROUNDS, "round", f"round {number}", start, end, whole)
+    yield _counter("round seconds", start, {"seconds": float(run.seconds[t])})
     if np.isfinite(run.loss[t]):
-        yield _counter(CLUSTER, "loss", start, {"loss": float(run.loss[t])})
+        yield _counter("loss", start, {"loss": float(run.loss[t])})
+    claims: list[tuple[float, float, int, Event]] = []
     for worker in range(run.workers):
-        compute = run.compute[t, worker]
-        if not np.isfinite(compute):
+        if not np.isfinite(run.compute[t, worker]):
             continue
-        load = float(np.nan_to_num(run.loads[t, worker]))
-        done = min(start + _micro(compute), end)
-        yield _span(worker, f"round {number}", start, end, {"round": number, "samples": load})
-        yield _span(worker, "compute", start, done, {"samples": load})
-        yield from _pieces(run, t, worker, start, done)
-        extra = np.nan_to_num(run.overhead[t, worker])
-        if extra > 0:
-            yield _span(worker, "overhead", start, min(start + _micro(extra), done), {})
-        wait = np.nan_to_num(run.wait[t, worker])
-        if wait > 0 and done < end:
-            yield _span(worker, "wait", done, min(done + _micro(wait), end), {})
-        yield _counter(worker, "load", start, {"samples": load})
+        done = min(start + _micro(run.compute[t, worker]), end)
+        yield from _worker(run, t, worker, start, done, end)
+        for claimed, piece in _pieces(run, t, worker, start, done):
+            yield piece
+            if claimed:
+                claims.append((piece["ts"], piece["ts"] + piece["dur"], worker, piece))
+    yield from _arrows(claims, f"{t}", start, end)
     happened = run.extras.get("events")
     for event in (happened[t] if happened else None) or []:
-        yield {"ph": "i", "name": _text(event), "pid": CLUSTER, "tid": 0, "ts": start, "s": "g"}
+        yield _instant(event if isinstance(event, str) else json.dumps(event), start)
 
 
-def _pieces(run: Run, t: int, worker: int, start: float, done: float) -> Iterator[dict[str, Any]]:
-    """The pieces that a worker ran, on a track of their own: they and the overhead would not nest."""
+def _worker(run: Run, t: int, worker: int, start: float, done: float, end: float) -> Iterator[Event]:
+    number, load, tid = int(run.round[t]), float(np.nan_to_num(run.loads[t, worker])), thread(worker)
+    yield _span(tid, "round", f"round {number}", start, end, {"round": number, "samples": load})
+    yield _span(tid, "compute", "compute", start, done, {"samples": load})
+    extra = np.nan_to_num(run.overhead[t, worker])
+    if extra > 0:
+        yield _span(tid, "overhead", "overhead", start, min(start + _micro(extra), done), {})
+    last = min(done + _micro(np.nan_to_num(run.wait[t, worker])), end)
+    if last > done:
+        yield _span(tid, "wait", "wait", done, last, {})
+    if end > last:
+        yield _span(tid, "exchange", "all-reduce and step", last, end, {})
+    yield _counter(f"samples of worker {worker}", start, {"samples": load})
+
+
+def _pieces(run: Run, t: int, worker: int, start: float, done: float) -> Iterator[tuple[bool, Event]]:
+    """The pieces that a worker ran, and whether each was claimed while the round ran or assigned before it."""
     sizes, lengths = (run.extras.get(name) for name in ("pieces", "piece_seconds"))
     if not sizes or not lengths or sizes[t] is None or lengths[t] is None or worker >= len(sizes[t]):
         return
-    at = start
+    at, ran, assigned = start, 0, _assigned(run, t, worker)
     for number, (samples, length) in enumerate(zip(sizes[t][worker], lengths[t][worker], strict=True)):
         end = min(at + _micro(length), done)
-        yield _span(worker, f"piece {number}", at, end, {"samples": samples}) | {"tid": 1}
-        at = end
+        claimed = number > 0 and ran >= assigned - 0.5
+        yield claimed, _span(thread(worker) + 1, "piece", f"piece {number}", at, end, {"samples": samples})
+        at, ran = end, ran + samples
 
 
-def _text(event: Any) -> str:
-    return event if isinstance(event, str) else json.dumps(event)
+def _assigned(run: Run, t: int, worker: int) -> float:
+    """Samples that a worker had before the round began; 0 where the plan is not on record: its first piece then."""
+    portion = (run.extras.get("at_once") or [])[t : t + 1]
+    share = run.shares[t - 1, worker] if t else 1 / run.workers
+    if not portion or portion[0] is None or not np.isfinite(share):
+        return 0.0
+    return float(portion[0]) * float(share) * float(run.batch[t])
+
+
+def _arrows(
+    claims: list[tuple[float, float, int, Event]], round: str, start: float, end: float
+) -> Iterator[Event]:
+    """A moment for each claim, one after another on a track, with an arrow to the piece that it brought."""
+    at = start
+    for number, (began, ended, worker, piece) in enumerate(sorted(claims, key=lambda each: each[:3])):
+        at = min(max(began, at), end)
+        until = min(at + MOMENT, end)
+        samples = piece["args"]["samples"]
+        yield _span(CLAIMS, "claim", f"worker {worker} claims {samples}", at, until, {"samples": samples})
+        arrow = {"cat": "claim", "name": "claim", "id": f"{round}.{number}"}
+        yield {"ph": "s", "tid": CLAIMS, "ts": at} | arrow
+        yield {"ph": "f", "bp": "e", "tid": piece["tid"], "ts": min(max(at, began), ended)} | arrow
+        at = until
 
 
 def _micro(seconds: float) -> float:
     return round(float(seconds) * 1e6, 3)
 
 
-def _name(pid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+def _meta(kind: str, tid: int, **values: Any) -> Event:
+    return {"ph": "M", "name": kind, "tid": tid, "args": values}
 
 
-def _span(pid: int, name: str, start: float, end: float, args: dict[str, Any]) -> dict[str, Any]:
+def _span(tid: int, category: str, name: str, start: float, end: float, args: dict[str, Any]) -> Event:
     length = round(end - start, 3)
-    return {"ph": "X", "name": name, "pid": pid, "tid": 0, "ts": start, "dur": length, "args": args}
+    return {"ph": "X", "cat": category, "name": name, "tid": tid, "ts": start, "dur": length, "args": args}
 
 
-def _counter(pid: int, name: str, at: float, values: dict[str, float]) -> dict[str, Any]:
-    return {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": at, "args": values}
+def _instant(name: str, at: float) -> Event:
+    return {"ph": "i", "cat": "event", "name": name, "tid": ROUNDS, "ts": at, "s": "p"}
+
+
+def _counter(name: str, at: float, values: dict[str, float]) -> Event:
+    return {"ph": "C", "cat": "counter", "name": name, "tid": 0, "ts": at, "args": values}
