@@ -29,8 +29,8 @@ ROWS, COLUMNS = 1200, 64
 SMALL_BLOCKS = (30, 60, 120)  # of each master, for the task queue
 
 
-def cluster(workers: int, pace: float, seed: int) -> Problem:
-    u = np.random.default_rng(seed).uniform(1, 5, (2, workers)) * pace
+def cluster(workers: int, rate: float, seed: int) -> Problem:
+    u = np.random.default_rng(seed).uniform(1, 5, (2, workers)) * rate
     names = tuple(f"w{n}" for n in range(workers))
     return Problem(("x", "y"), names, np.full(2, float(ROWS)), ShiftedExponential(u, 1 / u))
 
@@ -98,10 +98,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--pace", type=float, default=0.25, help="rows per ms of the slowest worker")
+    parser.add_argument("--rate", type=float, default=0.25, help="rows per ms of the slowest worker")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    problem = cluster(given.workers, given.pace, given.seed)
+    problem = cluster(given.workers, given.rate, given.seed)
     position = {name: n for n, name in enumerate(problem.workers)}
 
     def stall(worker: str, master: str, turn: int, rows: int) -> float:

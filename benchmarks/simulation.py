@@ -31,8 +31,8 @@ from paceline.costs import Linear
 from paceline.rounds import Array
 from paceline.shares import water_level
 from paceline.simulate import Scenario, WorkerClass
-from paceline.simulate.delays import Ar1
 from paceline.simulate.measures import estimate, oracle_ratio, seconds_at
+from paceline.simulate.timing import Ar1
 
 A = ((3000, 1700, 1000, 90, 45), (0.02,) * 5)
 B = ((3000, 1700, 1000, 40, 12), (0.035, 0.03875, 0.0425, 0.04625, 0.05))

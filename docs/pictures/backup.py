@@ -12,8 +12,8 @@ import numpy as np
 from common import COLOURS, figure, save
 
 from paceline.simulate import Scenario, WorkerClass
-from paceline.simulate.delays import Constant, Exponential
 from paceline.simulate.learning import learn, server_config
+from paceline.simulate.timing import Constant, Exponential
 
 WAYS = ("everyone", "dbw", "static:12", "static:8")
 UNTIL = 12.0  # seconds

@@ -10,9 +10,9 @@ from common import BLUE, ORANGE, WAIT, figure, save
 
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws
-from paceline.simulate.delays import Constant
 from paceline.simulate.roundtrips import RoundTrips
 from paceline.simulate.server import Server
+from paceline.simulate.timing import Constant
 
 GATES = ("bsp", "ssp:1", "lsp:2:2", "asp")
 SECONDS = np.array([1.0, 1.15, 1.3, 2.6])  # of a task, by worker

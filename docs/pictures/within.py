@@ -9,7 +9,7 @@ import numpy as np
 from common import COLOURS, figure, save
 
 from paceline.simulate import Scenario, WorkerClass, run
-from paceline.simulate.delays import Constant
+from paceline.simulate.timing import Constant
 
 PACES = (1e-3, 1e-3, 4e-3)  # seconds a sample
 BATCH, ROUNDS, DRAWS, WARM_UP = 768, 80, 8, 20

@@ -32,6 +32,8 @@ __all__ = [
 
 Indices = NDArray[np.int64]
 """Positions of samples in a data set, shape (samples,)."""
+Vector = NDArray[np.float32] | NDArray[np.float64]
+"""All parameters of a model, or a gradient of them, shape (parameters,)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from paceline.costs import Linear
 from paceline.data import traces
 from paceline.data.traces import Trace
 from paceline.simulate import Scenario, WorkerClass, from_trace, run
-from paceline.simulate.delays import MODELS, Constant, Lognormal, Pareto
 from paceline.simulate.measures import to_json
+from paceline.simulate.timing import MODELS, Constant, Lognormal, Pareto
 from paceline.simulate.toml import of_trace
 from paceline.simulate.whatif import of_trace as answer
 from support.mutilate import mutilations

@@ -19,8 +19,8 @@ from paceline.papers.dbw_runs import reached, smoothed
 from paceline.papers.reference_data import data_folder
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate import run as run_rounds
-from paceline.simulate.delays import Constant
 from paceline.simulate.learning import learn, server_config
+from paceline.simulate.timing import Constant
 
 SCENARIO = """
 global_batch = 80

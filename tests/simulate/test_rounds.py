@@ -12,9 +12,9 @@ from paceline.costs import Linear
 from paceline.data.traces import Trace
 from paceline.shares import whole_samples
 from paceline.simulate import Event, Link, Scenario, WorkerClass, from_trace, run
-from paceline.simulate.delays import Ar1, Constant, OnOff, Replay
 from paceline.simulate.measures import idle_share, oracle_ratio, regret, regret_bound, seconds_at
 from paceline.simulate.scenario import Change
+from paceline.simulate.timing import Ar1, Constant, OnOff, Replay
 
 ROUNDS, WORKERS, BATCH = 25, 5, 120
 

@@ -6,8 +6,8 @@ import pytest
 
 from paceline import PacelineError
 from paceline.data import traces
-from paceline.simulate import delays, of_trace, read, run, scenario
-from paceline.simulate.delays import MODELS, Ar1, Constant, Replay
+from paceline.simulate import of_trace, read, run, scenario, timing
+from paceline.simulate.timing import MODELS, Ar1, Constant, Replay
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples" / "scenarios").glob("*.toml"))
@@ -155,4 +155,4 @@ def test_every_field_and_model_is_documented():
             assert f"`{field.name}`" in page, f"{kind.__name__}.{field.name}"
     for name in (*MODELS, "trace"):
         assert f'`"{name}"`' in page
-    assert delays.MODELS
+    assert timing.MODELS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from itertools import chain
@@ -13,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.balance.factoring import Factoring, FactoringState
 from paceline.errors import PacelineError, WorkerError
-from paceline.rounds import PiecePlan
+from paceline.rounds import PiecePlan, Plan
 from paceline.torch import Pace
 from paceline.torch.claiming.claims import Claims
 from paceline.torch.claiming.counter import SPEED_UNITS, LocalCounter, StoreCounter
@@ -190,6 +192,25 @@ def test_a_round_that_was_left_is_run_again_in_whole() -> None:
                     break
                 used += index.tolist()
                 pace.step(optimizer)
+    assert sorted(used) == list(range(83))
+
+
+class PiecesLater(Factoring):
+    """A policy whose first plan is whole."""
+
+    def init(self) -> tuple[Plan, FactoringState]:
+        plan, state = super().init()
+        return dataclasses.replace(plan, piece_plan=None), state
+
+
+def test_a_policy_whose_first_plan_is_whole_moves_no_work_later() -> None:
+    model = fresh(torch.float64)
+    optimizer, used = optimizer_of(model), []
+    with Pace(model, 16, lambda cluster: PiecesLater(cluster, portion=0.3), loop="pieces") as pace:
+        for x, y, index in pace.loader(Samples(83), seed=5):
+            used += index.tolist()
+            pace.backward(torch.nn.functional.cross_entropy(model(x), y))
+            pace.step(optimizer)
     assert sorted(used) == list(range(83))
 
 

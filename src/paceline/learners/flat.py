@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from paceline.paramserver.aggregate import Vector
+from paceline.rounds import Vector
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

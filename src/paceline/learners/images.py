@@ -11,8 +11,7 @@ from paceline.data import datasets
 from paceline.data.datasets import Data
 from paceline.learners import models
 from paceline.learners.flat import FlatModel
-from paceline.paramserver.aggregate import Vector
-from paceline.rounds import Indices
+from paceline.rounds import Indices, Vector
 
 CHUNK = 1000
 

@@ -19,8 +19,8 @@ from paceline.papers.dbw_runs import (
     reached,
 )
 from paceline.paramserver import rates
-from paceline.simulate.delays import Lognormal
 from paceline.simulate.figure import figure
+from paceline.simulate.timing import Lognormal
 
 SPARK = Lognormal(0.9, 0.4, 0.03, 3.0)  # the paper's trace is not public; this stands in for it
 

@@ -18,13 +18,13 @@ from paceline.papers.dbw_runs import (
     said,
 )
 from paceline.paramserver.engine import Update
-from paceline.simulate.delays import Delay
+from paceline.simulate.timing import TimingModel
 
 DYNAMIC = ("dbw", "dbw:worth=noise", "blind")
 
 
 def compare(
-    configs: Sequence[tuple[str, str]], delay: Delay, seeds: int, **setting: Any
+    configs: Sequence[tuple[str, str]], delay: TimingModel, seeds: int, **setting: Any
 ) -> tuple[dict[str, list[float]], dict[str, list[Update]]]:
     """Seconds to the target of each (backup, rate rule) on the same clusters; and the runs of the first
     seed."""

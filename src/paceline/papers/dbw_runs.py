@@ -19,9 +19,9 @@ from paceline.papers.reference_data import data_folder
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
-from paceline.simulate.delays import Delay, Exponential
 from paceline.simulate.roundtrips import Change, RoundTrips
 from paceline.simulate.server import Server
+from paceline.simulate.timing import Exponential, TimingModel
 
 WORKERS = 16
 MNIST_RATE = 0.08
@@ -67,7 +67,7 @@ def _cifar10() -> datasets.Data:
     return datasets.Data(images("train"), labels["train"], images("test"), labels["test"], 10, "cifar10")
 
 
-def shifted(alpha: float) -> Delay:
+def shifted(alpha: float) -> TimingModel:
     """Round trips of 1 - alpha + alpha Exp(1) seconds."""
     return Exponential(max(alpha, 1e-9), 1.0 - alpha)
 
@@ -90,7 +90,7 @@ def learner(name: str = "mnist", model: str = "mlp", seed: int = 0) -> Any:
 
 def play(
     backup: str,
-    delay: Delay,
+    delay: TimingModel,
     *,
     seed: int = 0,
     batch: int = 500,
@@ -107,14 +107,14 @@ def play(
     updates: int = CAP,
     seconds: float | None = None,
     changes: Sequence[Change] = (),
-    pace: Delay | None = None,
+    seconds_per_sample: TimingModel | None = None,
 ) -> tuple[list[Update], Server]:
     """One run until the mean loss of the last updates is below the target, or the limits are reached."""
     learns = learner(name, model, seed)
     config = ServerConfig(
         workers, workers * batch, sync=sync, mode=mode, backup=backup, policy=policy, rate=rate, lr=lr
     )
-    trips = RoundTrips(workers, delay, pace, seed, changes)
+    trips = RoundTrips(workers, delay, seconds_per_sample, seed, changes)
     server = Server(learns, config, trips, Draws(len(learns.data.x_train), seed, shards))
     losses: list[float] = []
 

@@ -15,9 +15,9 @@ from paceline.papers.dbw_runs import (
     play,
     smoothed,
 )
-from paceline.simulate.delays import Constant
 from paceline.simulate.figure import figure
 from paceline.simulate.roundtrips import Change
+from paceline.simulate.timing import Constant
 
 
 def fig9(out: Path, quick: bool) -> Result:

@@ -9,8 +9,8 @@ import numpy as np
 
 from paceline.papers import Result, write
 from paceline.papers.dbw_runs import WORKERS, play, reached, said
-from paceline.simulate.delays import Exponential
 from paceline.simulate.figure import figure
+from paceline.simulate.timing import Exponential
 
 SLOW = 3.0  # times slower is the slower half
 
@@ -37,7 +37,13 @@ def speeds(out: Path, quick: bool) -> Result:
         for seed in range(seeds):
             pace = Exponential(0.2 * slow, 0.8 * slow)
             updates, _ = play(
-                backup, Exponential(1e-3), pace=pace, seed=seed, batch=batch, policy=policy, target=target
+                backup,
+                Exponential(1e-3),
+                seconds_per_sample=pace,
+                seed=seed,
+                batch=batch,
+                policy=policy,
+                target=target,
             )
             times.setdefault(name, []).append(reached(updates, target))
             rows.append({"policy": policy, "backup": backup, "seed": seed, "seconds": times[name][-1]})

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.simulate import Scenario, WorkerClass
-from paceline.simulate.delays import Ar1
+from paceline.simulate.timing import Ar1
 
 PROCESSORS = ("V100", "P100", "T4", "Cascade Lake", "Broadwell")
 COLOURS = ("tab:green", "tab:olive", "tab:blue", "tab:orange", "tab:red")

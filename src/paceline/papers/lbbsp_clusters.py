@@ -18,10 +18,10 @@ from paceline.forecast.series import bursty, google2011
 from paceline.papers import Result, write
 from paceline.papers.reference_data import data_folder
 from paceline.simulate import Link, Outcome, Scenario, WorkerClass, from_trace, run
-from paceline.simulate.delays import Ar1, OnOff
 from paceline.simulate.figure import figure
 from paceline.simulate.measures import estimate, idle_share
 from paceline.simulate.scenario import Change
+from paceline.simulate.timing import Ar1, OnOff
 
 BSP, LBBSP, LEVEL, ORACLE = "equal", "lbbsp-cpu", "level", "optimum"
 SHOWN = {BSP: "BSP", LBBSP: "LB-BSP", LEVEL: "level", ORACLE: "oracle"}

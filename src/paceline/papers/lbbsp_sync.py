@@ -17,10 +17,10 @@ from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
 from paceline.runs.words import percent, times
-from paceline.simulate.delays import Exponential, Lognormal
 from paceline.simulate.figure import figure
 from paceline.simulate.roundtrips import RoundTrips
 from paceline.simulate.server import Server
+from paceline.simulate.timing import Exponential, Lognormal
 
 SCHEMES = {
     "BSP": ("bsp", "equal"),

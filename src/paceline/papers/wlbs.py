@@ -16,10 +16,10 @@ from paceline.papers import Experiment, Result, write
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Epochs
 from paceline.runs.words import percent
-from paceline.simulate.delays import Constant, Lognormal
 from paceline.simulate.figure import figure
 from paceline.simulate.roundtrips import Change, RoundTrips
 from paceline.simulate.server import Member, Server
+from paceline.simulate.timing import Constant, Lognormal
 
 NODES = 5  # as in the paper's example, with m = 3
 SCHEMES = {

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+
+from paceline.rounds import Vector
 
 CHUNK = 1 << 16  # numbers of a vector whose squares are added in single precision
-
-Vector = NDArray[np.float32] | NDArray[np.float64]
 
 
 class Part(NamedTuple):
@@ -94,14 +93,13 @@ class Sum:
         return self._parts[0][1]
 
 
-def aggregate(parts: Sequence[Part], batch: float | None = None, statistics: bool = True) -> Aggregate:
+def aggregate(parts: Sequence[Part], batch: float | None = None) -> Aggregate:
     """The parts' mean, each sample weighing its part's weight: LB-BSP's weighted aggregation.
 
     batch: divide the weighted sum by this many samples instead of by the weighted samples that it has.
-    statistics: without them the variance is NaN.
     Parts are added in the order given, so give them in one that does not depend on their arrival.
     """
-    total = Sum(statistics)
+    total = Sum()
     for part in parts:
         total.add(part)
     return total.take(batch)

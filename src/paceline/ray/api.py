@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import PacelineError
-from paceline.paramserver.aggregate import Vector
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Epochs
 from paceline.ray.server import Server
 from paceline.ray.worker import Delay, Gradient, Program
-from paceline.rounds import Indices
+from paceline.rounds import Indices, Vector
 
 
 def train(

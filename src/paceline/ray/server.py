@@ -19,7 +19,6 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.machines import sizes
-from paceline.paramserver.aggregate import Vector
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
 from paceline.paramserver.engine import Moved, Update
@@ -30,7 +29,7 @@ from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import connect
 from paceline.ray.worker import Delay, Program, Report
-from paceline.rounds import Indices
+from paceline.rounds import Indices, Vector
 
 LOOK_SECONDS = 0.25  # at most between two looks at deadlines, joiners and commands
 SMALL_BYTES = 2**15  # a gradient of less comes in the same message as its report

@@ -19,7 +19,8 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from paceline.errors import WorkerError
-from paceline.paramserver.aggregate import Parameters, Part, Sum, Vector
+from paceline.paramserver.aggregate import Parameters, Part, Sum
+from paceline.rounds import Vector
 
 SHARD_PARAMETERS = 32 * 2**20  # parameters of a model from which a second server actor helps
 AHEAD_PARAMETERS = 2**20  # from which adding a gradient takes longer than one more message

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.machines import Machine, measure
-from paceline.paramserver.aggregate import Part, Sum, Vector
-from paceline.rounds import Indices
+from paceline.paramserver.aggregate import Part, Sum
+from paceline.rounds import Indices, Vector
 
 Gradient = Callable[[Vector, Indices], tuple[Vector, float]]
 Program = Callable[[int], tuple[Vector, Gradient]]

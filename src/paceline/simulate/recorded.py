@@ -14,8 +14,8 @@ from paceline.runs import Run, pieces
 from paceline.runs.summary import carried
 from paceline.runs.waiting import waits
 from paceline.runs.words import listing, plural
-from paceline.simulate.delays import Replay
 from paceline.simulate.scenario import PIECE_SECONDS, Scenario, WorkerClass
+from paceline.simulate.timing import Replay
 
 LEAST_PACE = 0.05  # of a worker's seconds, at least, are taken to grow with its load
 PREFETCHED = 2  # batches that each of a loader's processes draws ahead, torch's default

@@ -11,7 +11,7 @@ import numpy as np
 from paceline import durations
 from paceline.errors import PacelineError
 from paceline.rounds import Array
-from paceline.simulate.delays import Constant, Delay
+from paceline.simulate.timing import Constant, TimingModel
 
 
 class Change(NamedTuple):
@@ -23,7 +23,7 @@ class Change(NamedTuple):
 
 
 class RoundTrips:
-    """Seconds of each worker's j-th task: overhead plus load times pace, each from its own timing model.
+    """Seconds of each worker's j-th task: overhead plus load times seconds a sample, each from its own timing model.
 
     What a worker's j-th task takes depends on the seed, the worker and j only: policies that order the tasks
     differently meet the same cluster.
@@ -36,8 +36,8 @@ class RoundTrips:
     def __init__(
         self,
         workers: int,
-        overhead: Delay,
-        pace: Delay | None = None,
+        overhead: TimingModel,
+        seconds_per_sample: TimingModel | None = None,
         seed: int = 0,
         changes: Sequence[Change] = (),
         noise: Array | float = 0.0,
@@ -46,7 +46,7 @@ class RoundTrips:
     ) -> None:
         first, second, third = np.random.default_rng((seed, 0x7219)).spawn(3)
         self._overhead = _Table(overhead.stream((workers,), first))
-        self._pace = _Table((pace or Constant(0.0)).stream((workers,), second))
+        self._pace = _Table((seconds_per_sample or Constant(0.0)).stream((workers,), second))
         self._changes = sorted(changes)
         self._noise, self._knee = np.broadcast_to(noise, (workers,)), np.broadcast_to(knee, (workers,))
         self._further = _Table(third.standard_normal(workers) for _ in count())

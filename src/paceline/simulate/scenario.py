@@ -16,8 +16,8 @@ from paceline import durations
 from paceline.data.traces import Trace
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Machines
-from paceline.simulate.delays import Constant, Delay, Replay
 from paceline.simulate.ranges import CELLS, ROUNDS, SAMPLES, SHARES, SIZES, SPREAD, require, seconds
+from paceline.simulate.timing import Constant, Replay, TimingModel
 
 PIECE_SECONDS = 1e-3  # about what the torch engine takes for a piece beyond its samples
 LEAVE, DIE, FREEZE, JOIN = KINDS = ("leave", "die", "freeze", "join")
@@ -79,8 +79,8 @@ class WorkerClass:
     cpus, cores, memory: what the machine is, for policies that begin with that (WLBS).
     """
 
-    seconds_per_sample: Delay
-    overhead: Delay = field(default_factory=lambda: Constant(0.0))
+    seconds_per_sample: TimingModel
+    overhead: TimingModel = field(default_factory=lambda: Constant(0.0))
     name: str = "worker"
     _: KW_ONLY
     count: int = 1

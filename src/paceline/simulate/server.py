@@ -10,13 +10,13 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from paceline.paramserver.aggregate import Parameters, Part, Vector, aggregate
+from paceline.paramserver.aggregate import Parameters, Part, aggregate
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
 from paceline.paramserver.engine import Moved, Update
 from paceline.paramserver.events import Arrive, Join, Leave, Start, Task
 from paceline.paramserver.samples import SampleSource
-from paceline.rounds import Indices
+from paceline.rounds import Indices, Vector
 from paceline.simulate.roundtrips import RoundTrips
 
 FINISH, MEMBERS = 0, 1  # what ends at a moment counts before who comes or goes then

@@ -13,8 +13,8 @@ from typing import Any, Union
 
 from paceline.data import traces
 from paceline.errors import PacelineError
-from paceline.simulate.delays import MODELS, Constant, Delay, Replay
 from paceline.simulate.scenario import Scenario, from_trace
+from paceline.simulate.timing import MODELS, Constant, Replay, TimingModel
 
 LARGEST = 2**63 - 1  # of a whole number
 
@@ -79,8 +79,8 @@ class _Reader:
     def _value(self, hint: Any, value: Any, name: str, where: str) -> Any:
         origin, inner = typing.get_origin(hint), typing.get_args(hint)
         path = f"{where}.{name}" if where else name
-        if hint is Delay:
-            return self._delay(value, path, name)
+        if hint is TimingModel:
+            return self._timing(value, path, name)
         if origin is tuple:
             if not isinstance(value, list):
                 raise PacelineError(f"{path} is {value!r}; expected a list")
@@ -101,7 +101,7 @@ class _Reader:
             )
         return float(value) if hint is float else value
 
-    def _delay(self, value: Any, path: str, name: str) -> Delay:
+    def _timing(self, value: Any, path: str, name: str) -> TimingModel:
         """A number, or a table {model = ..., ...}."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             return self._named(Constant, {"seconds": value}, path)
@@ -117,8 +117,8 @@ class _Reader:
             )
         return self._named(MODELS[model], rest, path)
 
-    def _named(self, kind: type[Any], content: Mapping[str, Any], path: str) -> Delay:
-        made: Delay = self.table(kind, content, path)
+    def _named(self, kind: type[Any], content: Mapping[str, Any], path: str) -> TimingModel:
+        made: TimingModel = self.table(kind, content, path)
         return made
 
     def _replay(self, content: Mapping[str, Any], path: str, name: str) -> Replay:

@@ -12,8 +12,8 @@ from paceline import durations
 from paceline.costs import Cost, Linear, Only, Saturating
 from paceline.errors import PacelineError
 from paceline.rounds import Array
-from paceline.simulate.delays import assemble
 from paceline.simulate.scenario import Scenario
+from paceline.simulate.timing import assemble
 
 
 class Moment(NamedTuple):

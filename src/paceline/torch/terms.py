@@ -46,7 +46,8 @@ class Terms:
 
     def divided(self, step: int, loads: Indices, start: int) -> RoundPlan:
         """Round ``step`` of these ``loads``, whose samples begin at ``start``, with what of it is claimed."""
-        piece_plan, division = self.balancer.piece_plan(step), None
+        piece_plan = self.balancer.piece_plan(step) if self.moves_work else None
+        division = None
         if piece_plan is not None:
             division = plan.divide(piece_plan, loads, start, self.most, self.largest, self.unit, self.cell)
         return RoundPlan(step, loads, int(loads.sum()), division)

@@ -12,12 +12,11 @@ import numpy as np
 from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.learners.images import Images
-from paceline.paramserver.aggregate import Vector
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Epochs
 from paceline.ray.server import Server
 from paceline.ray.worker import Gradient, Program
-from paceline.rounds import Indices
+from paceline.rounds import Indices, Vector
 from paceline.runs import Recorder
 from paceline.train import slowdown
 from paceline.train.checkpoint import Checkpoints

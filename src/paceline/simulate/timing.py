@@ -23,8 +23,8 @@ from paceline.rounds import Array
 Numbers = float | Array
 
 
-class Delay(Protocol):
-    """Seconds of every worker, round after round."""
+class TimingModel(Protocol):
+    """Where the seconds of every worker come from, round after round."""
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         """One array of ``shape`` (..., n) a round; NaN where a worker is absent."""
@@ -222,7 +222,7 @@ class Mixture:
     parts: each a model of all workers and who goes by it, bool (..., n).
     """
 
-    parts: tuple[tuple[Delay, NDArray[np.bool_]], ...]
+    parts: tuple[tuple[TimingModel, NDArray[np.bool_]], ...]
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         children = rng.spawn(len(self.parts))
@@ -232,14 +232,14 @@ class Mixture:
             yield np.select(masks, list(drawn))
 
 
-def assemble(models: Sequence[Delay], of: NDArray[np.int64]) -> Delay:
+def assemble(models: Sequence[TimingModel], of: NDArray[np.int64]) -> TimingModel:
     """One model of all workers from one a class.
 
     of: each worker's class, shape (..., n). A class's Replay must have a column for each of its workers; these
     are given by rank.
     """
     kinds = list(dict.fromkeys(type(model) for model in models))
-    parts: list[tuple[Delay, NDArray[np.bool_]]] = []
+    parts: list[tuple[TimingModel, NDArray[np.bool_]]] = []
     for kind in kinds:
         here = [i for i, model in enumerate(models) if type(model) is kind]
         mask = np.isin(of, here)

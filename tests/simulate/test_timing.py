@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from paceline.simulate.delays import (
+from paceline.simulate.timing import (
     Ar1,
     Constant,
     Exponential,
