@@ -46,10 +46,8 @@ class Balancer:
             raise PacelineError(
                 f"quantum={quantum}: expected a positive divisor of the global batch of {cluster.global_batch}"
             )
-        if learner is not None and quantum > 1:
-            raise PacelineError(
-                f"quantum={quantum} counts samples, and a division by cost does not; leave one of them out"
-            )
+        if learner is not None:
+            _check_dealt(quantum)
         if policy.needs_upcoming:
             raise PacelineError(
                 f"{type(policy).__name__.lower()} looks into the future and only runs in simulations; "
@@ -72,6 +70,13 @@ class Balancer:
             self._models = {step: self.learner.model()}
         self._newest = plan
         self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
+
+    def learn(self, learner: CostLearner, step: int) -> None:
+        """From round ``step`` on samples cost differently, as this learner finds: rounds are asked for with ``deal``.
+
+        Raises PacelineError where loads are to be multiples of a number of samples."""
+        _check_dealt(self._quantum)
+        self.learner, self._models = learner, {step: learner.model()}
 
     @property
     def digest(self) -> int:
@@ -263,6 +268,13 @@ class Balancer:
         if self.learner is not None and models is not None and learned is not None:
             self.learner.fit, self.learner.rounds = learned
             self._models = models
+
+
+def _check_dealt(quantum: int) -> None:
+    if quantum > 1:
+        raise PacelineError(
+            f"quantum={quantum} counts samples, and a division by cost does not; leave one of them out"
+        )
 
 
 T = TypeVar("T")

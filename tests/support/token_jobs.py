@@ -111,7 +111,7 @@ def _case(
 ) -> tuple[float, float]:
     results: list[RoundResult] = []
     net, stalls = model(), random.Random(rank)
-    ddp: nn.Module = _sharded(net, ranks) if sharded else DistributedDataParallel(net)
+    ddp: nn.Module = sharded_over(net, ranks) if sharded else DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3, momentum=0.9)
     pace = Pace(ddp, BATCH, loop=loop, on_round=results.append, **options)
     loader = pace.loader(Sentences(rare), seed=5, num_workers=workers, **(loading or {}))
@@ -144,7 +144,7 @@ def _case(
     )
 
 
-def _sharded(net: nn.Sequential, ranks: int) -> nn.Module:
+def sharded_over(net: nn.Sequential, ranks: int) -> nn.Module:
     mesh = init_device_mesh("cpu", (ranks,))
     for layer in (net[0], net[2]):
         fully_shard(layer, mesh=mesh)

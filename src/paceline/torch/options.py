@@ -95,6 +95,31 @@ def check_loop(loop: str, deterministic: bool) -> None:
         )
 
 
+def check_dealt(budget: Any, longest: float, *, quantum: int, cell: int, turns: int | None) -> None:
+    """Raises PacelineError where rounds cannot be divided by cost, or not with this budget of a micro-batch.
+
+    longest: length of the longest sample. turns: of every rank in every round, None where that is its own affair.
+    """
+    if cell or quantum > 1:
+        wrong = "deterministic=True" if cell else f"quantum={quantum}"
+        raise PacelineError(
+            f"{wrong} counts samples, and cost= divides by what they cost; leave one of them out"
+        )
+    if budget is None:
+        return
+    number = isinstance(budget, int | float | np.integer | np.floating) and not isinstance(budget, bool)
+    if not number or not longest <= budget < np.inf:
+        raise PacelineError(
+            f"micro_batch_cost={short(budget)}: expected a number of at least {longest:g}, the cost of the "
+            "longest sample"
+        )
+    if turns is not None:
+        raise PacelineError(
+            f"micro_batch_cost={short(budget)} cuts a rank's part into as many micro-batches as it takes, and this "
+            f"loop takes {turns} a round; use loop='round' and pace.round(batch, function), or leave it out"
+        )
+
+
 def check_room(most: Sequence[int], global_batch: int, loop: str) -> None:
     """Raises PacelineError where one turn of the loop on each rank cannot hold the batch.
 

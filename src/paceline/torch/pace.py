@@ -27,12 +27,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.data import default_collate
 
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch import options as allowed
 from paceline.torch import peers
+from paceline.torch.feed.dealt import agreed_dealer
 from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
 from paceline.torch.feed.pieces import Order
 from paceline.torch.feed.rounds import RoundBatch, Sizes, iterate
@@ -179,12 +181,29 @@ class Pace:
         return self._loss
 
     def loader(
-        self, dataset: Any, *, seed: int = 0, shuffle: bool = True, drop_last: bool = False, **options: Any
+        self,
+        dataset: Any,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        cost: Any = None,
+        padded: bool | None = None,
+        micro_batch_cost: float | None = None,
+        **options: Any,
     ) -> BalancedLoader:
         """This rank's loader over ``dataset`` (anything with ``__len__`` and ``__getitem__``).
 
         Every sample is used exactly once an epoch over all ranks; the order depends on (seed, epoch) alone.
         drop_last: leave out the last round of an epoch where it would be short.
+        cost: what each sample costs, in any unit, such as its tokens: an array of one number for each sample, a
+            function of a sample's index, or the name of a column or field (something with a length counts by it).
+            It is read once. Rounds keep their samples, so the model stays that of one process; they are divided so
+            that all ranks end together by what the samples cost. See docs/samples.md.
+        padded: whether a micro-batch costs its size times its longest sample, since the collate function fills up the
+            others; by default found by trying it on two samples.
+        micro_batch_cost: of a micro-batch at most, in the unit of ``cost``: the sum of its samples, or its size times
+            its longest where it is padded. For loops that run a round in several pieces.
         Further options go to torch's DataLoader (num_workers, collate_fn, pin_memory, ...). Several loaders may be
         iterated in turn.
         """
@@ -193,9 +212,21 @@ class Pace:
         if len(dataset) == 0:
             raise PacelineError("the dataset is empty; expected at least one sample")
         order, number = Order(len(dataset), seed, shuffle), len(self._loaders)
-        facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
+        facts: dict[str, Any] = {
+            "samples": len(dataset),
+            "seed": seed,
+            "shuffle": shuffle,
+            "drop_last": drop_last,
+        }
+        facts["cost"] = "none" if cost is None else "some"
         lags = peers.agree(facts, draws_ahead(options))
-        loader = BalancedLoader(self.turns, dataset, order, number, drop_last, options)
+        dealer = None
+        if cost is not None:
+            collate = options.get("collate_fn") or default_collate
+            dealer = agreed_dealer(self.terms, dataset, collate, cost, padded, micro_batch_cost, self.rounds)
+        elif padded is not None or micro_batch_cost is not None:
+            raise PacelineError("padded= and micro_batch_cost= say how cost= counts; expected cost=, too")
+        loader = BalancedLoader(self.turns, dataset, order, number, drop_last, options, dealer)
         self.turns.drawn_ahead(max(lags))
         self._loaders.append(loader)
         self.turns.progress.samples = loader.samples

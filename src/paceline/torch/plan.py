@@ -10,6 +10,7 @@ from paceline.errors import PacelineError
 from paceline.pieces import rule
 from paceline.pieces.rule import Counts
 from paceline.rounds import Indices, PiecePlan
+from paceline.samples import Deal
 
 
 class Division(NamedTuple):
@@ -34,6 +35,7 @@ class RoundPlan(NamedTuple):
     loads: Indices  # every rank's samples, shape (n,)
     batch: int  # samples of all ranks
     division: Division | None = None  # None where all of it is run as planned
+    deal: Deal | None = None  # who runs which samples in which micro-batches, where they are divided by cost
 
     @property
     def at_once(self) -> float:

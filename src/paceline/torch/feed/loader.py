@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
+from paceline.torch.feed.dealt import Dealer
 from paceline.torch.feed.fetching import as_it_is, fetcher
 from paceline.torch.feed.nested import nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
@@ -76,11 +77,19 @@ class BalancedLoader:
     iteration is left early, the next one begins a fresh round of the next epoch (of the same one where no round of
     it was done).
 
-    dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses.
+    dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses. dealer:
+    divides its rounds by what the samples cost, where they cost differently.
     """
 
     def __init__(
-        self, turns: Turns, dataset: Any, order: Order, number: int, drop_last: bool, options: dict[str, Any]
+        self,
+        turns: Turns,
+        dataset: Any,
+        order: Order,
+        number: int,
+        drop_last: bool,
+        options: dict[str, Any],
+        dealer: Dealer | None = None,
     ) -> None:
         terms = turns.terms
         check_options(options, terms.global_batch, turns.ranks)
@@ -88,7 +97,7 @@ class BalancedLoader:
         self.samples = order.samples - (order.samples % terms.global_batch if drop_last else 0)
         self._check_sizes(terms.global_batch, terms.quantum)
         self._turns = turns
-        self._sampler = _Sampler(turns, order)
+        self._sampler = _Sampler(turns, order, dealer)
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         collate = options.pop("collate_fn", None) or default_collate
         self._early = bool(options.get("num_workers"))
@@ -195,8 +204,8 @@ class _EmptyToo:
 class _Sampler:
     """Yields the indices of this rank's micro-batches, and keeps beside them what each one is."""
 
-    def __init__(self, turns: Turns, order: Order) -> None:
-        self._turns, self._order = turns, order
+    def __init__(self, turns: Turns, order: Order, dealer: Dealer | None) -> None:
+        self._turns, self._order, self._dealer = turns, order, dealer
         self.queue: deque[Piece] = deque()
         self.indices: Indices = np.empty(0, np.int64)  # this epoch's order
 
@@ -205,7 +214,10 @@ class _Sampler:
         self.indices = indices = self._order.epoch(turns.progress.epoch)
         step = turns.progress.rounds
         for first, size in turns.progress.remaining():
-            plan = terms.divided(step, terms.balancer.loads(step, size), first)
+            if self._dealer is None:
+                plan = terms.divided(step, terms.balancer.loads(step, size), first)
+            else:
+                plan = self._dealer.divided(step, indices, first, size)
             for chosen, piece in planned_pieces(terms, turns.rank, plan, first, indices, terms.fills):
                 self.queue.append(piece)
                 yield chosen.tolist()

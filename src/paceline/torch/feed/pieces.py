@@ -43,7 +43,10 @@ def planned_pieces(
     start += int(own[:rank].sum())
     kept = 0 if division is None else int(division.kept[rank])
     filler = indices[: terms.floor] if fills else None
-    return pieces(terms, plan, indices[start : start + int(own[rank])], kept, filler)
+    mine = indices[start : start + int(own[rank])]
+    if plan.deal is not None:
+        return _in_cuts(plan, mine, plan.deal.sizes[rank].tolist(), filler)
+    return pieces(terms, plan, mine, kept, filler)
 
 
 def pieces(
@@ -62,9 +65,16 @@ def pieces(
         cuts = spread(at_once, turns, terms.floor, unit)
     else:
         cuts = cut(at_once, terms.micro_batch, unit) if at_once else []
-    if kept or not cuts:
+    if kept:
         cuts.append(kept)
-    start = 0
+    return _in_cuts(plan, mine, cuts, filler)
+
+
+def _in_cuts(
+    plan: RoundPlan, mine: Indices, cuts: list[int], filler: Indices | None
+) -> Iterator[tuple[Indices, Piece]]:
+    """A rank's samples in micro-batches of these sizes, at least one turn."""
+    cuts, start = cuts or [0], 0
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
         chosen = mine[start : start + size] if size or filler is None else filler

@@ -44,6 +44,7 @@ class RoundResult(NamedTuple):
     learning_rate: float = (
         math.nan
     )  # of the first optimizer's first group; NaN where pace.step did not step it
+    costs: Array | None = None  # of each rank's part in mean samples, where the loader was given costs
 
 
 class _Open(NamedTuple):
@@ -109,15 +110,18 @@ class OpenRounds:
         if self._moves_work:
             reports = PieceReports.of(rows["pieces"])
             within = PieceRecord(plan.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
-            known, loads = known + (reports.counts - 1).clip(0) * reports.cost, reports.loads
+            if plan.deal is None:  # else the cost model has what micro-batches cost
+                known = known + (reports.counts - 1).clip(0) * reports.cost
+            loads = reports.loads
             if loads.sum() != plan.batch:
                 raise PacelineError(
                     f"round {step}: the ranks ran {loads.sum()} of its {plan.batch} samples; expected "
                     "all: check that every rank works through all that its loader yields"
                 )
         times = None if reports is None else reports.times()
+        parts = None if plan.deal is None else plan.deal.parts
         overhead, shares = self._balancer.report(
-            step, loads, rows["seconds"], known, rows["cpu"], rows["memory"], times
+            step, loads, rows["seconds"], known, rows["cpu"], rows["memory"], times, parts
         )
         result = RoundResult(
             step=step,
@@ -131,6 +135,7 @@ class OpenRounds:
             shares=shares,
             within=within,
             learning_rate=learning_rate,
+            costs=None if plan.deal is None else plan.deal.costs,
         )
         for listener in self.listeners:
             listener(result)
