@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,17 +16,9 @@ EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 @pytest.mark.processes
 @pytest.mark.xdist_group("examples")
 def test_train_ddp() -> None:
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
-            str(EXAMPLES / "train_ddp.py"),
-        ],
-        capture_output=True, text=True, timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "terminate called" not in done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.startswith("epoch")]
+    out, err = run_script(3, EXAMPLES / "train_ddp.py")
+    assert "terminate called" not in err
+    lines = [line for line in out.splitlines() if line.startswith("epoch")]
     assert len(lines) == 8
     loads = [int(load) for load in lines[-1].split("[")[1].rstrip("]").split(", ")]
     assert sum(loads) == 256

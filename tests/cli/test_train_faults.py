@@ -22,6 +22,7 @@ from paceline.train import contents
 from paceline.train.checkpoint import seal
 from paceline.train.config import TrainConfig
 from support.commands import assert_refused, paceline
+from support.launched import run_script
 from support.signals import ignoring
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
@@ -40,10 +41,11 @@ def start(arguments: list[str], place: Path, *ignored: int) -> subprocess.Popen[
 
 
 def train(arguments: list[str], place: Path, status: int = 0) -> tuple[str, str]:
-    process = start(arguments, place)
-    out, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == status, err
-    return out, err
+    """``paceline train`` in this process, whose workers need not load PyTorch first; standard output and error."""
+    with contextlib.chdir(place):
+        said = paceline("train", *arguments)
+    assert said.status == status, said.stderr
+    return said.stdout, said.stderr
 
 
 def rounds(run_dir: Path) -> int:
@@ -261,26 +263,37 @@ def assert_same_model(first: bytes, second: bytes) -> None:
         assert torch.equal(value, theirs[name]), name
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_torchrun_joins_and_restarts_a_killed_worker(tmp_path: Path, workers: int) -> None:
-    """The third worker count dies once in mid-run; its restart goes on from the checkpoint."""
-    kill = workers == 3
+TOGETHER = ["--steps", "40", "--checkpoint-every", "5", "--out", "run", "--json", "run.json"]
+
+
+def assert_one_whole_run(place: Path, workers: int, out: str) -> None:
+    summary = json.loads((place / "run.json").read_text())
+    assert summary["steps"] == 40
+    assert summary["workers"] == workers
+    assert read(place / "run").round.tolist() == list(range(40))
+    assert out.count("Report:") == 1, "only rank 0 speaks"
+
+
+def test_ranks_that_a_launcher_started_train_together(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("from paceline.cli import main\n\nmain()\n")
+    with contextlib.chdir(tmp_path):
+        out, _ = run_script(2, program, arguments=["train", "--slowdown-ms", "1,1", *TOGETHER])
+    assert_one_whole_run(tmp_path, 2, out)
+
+
+def test_torchrun_restarts_a_killed_worker(tmp_path: Path) -> None:
+    """It dies in mid-run; the restart goes on from the checkpoint."""
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers),
-            "--max-restarts", "1", "-m", "paceline", "train", "--steps", "40", "--slowdown-ms",
-            ",".join(["1"] * workers), "--checkpoint-every", "5", "--out", "run", "--json", "run.json",
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3",
+            "--max-restarts", "1", "-m", "paceline", "train", "--slowdown-ms", "1,1,1", *TOGETHER,
         ],
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
     )  # fmt: skip
-    if kill:
-        wait_for_rounds(tmp_path / "run", 8, process)
-        workers_of(process)[-1].send_signal(signal.SIGKILL)
+    wait_for_rounds(tmp_path / "run", 8, process)
+    workers_of(process)[-1].send_signal(signal.SIGKILL)
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
-    summary = json.loads((tmp_path / "run.json").read_text())
-    assert summary["steps"] == 40
-    assert summary["workers"] == workers
-    assert read(tmp_path / "run").round.tolist() == list(range(40))
-    assert out.count("Report:") == 1, "only rank 0 speaks"
+    assert_one_whole_run(tmp_path, 3, out)

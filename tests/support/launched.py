@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -16,8 +17,10 @@ import torch
 from support import ranks as forks
 
 
-def run_script(ranks: int, script: Path, *loaded: str) -> tuple[str, str]:
-    """What all ranks wrote to standard output and to standard error. loaded: modules to have loaded before.
+def run_script(ranks: int, script: Path, *loaded: str, arguments: Sequence[str] = ()) -> tuple[str, str]:
+    """What all ranks wrote to standard output and to standard error.
+
+    loaded: modules to have loaded before. arguments: of the script.
 
     Raises AssertionError with what it wrote where a rank does not end with status 0.
     """
@@ -30,7 +33,8 @@ def run_script(ranks: int, script: Path, *loaded: str) -> tuple[str, str]:
         port = free.getsockname()[1]
         free.close()
         started = [
-            context.Process(target=_rank, args=(rank, ranks, port, script, place)) for rank in range(ranks)
+            context.Process(target=_rank, args=(rank, ranks, port, script, place, arguments))
+            for rank in range(ranks)
         ]
         for process in started:
             process.start()
@@ -43,7 +47,7 @@ def run_script(ranks: int, script: Path, *loaded: str) -> tuple[str, str]:
     return wrote[0], wrote[1]
 
 
-def _rank(rank: int, ranks: int, port: int, script: Path, place: str) -> None:
+def _rank(rank: int, ranks: int, port: int, script: Path, place: str, arguments: Sequence[str]) -> None:
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{place}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.update(
@@ -53,7 +57,7 @@ def _rank(rank: int, ranks: int, port: int, script: Path, place: str) -> None:
     )  # fmt: skip
     torch.set_num_threads(1)  # torch was loaded before
     multiprocessing.set_start_method("fork", force=True)  # of loaders' processes, as in a program of its own
-    sys.argv = [str(script)]
+    sys.argv = [str(script), *arguments]
     sys.path[0] = str(script.parent)
     try:
         runpy.run_path(str(script), run_name="__main__")
