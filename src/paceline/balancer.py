@@ -69,6 +69,7 @@ class Balancer:
             self.learner.restart()
             self._models = {step: self.learner.model()}
         self._newest = plan
+        self._digested: tuple[Plan, int] | None = None  # once asked for
         self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
 
     def learn(self, learner: CostLearner, step: int) -> None:
@@ -81,7 +82,9 @@ class Balancer:
     @property
     def digest(self) -> int:
         """A number that two ranks share only if they made the same newest plan."""
-        return policies.digest(self._newest)
+        if self._digested is None or self._digested[0] is not self._newest:
+            self._digested = self._newest, policies.digest(self._newest)
+        return self._digested[1]
 
     def loads(
         self,
@@ -314,8 +317,7 @@ def _told(step: int, loads: NDArray[np.int64], seconds: Array, plan: Plan) -> st
 
 def _at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
     """Loads below the floor go together to one worker: the one who has most already, the lowest rank of several."""
-    small = (loads > 0) & (loads < floor)
-    if small.any():
+    if floor > 1 and (small := (loads > 0) & (loads < floor)).any():
         together = int(loads[small].sum())
         loads = np.where(small, 0, loads)
         loads[int(np.argmax(loads if loads.any() else small))] += together

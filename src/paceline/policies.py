@@ -8,6 +8,7 @@ real training, and replicas that see the same rounds make the same plans.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -101,6 +102,8 @@ def restore(template: S, stored: Sequence[ArrayLike]) -> S:
 
 def digest(plan: Plan) -> int:
     """52 bits of what the plan divides, the same on every machine; exact as a float64, to travel among floats."""
-    parts = [np.ravel(part) for part in (plan.shares, *(plan.piece_plan or ()))]
-    numbers = np.concatenate(parts).astype("<f8", copy=False) + 0.0  # one zero, not two
-    return int.from_bytes(hashlib.blake2b(numbers.tobytes(), digest_size=8).digest(), "little") >> 12
+    numbers: list[float] = []
+    for part in (plan.shares, *(plan.piece_plan or ())):
+        numbers += np.asarray(part).ravel().tolist()
+    told = struct.pack(f"<{len(numbers)}d", *[number + 0.0 for number in numbers])  # one zero, not two
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little") >> 12

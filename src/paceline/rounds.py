@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from paceline.costs import Array, Cost
 from paceline.durations import LONGEST, QUICKEST
 from paceline.errors import PacelineError
+from paceline.few import few
 
 __all__ = [
     "Array",
@@ -162,6 +163,8 @@ class Round:
 
 def measurable(seconds: Array) -> Array:
     """Seconds within what a clock could tell, 0 and NaN as they are: their squares and reciprocals are finite."""
+    if few(seconds) and all(QUICKEST <= one <= LONGEST for one in seconds.tolist()):
+        return seconds
     within = np.minimum(np.maximum(seconds, QUICKEST), LONGEST)
     return np.where(seconds > 0, within, seconds)
 

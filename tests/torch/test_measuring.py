@@ -56,7 +56,9 @@ def test_what_ranks_exchange_is_one_array_of_float64() -> None:
 
 def test_pieces_beyond_those_on_record_are_added_to_the_last() -> None:
     sizes, seconds = list(range(1, 21)), [0.25] * 20
-    reports = piece_reports.PieceReports.of(piece_reports.report(sizes, seconds, 1e-3).reshape(1))
+    reports = piece_reports.PieceReports.of(
+        np.array(piece_reports.report(sizes, seconds, 1e-3)).view(piece_reports.ROW)
+    )
     assert reports.loads.tolist() == [sum(sizes)]
     assert reports.counts.tolist() == [20]
     assert reports.pieces == [[*range(1, 16), sum(range(16, 21))]]

@@ -16,7 +16,7 @@ from paceline.durations import QUICKEST
 from paceline.few import ODD, Numbers, few, total
 
 FEW_LEFT = 32  # samples that go out one by one
-NEWTON = 12  # steps that find the level, but where it needs brackets
+MOST_STEPS, NEWTON = 200, 12  # to the level; after the first of them every other one halves the bracket
 
 
 def lines(cost: Linear) -> tuple[Numbers, Numbers] | None:
@@ -51,7 +51,7 @@ def fill(
         offset = [one * each for one, each in zip(overhead, rate, strict=True)]
         level = guess if guess == guess else (batch + total(offset)) / total(rate)
         left, right = -math.inf, math.inf
-        for _ in range(NEWTON):
+        for attempt in range(MOST_STEPS):
             free = [each * level - one for each, one in zip(rate, offset, strict=True)]
             loads = [min(max(one, least), most) for one, least, most in zip(free, low, high, strict=True)]
             short = batch - total(loads)
@@ -62,15 +62,30 @@ def fill(
             else:
                 right = level
             inside = [each if one == load else 0.0 for each, one, load in zip(rate, free, loads, strict=True)]
-            step = level + short / total(inside)
-            if not (left <= step <= right and math.isfinite(step)):
-                return None
+            slopes = total(inside)
+            step = level + short / slopes if slopes else math.inf
+            inward = left <= step <= right and math.isfinite(step)
+            if not inward or (attempt >= NEWTON and attempt % 2 == 1):
+                left, right = _bracket(rate, offset, low, high, left, right)
+                step = 0.5 * (left + right)
             if abs(step - level) <= 4e-16 * abs(level):
                 return (level, loads) if abs(short) <= 1e-12 * abs(batch) else None
             level = step
     except ODD:
         pass
     return None
+
+
+def _bracket(
+    rate: Numbers, offset: Numbers, low: Numbers, high: Numbers, left: float, right: float
+) -> tuple[float, float]:
+    """Levels at which nobody, and everybody, is at its limit; kept where a tighter bracket is known."""
+    workers = [
+        (r, o, least, most) for r, o, least, most in zip(rate, offset, low, high, strict=True) if r > 0
+    ]
+    start = min([(o + least) / r for r, o, least, _ in workers], default=math.inf)
+    end = max([(o + most) / r for r, o, _, most in workers], default=-math.inf)
+    return max(left, math.nextafter(start, -math.inf)), min(right, math.nextafter(end, math.inf))
 
 
 def whole(slope: Numbers, overhead: Numbers, batch: int, low: Numbers, high: Numbers) -> list[int] | None:

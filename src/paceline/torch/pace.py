@@ -324,15 +324,18 @@ class Pace:
         scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """
         self.turns.passes.check_due()
-        loss = self.weighted(loss, reduction, count)
+        weight = self._weight(loss, reduction, count)
         with self.turns.named():
-            (loss if scaler is None else scaler.scale(loss)).backward()
+            if weight and scaler is None and loss.numel() == 1:
+                loss.backward(torch.full_like(loss, weight))  # as the loss times its weight, in fewer kernels
+            else:
+                loss = _times(loss, weight)
+                (loss if scaler is None else scaler.scale(loss)).backward()
         self.backward_done()
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
         """``loss`` times its ``weight``; zero where it counts for nothing, though a mean over nothing is NaN."""
-        weight = self.weight(loss, reduction, None if count is None else checked_count(count))
-        return loss * weight if weight else torch.nan_to_num(loss) * 0.0
+        return _times(loss, self._weight(loss, reduction, count))
 
     def weight(
         self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
@@ -461,5 +464,12 @@ class Pace:
         """
         self.turns.failed(error)
 
+    def _weight(self, loss: torch.Tensor, reduction: str, count: Any) -> float:
+        return self.weight(loss, reduction, None if count is None else checked_count(count))
+
     def _note_loss(self, result: RoundResult) -> None:
         self._loss = result.loss
+
+
+def _times(loss: torch.Tensor, weight: float) -> torch.Tensor:
+    return loss * weight if weight else torch.nan_to_num(loss) * 0.0  # a mean over nothing is NaN

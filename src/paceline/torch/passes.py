@@ -90,11 +90,8 @@ class Passes:
         many = piece.samples if count is None else count * (piece.samples > 0)
         if count is not None and not turn.weighed:
             self._meter.add_count(piece.step, many)
-        if loss is not None and many:
-            total = loss.detach() * (many if reduction == "mean" else 1)
-            self._meter.add_loss(piece.step, total.double())
-        elif loss is not None:
-            self._meter.add_loss(piece.step, torch.zeros((), dtype=torch.float64))
+        if loss is not None:
+            self._meter.add_loss(piece.step, loss, many if reduction == "mean" else float(many > 0))
         self._halfway(piece)
         if not self._by_hook:
             self.gradients.check_sync(piece)

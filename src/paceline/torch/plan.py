@@ -82,6 +82,8 @@ def divide(
     pieces are multiples of so many samples. cell: samples of every turn, 0 where turns differ.
     Raises PacelineError where the limits leave no room for whole cells.
     """
+    if not cell and piece_plan.at_once >= 1:
+        return None
     if cell:
         first, kept = rule.divide_grid(piece_plan, loads, cell)
     else:

@@ -369,9 +369,11 @@ class Turns:
     def _ready(self, piece: Piece) -> None:
         """This rank's last gradient of the round is ready."""
         self._lookout.ended(piece.step)
+        if self._meter.stopped(piece.step):
+            return
         if self._claims is None:
             self._meter.stop(piece.step, self.terms.balancer.digest)
-        elif not self._meter.stopped(piece.step):
+        else:
             self._claims.done(piece.samples, last=True)
             self._meter.stop(piece.step, self.terms.balancer.digest, self._claims.report)
 

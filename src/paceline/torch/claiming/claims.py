@@ -23,7 +23,6 @@ from paceline.torch import peers
 from paceline.torch.claiming.counter import MOST_SPEED, SPEED_UNITS, counter
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.measuring import piece_reports
-from paceline.torch.measuring.exchange import Rows
 from paceline.torch.plan import Division
 
 _log = logging.getLogger(__name__)
@@ -148,8 +147,8 @@ class Claims:
         """The next piece's beginning was held up."""
         self._waited += seconds
 
-    def report(self) -> Rows:
-        """What the other ranks should know of the round's pieces: a ``piece_reports.ROW``, shape ()."""
+    def report(self) -> list[float]:
+        """What the other ranks should know of the round's pieces: the numbers of a ``piece_reports.ROW``."""
         pure = [seconds - wait for seconds, wait in zip(self._seconds, self._waits, strict=True)]
         self._cost = piece_reports.cost(self._sizes, pure, self._cost)
         claimed = self._waits[1:-1]  # neither the first nor the last piece is claimed

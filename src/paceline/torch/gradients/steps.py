@@ -12,7 +12,6 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.errors import PacelineError
-from paceline.torch.gradients.put_aside import held
 
 Before = Callable[[torch.optim.Optimizer, bool], None]
 After = Callable[[torch.optim.Optimizer], None]
@@ -82,7 +81,7 @@ class Steps:
 
     def _concern(self, optimizer: torch.optim.Optimizer) -> bool:
         """True when the optimizer holds one of the parameters."""
-        return any(id(p) in self._ours for p in held(optimizer))
+        return _hold(optimizer, self._ours)
 
     def _telling(self, listener: Callable[..., None], of_closure: bool) -> Callable[..., None]:
         weak = weakref.WeakMethod(listener)
@@ -90,16 +89,25 @@ class Steps:
 
         def tell(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
             method = weak()
-            if method is None or not any(id(p) in ours for p in held(optimizer)):
+            if method is None or not _hold(optimizer, ours):
                 return
             if of_closure:
                 # torch's wrapper puts the optimizer itself first
-                given = [*(a for a in arguments if a is not optimizer), named.get("closure")]
-                method(optimizer, any(a is not None for a in given))
+                closures = [a for a in arguments if a is not optimizer and a is not None]
+                method(optimizer, bool(closures) or named.get("closure") is not None)
             else:
                 method(optimizer)
 
         return tell
+
+
+def _hold(optimizer: torch.optim.Optimizer, ours: set[int]) -> bool:
+    """Whether the optimizer has one of these parameters: usually its first."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group["params"]:
+            if id(parameter) in ours:
+                return True
+    return False
 
 
 class LearningRateWatch:

@@ -6,6 +6,7 @@ micro-batch, ``stop`` when its last gradient is ready (sends), ``collect`` after
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -49,13 +50,14 @@ class Meter:
         self._watch = measure.stopwatch(device)
         self._waited = waited or (lambda: 0.0)
         self._row = ROW_WITH_PIECES if pieces else ROW
+        self._length = self._row.itemsize // 8
         self._exchange = exchange.connect(self._row)
         self._readings = measure.Readings() if readings else None
         self._carry: dict[int, float] = {}
         self._waits: dict[int, float] = {}
-        self._losses: dict[int, list[torch.Tensor]] = {}
+        self._losses: dict[int, list[tuple[torch.Tensor, float]]] = {}  # of each piece, and what it counts
         self._counts: dict[int, float] = {}
-        self._pieces: dict[int, Rows] = {}
+        self._pieces: dict[int, list[float]] = {}
         self._sent = -1  # newest round announced
         self._running = -1
         self._sequence = -1  # of announcements: one for each round begun, and one where a flush asks for it
@@ -75,9 +77,9 @@ class Meter:
         self._waits[step] = self._waited()
         self._watch.start(step)
 
-    def add_loss(self, step: int, loss_sum: torch.Tensor) -> None:
-        """Count this micro-batch's summed loss towards the round's."""
-        self._losses.setdefault(step, []).append(loss_sum)
+    def add_loss(self, step: int, loss: torch.Tensor, factor: float = 1.0) -> None:
+        """Count this micro-batch's loss, times what makes a sum of it, towards the round's."""
+        self._losses.setdefault(step, []).append((loss.detach(), factor))
 
     def add_count(self, step: int, count: float) -> None:
         """This micro-batch's summed loss is over so many tokens, nodes or the like."""
@@ -87,10 +89,10 @@ class Meter:
         """True when the round's last gradient has been seen."""
         return self._sent >= step
 
-    def stop(self, step: int, digest: int, pieces: Callable[[], Rows] | None = None) -> None:
+    def stop(self, step: int, digest: int, pieces: Callable[[], list[float]] | None = None) -> None:
         """The last gradient of round ``step`` is ready: announce what is known. Later calls do nothing.
 
-        pieces: gives this rank's ``piece_reports.ROW``."""
+        pieces: gives the numbers of this rank's ``piece_reports.ROW``."""
         if self.stopped(step) or step != self._running:
             return
         self._watch.stop(step)
@@ -136,19 +138,33 @@ class Meter:
         self._exchange.send(self._sequence, self._report(step, digest))
 
     def _report(self, step: int, digest: int) -> Rows:
-        row = np.full((), np.nan, self._row)
-        row["digest"] = digest
-        if step not in self._carry:  # the device's first reading comes a round later
-            return row
-        carry = self._carry.pop(step)
-        losses = self._losses.pop(step, None)
-        row["step"], row["overhead"], row["told"] = step, carry, losses is not None
-        row["seconds"] = self._watch.seconds(step) - self._waits.pop(step) + carry
-        row["count"] = self._counts.pop(step, np.nan)
-        if losses is not None:
-            row["loss"] = float(torch.stack(losses).sum())
-        if self._readings:
-            row["cpu"], row["memory"] = self._readings.take()
-        if (pieces := self._pieces.pop(step, None)) is not None:
-            row["pieces"] = pieces
-        return row
+        numbers = [math.nan] * self._length
+        numbers[1] = digest
+        if step in self._carry:  # else the device's first reading comes a round later
+            carry = self._carry.pop(step)
+            losses = self._losses.pop(step, None)
+            cpu, memory = self._readings.take() if self._readings else (math.nan, math.nan)
+            numbers[: len(FIELDS)] = (
+                step,
+                digest,
+                self._watch.seconds(step) - self._waits.pop(step) + carry,
+                carry,
+                math.nan if losses is None else _summed(losses),
+                self._counts.pop(step, math.nan),
+                losses is not None,
+                cpu,
+                memory,
+            )
+            if (pieces := self._pieces.pop(step, None)) is not None:
+                numbers[len(FIELDS) :] = pieces
+        return np.array(numbers).view(self._row).reshape(())
+
+
+def _summed(losses: list[tuple[torch.Tensor, float]]) -> float:
+    """Of a round's pieces, in float64. What counts for nothing is left out: a mean over nothing is NaN."""
+    counted = [(loss, factor) for loss, factor in losses if factor]
+    if not counted:
+        return 0.0
+    if counted[0][0].device.type == "cpu":
+        return sum(loss.item() * factor for loss, factor in counted)
+    return float(torch.stack([loss.double() * factor for loss, factor in counted]).sum())  # one wait for all

@@ -144,7 +144,8 @@ class OpenRounds:
 
 def _mean_loss(rows: Rows, batch: int) -> float:
     counts = rows["count"]
-    total = batch if np.isnan(counts).all() else float(np.nansum(counts))
+    uncounted = np.isnan(counts)
+    total = batch if uncounted.all() else float(np.where(uncounted, 0.0, counts).sum())
     return float(rows["loss"].sum() / total) if total else float("nan")
 
 
@@ -164,6 +165,8 @@ class Finite:
 
     def check(self, step: int, losses: Array, told: Array) -> None:
         """Of a round: each rank's summed loss, and 1 where it handed it in, else 0; shape (n,)."""
+        if np.isfinite(losses).all():
+            return
         ranks = np.flatnonzero((told == 1) & ~np.isfinite(losses)).tolist()
         if not ranks:
             return

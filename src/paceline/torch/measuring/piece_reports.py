@@ -38,10 +38,10 @@ class PieceReports(NamedTuple):
     def of(cls, rows: Rows) -> PieceReports:
         """From every rank's ROW, shape (n,)."""
         counts = rows["pieces"].astype(np.int64)
-        sizes, times = rows["sizes"].tolist(), rows["times"].tolist()
-        for number, count in enumerate(counts.tolist()):  # there are no more than PIECES of each
-            sizes[number] = [int(samples) for samples in sizes[number][:count]]
-            times[number] = [round(seconds, 6) for seconds in times[number][:count]]
+        sizes, times = [], []
+        for count, own, took in zip(counts.tolist(), rows["sizes"], rows["times"], strict=True):
+            sizes.append([int(samples) for samples in own[:count].tolist()])  # no more than PIECES of each
+            times.append([round(seconds, 6) for seconds in took[:count].tolist()])
         return cls(rows["samples"].astype(np.int64), rows["cost"], counts, sizes, times)
 
     def times(self) -> PieceTimes:
@@ -50,13 +50,13 @@ class PieceReports(NamedTuple):
         return PieceTimes(self.cost, *np.array(both, float).T)
 
 
-def report(sizes: Sequence[int], seconds: Sequence[float], piece: float) -> Rows:
-    """One rank's ROW, shape (). piece: seconds that each costs beyond its samples."""
-    row = np.zeros((), ROW)
-    row["samples"], row["cost"], row["pieces"] = sum(sizes), piece, len(sizes)
-    for field, numbers in (("sizes", sizes), ("times", seconds)):
-        row[field][: len(numbers)] = (*numbers[: PIECES - 1], sum(numbers[PIECES - 1 :]))[: len(numbers)]
-    return row
+def report(sizes: Sequence[int], seconds: Sequence[float], piece: float) -> list[float]:
+    """One rank's ROW, number by number. piece: seconds that each costs beyond its samples."""
+    numbers = [float(sum(sizes)), piece, float(len(sizes))]
+    for each in (sizes, seconds):
+        known = (*each[: PIECES - 1], sum(each[PIECES - 1 :])) if len(each) >= PIECES else each
+        numbers += [*known, *([0.0] * (PIECES - len(known)))]
+    return numbers
 
 
 def cost(sizes: Sequence[int], seconds: Sequence[float], before: float) -> float:
