@@ -23,7 +23,6 @@ from paceline.errors import PacelineError
 from paceline.forecast import overheads
 from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
 from paceline.samples import CostLearner, CostModel, Deal, Room, deal
-from paceline.samples.cost import cost_of
 
 _log = logging.getLogger(__name__)
 
@@ -164,28 +163,18 @@ class Balancer:
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
-        ran = loads.astype(float) if parts is None else cost_of(self.cost_model(step), parts)
-        batch = float(ran.sum())
         seconds = measurable(seconds)
         known = np.zeros_like(seconds) if known_overhead is None else measurable(known_overhead)
+        ran = loads.astype(float)
         if self.learner is not None and parts is not None:
-            self.learner.take(parts, seconds - np.nan_to_num(known))
+            told_anew = self.learner.take(parts, seconds, np.nan_to_num(known))
             self._models[step + 1 + self.lag] = self.learner.model()
+            if told_anew and self._aside is None and not self.needs_readings and pieces is None:
+                self._see_again(self.learner)
+            ran = self.learner.cost(parts)
         piece_plan = self.piece_plan(step)
-        if piece_plan is None or np.all(piece_plan.at_once >= 1):
-            self._fit = overheads.update(self._fit, ran, seconds, known)
-        # Where the load follows the speed within the round, all end together: seconds that stay the same as the
-        # load varies would pass for overhead. There only what the engine measured to be overhead is.
-        overhead = known + np.where(np.isnan(self._fit.overhead), 0.0, self._fit.overhead)
-        happened = Round(
-            ran / batch,
-            seconds,
-            batch,
-            overhead=overhead,
-            cpu=cpu,
-            memory=memory,
-            pieces=pieces,
-        )
+        moved = piece_plan is not None and not np.all(piece_plan.at_once >= 1)
+        happened = self._happened(ran, seconds, known, cpu, memory, pieces, moved)
         failed: BaseException | None = None
         if self._aside is None:
             self._newest, self._state = self._step(self._state, happened)
@@ -205,7 +194,34 @@ class Balancer:
             raise failed
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%s", _told(step, loads, seconds, self._newest))
-        return overhead, self._newest.shares
+        return happened.overhead, self._newest.shares
+
+    def _happened(
+        self,
+        ran: Array,
+        seconds: Array,
+        known: Array,
+        cpu: Array | None = None,
+        memory: Array | None = None,
+        pieces: PieceTimes | None = None,
+        moved: bool = False,
+    ) -> Round:
+        """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
+        # Where the load follows the speed within the round, all end together: seconds that stay the same as the
+        # load varies would pass for overhead. There only what the engine measured to be overhead is.
+        if not moved:
+            self._fit = overheads.update(self._fit, ran, seconds, known)
+        overhead = known + np.nan_to_num(self._fit.overhead)
+        batch = float(ran.sum())
+        return Round(ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces)
+
+    def _see_again(self, learner: CostLearner) -> None:
+        """Let the policy see the rounds before the newest again: what they cost is better known now."""
+        _, self._state = self.policy.init()
+        self._fit = overheads.start(self.policy.cluster.shape)
+        for each in learner.seen[:-1]:
+            happened = self._happened(learner.cost(each.parts), each.seconds, each.known)
+            _, self._state = self._step(self._state, happened)
 
     def _step(self, state: Any, happened: Round) -> tuple[Plan, Any]:
         """The policy's next plan and state. Raises PacelineError where the plan divides nothing: it is a fault of the
@@ -265,12 +281,11 @@ class Balancer:
         revived, last = stored.plans(plans, cluster.workers, step), stored.plan(newest, cluster.workers)
         costs = state.get("costs") if self.learner is not None else None
         models = None if costs is None else CostLearner.models(costs, step)
-        learned = None if costs is None else CostLearner.learned(costs, cluster.workers)
+        learner = None if costs is None or self.learner is None else self.learner.stored(costs)
         self.restart(step)
         self._state, self._fit, self._plans, self._newest = restored, fitted, revived, last
-        if self.learner is not None and models is not None and learned is not None:
-            self.learner.fit, self.learner.rounds = learned
-            self._models = models
+        if learner is not None and models is not None:
+            self.learner, self._models = learner, models
 
 
 def _check_dealt(quantum: int) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from paceline import PacelineError
 from paceline.data import traces
-from paceline.simulate import of_trace, read, run, scenario, timing
+from paceline.simulate import dealt, of_trace, read, run, scenario, timing
+from paceline.simulate.lengths import Samples
 from paceline.simulate.timing import MODELS, Ar1, Constant, Replay
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +28,10 @@ def file(tmp_path):
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_runs(path):
     what = dataclasses.replace(read(path), rounds=75, realizations=2)
+    if what.samples is not None:
+        by_cost = dealt.run(dataclasses.replace(what, rounds=5), ["level"])
+        assert by_cost.of_bound("level", "by cost") > by_cost.of_bound("level", "by count")
+        return
     outcome = run(what, what.policies)
     for played in outcome.policies.values():
         assert np.all(played.latency >= outcome.oracle * (1 - 1e-9))
@@ -149,7 +154,7 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_every_field_and_model_is_documented():
     page = (ROOT / "docs" / "simulate.md").read_text()
-    kinds = (scenario.Scenario, scenario.WorkerClass, scenario.Link, scenario.Change, scenario.Event)
+    kinds = (scenario.Scenario, scenario.WorkerClass, scenario.Link, scenario.Change, scenario.Event, Samples)
     for kind in (*kinds, *MODELS.values()):
         for field in dataclasses.fields(kind):
             assert f"`{field.name}`" in page, f"{kind.__name__}.{field.name}"

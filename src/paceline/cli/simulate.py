@@ -124,10 +124,17 @@ def command(
         if len(described) > 1:
             raise PacelineError(f"{len(described)} scenarios were given; expected one with --learn")
         what = described[0]
+        if what.samples:
+            raise PacelineError(
+                f"{what.name} has [samples], which --learn does not play; leave one of them out"
+            )
         by = server_config(
             what, sync=sync, mode=mode, backup=backup, policy=(policy or ["equal"])[0], rate=rate, lr=lr
         )
         write_json(json_, show(what, train(what, by, data, model, loss), console, plot))
+        return
+    if any(what.samples for what in described):
+        _by_cost(described, policy, console, json_)
         return
     outcomes = []
     for what in described:
@@ -155,6 +162,30 @@ def tell(console: Console, outcomes: list[Outcome], verbose: bool) -> None:
         tables.print_whole(console, table(outcome, verbose))
         for sentence in bounds(outcome) if verbose else ():
             console.print(sentence, markup=False)
+
+
+def _by_cost(
+    described: list[Scenario], policy: list[str] | None, console: Console, json_: str | None
+) -> None:
+    """The same for scenarios whose samples cost differently: each policy by count and by cost."""
+    from paceline.cli import dealing
+    from paceline.simulate import dealt
+
+    if not all(what.samples for what in described):
+        raise PacelineError("some of these scenarios have [samples] and others have not; simulate them apart")
+    outcomes = []
+    for what in described:
+        with Counter(f"simulating {what.name}") as progress:
+            outcomes.append(dealt.run(what, list(policy or what.policies or dealing.DEFAULT), progress))
+    for outcome in outcomes:
+        if outcome is not outcomes[0]:
+            console.print()
+        console.print(dealing.verdict(outcome), markup=False)
+        console.print()
+        console.print(heading(outcome.scenario), markup=False)
+        tables.print_whole(console, dealing.table(outcome))
+    told = [dealing.to_json(outcome) for outcome in outcomes]
+    write_json(json_, told[0] if len(told) == 1 else told)
 
 
 def _places(folder: Path, described: list[Scenario]) -> list[Path]:

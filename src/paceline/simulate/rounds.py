@@ -77,6 +77,10 @@ def run(
     """
     if not names:
         raise PacelineError(f"no policy named; expected some of {', '.join(policies.names())}")
+    if scenario.samples is not None:
+        raise PacelineError(
+            "the scenario has [samples], which paceline.simulate.dealt.run plays; leave them out"
+        )
     cluster = scenario.cluster()
     players = {
         name: _Player(scenario, cluster, policies.create(name, cluster)) for name in dict.fromkeys(names)

@@ -16,6 +16,7 @@ from paceline import durations
 from paceline.data.traces import Trace
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster, Machines
+from paceline.simulate.lengths import Samples
 from paceline.simulate.ranges import CELLS, ROUNDS, SAMPLES, SHARES, SIZES, SPREAD, require, seconds
 from paceline.simulate.timing import Constant, Replay, TimingModel
 
@@ -160,7 +161,8 @@ class Scenario:
     give_up_seconds: how long the others wait for a worker that stopped without notice.
     piece_seconds: what a piece costs beyond its samples, for policies that run a round in pieces; what they
         believe of it themselves is theirs to find out.
-    events: what happens to workers. policies: which to try where none are named. name: for titles.
+    events: what happens to workers. samples: what they cost, where they cost differently. policies: which to try
+    where none are named. name: for titles.
     """
 
     workers: tuple[WorkerClass, ...]
@@ -177,6 +179,7 @@ class Scenario:
     piece_seconds: float = PIECE_SECONDS
     batches: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()
+    samples: Samples | None = None
     policies: tuple[str, ...] = ()
     name: str = "scenario"
 

@@ -89,6 +89,8 @@ class _Reader:
             )
         if origin in (Union, types.UnionType):
             hint = float if float in inner else next(each for each in inner if each is not type(None))
+        if hint is Path:
+            return self._folder / self._value(str, value, name, where)
         if dataclasses.is_dataclass(hint):
             return self.table(hint, value, path)  # type: ignore[arg-type]
         words = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}

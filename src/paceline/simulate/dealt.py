@@ -1,0 +1,190 @@
+"""Rounds of samples that cost differently, on a virtual clock: each policy by count, and by cost.
+
+By count a worker runs the next so many samples of the epoch's order, as everywhere else; by cost the round's
+samples are dealt by what they cost, which is learned on the way from the seconds alone, exactly as in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import policies
+from paceline.balancer import Balancer
+from paceline.costs import Array, Linear
+from paceline.errors import PacelineError
+from paceline.rounds import Cluster, Indices
+from paceline.samples import CostLearner, Room, SampleCosts, deal
+from paceline.samples.cost import batch_parts, cost_of
+from paceline.shares import whole_samples
+from paceline.simulate.scenario import DIE, FREEZE, Scenario
+from paceline.simulate.world import moments
+
+COUNT, COST = WAYS = ("by count", "by cost")
+
+
+class Dealt(NamedTuple):
+    """What one policy made of the rounds, divided in one way; R realizations.
+
+    latency: seconds of each round, (T, R). wait: part of the workers' time that they waited, (R,). micro_batches:
+    of a worker in a round, in the mean.
+    """
+
+    latency: Array
+    wait: Array
+    micro_batches: float
+
+
+class DealtOutcome(NamedTuple):
+    """Every policy in both ways; bound: seconds of each round without padding, launches and waiting, (T, R)."""
+
+    scenario: Scenario
+    ways: dict[tuple[str, str], Dealt]
+    bound: Array
+
+    def of_bound(self, name: str, way: str) -> float:
+        """The bound's seconds of all rounds as a part of what the policy took."""
+        return float(self.bound.sum() / self.ways[name, way].latency.sum())
+
+
+def run(
+    scenario: Scenario, names: Sequence[str], progress: Callable[[int, int], None] | None = None
+) -> DealtOutcome:
+    """Play a scenario with ``[samples]`` under each policy named, by count and by cost.
+
+    Raises PacelineError for what such rounds cannot have: workers that stop without notice, knees, fractions.
+    """
+    if scenario.fractional or scenario.draw or any(each.knee for each in scenario.workers):
+        raise PacelineError("[samples] goes with whole samples, given workers and no knee; leave these out")
+    if any(event.kind in (DIE, FREEZE) for event in scenario.events):
+        raise PacelineError(
+            "[samples] goes with workers that leave and join; leave out those that die or freeze"
+        )
+    shape = (scenario.rounds, scenario.realizations)
+    bound, ways = np.empty(shape), {}
+    known = list(dict.fromkeys(names))
+    players = {
+        (name, way): [_Player(scenario, name, way, seed) for seed in range(scenario.realizations)]
+        for name in known
+        for way in WAYS
+    }
+    latency = {key: np.empty(shape) for key in players}
+    for t, moment in enumerate(moments(scenario)):
+        for r in range(scenario.realizations):
+            here = moment.present[r] if moment.present.ndim > 1 else moment.present
+            slope, overhead = moment.slope[r], moment.overhead[r]
+            for key, each in players.items():
+                latency[key][t, r] = each[r].round(t, slope, overhead, here)
+            first = next(iter(players.values()))[r]
+            bound[t, r] = first.alone / (here / slope).sum()
+        if progress is not None:
+            progress(t + 1, scenario.rounds)
+    for key, each in players.items():
+        waits = np.array([player.waited / player.time for player in each])
+        ways[key] = Dealt(latency[key], waits, float(np.mean([player.micro_batches for player in each])))
+    return DealtOutcome(scenario, ways, bound)
+
+
+class _Player:
+    """One policy in one way and one realization."""
+
+    def __init__(self, scenario: Scenario, name: str, way: str, realization: int) -> None:
+        samples = scenario.samples
+        assert samples is not None
+        rng = np.random.default_rng((scenario.seed, realization, 1))
+        full = scenario.cluster()
+        cluster = Cluster(full.workers, full.global_batch, full.least, full.most, full.machines)
+        self._scenario, self._by_cost = scenario, way == COST
+        self._costs = samples.costs(scenario.rounds * scenario.global_batch, rng)
+        self._truth = samples.truth(self._costs)
+        self._order = _epochs(self._costs, rng)
+        learner = CostLearner(self._costs, full.workers, full.global_batch, padded=samples.padded)
+        policy = policies.create(name, cluster)
+        self._knows = policy.needs_upcoming  # an oracle is told the speeds and the costs, and learns nothing
+        if self._knows:
+            policy = policies.create("equal", cluster)
+        self._balancer = Balancer(policy, learner=learner if self._by_cost else None)
+        self._balancer.lag = scenario.decision_delay
+        self._room = Room(
+            micro_batch=samples.micro_batch, budget=samples.micro_batch_cost, turns=samples.turns
+        )
+        self._queue = np.zeros(0, np.int64)
+        self.alone = self.waited = self.time = 0.0
+        self._launches = 0
+
+    @property
+    def micro_batches(self) -> float:
+        """Of a worker in a round, in the mean."""
+        return self._launches / self._scenario.rounds / self._scenario.size
+
+    def round(self, t: int, slope: Array, overhead: Array, present: NDArray[np.bool_]) -> float:
+        """Seconds of the round; the policy hears of it."""
+        lengths = self._costs.lengths[self._next(self._scenario.batch(t))]
+        self.alone = float(self._truth.of(lengths).sum())
+        loads, parts = self._divided(t, lengths, slope, overhead, present)
+        self._launches += int(parts[:, 2].sum())
+        seconds = np.where(present, overhead + slope * cost_of(self._truth, parts), np.nan)
+        known = overhead if self._scenario.known_overhead else None
+        self._balancer.report(t, loads, seconds, known, parts=parts if self._by_cost else None)
+        latency = float(np.nanmax(seconds))
+        self.waited += latency * present.sum() - float(np.nansum(seconds))
+        self.time += latency * present.sum()
+        return latency
+
+    def _divided(
+        self, t: int, lengths: Array, slope: Array, overhead: Array, present: NDArray[np.bool_]
+    ) -> tuple[Indices, Array]:
+        """Samples of each worker, (n,), and the parts of their costs, (n, 3)."""
+        balancer, cluster = self._balancer, self._balancer.policy.cluster
+        if self._by_cost:
+            if self._knows:
+                limits = self._room._replace(least=cluster.least, most=cluster.most)
+                dealt = deal(lengths, self._truth, np.where(present, slope, np.inf), overhead, limits)
+            else:
+                dealt = balancer.deal(t, lengths, present, self._room)
+            return dealt.loads, dealt.parts
+        if self._knows:
+            costs = Linear(np.where(present, slope, np.inf), overhead)
+            loads = whole_samples(costs, len(lengths), cluster.least * present, cluster.most)
+        else:
+            loads = balancer.loads(t, len(lengths), present)
+        return loads, self._in_order(lengths, loads)
+
+    def _in_order(self, lengths: Array, loads: Indices) -> Array:
+        """Parts of each worker's cost, (n, 3), if each runs the next so many samples."""
+        samples = self._scenario.samples
+        assert samples is not None
+        parts, start = np.zeros((len(loads), 3)), 0
+        for worker, load in enumerate(loads.tolist()):
+            mine, start = lengths[start : start + load], start + load
+            if load:
+                parts[worker] = batch_parts(mine, _sizes(mine, self._room, samples.padded), samples.padded)
+        return parts
+
+    def _next(self, batch: int) -> Indices:
+        while len(self._queue) < batch:
+            self._queue = np.concatenate([self._queue, next(self._order)])
+        taken, self._queue = self._queue[:batch], self._queue[batch:]
+        return taken
+
+
+def _epochs(costs: SampleCosts, rng: np.random.Generator) -> Iterator[Indices]:
+    while True:
+        yield rng.permutation(len(costs.lengths))
+
+
+def _sizes(lengths: Array, room: Room, padded: bool) -> Indices:
+    """Sizes of the micro-batches of samples that stand as they are: the fewest even ones within the limits."""
+    load = len(lengths)
+    count = -(-load // (load if room.micro_batch is None else int(np.min(room.micro_batch))))
+    while True:
+        sizes = np.full(count, load // count)
+        sizes[: load % count] += 1
+        starts = np.cumsum(sizes) - sizes
+        held = np.maximum.reduceat(lengths, starts) * sizes if padded else np.add.reduceat(lengths, starts)
+        if room.budget is None or held.max() <= room.budget or count == load:
+            return sizes
+        count += 1
