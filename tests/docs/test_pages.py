@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from support.blocks import PAGES, ROOT, complaints, document, name
+from support.launched import run_forked
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -23,12 +23,5 @@ def test_page(page: Path, tmp_path: Path) -> None:
         pytest.skip("no code")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])
-    done = subprocess.run(
-        [sys.executable, "-W", "error::RuntimeWarning:paceline", "-m", "support.pages", name(page)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    with contextlib.chdir(tmp_path):
+        run_forked([{"PYTHONPATH": path}], "support.pages", (), [name(page)])

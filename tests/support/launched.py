@@ -24,17 +24,28 @@ def run_script(ranks: int, script: Path, *loaded: str, arguments: Sequence[str] 
 
     Raises AssertionError with what it wrote where a rank does not end with status 0.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {
+        "GROUP_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test",
+    }  # fmt: skip
+    own = [dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)) for rank in range(ranks)]
+    return run_forked([shared | each for each in own], script, loaded, arguments)
+
+
+def run_forked(
+    environments: list[dict[str, str]], program: Path | str, loaded: Sequence[str], arguments: Sequence[str]
+) -> tuple[str, str]:
+    """As ``run_script``, of a script or a module; a process for each of these sets of additional variables."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     forks.load(*loaded)
     context = multiprocessing.get_context("forkserver")
-    with socket.socket() as free, tempfile.TemporaryDirectory() as place:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
+    with tempfile.TemporaryDirectory() as place:
         started = [
-            context.Process(target=_rank, args=(rank, ranks, port, script, place, arguments))
-            for rank in range(ranks)
+            context.Process(target=_life, args=(each, program, arguments, place)) for each in environments
         ]
         for process in started:
             process.start()
@@ -43,24 +54,23 @@ def run_script(ranks: int, script: Path, *loaded: str, arguments: Sequence[str] 
             process.kill()
             process.join()
         wrote = [Path(place, name).read_text() for name in ("out", "err")]
-    assert [process.exitcode for process in started] == [0] * ranks, wrote[1]
+    assert [process.exitcode for process in started] == [0] * len(started), wrote[0] + wrote[1]
     return wrote[0], wrote[1]
 
 
-def _rank(rank: int, ranks: int, port: int, script: Path, place: str, arguments: Sequence[str]) -> None:
+def _life(environment: dict[str, str], program: Path | str, arguments: Sequence[str], place: str) -> None:
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{place}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    os.environ.update(
-        RANK=str(rank), LOCAL_RANK=str(rank), GROUP_RANK="0", ROLE_RANK=str(rank),
-        WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
-        TORCHELASTIC_RUN_ID="test",
-    )  # fmt: skip
+    os.environ.update(environment)
     torch.set_num_threads(1)  # torch was loaded before
     multiprocessing.set_start_method("fork", force=True)  # of loaders' processes, as in a program of its own
-    sys.argv = [str(script), *arguments]
-    sys.path[0] = str(script.parent)
+    sys.argv = [str(program), *arguments]
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        if isinstance(program, Path):
+            sys.path[0] = str(program.parent)
+            runpy.run_path(str(program), run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
     except SystemExit:
         raise
     except BaseException:

@@ -1,7 +1,7 @@
 """Runs every block of a page, in order: ``python -m support.pages PAGE``, in a directory of the page's own.
 
 A page has a process of its own, so that nothing which other pages or tests have left behind, such as a Ray or a
-process group, has a say in what its blocks do.
+process group, has a say in what its blocks do. The tests fork it from a server that has PyTorch loaded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -78,4 +79,5 @@ def run(page: Path) -> None:
 
 
 if __name__ == "__main__":
+    warnings.filterwarnings("error", category=RuntimeWarning, module=r"paceline\Z")
     run(ROOT / sys.argv[1])
