@@ -1,13 +1,11 @@
 """The trace that Perfetto opens, and TensorBoard's scalars."""
 
 import json
-import sys
 from collections import defaultdict
 
 import numpy as np
 import pytest
 
-from paceline.errors import PacelineError
 from paceline.runs import Recorder, read, trace
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
@@ -127,28 +125,3 @@ def test_a_long_run_keeps_its_first_middle_and_last_rounds(tmp_path, write, monk
     assert len(events) <= 9 * 28 + 12
     told = [e["name"] for e in events if e["ph"] == "i"]
     assert told == ["9 of 100 rounds: the first, the middle and the last"]
-
-
-def test_tensorboard_scalars_are_the_record(tmp_path, write):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from paceline.runs import tensorboard
-
-    run = read(write(tmp_path / "run", np.full((5, 4), 16), np.tile(SLOW, (5, 1))))
-    board = EventAccumulator(str(tensorboard.write(run)))
-    board.Reload()
-    assert [event.step for event in board.Scalars("round/seconds")] == [0, 1, 2, 3, 4]
-    assert [event.value for event in board.Scalars("round/samples_per_second")] == pytest.approx([1000] * 5)
-    assert [event.value for event in board.Scalars("train/loss")] == pytest.approx(run.loss.tolist())
-    assert [event.value for event in board.Scalars("round/idle_share")] == pytest.approx([0.5625] * 5)
-    assert [event.value for event in board.Scalars("load/worker_3")] == [16] * 5
-    assert [event.value for event in board.Scalars("compute_seconds/worker_3")] == pytest.approx([0.064] * 5)
-
-
-def test_no_tensorboard_no_traceback(tmp_path, monkeypatch):
-    from paceline.runs import tensorboard
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(PacelineError, match=r"pip install 'paceline\[torch,tensorboard\]'"):
-        tensorboard.Board(tmp_path)

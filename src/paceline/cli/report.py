@@ -15,7 +15,7 @@ from paceline import tables
 from paceline.cli.output import write_text
 from paceline.errors import PacelineError
 from paceline.files import write_whole
-from paceline.runs import Run, read, report, summarize, trace
+from paceline.runs import Run, read, report, sinks, summarize, trace
 from paceline.runs.alike import labels
 from paceline.runs.findings import compare, findings
 from paceline.runs.words import number, percent, seconds
@@ -30,6 +30,13 @@ def command(
         typer.Option(
             help="Where the page goes. Default: report.html in the run, compare.html beside several.",
             metavar="FILE",
+        ),
+    ] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Also send the rounds to wandb, mlflow, trackio or tensorboard: NAME or NAME:key=value,...",
+            metavar="SINK",
         ),
     ] = None,
     json_: Annotated[
@@ -55,6 +62,9 @@ def command(
     for run in records:
         trace.write(run)
     console.print(f"Report: {page}", soft_wrap=True, highlight=False)
+    for run in records if to else ():
+        for text in to or ():
+            console.print(f"Sent to {sinks.write(run, text)}", soft_wrap=True, highlight=False, markup=False)
     if json_ is not None:
         write_text(json_, json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2))
 

@@ -150,9 +150,9 @@ class Session:
             report.write(run)
             trace.write(run)
             if self._tensorboard:
-                from paceline.runs import tensorboard
+                from paceline.runs import sinks
 
-                tensorboard.write(run)
+                sinks.write(run, "tensorboard")
         page = base / report.REPORT
         if len(runs) > 1:
             report.write_comparison(runs, page)

@@ -46,6 +46,7 @@ from paceline.torch.liveness.lookout import lookout
 from paceline.torch.liveness.patience import OnMissed
 from paceline.torch.liveness.shutdown import leave
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
+from paceline.torch.measuring.outlets import Outlets, asked
 from paceline.torch.measuring.recorder import RoundRecorder, record_run
 from paceline.torch.options import Limits
 from paceline.torch.plan import Piece
@@ -81,6 +82,9 @@ class Pace:
         one cell of a fixed grid (of ``quantum`` samples; by default a 32nd of B), and gradients are summed without
         rounding. Costs a micro-batch a cell, 16 bytes a parameter, and an all-reduce that overlaps with nothing.
     record: a new directory for the run's record (see ``paceline report``), written by rank 0.
+    report_to: where rank 0 also sends each finished round: "wandb", "mlflow", "trackio" or "tensorboard", with
+        options as ``name:key=value,...``, or several of them (see ``paceline.runs.sinks``).
+    metrics_port: rank 0 serves the run's figures for Prometheus at this port of 127.0.0.1, or at "HOST:PORT".
     on_round: called on every rank with each finished RoundResult.
     on_missed: what to do when ranks keep this one waiting: "warn" (default) names them in a warning, again after
         twice the time; "end" names them on standard error and ends the process with status 1, so that a launcher can
@@ -109,6 +113,8 @@ class Pace:
         weigh: str = "loss",
         deterministic: bool = False,
         record: str | Path | None = None,
+        report_to: str | Sequence[str] = (),
+        metrics_port: int | str | None = None,
         on_round: Callable[[RoundResult], None] | None = None,
         on_missed: OnMissed = "warn",
         patience: float = patience.SECONDS,
@@ -157,6 +163,12 @@ class Pace:
             )
         if self._recorder is not None:
             listeners.append(self._recorder.round)
+        self._outlets: Outlets | None = None
+        if sinks := asked(report_to, metrics_port):
+            facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
+            self._outlets = peers.on_rank_0(lambda: Outlets(sinks, Path(record or "training"), facts))
+        if self._outlets is not None:
+            listeners.append(self._outlets.round)
         self.turns.watch_over(lookout(on_missed, patience))  # last, since its threads run until it is closed
 
     @property
@@ -433,6 +445,9 @@ class Pace:
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None
+        if self._outlets is not None:
+            self._outlets.close()
+            self._outlets = None
         for loader in self._loaders:
             loader.close()
         self.turns.close()
