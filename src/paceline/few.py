@@ -54,7 +54,11 @@ def log(values: Any) -> Array:
     values = np.asarray(values, float)
     if values.ndim > 1 or values.size > ONE_RUN:
         return np.asarray(np.log(values))
-    found = [_log(value) for value in values.ravel().tolist()]
+    numbers = values.ravel().tolist()
+    try:
+        found = list(map(math.log, numbers))
+    except ValueError:  # some are 0 or less
+        found = list(map(_log, numbers))
     return np.array(found).reshape(values.shape)
 
 
@@ -62,9 +66,9 @@ def exp(values: Array) -> Array:
     """The exponential, of the shape of ``values``."""
     if values.ndim > 1 or values.size > ONE_RUN:
         return np.asarray(np.exp(values))
-    found = [
-        math.exp(value) if value < LARGEST else float(np.exp(value)) for value in values.ravel().tolist()
-    ]
+    numbers = values.ravel().tolist()
+    usual = values.max(initial=0.0) < LARGEST  # else some are too large, or no numbers
+    found = list(map(math.exp if usual else _exp, numbers))
     return np.array(found).reshape(values.shape)
 
 
@@ -72,3 +76,7 @@ def _log(value: float) -> float:
     if value > 0:
         return math.log(value)
     return -math.inf if value == 0 else math.nan
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < LARGEST else float(np.exp(value))

@@ -5,7 +5,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.learners import models
-from paceline.learners.models.vgg16 import vgg16_imagenet
+from paceline.learners.models.vgg16 import features
 
 
 def parameters(model):
@@ -30,8 +30,15 @@ def test_published_parameter_counts(name, shape, count):
 
 
 def test_the_original_vgg16():
+    """Without batch norm, for images of 3 x 224 x 224: the same convolutions under three linear layers."""
+    relu, drop = torch.nn.ReLU(), torch.nn.Dropout()
     with torch.device("meta"):
-        model = vgg16_imagenet()
+        first, second, third = (
+            torch.nn.Linear(*sizes) for sizes in ((512 * 49, 4096), (4096, 4096), (4096, 1000))
+        )
+        model = torch.nn.Sequential(
+            features(3, batch_norm=False), torch.nn.Flatten(), first, relu, drop, second, relu, drop, third
+        )
         assert parameters(model) == 138_357_544
         assert model(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
 

@@ -21,13 +21,13 @@ QUIET = 5.0  # seconds without a round that are never strange
 EXPECTED = 8.0  # times the longest of the recent rounds: longer without a new one is
 
 
-def state(tail: Tail, clock: float | None = None) -> tuple[str, str]:
+def state(tail: Tail) -> tuple[str, str]:
     """What the run is doing, in a word for the page and in a sentence for people.
 
     One of waiting (for the first round), reading (a long record, for the first time), running, finished,
     stale (no round for longer than expected), damaged (a line that is no round), gone (the directory).
     """
-    columns, silent = tail.columns, (time.time() if clock is None else clock) - tail.touched
+    columns, silent = tail.columns, time.time() - tail.touched
     if tail.gone:
         return "gone", tail.gone
     if tail.damaged:

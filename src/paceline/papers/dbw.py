@@ -11,15 +11,5 @@ from paceline.papers.dbw_slowdown import fig9
 from paceline.papers.dbw_speeds import speeds
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "fig1": fig1,
-    "fig2": fig2,
-    "fig3": fig3,
-    "fig4": fig4,
-    "fig5": fig5,
-    "fig6": fig6,
-    "fig7": fig7,
-    "fig8": fig8,
-    "fig9": fig9,
-    "fig10": fig10,
-    "speeds": speeds,
+    each.__name__: each for each in (fig1, fig2, fig3, fig4, fig5, fig6, fig7, fig8, fig9, fig10, speeds)
 }

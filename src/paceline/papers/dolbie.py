@@ -7,13 +7,5 @@ from paceline.papers.dolbie_accuracy import fig6, fig7, fig8
 from paceline.papers.dolbie_rounds import fig3, fig4, fig5, fig9, fig10, fig11
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "fig3": fig3,
-    "fig4": fig4,
-    "fig5": fig5,
-    "fig6": fig6,
-    "fig7": fig7,
-    "fig8": fig8,
-    "fig9": fig9,
-    "fig10": fig10,
-    "fig11": fig11,
+    each.__name__: each for each in (fig3, fig4, fig5, fig6, fig7, fig8, fig9, fig10, fig11)
 }

@@ -11,16 +11,6 @@ from paceline.papers.lbbsp_sync import fig8sync
 from paceline.papers.lbbsp_timing import fig3, fig6
 
 EXPERIMENTS: dict[str, Experiment] = {
-    "fig3": fig3,
-    "fig6": fig6,
-    "fig8": fig8,
-    "fig8sync": fig8sync,
-    "fig9": fig9,
-    "fig10": fig10,
-    "fig11": fig11,
-    "table3": table3,
-    "fig12": fig12,
-    "fig13": fig13,
-    "fig13real": fig13real,
-    "fig14": fig14,
+    each.__name__: each
+    for each in (fig3, fig6, fig8, fig8sync, fig9, fig10, fig11, table3, fig12, fig13, fig13real, fig14)
 }

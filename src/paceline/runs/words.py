@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """1234.5 as 1,234 or 0.01234 as 0.0123: ``digits`` significant ones, thousands apart."""
+def number(value: float | None) -> str:
+    """1234.5 as 1,234 or 0.01234 as 0.0123: three significant digits, thousands apart."""
     if value is None or not math.isfinite(value):
         return "–"
     if value == 0:
         return "0"
-    places = digits - 1 - math.floor(math.log10(abs(value)))
+    places = 2 - math.floor(math.log10(abs(value)))
     text = f"{round(value, places):,.{max(places, 0)}f}"
-    return text.rstrip("0").rstrip(".") if places > 0 and digits > 2 and "." in text else text
+    return text.rstrip("0").rstrip(".") if places > 0 else text
 
 
 def seconds(value: float | None) -> str:

@@ -20,7 +20,6 @@ def share_of_the_bound(
     piece: float = PIECE_SECONDS,
     unsteady: float = 0.0,
     ahead: float = AHEAD,
-    warm_up: int = WARM_UP,
 ) -> float:
     """Seconds at the sum of all speeds over those taken, after the warm-up.
 
@@ -53,7 +52,7 @@ def share_of_the_bound(
             )
             loads, seconds, pieces = ran.loads, ran.seconds, ran.pieces
             times = times._replace(expected=ran.expected, strayed=ran.strayed)
-        if t >= warm_up:
+        if t >= WARM_UP:
             ideal += float((batch / (1 / pace).sum(-1)).sum())
             taken += float(seconds.max(-1).sum())
         plan, state = chosen.step(

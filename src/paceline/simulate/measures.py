@@ -80,9 +80,9 @@ def idle_share(played: Played) -> Array:
     return share
 
 
-def seconds_at(played: Played, rounds: tuple[int, ...] = AT) -> dict[int, Estimate]:
-    """Seconds of these rounds, counted from 1, as far as the simulation goes."""
-    return {t: estimate(played.latency[t - 1]) for t in rounds if t <= len(played.latency)}
+def seconds_at(played: Played) -> dict[int, Estimate]:
+    """Seconds of the rounds ``AT``, counted from 1, as far as the simulation goes."""
+    return {t: estimate(played.latency[t - 1]) for t in AT if t <= len(played.latency)}
 
 
 def to_json(outcome: Outcome) -> dict[str, Any]:

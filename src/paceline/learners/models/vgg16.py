@@ -1,7 +1,6 @@
 """VGG-16: Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition", 2015.
 
-The CIFAR form has batch norm and one linear layer: 14,728,266 parameters at 3 channels and 10 classes. The
-same convolutions without batch norm under the original's three linear layers have its 138,357,544.
+The CIFAR form: batch norm and one linear layer, 14,728,266 parameters at 3 channels and 10 classes.
 """
 
 from __future__ import annotations
@@ -30,18 +29,3 @@ def features(channels: int, batch_norm: bool) -> nn.Sequential:
 def vgg16(shape: tuple[int, int, int], classes: int) -> nn.Module:
     """Works on 32 x 32; 28 x 28 gets a border of 2, other sizes are resized (``Fit``)."""
     return nn.Sequential(Fit(32), features(shape[0], batch_norm=True), nn.Flatten(), nn.Linear(512, classes))
-
-
-def vgg16_imagenet(classes: int = 1000) -> nn.Module:
-    """The original, for images of 3 x 224 x 224."""
-    return nn.Sequential(
-        features(3, batch_norm=False),
-        nn.Flatten(),
-        nn.Linear(512 * 7 * 7, 4096),
-        nn.ReLU(),
-        nn.Dropout(),
-        nn.Linear(4096, 4096),
-        nn.ReLU(),
-        nn.Dropout(),
-        nn.Linear(4096, classes),
-    )
