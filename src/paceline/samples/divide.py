@@ -45,10 +45,25 @@ def longest_first(
     least, most = _limits(batch, pace, least, most)
     order = np.argsort(-costs, kind="stable")
     sizes = costs[order]
-    state = _Ends(pace, np.zeros(workers) if overhead is None else overhead, most)
+    begin = np.zeros(workers) if overhead is None else overhead
     tail = batch if batch <= FEW else max(TAIL * workers, int(least.sum()))
+    chosen = _placed(sizes, pace, begin, least, most, tail)
+    if tail < batch and not begin.any() and most.min() == batch:
+        ends = (np.bincount(chosen, sizes, workers) * pace).max()
+        if ends > bound(workers) * lower_bound(
+            sizes, pace
+        ):  # no blocks, then: the rule itself keeps its bound
+            chosen = _placed(sizes, pace, begin, least, most, batch)
+    result = np.empty(batch, np.int64)
+    result[order] = chosen
+    return result
+
+
+def _placed(sizes: Array, pace: Array, overhead: Array, least: Counts, most: Counts, tail: int) -> Counts:
+    """The worker of each sample, the longest first, (B,); the last ``tail`` of them are taken one by one."""
+    batch, start = len(sizes), 0
+    state = _Ends(pace, overhead, most)
     chosen = np.empty(batch, np.int64)
-    start = 0
     while batch - start > tail:
         stop = _block_end(sizes, start, batch - tail)
         if stop - start < 8:
@@ -57,9 +72,7 @@ def longest_first(
             state.block(sizes[start:stop], chosen[start:stop])
         start = stop
     state.one_by_one(sizes[start:], chosen[start:], least)
-    result = np.empty(batch, np.int64)
-    result[order] = chosen
-    return result
+    return chosen
 
 
 def bound(workers: int) -> float:
@@ -72,8 +85,11 @@ def lower_bound(costs: Array, pace: Array) -> float:
 
     The k longest samples run on k workers at most, so they take as long as the k quickest need for them together.
     """
-    speeds = np.sort(1.0 / pace)[::-1]
-    sizes = np.sort(costs)[::-1]
+    return _lower_bound(np.sort(costs)[::-1], pace)
+
+
+def _lower_bound(sizes: Array, pace: Array) -> float:
+    speeds = np.sort(1.0 / pace)[::-1]  # the sizes are sorted, too
     alone = np.cumsum(sizes[: len(speeds)]) / np.cumsum(speeds)[: len(sizes)]
     return float(max(sizes.sum() / speeds.sum(), alone.max(initial=0.0)))
 
