@@ -1,9 +1,9 @@
 """The coded matrix product on real Ray workers."""
 
-import contextlib
 import dataclasses
 import itertools
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 pytest.importorskip("ray")
+
+import ray
+from ray import cloudpickle
 
 from paceline import PacelineError
 from paceline.coded import Problem, ShiftedExponential, plan, random_problem, rearrange, stretched
@@ -22,10 +25,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray-products")]
 NAMES = tuple(f"w{n}" for n in range(5))
 
 
-def problem_of(masters=1, rows=300, u=None):
-    shape = (masters, len(NAMES))
+def problem_of(masters=1, rows=300, u=None, names=NAMES):
+    shape = (masters, len(names))
     u = np.full(shape, 2.0) if u is None else np.broadcast_to(np.asarray(u, float), shape)
-    return Problem(tuple("xyz"[:masters]), NAMES, np.full(masters, float(rows)), ShiftedExponential(u, 1 / u))
+    return Problem(tuple("xyz"[:masters]), names, np.full(masters, float(rows)), ShiftedExponential(u, 1 / u))
 
 
 def matrix(rows=300, columns=20, seed=0):
@@ -42,20 +45,46 @@ def several(coded, x):
         coded @ x
 
 
+class Told:
+    """The delay that a test has put into a file, if any: workers take a second each to start, so tests share them."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def tell(self, delay):
+        draft = self.path.with_suffix(".draft")
+        draft.write_bytes(cloudpickle.dumps(delay))
+        draft.rename(self.path)
+
+    def __call__(self, *product):
+        return pickle.loads(self.path.read_bytes())(*product) if self.path.exists() else 0.0
+
+
 @pytest.fixture(scope="module")
-def pool(cluster):
-    with WorkerPool(NAMES) as made:
+def told(tmp_path_factory):
+    return Told(tmp_path_factory.mktemp("delay") / "delay")
+
+
+@pytest.fixture(scope="module")
+def pool(cluster, told):
+    with WorkerPool(NAMES, delay=told) as made:
         yield made
 
 
 @pytest.fixture
-def mortal(cluster):
-    """Workers of one test's own, to be killed and stopped."""
-    with WorkerPool(NAMES, cpus=0) as made:
-        yield made
-        for process in made.processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGCONT)
+def slowed(pool, told):
+    """Has the workers of the pool take as long as a function says, for one test."""
+    yield told.tell
+    told.path.unlink()
+
+
+@pytest.fixture
+def frozen(pool):
+    """Stops workers of the pool, by name, for one test."""
+    yield lambda *names: [os.kill(pool.processes[name], signal.SIGSTOP) for name in names]
+    for process in pool.processes.values():
+        os.kill(process, signal.SIGCONT)
+    ray.get([actor.held.remote() for actor in pool.actors.values()], timeout=120)
 
 
 def test_ray_is_imported_only_when_asked_for():
@@ -118,10 +147,10 @@ def test_drawn_workers_serve_one_master_a_turn(pool):
         assert close_to(first @ np.ones(20), matrix() @ np.ones(20))
 
 
-def test_a_straggler_is_not_waited_for(cluster):
-    slow = WorkerPool(NAMES, cpus=0, delay=lambda name, master, turn, rows: 3600.0 if name == "w2" else 0.0)
+def test_a_straggler_is_not_waited_for(pool, slowed):
+    slowed(lambda name, master, turn, rows: 3600.0 if name == "w2" else 0.0)
     a = matrix()
-    with slow, CodedMatrix(a, plan(problem_of()), 0, slow, patience=60) as coded:
+    with CodedMatrix(a, plan(problem_of()), 0, pool, patience=60) as coded:
         for seed in range(3):
             x = np.random.default_rng(seed).standard_normal(20)
             assert close_to(coded @ x, a @ x)
@@ -131,31 +160,39 @@ def test_a_straggler_is_not_waited_for(cluster):
         )  # called off each time, and noted as such
 
 
-def test_parts_that_arrive_use_the_straggler_too(cluster):
-    def delay(name, master, turn, rows):
-        return 0.003 * rows * (4 if name == "w0" else 1)
-
+def test_parts_that_arrive_use_the_straggler_too(pool, slowed):
+    slowed(lambda name, master, turn, rows: 0.003 * rows * (4 if name == "w0" else 1))
     a, made = matrix(), plan(problem_of())
-    with (
-        WorkerPool(NAMES, cpus=0, delay=delay) as slowed,
-        CodedMatrix(a, made, 0, slowed, messages=6) as parts,
-    ):
+    with CodedMatrix(a, made, 0, pool, messages=6) as parts:
         assert close_to(parts @ np.ones(20), a.sum(1))
         assert parts.last.workers == 5
         assert parts.last.blocks < parts.last.asked
 
 
-def test_a_dead_worker_costs_nothing_until_too_few_are_left(mortal):
+def test_workers_die_one_after_another(cluster):
+    names = (*NAMES, "w5")
+    with WorkerPool(names, cpus=0) as mortal:
+
+        def kill(*victims):
+            for name in victims:
+                os.kill(mortal.processes[name], signal.SIGKILL)
+
+        dead_workers_cost_nothing_until_too_few_are_left(mortal, kill)
+        one_lost_while_blocks_are_placed_leaves_nothing_behind(mortal, kill)
+        recoding_on_loss_needs_no_one_to_ask(mortal, kill)
+
+
+def dead_workers_cost_nothing_until_too_few_are_left(mortal, kill):
     a, x = matrix(), np.random.default_rng(0).standard_normal(20)
     with CodedMatrix(a, plan(problem_of()), 0, mortal, patience=20) as coded:
         assert close_to(coded @ x, a @ x)
-        os.kill(mortal.processes["w1"], signal.SIGKILL)
+        kill("w1")
         for _ in range(200):  # enough are left: nobody waits for the news of its death
             assert close_to(coded @ x, a @ x)
             if coded.dead:
                 break
         assert coded.dead == {1}
-        os.kill(mortal.processes["w3"], signal.SIGKILL)
+        kill("w3")
         with pytest.raises(PacelineError, match=r"too few workers.*w1, w3"):
             several(coded, x)
         placed = coded.recode()
@@ -165,28 +202,35 @@ def test_a_dead_worker_costs_nothing_until_too_few_are_left(mortal):
             assert close_to(coded @ x, a @ x)
 
 
-def test_recoding_on_loss_needs_no_one_to_ask(mortal):
+def one_lost_while_blocks_are_placed_leaves_nothing_behind(mortal, kill):
+    kill("w4")
+    with pytest.raises(PacelineError, match="'w4' was lost while"):
+        CodedMatrix(matrix(), plan(problem_of(names=("w0", "w2", "w4", "w5"))), 0, mortal, patience=20)
+    answers = [mortal.actors[name].held.remote() for name in ("w0", "w2", "w5")]
+    assert list(itertools.chain(*ray.get(answers))) == []
+
+
+def recoding_on_loss_needs_no_one_to_ask(mortal, kill):
     a, x = matrix(), np.random.default_rng(0).standard_normal(20)
-    made = plan(problem_of(), "uniform", coded=False)
+    made = plan(problem_of(names=("w0", "w2", "w5")), "uniform", coded=False)
     with CodedMatrix(a, made, 0, mortal, on_loss="recode", patience=20) as coded:
-        os.kill(mortal.processes["w4"], signal.SIGKILL)
+        kill("w5")
         for _ in range(3):
             assert close_to(coded @ x, a @ x)
-        for name in ("w0", "w1", "w2", "w3"):
-            os.kill(mortal.processes[name], signal.SIGKILL)
+        kill("w0", "w2")
         with pytest.raises(PacelineError, match="none of the workers"):
             several(coded, x)
 
 
-def test_a_frozen_worker_costs_nothing_and_comes_back(mortal):
+def test_a_frozen_worker_costs_nothing_and_comes_back(pool, frozen):
     a, x = matrix(), np.random.default_rng(0).standard_normal(20)
-    with CodedMatrix(a, plan(problem_of()), 0, mortal, patience=20) as coded:
+    with CodedMatrix(a, plan(problem_of()), 0, pool, patience=20) as coded:
         assert close_to(coded @ x, a @ x)
-        os.kill(mortal.processes["w0"], signal.SIGSTOP)
+        frozen("w0")
         for _ in range(4):
             assert close_to(coded @ x, a @ x)
         assert coded.last.asked < coded.layout.code.n  # by now it is not even asked
-        os.kill(mortal.processes["w0"], signal.SIGCONT)
+        os.kill(pool.processes["w0"], signal.SIGCONT)
         for _ in range(200):
             assert close_to(coded @ x, a @ x)
             if coded.last.asked == coded.layout.code.n:
@@ -194,28 +238,25 @@ def test_a_frozen_worker_costs_nothing_and_comes_back(mortal):
         assert coded.last.asked == coded.layout.code.n
 
 
-def test_too_many_frozen_workers_are_an_error_after_the_patience(mortal):
-    with CodedMatrix(matrix(), plan(problem_of()), 0, mortal, patience=3) as coded:
-        for name in ("w0", "w1", "w2"):
-            os.kill(mortal.processes[name], signal.SIGSTOP)
+def test_too_many_frozen_workers_are_an_error_after_the_patience(pool, frozen):
+    with CodedMatrix(matrix(), plan(problem_of()), 0, pool, patience=3) as coded:
+        frozen("w0", "w1", "w2")
         with pytest.raises(PacelineError, match="too few workers"):
             coded @ np.ones(20)
         assert coded.recode() > 0
         assert close_to(coded @ np.ones(20), matrix().sum(1))
 
 
-def test_replanning_learns_the_paces_and_moves_only_what_changes(cluster):
+def test_replanning_learns_the_paces_and_moves_only_what_changes(pool, slowed):
     speed = {"w0": 1.0, "w1": 1.0, "w2": 2.0, "w3": 4.0, "w4": 4.0}  # rows per ms, planned as all alike
 
     def delay(name, master, turn, rows):
         draw = np.random.default_rng([int(name[1]), turn]).exponential()
         return 2e-3 * rows * (1 + 0.3 * draw) / speed[name]
 
+    slowed(delay)
     a, x = matrix(), np.random.default_rng(0).standard_normal(20)
-    with (
-        WorkerPool(NAMES, cpus=0, delay=delay) as slowed,
-        CodedMatrix(a, plan(problem_of()), 0, slowed) as coded,
-    ):
+    with CodedMatrix(a, plan(problem_of()), 0, pool) as coded:
         for _ in range(25):
             assert close_to(coded @ x, a @ x)
         before = coded.layout
@@ -309,13 +350,3 @@ def test_bad_pools_are_refused(cluster, pool):
     strangers = dataclasses.replace(problem_of(), workers=("w0", "w1", "w2", "w3", "stranger"))
     with pytest.raises(PacelineError, match="'stranger' of the plan is not in the pool"):
         CodedMatrix(matrix(), plan(strangers), 0, pool)
-
-
-def test_a_worker_lost_while_blocks_are_placed_leaves_nothing_behind(mortal):
-    import ray
-
-    os.kill(mortal.processes["w3"], signal.SIGKILL)
-    with pytest.raises(PacelineError, match="'w3' was lost while"):
-        CodedMatrix(matrix(), plan(problem_of()), 0, mortal, patience=20)
-    answers = [mortal.actors[n].held.remote() for n in ("w0", "w1", "w2", "w4")]
-    assert list(itertools.chain(*ray.get(answers))) == []
