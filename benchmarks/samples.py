@@ -5,12 +5,12 @@
 Two ranks, each pinned to a core, train a GPT-2 of two layers on texts of lognormal(5, 1) tokens, cut to 16..1024, in
 batches that are filled up to their longest text. Once both cores are free; once a process that only counts shares the
 second one. Each way runs the same rounds of the same samples in the same processes, one way after the other, but for
-group_by_length, which chooses its batches by length. Tokens a second count real tokens only, after the warm-up.
+group_by_length, which chooses its batches by length. Tokens per second are real tokens only, after the warm-up.
 
-Ways: plain DDP with a random half for each rank; transformers' LengthGroupedSampler; its BatchRebalanceSampler with one
-micro-batch a step and with four; a Karmarkar-Karp split by L + 0.001 L^2, in one batch and in micro-batches of a budget
-of tokens; Paceline, which is told the lengths and nothing else. All compute the mean over the round's tokens, and the
-losses of those that run the same rounds are compared with plain DDP's.
+Ways: plain DDP with a random half for each rank; transformers' LengthGroupedSampler; its BatchRebalanceSampler with
+one micro-batch a step and with four; a Karmarkar-Karp split by L + 0.001 L^2, in one batch and in micro-batches of a
+budget of tokens; Paceline, which is told the lengths and nothing else. All compute the mean over the round's tokens,
+and the losses of those that run the same rounds are compared with plain DDP's.
 
 The cores must be free: what else runs there is measured, too. About 4 minutes as it stands.
 """
@@ -186,7 +186,9 @@ def by_paceline(texts: Texts, batch: int) -> tuple[list[float], list[float], lis
     pace = Pace(ddp, batch, "level", loop="round", on_round=results.append)
     loader = pace.loader(texts, seed=SEED, cost=texts.lengths, collate_fn=filled)
     for part in loader:
-        pace.round(part, lambda words, labels: (loss_of(ddp, words, labels, "mean"), labels.ne(IGNORED).sum()))
+        pace.round(
+            part, lambda words, labels: (loss_of(ddp, words, labels, "mean"), labels.ne(IGNORED).sum())
+        )
         pace.step(optimizer)
         ends.append(time.perf_counter())
     pace.flush()
@@ -212,7 +214,13 @@ def measure(rank: int, way: str, rounds: int, warm: int, batch: int) -> dict[str
     else:
         tokens = float(texts.lengths[Order(len(texts), SEED).epoch(0)[warm * batch :]].sum())
     seconds = ends[-1] - ends[warm - 1]
-    return {"way": way, "tokens_per_second": tokens / seconds, "losses": losses, "loads": loads, "compute": model}
+    return {
+        "way": way,
+        "tokens_per_second": tokens / seconds,
+        "losses": losses,
+        "loads": loads,
+        "compute": model,
+    }
 
 
 def rank_main(rank: int, directory: str, pipe: Any, ways: list[str], options: dict[str, int]) -> None:
@@ -238,14 +246,18 @@ def rank_main(rank: int, directory: str, pipe: Any, ways: list[str], options: di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--warm", type=int, default=8)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--only", action="append", help="ways to run; plain DDP always is")
     parser.add_argument("--json", help="write what was found into this file")
     given = parser.parse_args()
-    ways = [way for way in WAYS if not given.only or way == WAYS[0] or any(name in way for name in given.only)]
+    ways = [
+        way for way in WAYS if not given.only or way == WAYS[0] or any(name in way for name in given.only)
+    ]
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     context = multiprocessing.get_context("spawn")
     options = {"rounds": given.rounds, "warm": given.warm, "batch": given.batch}

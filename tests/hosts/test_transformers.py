@@ -61,6 +61,14 @@ def test_a_mean_over_tokens(found: list[dict[str, Any]], accumulation: int) -> N
         assert tokens == 2 * 8 * hosts.COUNT
 
 
+@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
+def test_sampling_by_length_is_balancing_by_length(found: list[dict[str, Any]], strategy: str) -> None:
+    for off, loss_off, lengths_are_known in (rank[f"by length, {strategy}"] for rank in found):
+        assert off < 1e-6  # the model's loss is float32
+        assert abs(loss_off) < 1e-6
+        assert lengths_are_known
+
+
 @pytest.mark.parametrize("how", ["resumed", "restored"])
 def test_resumes_where_it_was_saved(found: list[dict[str, Any]], how: str) -> None:
     cases = [rank[how] for rank in found]
@@ -95,7 +103,6 @@ def test_a_script_of_accelerates_own_ends_with_the_same_model(found: list[dict[s
 
 def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
     for says in (rank["refused"] for rank in found):
-        assert "train_sampling_strategy='group_by_length'" in says["lengths"]
         assert "follows from the Trainer's own loop" in says["looped"]
         assert "dataloader_drop_last=True" in says["dropped"]
         assert "auto_find_batch_size=True" in says["searched"]

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PrinterCallback,
+    Trainer,
+    TrainingArguments,
+    default_data_collator,
+)
 
 from paceline.errors import PacelineError
 from paceline.hosts.transformers import BalancedTrainer
@@ -67,6 +74,34 @@ class Sentences(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return {"input_ids": tokens, "labels": torch.where(torch.arange(8) < asked, tokens, -100)}
 
 
+class Lengthy(Sentences):
+    """``Sentences`` of unlike lengths, each without its padding."""
+
+    def __init__(self) -> None:
+        self.lengths = [1 + index * 5 % 8 for index in range(COUNT)]
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: row[: self.lengths[index]] for name, row in super().__getitem__(index).items()}
+
+
+class Columns(Lengthy):
+    """As the data sets of the Hub, with a column that tells the lengths."""
+
+    column_names = ("input_ids", "labels", "tokens")
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.lengths if index == "tokens" else super().__getitem__(index)
+
+
+def filled(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Sentences of unlike lengths, filled up to the longest."""
+    padding = {"input_ids": 0, "labels": -100}
+    return {
+        name: nn.utils.rnn.pad_sequence([row[name] for row in rows], batch_first=True, padding_value=value)
+        for name, value in padding.items()
+    }
+
+
 def language_model() -> LlamaForCausalLM:
     torch.manual_seed(3)
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -78,7 +113,9 @@ def sgd(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
 
 
-def whole(model: nn.Module, data: Any, clip: float = 0.0) -> tuple[list[torch.Tensor], list[float]]:
+def whole(
+    model: nn.Module, data: Any, clip: float = 0.0, collate: Any = None
+) -> tuple[list[torch.Tensor], list[float]]:
     """The parameters of a plain process that takes each whole batch at once, and its losses."""
     optimizer, _ = sgd(model)
     losses = []
@@ -86,7 +123,7 @@ def whole(model: nn.Module, data: Any, clip: float = 0.0) -> tuple[list[torch.Te
         indices = Order(COUNT, SEED).epoch(epoch)
         for first, size in batches(COUNT, 0, BATCH):
             rows = [data[int(i)] for i in indices[first : first + size]]
-            batch = {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
+            batch = (collate or default_data_collator)(rows)
             loss = model(**batch)["loss"]
             loss.backward()
             losses.append(loss.item())
@@ -105,6 +142,7 @@ def trainer_of(
     ranks: int = 3,
     balance: dict[str, Any] | None = None,
     clip: float = 0.0,
+    collate: Any = None,
     **arguments: Any,
 ) -> Any:
     given: dict[str, Any] = {
@@ -119,7 +157,13 @@ def trainer_of(
     if issubclass(kind, BalancedTrainer):
         own["balance"] = {"policy": UNEVEN, "limits": FREE[:ranks]} if balance is None else balance
     trainer = kind(
-        model=model, args=args, train_dataset=data, eval_dataset=data, optimizers=sgd(model), **own
+        model=model,
+        args=args,
+        train_dataset=data,
+        eval_dataset=data,
+        data_collator=collate,
+        optimizers=sgd(model),
+        **own,
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -185,6 +229,21 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     model, used, _ = classified(folder, stall=2e-3, balance={"policy": "factoring"})
     found["moved"] = hosts.difference(model.parameters(), expected), used
 
+    lengthy, losses = whole(language_model(), Lengthy(), collate=filled)
+    for strategy, data in (("group_by_length", Lengthy()), ("batch_rebalance", Columns())):
+        speaker = language_model()
+        trainer = trainer_of(
+            folder, speaker, data, balance={"policy": UNEVEN, "limits": FREE, "micro_batch_cost": 24},
+            collate=filled, train_sampling_strategy=strategy, length_column_name="tokens",
+            logging_strategy="epoch",
+        )  # fmt: skip
+        trainer.train()
+        found[f"by length, {strategy}"] = (
+            hosts.difference(speaker.parameters(), lengthy),
+            trainer.state.log_history[0]["loss"] - sum(losses[:4]) / 4,
+            trainer.pace.terms.balancer.learner.costs.lengths.tolist() == data.lengths,
+        )
+
     speakers, losses = whole(language_model(), Sentences())
     for steps in (1, 3):
         speaker = language_model()
@@ -233,7 +292,6 @@ def refusals(folder: str) -> dict[str, str]:
             says[name] = str(error)
 
     attempt("looped", balance={"loop": "round"})
-    attempt("lengths", train_sampling_strategy="group_by_length")
     attempt("dropped", dataloader_drop_last=True)
     attempt("searched", auto_find_batch_size=True)
     attempt("loader", kind=OwnLoader)

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
+from paceline.torch.feed.lengths import read
 from paceline.torch.feed.loader import check_indexed
 from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
@@ -39,7 +40,10 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 
 __all__ = ["BalancedTrainer"]
 
-SHUFFLES = {"random": True, "sequential": False}  # by train_sampling_strategy
+# Whether samples are shuffled, by train_sampling_strategy. The last two balance by length: so does Paceline then.
+SHUFFLES = {"random": True, "sequential": False, "group_by_length": True, "batch_rebalance": True}
+BY_LENGTH = ("group_by_length", "batch_rebalance")
+OF_COST = ("cost", "padded", "micro_batch_cost")  # of balance=, what is the loader's
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "worker_init_fn")
 LOADING = ("collate_fn", "num_workers", "pin_memory", *OF_WORKERS)
 
@@ -50,10 +54,12 @@ class BalancedTrainer(Trainer):
     balance: options of ``paceline.torch.Pace``, such as policy, limits, micro_batch, record and on_round. Its
         global_batch is by default the Trainer's own total: per_device_train_batch_size times
         gradient_accumulation_steps times ranks. Where the Trainer accumulates, micro_batch is by default
-        per_device_train_batch_size: so much fits into memory.
+        per_device_train_batch_size: so much fits into memory. cost, padded and micro_batch_cost are those of
+        ``Pace.loader``; under train_sampling_strategy="group_by_length" or "batch_rebalance", cost is by default the
+        column args.length_column_name, or the number of tokens.
 
     ``pace`` is the Pace of the newest ``train()``. What can't be balanced (DeepSpeed, FSDP, several GPUs in one
-    process, streams, sampling by length) is refused with a PacelineError.
+    process, streams) is refused with a PacelineError.
     """
 
     def __init__(self, *args: Any, balance: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -67,6 +73,7 @@ class BalancedTrainer(Trainer):
         if "loop" in (balance or {}):
             raise PacelineError("balance={'loop': ...}: it follows from the Trainer's own loop; leave it out")
         self.balance |= balance or {}
+        self.loading = {name: self.balance.pop(name) for name in OF_COST if name in self.balance}
         # The loop is to see a whole round as one batch, and to leave it to us to go on within an epoch after a
         # checkpoint. The user's own args stay as they are.
         self.args = copy.copy(self.args)
@@ -182,7 +189,8 @@ class Rounds:
         trainer.pace = pace = Pace(trainer.model_wrapped, **trainer.balance)
         seed = args.seed if args.data_seed is None else args.data_seed
         shuffle = SHUFFLES[getattr(args, "train_sampling_strategy", "random")]
-        self._loader = pace.loader(self.dataset, seed=seed, shuffle=shuffle, **self._options)
+        cost = _cost_of(trainer) | trainer.loading
+        self._loader = pace.loader(self.dataset, seed=seed, shuffle=shuffle, **cost, **self._options)
         if saved is not None:
             pace.load_state_dict(saved)
         elif steps % len(self):
@@ -287,6 +295,19 @@ class Pacing(TrainerCallback, ExportableState):
         return self._rounds.pace
 
 
+def _cost_of(trainer: BalancedTrainer) -> dict[str, Any]:
+    """What the loader is told of the samples' costs where the Trainer was asked to sample by length."""
+    args, dataset = trainer.args, trainer.train_dataset
+    if getattr(args, "train_sampling_strategy", "random") not in BY_LENGTH or "cost" in trainer.loading:
+        return {}
+    # Of the data set as it was given: its loader has only those columns that the model takes.
+    name = args.length_column_name
+    if name not in (getattr(dataset, "column_names", None) or ()):
+        named = getattr(trainer.processing_class, "model_input_names", None)
+        name = named[0] if named else "input_ids"
+    return {"cost": read(name, dataset).lengths}
+
+
 def _labels(batch: Any) -> int | None:
     """Over how many labels the loss of this batch is a mean; None where it has none."""
     labels = batch.get("labels")
@@ -307,8 +328,7 @@ def _check(trainer: Trainer) -> None:
         if args.n_gpu > 1
         else "auto_find_batch_size=True changes the batch on the way; set per_device_train_batch_size"
         if args.auto_find_batch_size
-        else f"train_sampling_strategy={strategy!r}: expected random or sequential, which leave each round's samples "
-        "to be divided"
+        else f"train_sampling_strategy={strategy!r}: expected one of {', '.join(SHUFFLES)}"
         if strategy not in SHUFFLES
         else "dataloader_drop_last=True leaves out samples, and a balanced epoch uses each; leave it out"
         if args.dataloader_drop_last
