@@ -56,7 +56,7 @@ OWN_ROUNDS = ("group_by_length",)
 Rounds = Iterator[list[list[int]]]  # of one rank: the micro-batches of each round, as indices
 
 
-class Texts(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Texts(torch.utils.data.Dataset[torch.Tensor]):
     """Random words, of unlike lengths."""
 
     def __init__(self, count: int) -> None:
@@ -136,24 +136,25 @@ def rounds_of(way: str, rank: int, texts: Texts, batch: int) -> Rounds:
         yield [mine] if "1 micro" in way else within(mine, lengths, 4 * LONGEST)
 
 
-def loss_of(model: nn.Module, words: torch.Tensor, labels: torch.Tensor, reduction: str) -> torch.Tensor:
+def loss_of(model: Any, words: torch.Tensor, labels: torch.Tensor, reduction: str) -> torch.Tensor:
     logits = model(input_ids=words).logits[:, :-1]
     return nn.functional.cross_entropy(
         logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction=reduction
     )
 
 
-def fresh() -> tuple[nn.Module, Any, torch.optim.Optimizer]:
+def fresh() -> tuple[Any, torch.optim.Optimizer]:
     torch.manual_seed(SEED)
-    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    none: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    none |= {"bos_token_id": None, "eos_token_id": None}
     config = GPT2Config(vocab_size=WORDS, n_positions=LONGEST, n_embd=64, n_layer=2, n_head=4, **none)
     ddp = DistributedDataParallel(GPT2LMHeadModel(config))
-    return ddp, ddp, torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
+    return ddp, torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
 
 
 def by_hand(way: str, rank: int, texts: Texts, batch: int) -> tuple[list[float], list[float]]:
     """When each round ended, and its loss, in a plain loop."""
-    ddp, _, optimizer = fresh()
+    ddp, optimizer = fresh()
     ends, losses, order = [], [], Order(len(texts), SEED).epoch(0)
     for number, batches in enumerate(rounds_of(way, rank, texts, batch)):
         tokens = int(sum(texts.lengths[i] - 1 for mine in batches for i in mine))
@@ -180,7 +181,7 @@ def by_hand(way: str, rank: int, texts: Texts, batch: int) -> tuple[list[float],
 
 def by_paceline(texts: Texts, batch: int) -> tuple[list[float], list[float], list[Any]]:
     """The same with Paceline, and its rounds."""
-    ddp, _, optimizer = fresh()
+    ddp, optimizer = fresh()
     ends: list[float] = []
     results: list[Any] = []
     pace = Pace(ddp, batch, "level", loop="round", on_round=results.append)

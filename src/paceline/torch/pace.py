@@ -293,7 +293,11 @@ class Pace:
         return iterate(self.turns, Sizes(self.turns, rounds))
 
     def round(
-        self, batch: Any, function: Callable[..., torch.Tensor], reduction: str = "mean", scaler: Any = None
+        self,
+        batch: Any,
+        function: Callable[..., torch.Tensor | tuple[torch.Tensor, Any]],
+        reduction: str = "mean",
+        scaler: Any = None,
     ) -> torch.Tensor:
         """Run this rank's part of a round: ``function`` gives the loss of each piece, and its backward pass follows.
 
