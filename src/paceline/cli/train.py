@@ -13,6 +13,7 @@ from paceline.errors import PacelineError
 
 DATA, BALANCING, SLOWNESS = "Data and training", "Balancing", "Played slowness"
 CHECKPOINTS, RAY = "Run directory and checkpoints", "With --engine ray"
+LOST = "Workers that are lost or join"
 
 
 def command(
@@ -102,6 +103,21 @@ def command(
     patience: Annotated[
         float, typer.Option(help="Seconds without a sign of life from a worker after which the run is ended.")
     ] = 30.0,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic",
+            help="Go on when a worker is killed, freezes, leaves (SIGTERM) or joins; no sample is lost.",
+            rich_help_panel=LOST,
+        ),
+    ] = False,
+    max_restarts: Annotated[
+        int, typer.Option(help="Workers started in place of lost ones.", rich_help_panel=LOST)
+    ] = 3,
+    dead_after: Annotated[
+        float,
+        typer.Option(help="Seconds without a sign of life until one counts as lost.", rich_help_panel=LOST),
+    ] = 1.0,
     engine: Annotated[
         str, typer.Option(help="torch (DDP), or ray (a parameter server).", rich_help_panel=RAY)
     ] = "torch",
@@ -178,6 +194,9 @@ def command(
         rate=rate,
         address=address,
         patience=patience,
+        elastic=elastic,
+        max_restarts=max_restarts,
+        dead_after=dead_after,
     )
     # The other ranks under torchrun have nothing to write: they end at once, even where they wait for others.
     with interrupts.heard(beginning.leads()) as interrupted:

@@ -21,7 +21,7 @@ from paceline.errors import PacelineError
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
 from paceline.torch import join, peers
-from paceline.train import contents, launch
+from paceline.train import contents, elastic_launch, launch
 from paceline.train.config import TrainConfig
 from paceline.train.torch_engine import train
 
@@ -122,10 +122,16 @@ class Session:
 
                     return ray_engine.run(config, run_dir, progress, resume)
                 if self._joined:
+                    if config.elastic:
+                        raise PacelineError(
+                            "--elastic starts its workers itself; leave out torchrun, or use python -m "
+                            "paceline.torch.guard for a script of your own"
+                        )
                     if not peers.joined():
                         join()
                     return train(config, run_dir, progress, resume, "end") or {}
-                return launch.run(config, run_dir, progress, resume, port, self._interrupted)
+                start = elastic_launch.run if config.elastic else launch.run
+                return start(config, run_dir, progress, resume, port, self._interrupted)
             except BaseException:
                 self._leave_summary(run_dir)
                 raise

@@ -166,6 +166,37 @@ def check_pieces(
         )
 
 
+def check_elastic(*, loop: str, weigh: str, deterministic: bool, turns: int | None, record: Any) -> None:
+    """Raises PacelineError for what does not go together with ranks that may be lost or join."""
+    wrong = (
+        "a round whose rank is lost takes more turns than one on the others; use loop='round' and "
+        "pace.round(batch, function), or loop='pieces'"
+        if loop == "whole"
+        else "weigh='hook' leaves the sum to DDP, which ends with a lost rank; use weigh='loss'"
+        if weigh == "hook"
+        else "deterministic=True fixes who is there; leave one of them out"
+        if deterministic
+        else f"turns={turns} fixes what the loss of a rank changes; leave it out"
+        if turns is not None
+        else "record= would end with the rank that writes it; take the rounds from on_round, or use "
+        "paceline train --elastic, whose launcher writes the record"
+        if record is not None
+        else ""
+    )
+    if wrong:
+        raise PacelineError(f"elastic=True: {wrong}")
+
+
+def check_planned(policy: str, moves_work: bool, trains: bool) -> None:
+    """Raises PacelineError for a policy that cannot plan for ranks that may be lost or join."""
+    if moves_work or trains:
+        how = "moves work within the round" if moves_work else "decides beside the training"
+        raise PacelineError(
+            f"elastic=True: policy {policy} {how}, which a rank that joins cannot take part in yet; use level or "
+            "another that plans whole rounds"
+        )
+
+
 def check_deterministic(
     policy: str, moves_work: bool, *, weigh: str, norms: bool, micro_batch: int | None, cell: int
 ) -> None:

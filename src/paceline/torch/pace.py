@@ -34,11 +34,18 @@ from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch import options as allowed
 from paceline.torch import peers
+from paceline.torch.elastic.link import Link, company
+from paceline.torch.elastic.member import Mended
+from paceline.torch.elastic.parallel import Elastic
+from paceline.torch.elastic.parallel import elastic as unparalleled
+from paceline.torch.elastic.turns import ElasticTurns
+from paceline.torch.feed.anywhere import ElasticLoader
 from paceline.torch.feed.dealt import agreed_dealer
 from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
 from paceline.torch.feed.pieces import Order
 from paceline.torch.feed.rounds import RoundBatch, Sizes, iterate
 from paceline.torch.feed.streams import StreamLoader, check_stream
+from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.parallel import parallel
 from paceline.torch.gradients.weighing import checked_count
 from paceline.torch.liveness import patience
@@ -95,6 +102,11 @@ class Pace:
         function, called on every rank with (round, ranks). Losses that a loop under ``weigh="hook"`` keeps to itself
         are not seen.
 
+    elastic: the run goes on when a rank is killed, freezes, leaves or joins; see docs/faults.md. The model is a plain
+        module; the script is started by ``python -m paceline.torch.guard``. Call ``pace.register(optimizer, ...)``
+        before the loop.
+    on_members: called on this rank with each change of members, as a ``Mended``.
+
     Construct and use it alike on all ranks; a rank that differs is named in a PacelineError.
     """
 
@@ -119,6 +131,8 @@ class Pace:
         on_missed: OnMissed = "warn",
         patience: float = patience.SECONDS,
         on_nan: OnNan = "warn",
+        elastic: bool = False,
+        on_members: Callable[[Mended], None] | None = None,
     ) -> None:
         allowed.check_kinds(
             model,
@@ -131,8 +145,16 @@ class Pace:
             record=record,
             on_round=on_round,
         )
+        link: Link | None = None
+        if elastic:
+            allowed.check_elastic(
+                loop=loop, weigh=weigh, deterministic=deterministic, turns=turns, record=record
+            )
+            self._parallel: Parallel = unparalleled(model)
+            link = company()
         self.rank, self.ranks = peers.rank(), peers.ranks()
-        self._parallel = parallel(model, self.ranks)
+        if link is None:
+            self._parallel = parallel(model, self.ranks)
         self.global_batch, self.weigh = int(global_batch), weigh
         self.terms = agree(
             model,
@@ -147,13 +169,18 @@ class Pace:
             deterministic=deterministic,
             in_step=self._parallel.in_step,
             loop=loop,
+            elastic=elastic,
         )
         self.policy = self.terms.policy
         self._loss = float("nan")
         self._loaders: list[BalancedLoader | StreamLoader] = []
         listeners = [self._note_loss, *([on_round] if on_round else [])]
         # What happens turn by turn; a host takes part in it by ``turns.host``.
-        self.turns = Turns(model, self._parallel, self.terms, listeners, on_nan)
+        if isinstance(self._parallel, Elastic) and link is not None:
+            told = on_members or (lambda mended: None)
+            self.turns: Turns = ElasticTurns(model, self._parallel, self.terms, listeners, on_nan, link, told)
+        else:
+            self.turns = Turns(model, self._parallel, self.terms, listeners, on_nan)
         self._recorder: RoundRecorder | None = None
         if record is not None:
             self._recorder = peers.on_rank_0(
@@ -165,11 +192,16 @@ class Pace:
             listeners.append(self._recorder.round)
         self._outlets: Outlets | None = None
         if sinks := asked(report_to, metrics_port):
+            if link is not None:
+                raise PacelineError(
+                    "elastic=True: report_to= and metrics_port= would end with rank 0; use on_round"
+                )
             facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
             self._outlets = peers.on_rank_0(lambda: Outlets(sinks, Path(record or "training"), facts))
         if self._outlets is not None:
             listeners.append(self._outlets.round)
-        self.turns.watch_over(lookout(on_missed, patience))  # last, since its threads run until it is closed
+        if link is None:  # last, since its threads run until it is closed
+            self.turns.watch_over(lookout(on_missed, patience))
 
     @property
     def epoch(self) -> int:
@@ -234,12 +266,17 @@ class Pace:
         lags = peers.agree(facts, draws_ahead(options))
         dealer = None
         if cost is not None:
+            self._indexed_alone("pace.loader(cost=...)")
             collate = options.get("collate_fn") or default_collate
             dealer = agreed_dealer(self.terms, dataset, collate, cost, padded, micro_batch_cost, self.rounds)
         elif padded is not None or micro_batch_cost is not None:
             raise PacelineError("padded= and micro_batch_cost= say how cost= counts; expected cost=, too")
-        loader = BalancedLoader(self.turns, dataset, order, number, drop_last, options, dealer)
-        self.turns.drawn_ahead(max(lags))
+        if isinstance(self.turns, ElasticTurns):
+            loader: BalancedLoader = ElasticLoader(self.turns, dataset, order, number, drop_last, options)
+            self.turns.drawn_ahead()
+        else:
+            loader = BalancedLoader(self.turns, dataset, order, number, drop_last, options, dealer)
+            self.turns.drawn_ahead(max(lags))
         self._loaders.append(loader)
         self.turns.progress.samples = loader.samples
         return loader
@@ -258,6 +295,7 @@ class Pace:
         Further options: collate_fn, and for an IterableDataset those of torch's DataLoader (num_workers, ...).
         """
         check_stream(stream)
+        self._indexed_alone("pace.stream()")
         check_options(options, self.global_batch, self.ranks)
         peers.agree({"drop_last": drop_last, "batches": batches})
         loader = StreamLoader(self.turns, stream, len(self._loaders), drop_last, batches, options)
@@ -280,6 +318,7 @@ class Pace:
         """
         if rounds is not None and rounds < 1:
             raise PacelineError(f"pace.sizes({rounds}): expected at least one round, or None for no end")
+        self._indexed_alone("pace.sizes()")
         if self.terms.cell:
             raise PacelineError(
                 "deterministic=True fixes who runs which sample, and a loop that draws its own cannot; leave it out"
@@ -417,6 +456,27 @@ class Pace:
         """For hosts that step by themselves: the round's optimizer step is done and took so long."""
         self.turns.stepped(seconds)
 
+    def register(self, *things: Any) -> None:
+        """With elastic=True, call it just before the loop: with the optimizers, schedulers, GradScaler and whatever
+        else has ``state_dict`` and ``load_state_dict`` and is to be the same on every rank. The model need not be
+        named.
+
+        It returns when this rank takes part. One that joins a run under way has by then been handed over the model,
+        all that is registered, and where the run stands: loop over ``range(pace.epoch, epochs)``.
+        """
+        self._elastic("pace.register()").join(*things)
+
+    def leave(self) -> None:
+        """This rank takes part until the end of the running round, and the others go on without it: where its loop
+        asks for the next batch, SystemExit(0) ends its program. Safe to call in a signal handler."""
+        self._elastic("pace.leave()").member.leave()
+
+    @property
+    def chief(self) -> bool:
+        """Whether this rank does what one rank is to do, such as to write checkpoints: rank 0, or with
+        elastic=True the first of those that are there."""
+        return self.turns.member.chief if isinstance(self.turns, ElasticTurns) else self.rank == 0
+
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it; the loader does so
         before the next round, a loop that is left early may do it then."""
@@ -485,6 +545,17 @@ class Pace:
 
     def _weight(self, loss: torch.Tensor, reduction: str, count: Any) -> float:
         return self.weight(loss, reduction, None if count is None else checked_count(count))
+
+    def _elastic(self, what: str) -> ElasticTurns:
+        if not isinstance(self.turns, ElasticTurns):
+            raise PacelineError(f"{what} was called on a Pace without elastic=True; expected it there alone")
+        return self.turns
+
+    def _indexed_alone(self, what: str) -> None:
+        if isinstance(self.turns, ElasticTurns):
+            raise PacelineError(
+                f"elastic=True: {what} does not tell others what a lost rank was to run; use pace.loader(dataset)"
+            )
 
     def _note_loss(self, result: RoundResult) -> None:
         self._loss = result.loss

@@ -44,6 +44,8 @@ class Passes:
         ready: Callable[[Piece], None],
     ) -> None:
         self.turn: Turn | None = None  # that is running
+        # Called after each backward pass: the piece as it stands, the last one only if the round is complete.
+        self.summed: Callable[[Piece], Piece] = _as_planned
         self._meter, self._halfway, self._ready = meter, halfway, ready
         self._by_hook = terms.weigh == "hook"
         self.gradients = Weighing(parameters, device, parallel, by_hook=self._by_hook, exact=bool(terms.cell))
@@ -115,6 +117,7 @@ class Passes:
                 "be multiplied by that weight first"
             )
         turn.done = True
+        turn.piece = piece = self.summed(piece)
         if piece.last:  # for a graph in which no hooked parameter took part
             self._ready(piece)
         self.gradients.done(piece)
@@ -180,3 +183,7 @@ class Passes:
     def _gradients_ready(self, _: object) -> None:
         if self.turn is not None and self.turn.piece.last:
             self._ready(self.turn.piece)
+
+
+def _as_planned(piece: Piece) -> Piece:
+    return piece

@@ -6,7 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,22 +17,49 @@ from paceline.machines import measure, sizes
 from paceline.rounds import Machines
 
 T = TypeVar("T")
+
+
+class Company(Protocol):
+    """The ranks of a run where they are no process group."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def ranks(self) -> int: ...
+
+    def gather(self, item: Any) -> list[Any]: ...
+
+
+_company: Company | None = None
 LONGEST = 1e7  # seconds; what a thread may be told to wait is limited, too
 _forks_let_alone = False
 
 
+def keep_company(company: Company | None) -> None:
+    """From now on these are the ranks, and no longer those of the process group; None for those of the group."""
+    global _company
+    _company = company
+
+
 def rank() -> int:
     """This process's rank; 0 outside of a process group."""
+    if _company is not None:
+        return _company.rank
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def ranks() -> int:
     """n; 1 outside of a process group."""
+    if _company is not None:
+        return _company.ranks
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def gather(item: Any) -> list[Any]:
     """``item`` of every rank, by rank. Collective."""
+    if _company is not None:
+        return _company.gather(item)
     if ranks() == 1:
         return [item]
     items: list[Any] = [None] * ranks()

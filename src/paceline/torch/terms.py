@@ -73,10 +73,12 @@ def agree(
     deterministic: bool,
     in_step: bool,
     loop: str,
+    elastic: bool = False,
 ) -> Terms:
     """Check what a user chose, on this rank and against the others. Collective.
 
-    in_step: all ranks must take as many turns in a round. Raises PacelineError for what cannot be, or differs.
+    in_step: all ranks must take as many turns in a round. elastic: ranks may be lost or join.
+    Raises PacelineError for what cannot be, or differs.
     """
     options.check_weigh(weigh, turns)
     options.check_loop(loop, deterministic)
@@ -96,7 +98,7 @@ def agree(
     cluster = Cluster(ranks, global_batch, np.array(least, float), np.array(most, float), peers.machines())
     chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
     name = policy if isinstance(policy, str) else type(chosen).__name__
-    whole = fixed is not None or in_step or norms or (fill and weigh == "hook")
+    whole = fixed is not None or in_step or norms or elastic or (fill and weigh == "hook")
     if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not deterministic:
         # Pieces can't be, gain nothing, or leave batch norm only few samples.
         plans: Any = chosen.planner()
@@ -117,6 +119,8 @@ def agree(
     )
     moves_work, fills = balancer.piece_plan(0) is not None, fill or norms
     options.check_pieces(name, moves_work, loop=loop, turns=turns, in_step=in_step, fills=fills, weigh=weigh)
+    if elastic:
+        options.check_planned(name, moves_work, balancer.policy.trains)
     unit, cell = quantum if quantum >= floor else floor, 0
     if deterministic:
         unit = cell = quantum if quantum > 1 else max(1, global_batch // CELLS)

@@ -85,7 +85,7 @@ class Turns:
         device = parameters[0].device if parameters else torch.device("cpu")
         most, largest = int(terms.most[self.rank]), None if terms.cell else terms.micro_batch
         self._claims = Claims(device, terms.unit, largest, most) if terms.moves_work else None
-        self._meter = Meter(device, terms.balancer.needs_readings, terms.moves_work, parallel.waited)
+        self._meter = self._measuring(device, parallel)
         self.passes = Passes(parameters, device, parallel, terms, self._meter, self._halfway, self._ready)
         self._gradients = self.passes.gradients
         self._steps = Steps(parameters, self._step_begins, self._step_ended)
@@ -279,6 +279,10 @@ class Turns:
         self._finish_round()
 
     # -- within ----------------------------------------------------------------------------------------------
+
+    def _measuring(self, device: torch.device, parallel: Parallel) -> Meter:
+        """What measures this rank's rounds, and tells the others. Collective."""
+        return Meter(device, self.terms.balancer.needs_readings, self.terms.moves_work, parallel.waited)
 
     def _open(self, source: Source) -> object:
         """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one. Returns what tells

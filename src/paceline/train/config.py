@@ -32,6 +32,7 @@ WHOLE = {
     "checkpoint_every": (1, MANY),
     "loader_workers": (0, 256),
     "seed": (0, 2**63 - 1),
+    "max_restarts": (0, MANY),
 }
 SLOWEST = 1e6  # milliseconds a sample, or times as slow
 # What run.json of earlier versions calls some fields.
@@ -47,6 +48,8 @@ class TrainConfig:
     limits: (least, most) samples of a round. steps: rounds at most, instead of whole epochs.
     engine: "torch" (DDP), or "ray" (a parameter server), which alone knows sync, backup, mode, rate and address.
     patience: seconds without a sign of life after which the run is ended, see ``paceline.torch.Pace``.
+    elastic: the run goes on when a worker is killed, freezes, leaves or joins; max_restarts: how many are started in
+    place of lost ones; dead_after: seconds without a sign of life after which one counts as lost.
     """
 
     data: str = "digits"
@@ -76,6 +79,9 @@ class TrainConfig:
     rate: str = "fixed"
     address: str | None = None
     patience: float = patience.SECONDS
+    elastic: bool = False
+    max_restarts: int = 3
+    dead_after: float = 1.0
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""
@@ -124,6 +130,8 @@ class TrainConfig:
             raise PacelineError(
                 f"micro-batch={self.micro_batch}: expected at least {2 * floor - 1}: {self.model} has batch norm"
             )
+        if self.elastic:
+            self._check_elastic(floor)
         self._check_engine()
 
     def server(self) -> ServerConfig:
@@ -141,6 +149,25 @@ class TrainConfig:
             momentum=self.momentum,
             limits=limits,
         )
+
+    def _check_elastic(self, floor: int) -> None:
+        policy = policies.create(self.policy, Cluster(self.workers, self.global_batch))
+        moves = Balancer(policy).piece_plan(0) is not None and self.policy.partition(":")[0] != "auto"
+        wrong = (
+            "is for --engine torch; with ray, lost workers are started again anyway"
+            if self.engine != "torch"
+            else "needs --weigh loss: the hook leaves the sum to DDP, which ends with a lost worker"
+            if self.weigh != "loss"
+            else f"does not hand over batch norm's statistics yet, and {self.model} has some; choose another model"
+            if floor > 1
+            else f"plans whole rounds, and {self.policy} moves work within them; choose auto, level or another"
+            if moves or policy.trains
+            else f"expects --dead-after of at least 0.2, and {self.dead_after:g} s was given"
+            if not self.dead_after >= 0.2
+            else ""
+        )
+        if wrong:
+            raise PacelineError(f"--elastic {wrong}")
 
     def _check_engine(self) -> None:
         if self.engine == "ray":

@@ -66,7 +66,7 @@ def run(
     pipes: list[Connection] = []
     life, held = context.Pipe(duplex=False)
     try:
-        with _environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"):
+        with environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"):
             for rank in range(config.workers):
                 ours, theirs = context.Pipe(duplex=False)
                 worker = context.Process(
@@ -107,7 +107,7 @@ def _watch(
         if interrupted():  # and the exception was lost, as in an object's destruction
             raise KeyboardInterrupt
         ready = wait([*open_pipes.values(), *(w.sentinel for w in running.values())], POLL_SECONDS)
-        stopped.look(f"the run was ended; {_how_to_go_on(run_dir)}")
+        stopped.look(f"the run was ended; {how_to_go_on(run_dir)}")
         for rank, worker in list(running.items()):
             ended = worker.sentinel in ready
             pipe = open_pipes.get(rank)
@@ -150,17 +150,17 @@ def _raise(
     if code < 0:
         name = signal.Signals(-code).name
         raise WorkerError(
-            f"worker {rank} was killed by {name} {when}; the other workers were ended; {_how_to_go_on(run_dir)}"
+            f"worker {rank} was killed by {name} {when}; the other workers were ended; {how_to_go_on(run_dir)}"
         )
     kind, message = complaints.get(rank, ("fault", f"exit status {code}"))
     if kind == "input":
         raise PacelineError(message)
     if kind == "missed":
-        raise WorkerError(f"{message}; the run was ended; {_how_to_go_on(run_dir)}")
+        raise WorkerError(f"{message}; the run was ended; {how_to_go_on(run_dir)}")
     raise WorkerError(f"worker {rank} failed {when}: {message}")
 
 
-def _how_to_go_on(run_dir: Path) -> str:
+def how_to_go_on(run_dir: Path) -> str:
     """What a user can do with what the run has written so far."""
     if (run_dir / CHECKPOINT).exists():
         return f"go on from the last checkpoint with --resume {run_dir}"
@@ -226,20 +226,20 @@ def _work(
         os._exit(2)
     except Exception as error:
         # A peer that died shows up as a RuntimeError in here; the launcher tells the two apart.
-        emit({"type": "fault", "message": _words(error)})
+        emit({"type": "fault", "message": words(error)})
         time.sleep(1.0)  # let the one who died be noticed first
         pipe.close()
         os._exit(1)
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
     """An error in one line; of one in a loader's process, torch hands on the traceback, which ends with the error."""
     lines = str(error).strip().splitlines() or [""]
     return lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {lines[0]}"
 
 
 @contextlib.contextmanager
-def _environment(**values: str) -> Any:
+def environment(**values: str) -> Any:
     """Environment variables for the workers, where the user hasn't set them."""
     fresh = {name: value for name, value in values.items() if name not in os.environ}
     os.environ.update(fresh)

@@ -70,12 +70,12 @@ def train(
     data = datasets.load(config.data)
     model = models.create(config.model, data.shape, data.classes)
     loss_of = nn.CrossEntropyLoss()
-    trial, equal = _trial(model, loss_of, data), max(1, config.global_batch // config.workers)
+    timed, equal = trial(model, loss_of, data), max(1, config.global_batch // config.workers)
     # All ranks are timed at once.
-    slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(trial, equal)))
+    slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
     ddp = DistributedDataParallel(model) if ranks > 1 else model
     optimizer = torch.optim.SGD(ddp.parameters(), lr=config.lr, momentum=config.momentum)
-    guard = _Guard()
+    guard = Guard()
     pace = Pace(
         ddp,
         config.global_batch,
@@ -100,7 +100,7 @@ def train(
         )
         kept = contents.of_run(run_dir)
         if resume:
-            note = peers.together(lambda: _go_on(kept, model, optimizer, pace, len(data.x_train)))
+            note = peers.together(lambda: go_on(kept, model, optimizer, pace, len(data.x_train)))
             peers.agree({"steps done": pace.rounds})
             if note and rank == 0:
                 emit({"type": "note", "text": note})
@@ -108,7 +108,7 @@ def train(
         record = _record(config, run_dir, ranks, pace.rounds if resume else None) if rank == 0 else None
         if record is not None:
             guard.listeners.append(record.round)
-            guard.listeners.append(lambda result: emit(_progress(result, last)))
+            guard.listeners.append(lambda result: emit(progress(result, last)))
             emit({"type": "start", "rounds": last, "first": pace.rounds, "policy": config.policy})
         saved = pace.rounds
         while pace.rounds < last:
@@ -120,21 +120,21 @@ def train(
                 if pace.step(optimizer):
                     if rank == 0 and pace.rounds - saved >= config.checkpoint_every:
                         saved = pace.rounds
-                        _save(kept, model, optimizer, pace)
+                        save(kept, model, optimizer, pace)
                     if pace.rounds >= last:
                         break
         pace.flush()
         if rank == 0:
             emit({"type": "test"})
             if pace.rounds > saved:  # the two that are kept are of different rounds
-                _save(kept, model, optimizer, pace)
-        accuracy = _accuracy(model, data, rank, ranks)
+                save(kept, model, optimizer, pace)
+        right = accuracy(model, data, rank, ranks)
         if record is None:
             return None
-        return record.close(test_accuracy=accuracy, run_dir=str(run_dir))
+        return record.close(test_accuracy=right, run_dir=str(run_dir))
 
 
-class _Guard:
+class Guard:
     """Passes each round on, and stops every rank alike when the loss is no number any more."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ def _record(config: TrainConfig, run_dir: Path, ranks: int, keep: int | None) ->
     return RoundRecorder(Recorder.create(run_dir, facts, resume=keep))
 
 
-def _go_on(
+def go_on(
     kept: Checkpoints[dict[str, Any]],
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -183,7 +183,7 @@ def _go_on(
     return kept.note
 
 
-def _save(
+def save(
     kept: Checkpoints[dict[str, Any]], model: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace
 ) -> None:
     kept.save(
@@ -191,7 +191,7 @@ def _save(
     )
 
 
-def _progress(result: RoundResult, rounds: int) -> dict[str, Any]:
+def progress(result: RoundResult, rounds: int) -> dict[str, Any]:
     return {
         "type": "round",
         "round": result.step,
@@ -203,7 +203,7 @@ def _progress(result: RoundResult, rounds: int) -> dict[str, Any]:
     }
 
 
-def _trial(model: nn.Module, loss_of: nn.Module, data: Data) -> Callable[[int], None]:
+def trial(model: nn.Module, loss_of: nn.Module, data: Data) -> Callable[[int], None]:
     """Forward and backward on some samples, leaving no trace in the model."""
 
     def compute(samples: int) -> None:
@@ -219,7 +219,7 @@ def _trial(model: nn.Module, loss_of: nn.Module, data: Data) -> Callable[[int], 
 
 
 @torch.no_grad()
-def _accuracy(model: nn.Module, data: Data, rank: int, ranks: int) -> float:
+def accuracy(model: nn.Module, data: Data, rank: int, ranks: int) -> float:
     """Portion of the test set that the model gets right, each rank judging every n-th chunk. Collective."""
     model.eval()
     if ranks > 1:  # rank 0's running statistics are the model's, as in its checkpoint

@@ -25,6 +25,8 @@ _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_t
 class Alone:
     """One process: nothing to average."""
 
+    averages = False  # what is in ``grad`` after a round is the mean over the ranks; else it is the sum
+    counts = False  # it sums what the losses are means over, too
     in_step = False  # all ranks must take as many turns in a round
     waited: Callable[[], float] | None = None  # seconds spent waiting for others within rounds, so far
 
@@ -45,6 +47,8 @@ class Alone:
 
 class Replicated(Alone):
     """DistributedDataParallel."""
+
+    averages = True
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
@@ -70,6 +74,7 @@ class Replicated(Alone):
 class Sharded(Alone):
     """FSDP2: modules that were given to ``fully_shard``."""
 
+    averages = True
     in_step = True  # every forward and backward pass gathers parameters from all ranks
 
     def __init__(self, shards: list[Any]) -> None:

@@ -38,7 +38,8 @@ class Weighing:
         by_hook: bool,
         exact: bool,
     ) -> None:
-        self._parallel, self._ranks, self._by_hook = parallel, peers.ranks(), by_hook
+        self._parallel, self._by_hook = parallel, by_hook
+        self._ranks = peers.ranks() if parallel.averages else 1
         self._sum = ExactSum(parameters) if exact else None
         self._gradients, self._counts = Gradients(parameters), Counts(device)
         self._no_sync = ExitStack()
@@ -66,7 +67,8 @@ class Weighing:
             self._gradients.begin(piece.step)
         elif count is not None:
             self._many = count
-        self._counts.add(piece.step, count, piece.last)
+        if not self._parallel.counts:
+            self._counts.add(piece.step, count, piece.last)
 
     def weight(self, piece: Piece, part: float) -> float:
         """What a loss counts whose part of the round is ``part`` samples, where no hook weighs it."""

@@ -149,7 +149,7 @@ class Meter:
                 digest,
                 self._watch.seconds(step) - self._waits.pop(step) + carry,
                 carry,
-                math.nan if losses is None else _summed(losses),
+                math.nan if losses is None else summed(losses),
                 self._counts.pop(step, math.nan),
                 losses is not None,
                 cpu,
@@ -160,7 +160,7 @@ class Meter:
         return np.array(numbers).view(self._row).reshape(())
 
 
-def _summed(losses: list[tuple[torch.Tensor, float]]) -> float:
+def summed(losses: list[tuple[torch.Tensor, float]]) -> float:
     """Of a round's pieces, in float64. What counts for nothing is left out: a mean over nothing is NaN."""
     counted = [(loss, factor) for loss, factor in losses if factor]
     if not counted:

@@ -118,6 +118,8 @@ class OpenRounds:
                     f"round {step}: the ranks ran {loads.sum()} of its {plan.batch} samples; expected "
                     "all: check that every rank works through all that its loader yields"
                 )
+        elif "samples" in (rows.dtype.names or ()):  # a rank that was lost left its part to others
+            loads = rows["samples"].astype(np.int64)
         times = None if reports is None else reports.times()
         parts = None if plan.deal is None else plan.deal.parts
         overhead, shares = self._balancer.report(

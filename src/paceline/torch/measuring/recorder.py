@@ -15,6 +15,7 @@ The training stays as it is: nothing is balanced, and no rank waits for the reco
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -153,8 +154,8 @@ class RoundRecorder:
         self.recorder = recorder
         self._start: float | None = None
 
-    def round(self, result: RoundResult) -> None:
-        """Append one finished round."""
+    def round(self, result: RoundResult, events: Sequence[Any] = ()) -> None:
+        """Append one finished round; ``events``: what happened in it, as far as JSON holds it."""
         now = time.perf_counter()
         if self._start is None:
             self._start = now - result.seconds
@@ -170,6 +171,7 @@ class RoundRecorder:
             shares=result.shares,
             loss=result.loss,
             **_pieces(result),
+            **({"events": list(events)} if events else {}),
         )
 
     def close(self, **extras: Any) -> dict[str, Any]:

@@ -1,0 +1,142 @@
+"""A model's gradients on their way into a sum over the ranks, while the backward pass still runs.
+
+What is summed is a copy: each parameter keeps this rank's own gradient until all sums are there, so that nothing is
+lost where one of them fails. The division into buckets depends on the parameters alone, and so a rank that has
+just joined has the same as all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.torch.elastic.group import over
+
+FIRST_BYTES, BYTES = 1 << 20, 25 << 20  # of a bucket, as DistributedDataParallel has them
+
+
+class Bucket:
+    """Some parameters of one kind, whose gradients are summed together."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        self.waits = 0  # parameters whose gradient is not ready yet
+        self.work: Any = None
+        self._make()
+
+    def _make(self) -> None:
+        first, sizes = self.parameters[0], [p.numel() for p in self.parameters]
+        self.flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
+        self.views = [
+            part.view_as(p) for part, p in zip(self.flat.split(sizes), self.parameters, strict=True)
+        ]
+
+    def fill(self) -> None:
+        """Copy the gradients; where a sum that failed may still write into the memory, into another one."""
+        if not over(self.work):
+            self._make()
+        have = [(v, p.grad) for v, p in zip(self.views, self.parameters, strict=True) if p.grad is not None]
+        if have:
+            torch._foreach_copy_([v for v, _ in have], [g for _, g in have])
+        for view, parameter in zip(self.views, self.parameters, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+
+
+class Buckets:
+    """parameters: of the model, in its order. ``begin`` before a round's last backward pass, which sums what is
+    ready; then ``finish``; or ``finish`` alone. ``apply`` when all sums are there."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._buckets = [Bucket(group) for group in _groups(self._parameters)]
+        self._sum: Callable[[torch.Tensor], Any] | None = None  # while a backward pass is to be summed
+        self._next = 0  # bucket to be summed
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(self._ready(bucket))
+            for bucket in self._buckets
+            for parameter in bucket.parameters
+        ]
+
+    def begin(self, sum: Callable[[torch.Tensor], Any]) -> None:
+        """The coming backward pass is a round's last: ``sum`` starts a sum."""
+        self._sum, self._next = sum, 0
+        for bucket in self._buckets:
+            bucket.waits = len(bucket.parameters)
+
+    def finish(self, sum: Callable[[torch.Tensor], Any]) -> list[Any]:
+        """No more gradients will come: start what has not been started. What to wait for."""
+        if self._sum is None:
+            self._next = 0
+        self._sum = None
+        while self._next < len(self._buckets):
+            self._start(sum)
+        return [bucket.work for bucket in self._buckets]
+
+    def used(self) -> list[bool]:
+        """Which parameters have a gradient of this rank's own."""
+        return [p.grad is not None for p in self._parameters]
+
+    def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
+        """The sums, times ``factor``, become the gradients; ``used``: which parameters have one on any rank."""
+        wanted = {id(p) for p, one in zip(self._parameters, used, strict=True) if one}
+        for bucket in self._buckets:
+            if factor != 1.0:
+                bucket.flat.mul_(factor)
+            grads, views = [], []
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                if id(parameter) not in wanted:
+                    continue
+                if parameter.grad is None:
+                    parameter.grad = view.clone()
+                else:
+                    grads.append(parameter.grad)
+                    views.append(view)
+            if grads:
+                torch._foreach_copy_(grads, views)
+
+    def close(self) -> None:
+        """Let go of the model."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _ready(self, bucket: Bucket) -> Callable[[torch.Tensor], None]:
+        def ready(_: torch.Tensor) -> None:
+            sum = self._sum
+            if sum is None:
+                return
+            bucket.waits -= 1
+            if bucket.waits < 0:
+                raise PacelineError(
+                    "a parameter got a gradient twice in one backward pass, after its sum had begun; elastic=True "
+                    "needs models in which each gets one (checkpointing with use_reentrant=False does)"
+                )
+            while self._next < len(self._buckets) and not self._buckets[self._next].waits:
+                self._start(sum)
+
+        return ready
+
+    def _start(self, sum: Callable[[torch.Tensor], Any]) -> None:
+        bucket = self._buckets[self._next]
+        bucket.fill()
+        bucket.work = sum(bucket.flat)
+        self._next += 1
+
+
+def _groups(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    """Parameters of a kind together, the last of the model first, since their gradients come first."""
+    groups: list[list[torch.nn.Parameter]] = []
+    kind: Any = None
+    held, most = 0, FIRST_BYTES
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        if (parameter.dtype, parameter.device) != kind or held + size > most:
+            most = BYTES if groups else FIRST_BYTES
+            groups.append([])
+            kind, held = (parameter.dtype, parameter.device), 0
+        groups[-1].append(parameter)
+        held += size
+    return groups

@@ -1,0 +1,109 @@
+"""Sums over the members of one generation, with nothing that raises or waits for a member that is lost.
+
+This is the one file that uses gloo's own classes: another transport is another ``Group``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = timedelta(
+    seconds=60
+)  # of a sum; who is only late is waited for again, in a generation of the same members
+CONNECT = timedelta(seconds=20)
+SLICE = timedelta(milliseconds=20)  # how long a sum is waited for before a look at the members
+
+
+class Group(Protocol):
+    """The members of one generation."""
+
+    def sum(self, tensor: torch.Tensor) -> Any:
+        """Start to sum ``tensor`` over all, in place; for ``all_done``. In the same order on all members."""
+        ...
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
+        """Start to send ``tensor`` from the member with this index to all others; for ``all_done``."""
+        ...
+
+    def all_done(self, works: Sequence[Any], lost: Callable[[], bool]) -> bool:
+        """Wait for all of these; False as soon as one has failed, or ``lost`` says that somebody is."""
+        ...
+
+
+class GlooGroup:
+    """On processors, by gloo. Constructing it waits for all members."""
+
+    def __init__(self, store: Any, index: int, size: int, timeout: timedelta = TIMEOUT) -> None:
+        self._group: Any = dist.ProcessGroupGloo(store, index, size, timeout)
+
+    def sum(self, tensor: torch.Tensor) -> Any:
+        try:
+            return self._group.allreduce([tensor])
+        except RuntimeError:
+            return None
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        try:
+            return self._group.broadcast([tensor], options)
+        except RuntimeError:
+            return None
+
+    def all_done(self, works: Sequence[Any], lost: Callable[[], bool]) -> bool:
+        for work in works:
+            if work is None:
+                return False
+            done = False
+            while not done:
+                completed = work.is_completed()
+                if not completed and lost():
+                    return False
+                try:
+                    work.wait(SLICE)
+                    done = True
+                except RuntimeError:
+                    if completed:  # else perhaps only the time is over
+                        return False
+        return True
+
+
+def over(work: Any) -> bool:
+    """Whether the transport has let go of the tensor."""
+    return work is None or bool(work.is_completed())
+
+
+# Their destructors wait for threads that may be blocked by a member that is lost.
+_kept: list[Any] = []
+
+
+def connect(
+    store: Callable[[], Any], key: str, index: int, size: int, lost: Callable[[], bool]
+) -> Group | None:
+    """The group of a new generation; None where a member is lost meanwhile, or cannot be reached.
+
+    store: makes a connection to the launcher's store, by which the members find each other. key: of this generation.
+    """
+    found: list[GlooGroup] = []
+    through = threading.Event()
+
+    def make() -> None:
+        try:
+            found.append(GlooGroup(dist.PrefixStore(key, store()), index, size))
+            _kept.append(found[0])
+        except Exception:
+            pass
+        finally:
+            through.set()
+
+    threading.Thread(target=make, name="connecting", daemon=True).start()
+    while not through.wait(SLICE.total_seconds()):
+        if lost():
+            return None
+    return found[0] if found else None

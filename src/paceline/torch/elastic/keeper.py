@@ -1,0 +1,155 @@
+"""Keeps the workers of a run on this machine: sees who ends, makes sure that the frozen are dead, starts others."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+import torch.distributed as dist
+
+from paceline.errors import PacelineError
+from paceline.torch.elastic.generation import Where
+from paceline.torch.elastic.membership import DEAD_SECONDS, Membership
+
+LOOPBACK = "127.0.0.1"
+
+
+class Worker(Protocol):
+    """A process."""
+
+    def status(self) -> int | None:
+        """With what it has ended, below 0 by that signal; None while it lives."""
+        ...
+
+    def kill(self) -> None:
+        """By SIGKILL, also where it is stopped."""
+        ...
+
+
+class Loss(NamedTuple):
+    """A worker that takes part no more."""
+
+    ident: int
+    place: int
+    words: str  # "was killed by SIGKILL"
+    time: float  # when it was seen, as ``time.time`` tells it
+    lost: bool  # else it has left, or ended, in good order
+
+
+class Keeper:
+    """start: starts a worker process. restarts: how many may be started in place of lost ones. dead: seconds without
+    a sign of life after which a worker is killed. port: of the store, 0 for any.
+
+    Raises PacelineError where the port cannot be used.
+    """
+
+    def __init__(
+        self,
+        places: int,
+        start: Callable[[Where], Worker],
+        restarts: int = 0,
+        dead: float = DEAD_SECONDS,
+        port: int = 0,
+        host: str = LOOPBACK,
+    ) -> None:
+        self.store = _store(host, port)
+        self.membership = Membership(self.store, places, dead)
+        self.workers: dict[int, Worker] = {}  # that live
+        self.restarts = restarts
+        self._start, self._host, self._places, self._dead = start, host, places, dead
+        self._fenced: set[int] = set()
+        self._ends = False  # a worker has ended in good order, and the others will
+        self._next = 0
+        for place in range(places):
+            self.start(place)
+
+    @property
+    def running(self) -> bool:
+        """Whether the first members have met."""
+        return self.membership.running
+
+    def start(self, place: int) -> int:
+        """Start a worker for this place; its number."""
+        ident, self._next = self._next, self._next + 1
+        self.membership.started(ident, place)
+        self.workers[ident] = self._start(Where(self._host, self.store.port, ident, place, self._places))
+        return ident
+
+    def look(self) -> list[Loss]:
+        """See to everything, and return at once: who takes part no more since the last call."""
+        places = {member.ident: member.place for member in self.membership.workers.values()}
+        left = {ident for ident in places if self.store.check([f"leave/{ident}"])} if places else set()
+        ends = {
+            ident: status for ident, worker in self.workers.items() if (status := worker.status()) is not None
+        }
+        frozen = self.membership.look(ends)
+        for ident in frozen:
+            self._fenced.add(ident)
+            self.workers[ident].kill()
+        found = []
+        for ident in [*ends, *frozen]:
+            self.workers.pop(ident, None)
+            if ident not in places:
+                continue  # told before
+            status = ends.get(ident)
+            order = status == 0
+            words = (
+                f"gave no sign of life for {self._dead:g} s"
+                if status is None
+                else ("left" if ident in left else "ended")
+                if order
+                else f"was killed by {signal.Signals(-status).name}"
+                if status < 0
+                else f"ended with status {status}"
+            )
+            found.append(Loss(ident, places[ident], words, time.time(), not order))
+            self._ends |= order and ident not in left
+            if not order and self.restarts > 0 and self.running and not self._ends:
+                self.restarts -= 1
+                self.start(places[ident])
+        if self._ends:
+            self._dismiss()
+        return found
+
+    def close(self) -> None:
+        """Kill all who still live."""
+        for worker in self.workers.values():
+            worker.kill()
+        self.workers = {}
+
+    def _dismiss(self) -> None:
+        """The run is over for the members: nobody hands anything over to who has not joined yet."""
+        members = {member.ident for member in self.membership.members}
+        for ident in [ident for ident in self.workers if ident not in members]:
+            if self.membership.workers.pop(ident, None) is not None:
+                self.workers.pop(ident).kill()
+
+
+def _store(host: str, port: int) -> dist.TCPStore:
+    """A store that this process holds.
+
+    Its socket is one of IPv4: of each that connects by IPv6 the store asks the name, and stands still meanwhile, for
+    5 s where no name server answers. Raises PacelineError where the port cannot be used."""
+    listening = socket.socket(socket.AF_INET)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(1024)
+        return dist.TCPStore(
+            host,
+            listening.getsockname()[1],
+            None,
+            True,
+            timedelta(seconds=60),
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+        )
+    except (OSError, RuntimeError) as error:
+        listening.close()
+        raise PacelineError(
+            f"port {port} cannot be used on this machine; choose another, or 0 for any"
+        ) from error

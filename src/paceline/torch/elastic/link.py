@@ -1,0 +1,236 @@
+"""A worker's connection to the store of its launcher: signs of life, the generations, the meeting before each."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.errors import PacelineError, WorkerError
+from paceline.torch import peers
+from paceline.torch.elastic.generation import Generation, Where, told
+
+BEAT_SECONDS = 0.1  # between two signs of life
+CONNECT_SECONDS = 60.0
+START_SECONDS = 300.0  # for the other workers to get as far when the run begins
+LONG = timedelta(days=30)
+LOOK = 0.001  # seconds between two looks in a meeting
+STAY_SECONDS = 5.0  # how long one that leaves waits for the others to let go of it
+
+
+def life(ident: int) -> str:
+    """The key of a worker's signs of life."""
+    return f"life/{ident}"
+
+
+class Left(SystemExit):
+    """This rank has left on purpose: its program ends in good order."""
+
+
+class Link:
+    """One of the workers of a run. Nothing here waits for a rank that is lost.
+
+    Raises WorkerError, from any method, where the launcher has gone or has given this worker up.
+    """
+
+    def __init__(self, where: Where) -> None:
+        self.ident, self.place, self.places = where.ident, where.place, where.places
+        self._where = where
+        self._store = self.connect()
+        self._gathered = 0
+        self._known: dict[int, Generation] = {}
+        self._hard = self._newest = -1
+        self._lost = self._leaving = self._joined = False
+        for name, target in (("signs of life", self._beat), ("generations", self._watch)):
+            threading.Thread(target=target, args=(self.connect(),), name=name, daemon=True).start()
+
+    def connect(self) -> dist.TCPStore:
+        """Another connection, for calls that may block."""
+        host, port, *_ = self._where
+        try:
+            return dist.TCPStore(host, port, None, False, timedelta(seconds=CONNECT_SECONDS))
+        except RuntimeError as error:
+            raise WorkerError(f"no launcher answers at {host}:{port}; it may have ended") from error
+
+    # -- what ``peers`` asks: before the first round, among those who began ---------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """This worker's place."""
+        return self.place
+
+    @property
+    def ranks(self) -> int:
+        """How many places there are."""
+        return self.places
+
+    def gather(self, item: Any) -> list[Any]:
+        """What the worker of each place said at this point of its program; of one that joins later, all others' words
+        are there already."""
+        number, self._gathered = self._gathered, self._gathered + 1
+        keys = [f"said/{number}/{place}" for place in range(self.places)]
+        try:
+            self._store.set(keys[self.place], base64.b64encode(pickle.dumps(item)).decode())
+            self._store.wait(keys, timedelta(seconds=START_SECONDS))
+            return [pickle.loads(base64.b64decode(raw)) for raw in self._store.multi_get(keys)]
+        except RuntimeError as error:
+            raise WorkerError(
+                f"worker {self.place} waited {START_SECONDS:.0f} s for all others to begin, or lost the launcher"
+            ) from error
+
+    # -- generations --------------------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        """From now on this worker can take part. Raises PacelineError the second time."""
+        if self._joined:
+            raise PacelineError("elastic=True was given to two Paces of one process; expected it once")
+        self._joined = True
+        self._ring(f"join/{self.ident}")
+
+    def leave(self) -> None:
+        """Take part until the end of the round; may be called from a signal handler, and returns at once."""
+        if not self._leaving:
+            self._leaving = True
+            threading.Thread(target=self._ring, args=(f"leave/{self.ident}",), daemon=True).start()
+
+    def broken(self, number: int) -> None:
+        """The sums of this generation have failed."""
+        self._ring(f"broken/{number}")
+
+    def entered(self, number: int) -> None:
+        """This worker runs rounds in this generation."""
+        self._call("add", f"entered/{number}", 1)
+
+    def lost_since(self, number: int) -> bool:
+        """Whether somebody was lost after this generation was made."""
+        return self._hard > number or self._lost
+
+    def newer(self, number: int) -> bool:
+        """Whether there is a generation after this one."""
+        return self._newest > number or self._lost
+
+    def next(self, number: int) -> Generation:
+        """The newest generation after this one, as soon as there is one that holds this worker.
+
+        Raises Left where this worker has left, once the others have let go of it."""
+        while True:
+            self._check()
+            newest = self._newest
+            if newest > number:
+                found = self._known[newest]
+                if found.holds(self.ident):
+                    return found
+                if number >= 0:
+                    self._go(found)
+            time.sleep(LOOK)
+
+    def meet(self, generation: Generation, word: dict[str, Any]) -> dict[int, dict[str, Any]] | None:
+        """What all members of a generation say of themselves, by ident, once all are there; None where a newer
+        generation comes first. All get the same answer."""
+        number, members = generation.number, generation.members
+        self._call("set", f"word/{number}/{self.ident}", json.dumps(word))
+        self._call("add", f"arrived/{number}", 1)
+        verdict = b""
+        while not verdict:
+            if self._call("add", f"arrived/{number}", 0) >= len(members):
+                verdict = self._call("compare_set", f"verdict/{number}", "", "go")
+            elif self.newer(number):
+                verdict = self._call("compare_set", f"verdict/{number}", "", "skip")
+            else:
+                time.sleep(LOOK)
+            self._check()
+        if verdict != b"go":
+            return None
+        raws = self._call("multi_get", [f"word/{number}/{member.ident}" for member in members])
+        return {member.ident: json.loads(bytes(raw)) for member, raw in zip(members, raws, strict=True)}
+
+    @property
+    def first(self) -> bool:
+        """Whether this worker is the first of the newest members."""
+        found = self._known.get(self._newest)
+        return found is not None and found.members[0].ident == self.ident
+
+    def post(self, key: str) -> None:
+        """Tell all something that all can see."""
+        self._call("set", key, "1")
+
+    def posted(self, key: str) -> bool:
+        """Whether somebody has told it."""
+        return bool(self._call("check", [key]))
+
+    def claim(self, key: str) -> int:
+        """How many have asked for this key before."""
+        return int(self._call("add", f"claim/{key}", 1)) - 1
+
+    # -- within ---------------------------------------------------------------------------------------------------
+
+    def _go(self, found: Generation) -> None:
+        """This worker is no member any more: its connections must outlive what the others still read from them."""
+        if not self._leaving:
+            raise WorkerError(
+                f"worker {self.place} gave no sign of life for so long that the others went on without it"
+            )
+        until = time.monotonic() + STAY_SECONDS
+        while time.monotonic() < until and not self._call("check", [f"verdict/{found.number}"]):
+            time.sleep(LOOK)
+        raise Left(0)
+
+    def _ring(self, key: str) -> None:
+        self._call("set", key, "1")
+        self._call("add", "bell", 1)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._store, name)(*arguments)
+        except RuntimeError as error:
+            self._lost = True
+            raise WorkerError("the launcher, which keeps the ranks together, has gone") from error
+
+    def _check(self) -> None:
+        if self._lost:
+            raise WorkerError("the launcher, which keeps the ranks together, has gone")
+
+    def _beat(self, store: dist.TCPStore) -> None:
+        number = 0
+        try:
+            while True:
+                number += 1
+                store.set(life(self.ident), str(number))
+                time.sleep(BEAT_SECONDS)
+        except RuntimeError:
+            self._lost = True
+
+    def _watch(self, store: dist.TCPStore) -> None:
+        number = 0
+        try:
+            while True:
+                store.wait([f"generation/{number}"], LONG)
+                found = Generation.decode(store.get(f"generation/{number}"))
+                self._known[number] = found
+                if found.hard:
+                    self._hard = number
+                self._newest = number
+                self._known.pop(number - 8, None)
+                number += 1
+        except RuntimeError:
+            self._lost = True
+
+
+_link: Link | None = None
+
+
+def company() -> Link:
+    """The connection of this process to its launcher; its workers are the ranks from now on.
+
+    Raises PacelineError where no launcher of ours has started it."""
+    global _link
+    if _link is None:
+        _link = Link(told())
+        peers.keep_company(_link)
+    return _link

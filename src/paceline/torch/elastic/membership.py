@@ -1,0 +1,130 @@
+"""Who takes part, as a launcher decides it: it outlives all workers, and keeps the store that they meet in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from paceline.torch.elastic.generation import Generation, Member
+from paceline.torch.elastic.link import BEAT_SECONDS, life
+
+DEAD_SECONDS = 1.0  # without a sign of life
+LOOKS = 4  # without a new sign of life, at least: a launcher that stood still itself blames nobody for it
+EVERY = BEAT_SECONDS / 2  # seconds between two looks at the signs of life
+GRACE = 0.1  # seconds for the end of a worker to be seen, after sums have failed
+
+
+class Membership:
+    """The members of one run. ``started`` for each worker process, then ``look`` again and again.
+
+    store: a TCPStore that this process holds. places: of workers. dead: seconds without a sign of life after which a
+    worker counts as lost.
+    """
+
+    def __init__(self, store: Any, places: int, dead: float = DEAD_SECONDS) -> None:
+        self._store, self._places, self._dead = store, places, dead
+        self.workers: dict[int, Member] = {}  # that were started and may live
+        self.members: list[Member] = []
+        self.newest = -1  # generation
+        self._hard = -1
+        self._bell, self._looked = -1, 0.0
+        self._lives: dict[int, tuple[bytes, float, int]] = {}  # number, seconds and looks without another one
+        self._broken: dict[
+            int, float
+        ] = {}  # generations whose sums have failed, and since when that is known
+        self._waiting = False  # somebody may want to join or leave
+
+    @property
+    def running(self) -> bool:
+        """Whether the first members have met."""
+        return self.newest >= 0
+
+    def started(self, ident: int, place: int) -> None:
+        """A process was started for this place."""
+        self._store.set(life(ident), "0")
+        self.workers[ident] = Member(ident, place)
+
+    def look(self, ended: Iterable[int]) -> list[int]:
+        """See what has changed. ended: workers whose processes have. Returns those that give no sign of life: make
+        sure that they are dead."""
+        now = time.monotonic()
+        lost = [ident for ident in ended if self.workers.pop(ident, None) is not None]
+        frozen = self._silent(now) if now - self._looked >= EVERY else []
+        for ident in frozen:
+            self.workers.pop(ident)
+        gone = {*lost, *frozen}
+        bell = self._store.add("bell", 0)
+        rung, self._bell = bell != self._bell, bell
+        if not self.running:
+            if len(self.workers) == self._places and all(self._asked("join", i) for i in self.workers):
+                self.members = sorted(self.workers.values(), key=lambda member: member.place)
+                self._publish(hard=True)
+            return frozen
+        if any(member.ident in gone for member in self.members):
+            self.members = [member for member in self.members if member.ident not in gone]
+            if self.members:
+                self._publish(hard=True)
+        elif rung or self._broken:
+            self._look_for_broken(now)
+        self._waiting |= rung
+        if self._waiting and self.members:
+            self._let_in_and_out()
+        return frozen
+
+    def _look_for_broken(self, now: float) -> None:
+        for number in range(self._hard, self.newest + 1):
+            if number not in self._broken and self._store.check([f"broken/{number}"]):
+                self._broken[number] = now
+        if any(now - since > GRACE for number, since in self._broken.items() if number >= self._hard):
+            self._publish(hard=True)  # nobody has died: the same members meet once more
+
+    def _let_in_and_out(self) -> None:
+        leaving = {member.ident for member in self.members if self._asked("leave", member.ident)}
+        held = {member.place for member in self.members if member.ident not in leaving}
+        new: list[Member] = []
+        for worker in self.workers.values():
+            asks = self._asked("join", worker.ident) and not self._asked("leave", worker.ident)
+            if worker not in self.members and worker.place not in held and asks:
+                held.add(worker.place)  # another for the same place waits until it is free
+                new.append(worker)
+        settled = self._store.add(f"entered/{self.newest}", 0) >= len(self.members)
+        if not settled:
+            return  # and look again
+        self._waiting = any(
+            worker not in self.members and worker not in new for worker in self.workers.values()
+        )
+        stay = [member for member in self.members if member.ident not in leaving]
+        if (leaving or new) and (stay or new):
+            if not stay:
+                return  # nobody would be left who has the model
+            self.members = sorted([*stay, *new], key=lambda member: member.place)
+            self._publish(hard=False)
+
+    def _asked(self, what: str, ident: int) -> bool:
+        return bool(self._store.check([f"{what}/{ident}"]))
+
+    def _publish(self, hard: bool) -> None:
+        self.newest += 1
+        if hard:
+            self._hard = self.newest
+            self._broken.clear()
+        generation = Generation(self.newest, tuple(self.members), hard)
+        self._store.set(f"generation/{self.newest}", generation.encode())
+        self._waiting = True
+
+    def _silent(self, now: float) -> list[int]:
+        """Workers without a sign of life for too long."""
+        seconds, self._looked = min(now - self._looked, 3 * EVERY), now
+        idents = list(self.workers)
+        raws = self._store.multi_get([life(ident) for ident in idents]) if idents else []
+        found = []
+        for ident, raw in zip(idents, raws, strict=True):
+            number, since, looks = self._lives.get(ident, (b"0", 0.0, 0))
+            if bytes(raw) == b"0" or bytes(raw) != number:
+                self._lives[ident] = (bytes(raw), 0.0, 0)
+                continue
+            self._lives[ident] = (number, since + seconds, looks + 1)
+            if since + seconds >= self._dead and looks + 1 >= LOOKS:
+                found.append(ident)
+        return found

@@ -1,0 +1,95 @@
+"""A rank's measurements where they travel with the gradients: what a round came to is known once it is complete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from paceline.torch.measuring import exchange, measure
+from paceline.torch.measuring.exchange import Rows
+from paceline.torch.measuring.meter import FIELDS, Meter, summed
+
+ROW = np.dtype([*FIELDS, ("samples", "f8")])  # samples: that the rank ran
+
+
+class ElasticMeter(Meter):
+    """For each round ``start``, then ``add_loss`` and ``add_count`` for each piece, ``row`` as often as the gradients
+    are to be summed, and ``complete`` when they are."""
+
+    def __init__(self, readings: bool) -> None:
+        self.lost = exchange.nobody
+        self._readings = measure.Readings() if readings else None
+        self._exchange = self  # type: ignore[assignment]  # what is told needs no way of its own
+        self._sequence = self._sent = self._running = -1
+        self._began = self._carried = self._waited_for = 0.0
+        self._told: list[tuple[torch.Tensor, float]] = []
+        self._count: float | None = None
+        self._rows: dict[int, Rows] = {}
+
+    @property
+    def lag(self) -> int:
+        return 0
+
+    @property
+    def counted(self) -> float | None:
+        """What this rank's losses of the round are means over, where that is not the samples."""
+        return self._count
+
+    def start(self, step: int, carry: float) -> None:
+        self._running, self._carried, self._waited_for = step, carry, 0.0
+        self._told, self._count = [], None
+        self._began = time.perf_counter()
+
+    def add_loss(self, step: int, loss: torch.Tensor, factor: float = 1.0) -> None:
+        self._told.append((loss.detach(), factor))
+
+    def add_count(self, step: int, count: float) -> None:
+        self._count = (self._count or 0.0) + count
+
+    def waited(self, seconds: float) -> None:
+        """So much of the round was spent waiting for other ranks."""
+        self._waited_for += seconds
+
+    def row(self, digest: int, samples: int) -> Rows:
+        """What this rank tells of the running round, of which it ran so many samples; shape ()."""
+        row = np.full((), np.nan, ROW)
+        row["digest"], row["step"], row["overhead"] = digest, self._running, self._carried
+        row["seconds"] = time.perf_counter() - self._began - self._waited_for + self._carried
+        row["told"], row["samples"] = bool(self._told), samples
+        row["count"] = np.nan if self._count is None else self._count
+        if self._told:
+            row["loss"] = summed(self._told)
+        if self._readings:
+            row["cpu"], row["memory"] = self._readings.take()
+        return row
+
+    def complete(self, step: int, rows: Rows, present: np.ndarray) -> None:
+        """The round's gradients are there, and with them all ranks' rows, (places,); who took part, (places,)."""
+        one = rows[int(np.argmax(present))]
+        for name, value in (("seconds", np.nan), ("loss", 0.0), ("overhead", 0.0), ("told", 0.0)):
+            rows[name][~present] = value
+        for name in ("count", "cpu", "memory"):
+            rows[name][~present] = np.nan
+        for name in ("step", "digest"):
+            rows[name][~present] = one[name]
+        self._rows = {step: rows}
+        self._sequence = self._sent = step
+
+    def stop(self, step: int, digest: int, pieces: Callable[[], list[float]] | None = None) -> None:
+        """Nothing: ``complete`` ends the round."""
+
+    def flush(self, digest: int) -> Rows | None:
+        return None
+
+    def receive(self, step: int, lost: exchange.Lost = exchange.nobody) -> Rows:
+        """All ranks' rows of the round that is complete, (places,)."""
+        return self._rows[step]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def abandon(self) -> None:
+        """Nobody is waited for."""

@@ -1,0 +1,117 @@
+"""The turns of a loop whose ranks may be lost or join: a round ends when all of it is in its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Protocol
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.torch.elastic.handover import Handover
+from paceline.torch.elastic.link import Link
+from paceline.torch.elastic.member import Member, Mended
+from paceline.torch.elastic.meter import ElasticMeter
+from paceline.torch.elastic.orphans import Span
+from paceline.torch.elastic.parallel import Elastic
+from paceline.torch.gradients.parallel import Alone
+from paceline.torch.measuring.meter import Meter
+from paceline.torch.measuring.open_rounds import OnNan, RoundResult
+from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.terms import Terms
+from paceline.torch.turns import Source, Turns
+
+
+class Indexed(Source, Protocol):
+    """A source that can give any samples of its epoch."""
+
+    def pieces(self, plan: RoundPlan) -> Iterator[Piece]:
+        """This rank's turns of a round as planned."""
+        ...
+
+    def load(self, span: Span | None) -> Any:
+        """A batch of these samples of the epoch's order; for None one that counts for nothing."""
+        ...
+
+
+class ElasticTurns(Turns):
+    """``join`` before the first iteration. told: called with each change of members."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parallel: Elastic,
+        terms: Terms,
+        listeners: list[Callable[[RoundResult], None]],
+        on_nan: OnNan,
+        link: Link,
+        told: Callable[[Mended], None],
+    ) -> None:
+        self._carried = ElasticMeter(terms.balancer.needs_readings)
+        super().__init__(model, parallel, terms, listeners, on_nan)
+        self._joined = False
+        self._given = Handover(model, self._stands, super().load_state_dict)
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        self.member = Member(link, parameters, terms, self._carried, self._given, told)
+        parallel.begins = self.member.backward_begins
+        self.passes.summed = self.member.ended
+
+    def join(self, *things: Any) -> None:
+        """Take part, with these states to hand over; returns when this rank has all that the others have."""
+        if self._joined:
+            raise PacelineError("pace.register() was called twice; expected once, with all that has a state")
+        self._given.register(things)
+        self._joined = True
+        self.member.join()
+
+    def over(self, source: Source) -> Generator[Any]:
+        """One iteration over ``source``, turn by turn. Raises Left, a SystemExit, after ``leave``."""
+        if not self._joined:
+            raise PacelineError(
+                "elastic=True: the loop began before pace.register(optimizer, ...), which says what a rank that "
+                "joins is handed over; call it just before the loop"
+            )
+        return self._rounds_of(source)  # type: ignore[arg-type]  # its loader gives nothing else
+
+    def _rounds_of(self, source: Indexed) -> Generator[Any]:
+        running, progress = self._open(source), self.progress
+        try:
+            while (coming := next(progress.remaining(), None)) is not None:
+                self.settle()
+                plan = self.member.begin(progress.rounds, *coming)
+                self._before_turn()
+                for span, piece in self.member.pieces(plan, source.pieces(plan)):
+                    batch = source.load(span)
+                    self._begin(piece)
+                    yield self.host.place(batch)
+                    self.end_turn(running)
+            self.close_epoch()
+        finally:
+            source.end()
+            self._leave(running)
+
+    def step(self, optimizers: list[Any], scaler: Any) -> bool:
+        if not (self.passes.complete and self.member.behind):
+            return super().step(optimizers, scaler)
+        self._steps.check_ours(optimizers)
+        self._steps.taken.update(optimizers)
+        self.stepped(0.0)  # it was handed over
+        return True
+
+    def failed(self, error: BaseException) -> None:
+        """The launcher sees the end of this process."""
+
+    def close(self) -> None:
+        super().close()
+        self.member.close()
+
+    def _stands(self) -> dict[str, Any]:
+        """Where the run stands at the beginning of the running round, or of the next."""
+        terms = self.terms
+        return {**self.progress.state(), "policy": terms.policy, "balancer": terms.balancer.state_dict()}
+
+    def _measuring(self, device: torch.device, parallel: Alone) -> Meter:
+        return self._carried
+
+    def _ready(self, piece: Piece) -> None:
+        """Nothing: a round is complete when its gradients are summed, and ``Member`` says when."""

@@ -1,0 +1,99 @@
+"""What each worker of ``paceline train --elastic`` runs: a plain model, and a loop that others may leave and join."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from paceline.data import datasets
+from paceline.learners import models
+from paceline.torch import peers
+from paceline.torch.elastic.link import Link
+from paceline.torch.elastic.member import Mended
+from paceline.torch.liveness.shutdown import end_with_parent
+from paceline.torch.measuring.open_rounds import RoundResult
+from paceline.torch.pace import Pace
+from paceline.train import contents, slowdown, torch_engine
+from paceline.train.config import TrainConfig
+from paceline.train.torch_engine import Emit
+
+LOOK = 0.05  # seconds between two looks whether the first of the members has judged the model
+JUDGED = "judged"
+
+
+def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool, link: Link) -> None:
+    """Train as one of the workers of a launcher, which writes the record.
+
+    emit: takes each finished round ("round"), each change of members ("members"), and at the end the accuracy
+    ("judged"), as dicts; all members tell of the rounds, one of the accuracy.
+    """
+    torch.manual_seed(config.seed)
+    data = datasets.load(config.data)
+    model = models.create(config.model, data.shape, data.classes)
+    loss_of = nn.CrossEntropyLoss()
+    timed, equal = torch_engine.trial(model, loss_of, data), max(1, config.global_batch // config.workers)
+    slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    last, guard = config.rounds(len(data.x_train)), torch_engine.Guard()
+
+    def told(mended: Mended) -> None:
+        emit({"type": "members", "mended": mended})
+
+    def finished(result: RoundResult) -> None:
+        emit({**torch_engine.progress(result, last), "result": result})
+
+    guard.listeners.append(finished)
+    pace = Pace(
+        model,
+        config.global_batch,
+        config.policy,
+        limits=config.limits,
+        micro_batch=config.micro_batch,
+        quantum=config.quantum,
+        weigh=config.weigh,
+        loop="pieces",
+        on_round=guard,
+        on_nan="raise",
+        elastic=True,
+        on_members=told,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: pace.leave())
+    with pace:
+        loader = pace.loader(
+            torch_engine.ImageSet(data),
+            seed=config.seed,
+            num_workers=config.loader_workers,
+            collate_fn=torch_engine.as_it_stands,
+            worker_init_fn=end_with_parent,
+        )
+        kept = contents.of_run(run_dir)
+        if resume and (note := torch_engine.go_on(kept, model, optimizer, pace, len(data.x_train))):
+            emit({"type": "note", "text": note})
+        first = pace.rounds
+        pace.register(optimizer)
+        emit({"type": "start", "rounds": last, "first": first, "policy": config.policy})
+        saved = pace.rounds
+        while pace.rounds < last:
+            for images, labels in loader:
+                if slowed is not None:
+                    time.sleep(slowed(pace.rank, pace.rounds, len(labels), first=pace.first))
+                pace.backward(loss_of(model(images), labels))
+                if pace.step(optimizer):
+                    if pace.chief and pace.rounds - saved >= config.checkpoint_every:
+                        torch_engine.save(kept, model, optimizer, pace)
+                    if pace.rounds - saved >= config.checkpoint_every:
+                        saved = pace.rounds
+                    if pace.rounds >= last:
+                        break
+        pace.flush()
+        while not link.posted(JUDGED):
+            if link.first:  # also where the one that was has been lost since
+                emit({"type": "test"})
+                torch_engine.save(kept, model, optimizer, pace)
+                emit({"type": JUDGED, "accuracy": torch_engine.accuracy(model, data, 0, 1)})
+                link.post(JUDGED)
+            time.sleep(LOOK)

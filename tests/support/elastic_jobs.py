@@ -1,0 +1,271 @@
+"""A run whose ranks are killed, frozen, told to leave and started again; and what it must come to all the same."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.torch import Pace
+from paceline.torch.elastic.generation import Where
+from paceline.torch.elastic.keeper import Keeper, Loss
+from support.ranks import load
+
+WIDTH, SAMPLES, BATCH = 8, 1200, 48
+
+
+class Rows(torch.utils.data.Dataset):
+    """Random rows, and what is to be learned of each."""
+
+    def __init__(self, samples: int) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(samples, WIDTH, generator=generator, dtype=torch.float64)
+        self.y = self.x.sum(1, keepdim=True).sin()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
+    ).double()
+
+
+def optimizers(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+
+
+def alone(rounds: int, batch: int = BATCH) -> torch.Tensor:
+    """The parameters of one process after so many rounds, with the same samples in each."""
+    data, model = Rows(SAMPLES), network()
+    optimizer, scheduler = optimizers(model)
+    done, epoch = 0, 0
+    while done < rounds:
+        order = np.random.default_rng((3, epoch)).permutation(SAMPLES)
+        for start in range(0, SAMPLES, batch):
+            chosen = torch.from_numpy(order[start : start + batch])
+            optimizer.zero_grad()
+            (model(data.x[chosen]) - data.y[chosen]).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            done += 1
+            if done == rounds:
+                break
+        epoch += 1
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None:
+    """A rank's life: tells of each round and each change of members in a file of its own."""
+    os.environ.update(where.environment())
+    torch.set_num_threads(1)
+    file = open(out / f"{where.ident}", "a", buffering=1)  # noqa: SIM115 - for as long as the process lives
+
+    def say(**words: Any) -> None:
+        file.write(json.dumps(words) + "\n")
+
+    try:
+        nap = options.get("nap", 0.0) * options.get("slow", [1] * where.places)[where.place]
+        model = network()
+        optimizer, scheduler = optimizers(model)
+        pace = Pace(
+            model,
+            BATCH,
+            options.get("policy", "level"),
+            elastic=True,
+            loop="round",
+            micro_batch=options.get("micro_batch"),
+            on_members=lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
+            on_round=lambda done: say(
+                kind="round",
+                step=done.step,
+                at=time.time(),
+                loads=done.loads.tolist(),
+                shares=done.shares.tolist(),
+            ),
+        )
+        signal.signal(signal.SIGTERM, lambda *_: pace.leave())
+
+        def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            time.sleep(nap * len(x))
+            return (model(x) - y).square().mean()
+
+        with pace:
+            loader = pace.loader(Rows(SAMPLES), seed=3)
+            pace.register(optimizer, scheduler)
+            say(kind="joined", at=time.time(), rounds=pace.rounds)
+            last = rounds
+            while pace.rounds < last:
+                for batch in loader:
+                    pace.round(batch, loss_of)
+                    if pace.step(optimizer):
+                        scheduler.step()
+                        if last > 10**6 and (out / "last").exists():
+                            last = int((out / "last").read_text())
+                        if pace.rounds >= last:
+                            break
+            pace.settle()
+            flat = nn.utils.parameters_to_vector(model.parameters()).detach()
+            say(kind="end", rounds=pace.rounds, epoch=pace.epoch, parameters=flat.tolist())
+    except SystemExit:
+        say(kind="left")
+        raise
+    except BaseException as error:
+        import traceback
+
+        say(kind="crash", words=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+        file.flush()
+        os._exit(1)
+    file.flush()
+    os._exit(0)  # gloo's threads are those of groups that were left
+
+
+class Forked:
+    """A worker in a forked process."""
+
+    def __init__(self, process: Any) -> None:
+        self.process = process
+
+    def status(self) -> int | None:
+        return None if self.process.is_alive() else int(self.process.exitcode)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+@dataclass
+class Fault:
+    """What was done to the run. at: as ``time.time`` tells it; who: the worker it was done to."""
+
+    kind: str
+    who: int
+    at: float
+    place: int = -1
+
+
+@dataclass
+class Told:
+    """What became of a run."""
+
+    faults: list[Fault] = field(default_factory=list)
+    losses: list[Loss] = field(default_factory=list)
+    lines: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by worker
+
+    def of(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
+        return [(who, line) for who, lines in self.lines.items() for line in lines if line["kind"] == kind]
+
+
+Plan = Callable[[Keeper, Told, int], None]  # called again and again, with the newest round
+
+
+def run(
+    out: Path,
+    ranks: int,
+    rounds: int,
+    plan: Plan,
+    *,
+    restarts: int = 0,
+    dead: float = 1.0,
+    seconds: float = 300.0,
+    **options: Any,
+) -> Told:
+    """Train for so many rounds while ``plan`` does what it likes to the workers."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    load("support.elastic_jobs")
+    context = multiprocessing.get_context("forkserver")
+
+    def start(where: Where) -> Forked:
+        process = context.Process(target=train, args=(where, out, rounds, options), daemon=True)
+        process.start()
+        return Forked(process)
+
+    keeper, told = Keeper(ranks, start, restarts, dead), Told()
+    files: dict[int, Any] = {}
+    halves: dict[int, str] = {}
+    newest, until = -1, time.monotonic() + seconds
+    try:
+        over = False
+        while not over:
+            over = not keeper.workers  # and once more, for what they said last
+            told.losses += keeper.look()
+            for ident in range(keeper._next):
+                path = out / str(ident)
+                if ident not in files and path.exists():
+                    files[ident] = path.open()
+                text = halves.get(ident, "") + (files[ident].read() if ident in files else "")
+                *lines, halves[ident] = text.split("\n")
+                for said in map(json.loads, lines):
+                    told.lines.setdefault(ident, []).append(said)
+                    if said["kind"] == "round":
+                        newest = max(newest, said["step"])
+                    if said["kind"] == "crash":
+                        print(f"worker {ident}: {said['trace']}", file=sys.stderr)
+            if keeper.running:
+                plan(keeper, told, newest)
+            if time.monotonic() > until:
+                raise AssertionError(f"round {newest} of {rounds} after {seconds} s")
+            time.sleep(0.002)
+    finally:
+        keeper.close()
+    return told
+
+
+def hit(keeper: Keeper, told: Told, kind: str, who: int) -> None:
+    """Do it to this worker."""
+    process, place = keeper.workers[who].process, keeper.membership.workers[who].place  # type: ignore[attr-defined]
+    told.faults.append(Fault(kind, who, time.time(), place))
+    number = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "leave": signal.SIGTERM}[kind]
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, number)
+
+
+FOR_EVER = 10**9  # rounds, for ``faults``, which ends the run
+
+
+def faults(out: Path, kinds: list[str], many: int, gap: float, seed: int = 0) -> Plan:
+    """The run ends some rounds after the last of
+    ``many`` faults at random moments, each of one of these kinds, the next when the members are all there again."""
+    chance, state = random.Random(seed), {"next": 0.0}
+
+    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+        members = keeper.membership.members
+        now = time.monotonic()
+        whole = len(members) == keeper._places and newest >= 2
+        if whole and len(told.faults) >= many and not (out / "last").exists():
+            (out / "part").write_text(str(newest + 100))
+            (out / "part").rename(out / "last")
+        if not whole or len(told.faults) >= many:
+            state["next"] = now + gap * chance.random()
+            return
+        if now < state["next"]:
+            return
+        who = chance.choice(members).ident
+        if who in keeper.workers:
+            kind = chance.choice(kinds)
+            hit(keeper, told, kind, who)
+            if kind == "leave":
+                told_place = told.faults[-1].place
+                keeper.start(told_place)
+            state["next"] = now + 0.2
+
+    return plan

@@ -1,0 +1,122 @@
+"""Ranks that are killed, freeze, leave or join: the run goes on, and trains as one process would."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import PacelineError, WorkerError
+from paceline.torch import Pace
+from paceline.torch.elastic import meter, note, orphans
+from support import elastic_jobs
+from support.elastic_jobs import FOR_EVER, Told, alone, faults, run
+
+pytestmark = pytest.mark.xdist_group("elastic")
+
+
+def check(told: Told, rounds: int | None = None) -> None:
+    """Every round was run once, with the whole batch, and the parameters are those of one process."""
+    assert not told.of("crash"), told.of("crash")[0][1]["trace"]
+    ends = told.of("end")
+    assert ends, "nobody has come to the end"
+    rounds = rounds or ends[0][1]["rounds"]
+    expected = alone(rounds)
+    for _, end in ends:
+        assert end["rounds"] == rounds
+        found = torch.tensor(end["parameters"], dtype=torch.float64)
+        assert (found - expected).abs().max() < 1e-12
+    by_step: dict[int, list[Any]] = {}
+    for _, line in told.of("round"):
+        both = [line["loads"], line["shares"]]
+        assert by_step.setdefault(line["step"], both) == both  # all make the same plans
+    assert sorted(by_step) == list(range(rounds))
+    assert all(sum(loads) == elastic_jobs.BATCH for loads, _ in by_step.values())
+
+
+def test_nothing_happens(tmp_path: Path) -> None:
+    told = run(tmp_path, 3, 30, lambda *_: None)
+    check(told, 30)
+    assert len(told.of("end")) == 3
+    assert np.array(told.of("round")[-1][1]["loads"]).min() >= 1
+
+
+def test_sixty_faults(tmp_path: Path) -> None:
+    plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 60, 0.05, seed=1)
+    told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, dead=0.5, slow=[1, 2, 1, 1])
+    check(told)
+    assert len(told.faults) == 60
+
+
+def options(**changed: Any) -> dict[str, Any]:
+    return {"loop": "round", "weigh": "loss", "deterministic": False, "turns": None, "record": None} | changed
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"loop": "whole"}, "use loop='round'"),
+        ({"weigh": "hook"}, "weigh='hook' leaves the sum to DDP"),
+        ({"deterministic": True}, "fixes who is there"),
+        ({"turns": 2}, "turns=2"),
+        ({"record": "runs/one"}, "would end with the rank that writes it"),
+    ],
+)
+def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(PacelineError, match=words):
+        Pace(torch.nn.Linear(1, 1), 4, elastic=True, **options(**changed))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)), "batch norm"),
+        (torch.nn.Embedding(4, 2, sparse=True), "sparse"),
+    ],
+)
+def test_models_that_cannot(model: torch.nn.Module, words: str) -> None:
+    with pytest.raises(PacelineError, match=words):
+        Pace(model, 4, elastic=True, loop="round")
+
+
+def test_without_its_launcher() -> None:
+    with pytest.raises(PacelineError, match="needs a launcher that outlives the ranks"):
+        Pace(torch.nn.Linear(1, 1), 4, elastic=True, loop="round")
+
+
+def test_what_nobody_has_run() -> None:
+    """Whatever was run, that and what is missing is every sample once, however it is cut."""
+    chance = random.Random(4)
+    for _ in range(300):
+        first, size = chance.randrange(50), chance.randrange(1, 60)
+        cuts = sorted(chance.sample(range(first, first + size + 1), k=min(size, chance.randrange(2, 8))))
+        spans = [(a, b - a) for a, b in pairwise(cuts)]
+        ran = [span for span in spans if chance.random() < 0.5]
+        chance.shuffle(ran)
+        most = chance.choice([None, 1, 3, 100])
+        rest = orphans.parts(orphans.missing(ran, first, size), chance.randrange(1, 6), most)
+        assert sorted(i for a, n in [*ran, *rest] for i in range(a, a + n)) == list(
+            range(first, first + size)
+        )
+        assert all(0 < n <= (most or n) for _, n in rest)
+
+
+def test_a_sample_that_counts_twice_ends_the_run() -> None:
+    row = np.zeros((), meter.ROW)
+
+    def told(ran: list[tuple[int, int]]) -> Any:
+        mine = note.write(
+            switch=False, ran=ran, first=8, counted=None, used=[True], row=row, place=0, places=2
+        )
+        return note.read(mine.numpy(), 2, meter.ROW, 6, 3)
+
+    found = told([(8, 4), (12, 2)])
+    assert found.present.tolist() == [True, False]
+    for wrong in ([(8, 4)], [(8, 4), (11, 2)], [(8, 5), (8, 1)]):
+        with pytest.raises(WorkerError, match="in its gradient"):
+            told(wrong)

@@ -1,0 +1,78 @@
+"""``paceline train --elastic``: workers are killed, frozen told to leave; the run comes to what one process does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.data import datasets
+from paceline.errors import PacelineError
+from paceline.runs import read
+from paceline.train import elastic_launch, launch
+from paceline.train.config import TrainConfig
+
+pytestmark = pytest.mark.xdist_group("elastic")
+STEPS = 90
+
+
+def parameters(run_dir: Path) -> torch.Tensor:
+    held = torch.load(run_dir / "checkpoint.pt", weights_only=True)["model"]
+    return torch.cat([value.flatten() for value in held.values()])
+
+
+def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
+    hits = {
+        15: ("worker 0", signal.SIGKILL),
+        40: ("worker 1", signal.SIGTERM),
+        60: ("worker 2", signal.SIGSTOP),
+    }
+    said: list[dict[str, Any]] = []
+
+    def take(event: dict[str, Any]) -> None:
+        said.append(event)
+        if event["type"] == "round" and (hit := hits.get(event["round"])):
+            for child in multiprocessing.active_children():
+                if child.name == hit[0] and child.pid is not None:
+                    os.kill(child.pid, hit[1])
+
+    options: dict[str, Any] = {"global_batch": 60, "steps": STEPS, "seed": 2, "policy": "level", "lr": 0.02}
+    config = TrainConfig(workers=3, elastic=True, slowdown_ms=[0.5, 0.5, 1.0], checkpoint_every=25, **options)
+    config.check(datasets.load(config.data))
+    summary = elastic_launch.run(config, tmp_path / "three", take)
+    launch.run(TrainConfig(workers=1, **options), tmp_path / "one", lambda event: None)
+
+    run = read(tmp_path / "three")
+    assert run.round.tolist() == list(range(STEPS))
+    assert run.loads.sum(1).tolist() == [60] * 29 + [run.loads[29].sum()] + run.loads.sum(1).tolist()[30:]
+    difference = (parameters(tmp_path / "three") - parameters(tmp_path / "one")).abs().max()
+    assert difference < 1e-4, difference
+    assert summary["workers_lost"] == 2, said
+    told = [event["text"] for event in said if event["type"] == "note"]
+    assert any(words.startswith("worker 0 was killed by SIGKILL in round") for words in told), told
+    assert any(words.startswith("worker 1 left in round") for words in told), told
+    assert any(words.startswith("worker 2 gave no sign of life for 1 s in round") for words in told), told
+    assert any(words.startswith("worker 0 joined at round") for words in told), told
+    happened = [event["what"] for events in run.extras["events"] if events for event in events]
+    assert "worker 0 was killed by SIGKILL" in happened
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"weigh": "hook"}, "the hook leaves the sum to DDP"),
+        ({"model": "resnet18"}, "batch norm"),
+        ({"policy": "factoring"}, "moves work within them"),
+        ({"dead_after": 0.0}, "--dead-after of at least 0.2"),
+        ({"max_restarts": -1}, "max-restarts=-1"),
+    ],
+)
+def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
+    config = TrainConfig(elastic=True, **changed)
+    with pytest.raises(PacelineError, match=words):
+        config.check(datasets.load(config.data))
