@@ -15,16 +15,6 @@ from support.ranks import run_ranks
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("accelerate"))
-
-
-@pytest.fixture(scope="module")
-def found(folder: str) -> list[dict[str, Any]]:
-    return run_ranks(3, jobs.cases, folder)
-
-
 def test_as_one_process(found: list[dict[str, Any]]) -> None:
     for rank in found:
         assert rank["plain"][0] < 1e-12

@@ -104,20 +104,9 @@ def train(
 
 
 def trained(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[Any]:
-    """Each case trained; one with ``steps`` is stopped after so many rounds, and another goes on from there. With
-    three ranks at last what evaluation gave."""
+    """Each case, as ``hosts.stopped_and_resumed`` has it; with three ranks at last what evaluation gave."""
     hosts.as_torchrun(rank, ranks)
-    found: list[Any] = []
-    for number, case in enumerate(cases):
-        if "steps" not in case:
-            found.append(train(ranks, **case))
-            continue
-        case, path = dict(case), f"{folder}/{number}"
-        steps = case.pop("steps")
-        first = train(ranks, save=path, until=steps, **case)
-        then = train(ranks, load=path, **case)
-        used = [first["used"][0] + then["used"][0], *then["used"][1:]]
-        found.append(then | {"used": used, "loads": first["loads"] + then["loads"]})
+    found = hosts.stopped_and_resumed(train, ranks, folder, cases)
     return [*found, evaluated(ranks)] if ranks == 3 else found
 
 

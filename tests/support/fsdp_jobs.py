@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
+from support import hosts
 from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
 
 
@@ -79,19 +80,8 @@ def train(
 
 
 def trained(rank: int, ranks: int, folder: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each case trained; one with ``steps`` is stopped after so many rounds, and another goes on from there."""
-    found = []
-    for number, case in enumerate(cases):
-        if "steps" not in case:
-            found.append(train(ranks, **case))
-            continue
-        case, path = dict(case), f"{folder}/{number}"
-        steps = case.pop("steps")
-        first = train(ranks, save=path, until=steps, **case)
-        then = train(ranks, load=path, **case)
-        used = [first["used"][0] + then["used"][0], *then["used"][1:]]
-        found.append(then | {"used": used, "loads": first["loads"] + then["loads"]})
-    return found
+    """Each case, as ``hosts.stopped_and_resumed`` has it."""
+    return hosts.stopped_and_resumed(train, ranks, folder, cases)
 
 
 def measured(rank: int, ranks: int, milliseconds: list[float], steps: int) -> list[RoundResult]:

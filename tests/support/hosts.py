@@ -95,3 +95,21 @@ def every_sample_once(ranks: list[list[list[int]]], count: int = COUNT) -> None:
         assert sorted(chain.from_iterable(parts)) == list(range(count)), f"epoch {number}"
     for rank, epochs in enumerate(ranks):
         assert all(a != b for a, b in pairwise(epochs)), f"rank {rank}: the order repeats"
+
+
+def stopped_and_resumed(
+    train: Callable[..., dict[str, Any]], ranks: int, folder: str, cases: Iterable[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Each case trained; one with ``steps`` is stopped after so many rounds, and another goes on from there."""
+    found = []
+    for number, case in enumerate(cases):
+        if "steps" not in case:
+            found.append(train(ranks, **case))
+            continue
+        case, path = dict(case), f"{folder}/{number}"
+        steps = case.pop("steps")
+        first = train(ranks, save=path, until=steps, **case)
+        then = train(ranks, load=path, **case)
+        used = [first["used"][0] + then["used"][0], *then["used"][1:]]
+        found.append(then | {"used": used, "loads": first["loads"] + then["loads"]})
+    return found
