@@ -146,7 +146,7 @@ class CodedMatrix:
         return self._follow_loads(self._reloaded(self.plan.problem))
 
     def replan(self) -> int:
-        """Fit the delays seen so far, divide the rows anew, move only the blocks that change; returns
+        """Fit the delays seen so far, divide the rows again, move only the blocks that change; returns
         how many.
         """
         self._open()
