@@ -20,6 +20,6 @@ def test_any_record(seed, tmp_path):
         warnings.simplefilter("error")
         json.dumps(summarize(one), allow_nan=False)
         texts = [*findings(one), *compare([one, other]), report.render(one), comparison.render([one, other])]
-        json.dumps(list(trace._events(one)), allow_nan=False)
+        json.dumps(list(trace._events(one, 1, "one")), allow_nan=False)
     for text in texts:
         assert not re.search(r"\b(nan|inf|None)\b", re.sub(r'base64,[^"]*', "", text))
