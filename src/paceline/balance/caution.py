@@ -106,7 +106,8 @@ def _learn_few(errors: Errors, expected: Linear, pace: Array, overhead: Array) -
         ):
             off, late = abs(math.log(now / per_sample)), abs(late - due)
             if weight > 0:
-                off, late = min(off, UNUSUAL * most), min(late, UNUSUAL * latest)
+                off = UNUSUAL * most if off > UNUSUAL * most else off
+                late = UNUSUAL * latest if late > UNUSUAL * latest else late
             paces.append(MEMORY * sum_of + off)
             overheads.append(MEMORY * sum_late + late)
     except ODD:
@@ -145,5 +146,6 @@ def _deviations(sums: Numbers, weights: Numbers) -> Numbers:
     """As ``scatter`` has them, of one of the two."""
     mean = (1 - OWN) * total(sums) / max(total(weights), 1e-9)
     return [
-        DEVIATION * (OWN * one / max(weight, 1e-9) + mean) for one, weight in zip(sums, weights, strict=True)
+        DEVIATION * (OWN * one / (weight if weight > 1e-9 else 1e-9) + mean)
+        for one, weight in zip(sums, weights, strict=True)
     ]

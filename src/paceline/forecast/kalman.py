@@ -117,7 +117,7 @@ def _follow_few(track: Track, values: Array) -> tuple[Array, Array, Track] | Non
         )
         limit = max(OUTLIER * math.sqrt(squares / weight), LEAST_OUTLIER)
         off = [now - then for now, then in zip(y, track.newest.tolist(), strict=True)]
-        change = [min(max(one, -limit), limit) for one in off]
+        change = [-limit if one < -limit else limit if one > limit else one for one in off]
         squares = MEMORY * squares + total([one * one for one in change]) / workers
         both_ways = [one * other for one, other in zip(change, track.change.tolist(), strict=True)]
         products = MEMORY * products + total(both_ways) / workers
@@ -129,8 +129,9 @@ def _follow_few(track: Track, values: Array) -> tuple[Array, Array, Track] | Non
         paces, means, variances, gains = [], [], [], []
         for newest, mean, variance in zip(y, track.mean.tolist(), track.variance.tolist(), strict=True):
             error, before = newest - mean, variance + drift
-            gain = before / (before + scatter)
-            if error * error > max((before + scatter) * CHANGE**2, LEAST_CHANGE**2):
+            doubt = before + scatter
+            gain, squared = before / doubt, error * error
+            if squared > LEAST_CHANGE**2 and squared > doubt * CHANGE**2:
                 mean, gain, variance = newest, 1.0, scatter
             else:
                 mean, variance = gain * error + mean, gain * scatter

@@ -140,14 +140,15 @@ def _one(beliefs: tuple[float, ...], b: float, t: float) -> tuple[float, ...]:
     overhead, per_sample, p, q, r, scatter, usual_load, before = beliefs
     if not (b > NOTHING and t < math.inf and overhead >= 0):
         raise ValueError
-    t = max(t, 1e-12)
+    t = t if t > 1e-12 else 1e-12
     r = r + scatter * (per_sample * per_sample)
     p = p + 0.1 * scatter * (overhead * overhead)
     expected = overhead + per_sample * b
     noise = scatter * (expected * expected)
     variance = p + 2 * b * q + b * b * r + noise
     off, slope = t - expected, per_sample
-    jump = off * off > JUMP**2 * variance and abs(off) > JUMP_LEAST * min(t, expected)
+    squared = off * off
+    jump = squared > JUMP**2 * variance and abs(off) > JUMP_LEAST * min(t, expected)
     if before == before:  # else there was no jump a round before
         usual = overhead + before * b
         if abs(math.log(t / usual)) < abs(math.log(t / expected)):
@@ -157,7 +158,8 @@ def _one(beliefs: tuple[float, ...], b: float, t: float) -> tuple[float, ...]:
         base = min(overhead, 0.5 * t)
         slope = (t - base) / b
         return base, slope, p, -p / b, (p + scatter * (t * t)) / (b * b), scatter, b, per_sample
-    varied = abs(math.log(b / usual_load)) > max(VARIED, VARIED_SCATTERS * math.sqrt(scatter))
+    change = abs(math.log(b / usual_load)) if b != usual_load else 0.0
+    varied = change > VARIED and change > VARIED_SCATTERS * math.sqrt(scatter)
     toward = (p + b * q) / variance if varied else 0.0
     gain = (q + b * r) / variance
     moved, slope = overhead + toward * off, slope + gain * off
@@ -165,10 +167,13 @@ def _one(beliefs: tuple[float, ...], b: float, t: float) -> tuple[float, ...]:
     overhead_var = a * a * p + 2 * a * c * q + c * c * r + toward * toward * noise
     covar = a * d * p + (a * e + c * d) * q + c * e * r + toward * gain * noise
     slope_var = d * d * p + 2 * d * e * q + e * e * r + gain * gain * noise
-    kept = min(max(moved, 0.0), 0.95 * t)
-    slope = max(slope + (kept - moved) * covar / overhead_var, 0.01 * t / b)
+    kept = moved if 0.0 <= moved <= 0.95 * t else min(max(moved, 0.0), 0.95 * t)
+    slope, least = slope + (kept - moved) * covar / overhead_var, 0.01 * t / b
+    slope = least if slope < least else slope
     blame = scatter * (expected * expected + (b * per_sample) * (b * per_sample)) / variance
-    surprise = min(off * off / variance, JUMP**2) - 1.0
-    scatter = max(scatter * (1.0 + MEMORY * blame * surprise), LEAST_SCATTER**2)
+    surprise = off * off / variance
+    surprise = (JUMP**2 if surprise > JUMP**2 else surprise) - 1.0
+    scatter = scatter * (1.0 + MEMORY * blame * surprise)
+    scatter = LEAST_SCATTER**2 if scatter < LEAST_SCATTER**2 else scatter
     load = usual_load + MEMORY * (b - usual_load)
     return kept, slope, overhead_var, covar, slope_var, scatter, load, math.nan

@@ -47,13 +47,16 @@ def fill(
     if not fits(batch, low, high):
         return None
     try:
-        rate = [1.0 / max(one, QUICKEST) for one in slope]
+        rate = [1.0 / (one if one > QUICKEST else QUICKEST) for one in slope]
         offset = [one * each for one, each in zip(overhead, rate, strict=True)]
         level = guess if guess == guess else (batch + total(offset)) / total(rate)
         left, right = -math.inf, math.inf
         for attempt in range(MOST_STEPS):
             free = [each * level - one for each, one in zip(rate, offset, strict=True)]
-            loads = [min(max(one, least), most) for one, least, most in zip(free, low, high, strict=True)]
+            loads = [
+                least if one < least else most if one > most else one
+                for one, least, most in zip(free, low, high, strict=True)
+            ]
             short = batch - total(loads)
             if short == 0:
                 return level, loads
@@ -112,9 +115,10 @@ def whole(slope: Numbers, overhead: Numbers, batch: int, low: Numbers, high: Num
 
 def _count(slope: float, overhead: float, level: float, low: float, high: float) -> float:
     """Whole samples that a worker ends by ``level``; what counts is the cost as the cost itself computes it."""
-    load = float(math.floor(max((level - overhead) / max(slope, QUICKEST), 0.0)))
-    load = min(max(load, low), high)
-    if load < high and _seconds(slope, overhead, load + 1) <= level:
+    load = (level - overhead) / (slope if slope > QUICKEST else QUICKEST)
+    load = float(math.floor(load)) if load > 0 else 0.0
+    load = low if load < low else high if load > high else load
+    if load < high and overhead + slope * (load + 1) <= level:
         load += 1
     if load > low and _seconds(slope, overhead, load) > level:
         load -= 1

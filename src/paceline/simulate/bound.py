@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from paceline import policies
 from paceline.rounds import Array, Cluster, PieceTimes, Round
 from paceline.shares import whole_samples
-from paceline.simulate.pieces import AHEAD, play
+from paceline.simulate.pieces import AHEAD, PlayedRound, play
 from paceline.simulate.scenario import PIECE_SECONDS
 
 WARM_UP = 20  # rounds
@@ -20,12 +22,14 @@ def share_of_the_bound(
     piece: float = PIECE_SECONDS,
     unsteady: float = 0.0,
     ahead: float = AHEAD,
+    played: Callable[[PlayedRound], object] | None = None,
 ) -> float:
     """Seconds at the sum of all speeds over those taken, after the warm-up.
 
     paces: seconds per sample, (rounds, realizations, n). piece: seconds that each piece costs beyond its samples,
     a whole round as planned among them. unsteady: sd of the logarithm of each piece's own pace, where a round is
-    run in pieces. ahead: portion of a piece that is left when the next one is claimed.
+    run in pieces. ahead: portion of a piece that is left when the next one is claimed. played: is told of each
+    measured round that was run in pieces.
 
     Raises PacelineError for an unknown policy.
     """
@@ -51,6 +55,8 @@ def share_of_the_bound(
                 unsteady=unsteady,
             )
             loads, seconds, pieces = ran.loads, ran.seconds, ran.pieces
+            if played is not None and t >= WARM_UP:
+                played(ran)
             times = times._replace(expected=ran.expected, strayed=ran.strayed)
         if t >= WARM_UP:
             ideal += float((batch / (1 / pace).sum(-1)).sum())

@@ -1,0 +1,201 @@
+"""How far does it scale? Up to 64 real gloo ranks that sleep for each sample, and thousands on the virtual clock.
+
+    python benchmarks/scale.py [--ranks 4,8,16,32,64] [--policy level] [--steps 20] [--round-seconds 0.5]
+    python benchmarks/scale.py --virtual [--ranks 64,1000,10000] [--claim-us 60]
+
+One rank in three is four times slower, and the speeds scatter in every round (log-normal, sd 0.3, or --scatter). For
+each number of ranks, in the same processes one after the other: plain DDP split by hand for the mean speeds, "level"
+and "auto". Printed: the share of the bound; the processor time of a rank and a round (user and system, of all its
+threads, without the sleeping) and its ratio to plain DDP's; and under "auto" the requests that a round makes of the
+one store where work is claimed, how long a rank waits for the answer (median and 99 of 100), and what part of the
+round that is. Where there are many more ranks than processors, they wait for processors more than for the store.
+
+With --virtual, "auto" plays the same speeds on the virtual clock with thousands of workers. Each claim is two
+requests, which the store serves one after another in --claim-us each (as the median with few ranks says, or less).
+The columns are its requests in a round, the part of the round in which it is busy, and the share of the bound if a
+claim waits as behind random others (M/D/1).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+import throughput
+
+WARM_UP, SCATTER = 10, 0.3
+
+
+def speeds_of(ranks: int, steps: int, scatter: float = SCATTER) -> np.ndarray:
+    """Milliseconds a sample, (steps, ranks)."""
+    base = np.array([4.0 if rank % 3 == 2 else 1.0 for rank in range(ranks)])
+    return base * np.exp(scatter * np.random.default_rng(1).standard_normal((steps, ranks)))
+
+
+def rank_of(
+    rank: int, ranks: int, directory: str, speeds: np.ndarray, batch: int, ways: list[str], pipe: Any
+) -> None:
+    """Sends for each way (seconds of the measured steps, processor seconds of each, seconds of each request)."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from paceline.torch import Pace, leave
+    from paceline.torch.claiming.counter import StoreCounter
+
+    torch.set_num_threads(1)
+    store = dist.FileStore(os.path.join(directory, "store"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(batch * 4, 20), torch.randint(10, (batch * 4,))
+    loss_of, steps = nn.CrossEntropyLoss(), len(speeds)
+    waits: list[float] = []
+    ask = StoreCounter.add
+
+    def timed(self: StoreCounter, *arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        answer = ask(self, *arguments, **named)
+        waits.append(time.perf_counter() - began)
+        return answer
+
+    StoreCounter.add = timed  # type: ignore[method-assign]
+    told = {}
+    for way in ways:
+        ddp = DistributedDataParallel(nn.Linear(20, 10))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        pace: Pace | None = None
+        if way != "plain DDP, by hand":
+            pace = Pace(ddp, batch, way, loop="pieces", patience=300)
+            loader = pace.loader(throughput.Batched(inputs, labels), collate_fn=lambda batch: batch)
+        speed = 1 / speeds.mean(axis=0)
+        loads = np.floor(batch * speed / speed.sum()).astype(int)
+        loads[: batch - loads.sum()] += 1
+        mine, began, ran = int(loads[rank]), 0.0, 0.0
+
+        def mark() -> None:
+            nonlocal began, ran
+            waits.clear()
+            began, ran = time.perf_counter(), time.process_time()
+
+        dist.barrier()
+        step = 0
+        if pace is None:
+            for step in range(steps):
+                if step == WARM_UP:
+                    mark()
+                time.sleep(speeds[step, rank] * mine / 1e3)
+                (loss_of(ddp(inputs[:mine]), labels[:mine]) * (ranks * mine / batch)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        while pace is not None and pace.rounds < steps:
+            for x, y in loader:
+                if pace.rounds == WARM_UP and pace.piece.first:
+                    mark()
+                time.sleep(speeds[pace.rounds, rank] * len(x) / 1e3)
+                pace.backward(loss_of(ddp(x), y))
+                pace.step(optimizer)
+                if pace.rounds == steps:
+                    break
+        measured = steps - WARM_UP
+        told[way] = time.perf_counter() - began, (time.process_time() - ran) / measured, list(waits)
+        if pace is not None:
+            pace.detach()
+        ddp.reducer = None  # type: ignore[assignment]
+    pipe.send((rank, told))
+    dist.barrier()
+    leave()
+    os._exit(0)
+
+
+def real(context: Any, ranks: int, ways: list[str], steps: int, round_seconds: float, scatter: float) -> None:
+    speeds = speeds_of(ranks, WARM_UP + steps, scatter)
+    batch = round(round_seconds * (1e3 / speeds).sum(axis=1).mean())
+    ideal = (batch / (1e3 / speeds).sum(axis=1))[WARM_UP:].sum()
+    ours, theirs = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as directory:
+        arguments = (ranks, directory, speeds, batch, ways, theirs)
+        workers = [context.Process(target=rank_of, args=(rank, *arguments)) for rank in range(ranks)]
+        for worker in workers:
+            worker.start()
+        told = {}
+        for _ in workers:
+            if not ours.poll(600):
+                for worker in workers:
+                    worker.kill()
+                raise SystemExit("a rank has failed; see above")
+            rank, figures = ours.recv()
+            told[rank] = figures
+        for worker in workers:
+            worker.join()
+    plain = float("nan")
+    for way in ways:
+        seconds, spent = told[0][way][0], np.mean([told[rank][way][1] for rank in told])
+        plain = spent if way.startswith("plain") else plain
+        line = f"{ranks:5}  {way:20}{ideal / seconds:8.1%}{1e3 * seconds / steps:10.0f}"
+        line += f"{1e3 * spent:11.2f}{spent / plain:8.2f}"
+        if waits := [1e3 * wait for rank in told for wait in told[rank][way][2]]:
+            median, late = np.quantile(waits, [0.5, 0.99])
+            part = sum(waits) / ranks / (1e3 * seconds)
+            line += f"{len(waits) / steps:11.0f}{median:9.2f}{late:9.2f}{part:9.1%}"
+        print(line, flush=True)
+
+
+def virtual(ranks: int, claim_seconds: float, steps: int, round_seconds: float) -> None:
+    from paceline.simulate import bound
+    from paceline.simulate.bound import share_of_the_bound
+    from paceline.simulate.pieces import PlayedRound
+    from paceline.simulate.scenario import PIECE_SECONDS
+
+    paces = speeds_of(ranks, bound.WARM_UP + steps)[:, None] / 1e3
+    batch = round(round_seconds * (1 / paces).sum(axis=-1).mean())
+    seen: list[PlayedRound] = []
+    share = share_of_the_bound("auto", paces, batch, played=seen.append)
+    took = float(np.mean([one.seconds.max() for one in seen]))
+    requests = 2 * float(np.mean([one.pieces.sum() for one in seen]))
+    busy = requests * claim_seconds / took
+    if busy < 1:
+        wait = 2 * claim_seconds * (1 + busy / (2 * (1 - busy)))
+        with_store = share_of_the_bound("auto", paces, batch, PIECE_SECONDS + wait)
+        told = f"{with_store:18.1%}"
+    else:
+        told = f"{share / busy:15.1%} at most"
+    print(f"{ranks:6}{share:20.1%}{requests:14.0f}{busy:12.0%}{told}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", help="several with commas")
+    parser.add_argument("--policy", action="append")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--round-seconds", type=float, default=0.5)
+    parser.add_argument("--scatter", type=float, default=SCATTER, help="of the speeds; 0: they stay the same")
+    parser.add_argument("--virtual", action="store_true")
+    parser.add_argument("--claim-us", type=float, default=60.0)
+    options = parser.parse_args()
+    if options.virtual:
+        print(f"{'ranks':>6}{'store without time':>20}{'requests':>14}{'it is busy':>12}{'of the bound':>18}")
+        for ranks in (options.ranks or "64,1000,10000").split(","):
+            virtual(int(ranks), options.claim_us / 1e6, options.steps, options.round_seconds)
+        return
+    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "paceline.torch", "throughput"])
+    ways = ["plain DDP, by hand", *(options.policy or ["level", "auto"])]
+    print(
+        f"{'ranks':>5}  {'':20}{'of bound':>8}{'ms a step':>10}{'processor':>11}{'ratio':>8}"
+        f"{'requests':>11}{'ms':>9}{'99 %':>9}{'of round':>9}"
+    )
+    for ranks in (options.ranks or "4,8,16,32,64").split(","):
+        real(context, int(ranks), ways, options.steps, options.round_seconds, options.scatter)
+
+
+if __name__ == "__main__":
+    main()
