@@ -41,16 +41,11 @@ def test_it_prints_where_the_page_is_and_ends_when_told(tmp_path):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
-    assert_refused(
-        paceline("watch", tmp_path / "none"), "none does not exist; expected the directory of a run"
-    )
-    (tmp_path / "empty").mkdir()
-    assert_refused(paceline("watch", tmp_path / "empty"), r"empty is no run directory \(it has no run.json\)")
-    for name in ("equal", "level"):
-        start(tmp_path / "both" / name).close()
-    assert_refused(
-        paceline("watch", tmp_path / "both"), "there are runs in it, watch one of them: equal, level"
-    )
+    (tmp_path / "file").write_text("")
+    assert_refused(paceline("watch", tmp_path / "file"), "file is a file; expected the directory of a run")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("")
+    assert_refused(paceline("watch", tmp_path / "other"), r"other is no run directory \(it has no run.json")
 
 
 def test_a_port_that_cannot_be_had_is_refused(tmp_path):

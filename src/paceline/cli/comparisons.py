@@ -1,19 +1,12 @@
-"""Folders of several runs, as ``paceline train --compare`` leaves them."""
+"""What commands that read one run say of a folder of several."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from paceline.errors import PacelineError
-from paceline.runs.run import CONFIG
+from paceline.runs.folder import runs_in
 from paceline.runs.words import plural
-
-
-def runs_in(folder: Path) -> list[Path]:
-    """The runs right below a folder, by their names; empty where the folder is a run itself."""
-    if (folder / CONFIG).is_file():
-        return []
-    return sorted(path.parent for path in folder.glob(f"*/{CONFIG}"))
 
 
 def refuse_folder(folder: Path, command: str) -> None:

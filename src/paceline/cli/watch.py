@@ -13,6 +13,7 @@ import typer
 
 from paceline.cli.options import check_port
 from paceline.errors import PacelineError
+from paceline.runs.folder import runs_in
 from paceline.runs.run import CONFIG
 
 if TYPE_CHECKING:
@@ -23,7 +24,13 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def command(
-    run_dir: Annotated[Path, typer.Argument(help="A running or finished run.", metavar="RUN_DIR")],
+    run_dir: Annotated[
+        Path,
+        typer.Argument(
+            help="A running or finished run, a folder of several, or one that will be there.",
+            metavar="RUN_DIR",
+        ),
+    ],
     port: Annotated[int, typer.Option(help="Where the page is served; 0: any free port.")] = 0,
     host: Annotated[
         str, typer.Option(help="The address to listen on; others than this machine's reach it.")
@@ -39,7 +46,8 @@ def command(
         where = f"[{host}]" if ":" in host else host
         url = f"http://{where}:{listener.getsockname()[1]}/"
         server = make_server(run_dir, host)
-        print(f"Watching {run_dir} at {url} (Ctrl-C ends)", flush=True)
+        waits = "" if run_dir.exists() else "; it is not there yet, and the page waits for it"
+        print(f"Watching {run_dir} at {url} (Ctrl-C ends){waits}", flush=True)
         if open_:
             webbrowser.open(url)
         with contextlib.suppress(KeyboardInterrupt):  # the way to end it
@@ -47,16 +55,15 @@ def command(
 
 
 def check(run_dir: Path) -> None:
-    """Raise PacelineError where there is no run, not even one that has just been started."""
-    if (run_dir / CONFIG).is_file():
-        return
-    if not run_dir.is_dir():
-        raise PacelineError(f"{run_dir} does not exist; expected the directory of a run, as --out named it")
-    inside = sorted(path.parent.name for path in run_dir.glob(f"*/{CONFIG}"))
-    others = f"; there are runs in it, watch one of them: {', '.join(inside)}" if inside else ""
-    raise PacelineError(
-        f"{run_dir} is no run directory (it has no {CONFIG}){others or '; expected what --out of a run named'}"
-    )
+    """Raise PacelineError where there is something else than a run, than runs, or than nothing yet."""
+    if run_dir.is_dir() and any(run_dir.iterdir()):
+        if not (run_dir / CONFIG).is_file() and not runs_in(run_dir):
+            raise PacelineError(
+                f"{run_dir} is no run directory (it has no {CONFIG}, and nor has a directory in it); expected what "
+                "--out of a run named"
+            )
+    elif run_dir.exists() and not run_dir.is_dir():
+        raise PacelineError(f"{run_dir} is a file; expected the directory of a run, as --out named it")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -85,7 +92,7 @@ def make_server(run_dir: Path, host: str) -> uvicorn.Server:
         import uvicorn
         from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-        from paceline.live import app
+        from paceline.live.folder import folder_app
     except ModuleNotFoundError as error:
         raise PacelineError("paceline watch needs fastapi and uvicorn; install paceline[serve]") from error
 
@@ -96,7 +103,7 @@ def make_server(run_dir: Path, host: str) -> uvicorn.Server:
             self.ending = True
             await super().shutdown(*arguments, **options)
 
-    page: Any = app(run_dir, closed=lambda: server.ending)
+    page: Any = folder_app(run_dir, lambda: server.ending)
     if host in LOCAL:  # a page elsewhere must not reach this one under a name of its own (DNS rebinding)
         page = TrustedHostMiddleware(page, allowed_hosts=[*LOCAL, "[::1]"])
     config = uvicorn.Config(page, log_level="error", access_log=False, timeout_graceful_shutdown=3)

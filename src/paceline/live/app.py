@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import PacelineError
 
@@ -27,25 +28,36 @@ from paceline.runs.page import header, page, policy
 
 FOLLOWED = 4  # runs whose records are kept in memory
 Find = Callable[[Request], Path | str | None]
+Others = Callable[[Request], list[dict[str, Any]]]
 
 
-def app(run_dir: str | os.PathLike[str] | Find, *, closed: Callable[[], bool] = lambda: False) -> Starlette:
+def app(
+    run_dir: str | os.PathLike[str] | Find,
+    *,
+    closed: Callable[[], bool] = lambda: False,
+    others: Others = lambda request: [],
+) -> Starlette:
     """The page at ``/``, its events at ``/events``, its charts at ``/figures``.
 
     run_dir: the run's directory; or a function of the request that says which (None: 404), for an application
         that is mounted where the path names the run. Whatever follows ``?`` in the page's address goes along
         with what the page asks for.
     closed: tells when the server is about to stop, so that open event streams end.
+    others: the runs that the page links to beside this one, each with ``name``, ``href`` and ``current``.
     """
-    return Starlette(routes=Live(run_dir, closed).routes(), exception_handlers={HTTPException: _refused})
+    return Starlette(
+        routes=Live(run_dir, closed, others).routes(), exception_handlers={HTTPException: _refused}
+    )
 
 
 class Live:
     """The endpoints, and the runs that are being followed."""
 
-    def __init__(self, run_dir: str | os.PathLike[str] | Find, closed: Callable[[], bool]) -> None:
+    def __init__(
+        self, run_dir: str | os.PathLike[str] | Find, closed: Callable[[], bool], others: Others
+    ) -> None:
         self._find: Find = run_dir if callable(run_dir) else lambda request: Path(run_dir)
-        self._closed = closed
+        self._closed, self._others = closed, others
         self._followed: OrderedDict[Path, Follower] = OrderedDict()
         self._page, self._policy = _page()
 
@@ -55,6 +67,7 @@ class Live:
             Route("/", self.page, name="live"),
             Route("/events", self.events),
             Route("/figures", self.figures),
+            Route("/others", self.others),
         ]
 
     async def page(self, request: Request) -> Response:
@@ -68,9 +81,19 @@ class Live:
         follower = self._follower(request)
         if follower is None:
             return _unknown()
-        seen = request.headers.get("last-event-id", "")
-        content = events.stream(follower.shot, seen, self._closed)
+        seen, path = request.headers.get("last-event-id", ""), self._find(request)
+
+        def over() -> (
+            bool
+        ):  # also where the address shows another run from now on: the page asks again for that one
+            return self._closed() or self._find(request) != path
+
+        content = events.stream(follower.shot, seen, over)
         return StreamingResponse(content, media_type="text/event-stream", headers=_HEADERS)
+
+    async def others(self, request: Request) -> Response:
+        """The runs beside this one."""
+        return JSONResponse(self._others(request), headers=_HEADERS)
 
     async def figures(self, request: Request) -> Response:
         """The charts of ``?from=100&to=200`` (round numbers), of ``?newest=100`` rounds, or of all."""

@@ -28,6 +28,8 @@ def state(tail: Tail) -> tuple[str, str]:
     stale (no round for longer than expected), damaged (a line that is no round), gone (the directory).
     """
     columns, silent = tail.columns, time.time() - tail.touched
+    if tail.gone and not tail.config:
+        return "waiting", f"Waiting for a run in {tail.run_dir}; there is none yet."
     if tail.gone:
         return "gone", tail.gone
     if tail.damaged:
@@ -63,7 +65,7 @@ def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> 
     content: dict[str, Any] = {
         "state": word,
         "says": sentence,
-        "title": f"{policy} on {plural(count, 'worker')}",
+        "title": f"{policy} on {plural(count, 'worker')}" if tail.config else "No run yet",
         "about": about_config(tail.config),
         "rounds": len(columns),
         "span": [],

@@ -55,7 +55,20 @@
     parent.classList.toggle("many", workers.length > 16);
     at("team").hidden = !workers.length;
   };
+  const others = async () => {
+    const answer = await fetch(address("others")).catch(() => null);
+    const runs = answer?.ok ? await answer.json() : [];
+    at("others").hidden = runs.length < 2;
+    at("others").replaceChildren(...runs.map(({ name, href, current }) => {
+      const link = document.createElement("a");
+      link.textContent = name;
+      link.href = address(href);
+      if (current) link.setAttribute("aria-current", "page");
+      return link;
+    }));
+  };
   const show = (content) => {
+    if (!panel || panel.state !== content.state || panel.title !== content.title) others();
     const news = !panel || panel.rounds !== content.rounds || String(panel.span) !== String(content.span);
     panel = content;
     document.querySelector("h1").textContent = content.title;

@@ -1,0 +1,81 @@
+"""The live pages of a directory that is not there yet, and then holds several runs."""
+
+import json
+import os
+
+import pytest
+
+from support.growing import go_on, start
+
+pytest.importorskip("starlette", reason="the page needs paceline[serve]")
+pytest.importorskip("httpx", reason="the test client needs httpx")
+from starlette.testclient import TestClient
+
+from paceline.live.folder import folder_app
+from paceline.runs.folder import runs_in
+
+
+def begin(run_dir, rounds, started, **config):
+    with start(run_dir, **config) as recorder:
+        go_on(recorder, 0, rounds)
+    os.utime(run_dir / "run.json", (started, started))
+
+
+def panel(client, path):
+    """The first panel that the page's events bring; the server ends the stream behind it."""
+    for line in client.get(f"{path}events").text.splitlines():
+        if line.startswith("data: {"):
+            return json.loads(line[6:])
+    raise AssertionError("no panel")
+
+
+def test_a_folder_that_fills_with_runs(tmp_path):
+    folder, asked = tmp_path / "both", []
+
+    def closed():  # each stream ends when it has looked once
+        asked.append(0)
+        return len(asked) % 2 == 0
+
+    client = TestClient(folder_app(folder, closed))
+    waiting = panel(client, "/")
+    assert waiting["state"] == "waiting"
+    assert waiting["says"] == f"Waiting for a run in {folder}; there is none yet."
+    assert client.get("/").status_code == 200
+    assert client.get("/others").json() == []
+
+    begin(folder / "zeta", 12, 1000, policy="equal")
+    assert panel(client, "/")["rounds"] == 12
+    begin(folder / "alpha", 5, 2000)
+    assert [run.name for run in runs_in(folder)] == ["zeta", "alpha"], "in the order of their start"
+    newest = panel(client, "/")
+    assert (newest["rounds"], newest["title"]) == (5, "level on 4 workers"), "the newest one is shown"
+    assert panel(client, "/runs/zeta/")["title"] == "equal on 4 workers"
+    assert client.get("/runs/zeta/figures").json()["rounds"] == 12
+    assert client.get("/runs/zeta/others").json() == [
+        {"name": "zeta", "href": "../zeta/", "current": True},
+        {"name": "alpha", "href": "../alpha/", "current": False},
+    ]
+    assert client.get("/others").json()[1] == {"name": "alpha", "href": "runs/alpha/", "current": True}
+    assert client.get("/runs/none/").status_code == 404
+
+
+def test_a_stream_ends_when_its_address_shows_another_run(tmp_path):
+    folder, looks = tmp_path / "both", []
+    begin(folder / "first", 3, 1000)
+
+    def closed():
+        looks.append(0)
+        if len(looks) == 3:
+            begin(folder / "second", 4, 2000)
+        assert len(looks) < 100, "the stream should have ended"
+        return False
+
+    client = TestClient(folder_app(folder, closed))
+    assert '"rounds":3' in client.get("/events").text
+    assert len(looks) <= 4
+
+
+def test_without_a_script_the_page_says_what_it_needs(tmp_path):
+    page = TestClient(folder_app(tmp_path, lambda: True)).get("/").text
+    assert "<noscript>" in page
+    assert "needs JavaScript" in page
