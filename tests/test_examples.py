@@ -27,6 +27,20 @@ def test_train_ddp() -> None:
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("examples")
+def test_text_lengths() -> None:
+    out, err = run_script(3, EXAMPLES / "text_lengths.py")
+    assert "terminate called" not in err
+    lines = [line for line in out.splitlines() if line.startswith("epoch")]
+    assert len(lines) == 3
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 3.5, "letters drawn at random have 4.85"
+    texts = [int(load) for load in lines[-1].split("[")[1].split("]")[0].split(", ")]
+    assert sum(texts) == 64
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("examples")
 @pytest.mark.parametrize(
     ("name", "needs", "loaded"),
     [
