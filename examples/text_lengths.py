@@ -2,10 +2,10 @@
 
     torchrun --standalone --nproc-per-node 3 examples/text_lengths.py
 
-A small network learns to go on with the documentation of Python's standard library, letter by letter: texts of 16 to
-512 letters, filled up to the longest of each micro-batch. Paceline is told the lengths. It measures what they cost and
-how quick each rank is, deals each round's texts so that all ranks end together, and cuts each rank's part into as
-many micro-batches as pay. Every rank ends with the model of one process that takes the whole batch.
+A small network learns to go on with the documentation of Python's standard library, letter by letter: texts of 16
+to 512 letters, filled up to the longest of each micro-batch. Paceline is told the lengths. It measures what they cost
+and how quick each rank is, deals each round's texts so that all ranks end together, and cuts each rank's part into
+as many micro-batches as pay. Every rank ends with the model of one process that takes the whole batch.
 """
 
 import builtins
