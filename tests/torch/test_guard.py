@@ -1,0 +1,69 @@
+"""A script of one's own under ``python -m paceline.torch.guard``: a worker kills itself, and the run goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("elastic")
+
+SCRIPT = """
+import os, signal, sys
+import torch
+from paceline.torch import Pace
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+data = torch.utils.data.TensorDataset(torch.randn(240, 4), torch.randn(240, 1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+pace = Pace(model, 24, elastic=True, loop="round")
+marker = sys.argv[1]
+with pace:
+    loader = pace.loader(data, seed=1)
+    pace.register(optimizer)
+    for epoch in range(pace.epoch, 3):
+        for batch in loader:
+            if pace.rank == 1 and pace.rounds == 7 and not os.path.exists(marker):
+                open(marker, "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            pace.round(batch, lambda x, y: (model(x) - y).square().mean())
+            pace.step(optimizer)
+    print(f"end {pace.rounds} {float(model.weight.sum()):.6f}", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_script_goes_on_without_its_worker(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "paceline.torch.guard", "--workers", "2", "--max-restarts", "0"]
+    done = subprocess.run(
+        [*command, str(script), str(tmp_path / "killed")], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    assert "worker 1 was killed by SIGKILL" in done.stderr
+    killed = done.stdout.split()
+    assert killed[:2] == ["end", "30"]
+    command[4] = "1"  # one worker, whose marker is there already
+    one = subprocess.run(
+        [*command, str(script), str(tmp_path / "killed")], capture_output=True, text=True, timeout=600
+    )
+    assert one.stdout.split()[:2] == ["end", "30"], one.stderr
+    assert abs(float(one.stdout.split()[2]) - float(killed[2])) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["nothing.py"], "nothing.py does not exist"), (["--workers", "0", "nothing.py"], "at least 1")],
+)
+def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from paceline.torch import guard
+
+    with pytest.raises(SystemExit) as ended:
+        guard.main(arguments)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
