@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,8 @@ import torch
 
 from paceline.data import datasets
 from paceline.errors import PacelineError
-from paceline.runs import read
+from paceline.runs import read, trace
+from paceline.runs.findings import findings
 from paceline.train import elastic_launch, launch
 from paceline.train.config import TrainConfig
 
@@ -60,6 +62,9 @@ def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
     assert any(words.startswith("worker 0 joined at round") for words in told), told
     happened = [event["what"] for events in run.extras["events"] if events for event in events]
     assert "worker 0 was killed by SIGKILL" in happened
+    assert any(words.startswith("Worker 0 was killed by SIGKILL in round") for words in findings(run))
+    names = {event["name"] for event in json.loads(trace.write(run).read_text())["traceEvents"]}
+    assert any(name.startswith("worker 2 gave no sign of life for 1 s, ") for name in names)
 
 
 @pytest.mark.parametrize(

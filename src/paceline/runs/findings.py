@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.runs import pieces
+from paceline.runs import happened, pieces
 from paceline.runs.alike import differences, labels
 from paceline.runs.analysis import (
     changes,
@@ -39,6 +39,7 @@ def findings(run: Run) -> list[str]:
         *_loads(run),
         *_odd_rounds(run),
         *_absent(run),
+        *happened.sentences(run),
         *_learning(run, summary),
         *pieces.sentences(run),
     ]

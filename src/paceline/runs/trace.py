@@ -109,7 +109,7 @@ def _round(run: Run, t: int, start: float, end: float) -> Iterator[Event]:
     yield from _arrows(claims, f"{t}", start, end)
     happened = run.extras.get("events")
     for event in (happened[t] if happened else None) or []:
-        yield _instant(event if isinstance(event, str) else json.dumps(event), start)
+        yield _instant(_words(event), start)
 
 
 def _worker(run: Run, t: int, worker: int, start: float, done: float, end: float) -> Iterator[Event]:
@@ -176,6 +176,13 @@ def _meta(kind: str, tid: int, **values: Any) -> Event:
 def _span(tid: int, category: str, name: str, start: float, end: float, args: dict[str, Any]) -> Event:
     length = round(end - start, 3)
     return {"ph": "X", "cat": category, "name": name, "tid": tid, "ts": start, "dur": length, "args": args}
+
+
+def _words(event: Any) -> str:
+    if isinstance(event, dict) and isinstance(event.get("what"), str):  # a worker was lost, or joined
+        lost = event.get("seconds_lost")
+        return event["what"] + (f", {lost:.2f} s lost" if isinstance(lost, float) else "")
+    return event if isinstance(event, str) else json.dumps(event)
 
 
 def _instant(name: str, at: float) -> Event:
