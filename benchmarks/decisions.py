@@ -10,12 +10,12 @@ Speeds scatter by 5 % around classes 1 : 4 and overheads differ, so that every r
 
 from __future__ import annotations
 
-import argparse
 import time
 from statistics import median
 from typing import Any
 
 import numpy as np
+from scaffold import command_line
 
 from paceline import Cluster, Machines, Round, policies
 from paceline.costs import Linear
@@ -25,9 +25,7 @@ SIZES = (30, 300, 3_000, 30_000, 300_000, 1_000_000)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--workers", default=",".join(map(str, SIZES)))
     parser.add_argument("--policies", default=",".join(policies.names()))
     given = parser.parse_args()

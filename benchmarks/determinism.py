@@ -12,7 +12,6 @@ differ. Ten minutes on two idle cores. The status is 1 where bits differ.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
 import os
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from scaffold import command_line
+
 from support.ranks import run_ranks
 
 if TYPE_CHECKING:
@@ -174,9 +175,7 @@ def measure(repetitions: int, cases: list[str]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--repetitions", type=int, default=200)
     parser.add_argument("--only", action="append", choices=CAPABILITIES, help="repeat for several")
     parser.add_argument("--case", action="append", choices=CASES, help="repeat for several")

@@ -11,12 +11,12 @@ the heap on equal workers, of Paceline on equal ones, and of Paceline on speeds 
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import time
 from statistics import median
 
 import numpy as np
+from scaffold import command_line
 
 from paceline.costs import Array
 from paceline.samples.divide import longest_first, lower_bound
@@ -25,9 +25,7 @@ SIZES = "256x8,4096x64,65536x64,1000000x64"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--sizes", default=SIZES)
     heads = (
         "heap (ms)",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scaffold import join
 
 RANKS, BLOCK = 2, 40
 HOOKS = (
@@ -39,9 +40,7 @@ def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> Non
     from paceline.learners import models
     from paceline.torch import leave
 
-    torch.set_num_threads(1)
-    store = dist.FileStore(os.path.join(directory, "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
+    join(rank, RANKS, directory)
     torch.manual_seed(0)
     ddp = DistributedDataParallel(models.create("lenet5", (1, 28, 28)))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)

@@ -9,9 +9,8 @@ for the default and for simpler ways to expect a worker's pace: the last one, mo
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
+from scaffold import command_line
 
 from paceline import Cluster, Round, policies
 from paceline.costs import Linear
@@ -27,9 +26,7 @@ Stream = tuple[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--runs", type=int, default=20)
     runs = parser.parse_args().runs
     print(f"{'':34s}" + "".join(f"{way.replace(';of=seconds', ''):>15s}" for way in WAYS))

@@ -18,7 +18,6 @@ works; its figures say nothing about a GPU.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import multiprocessing
@@ -31,6 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from scaffold import command_line
 
 if TYPE_CHECKING:
     import torch
@@ -353,9 +353,7 @@ def told(part: str, figure: Any, setting: Setting) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 3, 4))
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--only", action="append", choices=PARTS)

@@ -17,8 +17,6 @@ machine, and where there are more ranks than processors it alone means anything.
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import os
 import tempfile
 import time
@@ -26,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from scaffold import command_line, forks, join
 
 RANKS, BATCH, BLOCK = 2, 2048, 4
 INPUTS, SAMPLES = 3072, 16  # of the small model, and of each rank in its rounds
@@ -148,14 +147,11 @@ def rank_of(
     rank: int, ranks: int, directory: str, policy: str, rounds: int | None, pairs: int, pipe: Any
 ) -> None:
     """Sends from each rank seconds and processor seconds of a round, (pairs, way) each."""
-    import torch
     import torch.distributed as dist
 
     from paceline.torch import leave
 
-    torch.set_num_threads(1)
-    store = dist.FileStore(os.path.join(directory, "store"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    join(rank, ranks, directory)
     ways, each = large_blocks(rank, policy) if rounds is None else small_blocks(ranks, policy, rounds)
     seconds, spent = np.zeros((pairs + 2, 2)), np.zeros((pairs + 2, 2))
     for pair in range(-2, pairs):
@@ -224,18 +220,14 @@ def small(context: Any, policies: list[str], pairs: int, ranks: list[int], round
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--policy", action="append")
     parser.add_argument("--small", action="store_true", help="steps of 2 ms")
     parser.add_argument("--ranks", default="2", help="of small steps; several with commas")
     parser.add_argument("--rounds", default="100,8", help="of an epoch of small steps; several with commas")
     options = parser.parse_args()
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "paceline.torch"])
+    context = forks()
     if options.small:
         ranks, rounds = ([int(n) for n in text.split(",")] for text in (options.ranks, options.rounds))
         small(context, options.policy or ["equal", "level", "auto"], options.pairs or 20, ranks, rounds)

@@ -17,7 +17,6 @@ The cores must be free: what else runs there is measured, too. About 4 minutes a
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import json
 import multiprocessing
@@ -33,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from scaffold import command_line
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -247,9 +247,7 @@ def rank_main(rank: int, directory: str, pipe: Any, ways: list[str], options: di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=24)
     parser.add_argument("--warm", type=int, default=8)
     parser.add_argument("--batch", type=int, default=32)

@@ -31,6 +31,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from scaffold import command_line
+
 TOKEN = "benchmark-token-0123456789"
 MODES = ("spread", "together", "waiting")
 
@@ -188,9 +190,7 @@ def measure(mode: str, given: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--seconds", type=int, default=10)
     parser.add_argument("--processes", type=int, default=2)

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import time
 import tracemalloc
@@ -23,6 +22,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from scaffold import command_line
 from scipy import sparse
 from scipy.optimize import linprog
 
@@ -158,7 +158,7 @@ def floor(clusters: int, samples: int = 400) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="10 realizations")
     options = parser.parse_args()
     realizations = 10 if options.quick else 100

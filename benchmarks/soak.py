@@ -21,6 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from scaffold import command_line
 from service import Connection, read, serve
 
 
@@ -86,9 +87,7 @@ def resident(pid: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--directory", help="where the service keeps its state; default: a temporary one")

@@ -11,10 +11,10 @@ training set falls to the target, of the updates that took, and of the samples c
 
 from __future__ import annotations
 
-import argparse
 from typing import NamedTuple
 
 import numpy as np
+from scaffold import command_line
 
 from paceline import Cluster, Round, policies
 from paceline.data import datasets
@@ -117,9 +117,7 @@ def planned(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--target", type=float, default=0.35)

@@ -10,15 +10,14 @@ the best whole-sample division of each step, known beforehand. The figures are w
 
 from __future__ import annotations
 
-import argparse
 import csv
-import multiprocessing
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scaffold import command_line, forks, join
 
 WARM_UP = 20
 POLICIES = ("equal", "dolbie", "ogd", "abs", "lbbsp", "lbbsp-cpu", "wlbs", "level")
@@ -95,10 +94,7 @@ def rank_of(
 
     from paceline.torch import Pace, leave
 
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", store=dist.FileStore(os.path.join(directory, "store"), ranks), rank=rank, world_size=ranks
-    )
+    join(rank, ranks, directory)
     torch.manual_seed(0)
     steps = len(speeds)
     inputs, labels = torch.randn(batch * 8, 20), torch.randint(10, (batch * 8,))
@@ -148,9 +144,7 @@ def measure(
     speeds: np.ndarray, batch: int, chosen: list[str], directory: str, plain_steps: int = 10**6
 ) -> dict[str, np.ndarray]:
     """Seconds of each step under each way of dividing; plain DDP only takes the first ``plain_steps``."""
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "paceline.torch"])
+    context = forks()
     ours, theirs = context.Pipe(duplex=False)
     ranks = speeds.shape[1]
     workers = [
@@ -173,9 +167,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--scenario", action="append")
     parser.add_argument("--policy", action="append")
     parser.add_argument("--steps", type=int, default=100)

@@ -20,7 +20,6 @@ on two ranks, each on a core of its own, one of which it shares with a neighbour
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import tempfile
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import throughput
+from scaffold import command_line, join
 
 from paceline import policies
 from paceline.simulate.bound import share_of_the_bound
@@ -143,9 +143,7 @@ def computing_rank(rank: int, directory: str, ways: list[str], epochs: int, pipe
     from paceline.torch import Pace, leave
 
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
-    torch.set_num_threads(1)
-    store = dist.FileStore(os.path.join(directory, "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    join(rank, 2, directory)
     torch.manual_seed(0)
     batch, rounds = 512, 10
     inputs, labels = torch.randn(batch * rounds, 512), torch.randint(10, (batch * rounds,))
@@ -222,9 +220,7 @@ def computing(ways: list[str], epochs: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--workers", type=int, action="append", choices=(3, 4, 6))
     parser.add_argument("--only", action="append", choices=SCENARIOS)
     parser.add_argument("--all", action="store_true", help="every policy")

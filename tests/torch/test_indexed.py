@@ -1,4 +1,4 @@
-"""Which data sets can be divided anew in each round."""
+"""Which data sets can be divided otherwise in each round."""
 
 from __future__ import annotations
 

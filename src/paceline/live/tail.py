@@ -13,7 +13,7 @@ from paceline.runs.line import read as read_line
 from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, of_lines, read_object, resumed
 
 CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
-MARK = 256  # bytes before the place read up to, by which a file that was cut and written anew is known
+MARK = 256  # bytes before the place read up to, by which a file that was cut and written again is known
 
 Signature = tuple[int, int, int] | None
 
