@@ -62,6 +62,7 @@ def test_accumulated_micro_batches_are_one_step(tmp_path: Path, synchronised: bo
     for name in ("FORWARD", "PREPARE", "FETCH"):
         assert phase(run, name)[:, 1].min() >= 0.1
     counts = run.extras["counts"][-1]
+    assert np.array(run.extras["parts"][-1])[:, 2].tolist() == counts["backwards"]
     assert counts == {"fetches": [4, 4], "backwards": [4, 4], "exchanges": [4, 4] if synchronised else [1, 1]}
 
 

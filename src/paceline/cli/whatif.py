@@ -12,7 +12,7 @@ from paceline.cli.comparisons import refuse_folder
 from paceline.cli.counter import Counter
 from paceline.cli.output import check_json, console_for, write_json
 from paceline.errors import PacelineError
-from paceline.runs import read
+from paceline.runs import causes, read
 from paceline.runs.words import listing, percent, seconds, times
 from paceline.simulate.compared import before, table
 from paceline.simulate.toml import of_trace
@@ -54,7 +54,8 @@ def command(
                 raise PacelineError("--global-batch is for traces; a run knows its own batches")
             refuse_folder(record, "paceline whatif")
             answer = answer_of_run(read(record), names, progress)
-    for sentence in (verdict(answer), losses(answer), *answer.notes):
+    why = [causes.sentence(answer.causes)] if answer.causes is not None else []
+    for sentence in (verdict(answer), losses(answer), *why, *answer.notes):
         console.print(sentence, markup=False)
     print_whole(console, table(answer))
     write_json(json_, to_json(answer))
@@ -106,6 +107,7 @@ def to_json(answer: Answer) -> dict[str, Any]:
             }
             for name, would in answer.policies.items()
         },
+        "causes": causes.to_json(answer.causes),
         "take": answer.best or None,
         "verdict": verdict(answer),
         "notes": answer.notes,

@@ -13,7 +13,7 @@ from paceline.doctor.phases import Phase
 from paceline.doctor.script import DEFAULTS, diff
 from paceline.doctor.spent import Loop, Spent, loop, slow, spent
 from paceline.errors import PacelineError
-from paceline.runs import Run
+from paceline.runs import Run, causes
 from paceline.runs.waiting import waiting_share
 from paceline.simulate.whatif import Answer, of_run
 
@@ -47,8 +47,10 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     figures, form, slowest = spent(run), loop(run), slow(run)
     take, idle = _take(answer), waiting_share(run.seconds, run.compute) or 0.0
     lost = say.at_what(figures, slowest, form)
+    why = [causes.sentence(answer.causes, "rank")] if answer.causes is not None and idle >= say.LITTLE else []
     said = [
         *say.who(run, slowest, idle),
+        *why,
         *lost,
         say.cost(figures, answer.blame, idle),
         *say.exchange(figures, form),
@@ -86,6 +88,7 @@ def to_json(found: Diagnosis) -> dict[str, Any]:
             for rank in range(found.run.workers)
         ],
         "waiting_share": found.answer.idle,
+        "causes": causes.to_json(found.answer.causes),
         "loop": {
             "global_batch": found.loop.batch,
             "backwards": found.loop.backwards,

@@ -19,13 +19,17 @@ MOVABLE = (Phase.PREPARE, Phase.BETWEEN)  # elsewhere a move belongs to what it 
 class Step(NamedTuple):
     """What one optimizer step was on this rank. seconds: of each ``Phase``. samples: first dimensions of what the
     forward passes were given. fetches, backwards, exchanges: batches from a DataLoader, backward passes, and those
-    among them that ended in an all-reduce."""
+    among them that ended in an all-reduce. elements: of the first tensors that the forward passes were given;
+    squares:
+    the same times how many each sample has."""
 
     seconds: list[float]
     samples: int
     fetches: int
     backwards: int
     exchanges: int
+    elements: int
+    squares: int
 
 
 class Hooks:
@@ -40,10 +44,10 @@ class Hooks:
         self.phases = Phases(self._clock)
         self.loader: dict[str, Any] | None = None  # what feeds the training: see ``watches.loader_of``
         self._newest: dict[str, Any] | None = None
-        self._closed: list[tuple[list[tuple[Any, Phase]], tuple[int, int, int, int]]] = []
+        self._closed: list[tuple[list[tuple[Any, Phase]], tuple[int, ...]]] = []
         self._before = Phase.PREPARE  # the phase that a fetch or a move interrupted
         self._forward = self._ready = self._reduced = False
-        self._samples = self._fetched = self._backwards = self._exchanges = 0
+        self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
         self._handles: list[Any] = [
             model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
             model.register_forward_hook(self._on_forwarded),
@@ -100,7 +104,10 @@ class Hooks:
         self.phases.go_on()
         self.phases.enter(Phase.FORWARD)
         self._forward = True
-        self._samples += _samples((arguments, named))
+        samples, each = _shape((arguments, named))
+        self._samples += samples
+        self._elements += samples * each
+        self._squares += samples * each**2
         self.loader = self._newest or self.loader
 
     def _on_forwarded(self, *_: Any) -> None:
@@ -140,17 +147,21 @@ class Hooks:
         if not self._ready or id(optimizer.param_groups[0]["params"][0]) not in self._ours:
             return
         self._on_reduced()
-        counts = self._samples, self._fetched, self._backwards, self._exchanges
+        counts = (
+            *(self._samples, self._fetched, self._backwards, self._exchanges),
+            *(self._elements, self._squares),
+        )
         self._closed.append((self.phases.close(), counts))
         self.phases.enter(Phase.PREPARE)
         self._forward = self._ready = False
-        self._samples = self._fetched = self._backwards = self._exchanges = 0
+        self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
         self._stepped()
 
 
-def _samples(given: Any) -> int:
-    """The first dimension of the first tensor in a forward pass's arguments; 0 where there is none."""
+def _shape(given: Any) -> tuple[int, int]:
+    """Samples, and elements of each, of the first tensor in a forward pass's arguments; zeros without one."""
     if isinstance(given, torch.Tensor):
-        return int(given.shape[0]) if given.ndim else 0
+        samples = int(given.shape[0]) if given.ndim else 0
+        return (samples, given.numel() // samples) if samples else (0, 0)
     parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
-    return next((found for found in map(_samples, parts) if found), 0)
+    return next((found for found in map(_shape, parts) if found[0]), (0, 0))

@@ -102,6 +102,14 @@ def _extras(line: dict[str, Any]) -> str:
         [(name, _number) for name in NUMBERS]
         + [("staleness", lambda value: _list(value, _numbered))]
         + [(name, lambda value: _list(value, lambda row: _list(row, _numbered))) for name in NESTED]
+        + [
+            (
+                "parts",
+                lambda value: _list(
+                    value, lambda row: row is None or (_list(row, _numbered) and len(row) == 3)
+                ),
+            )
+        ]
         + [("dropped", lambda value: isinstance(value, dict) and all(map(_number, value.values())))]
         + [("events", lambda value: isinstance(value, list))]
     )

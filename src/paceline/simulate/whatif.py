@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline.rounds import Array
 from paceline.runs import Run
+from paceline.runs.causes import Causes, causes
 from paceline.runs.waiting import waiting_share, waits
 from paceline.simulate.recorded import of_record, usable
 from paceline.simulate.rounds import Played, run
@@ -43,7 +44,7 @@ class Answer(NamedTuple):
     lost: seconds of that idleness, all workers together.
     blame: seconds that the others together waited for each worker, (n,), in the rounds that it was slowest in.
     policies: what each would have cost.
-    notes: what was odd about the record.
+    notes: what was odd about the record. causes: what the waiting is due to, where the record tells.
     """
 
     recorded: str
@@ -53,6 +54,7 @@ class Answer(NamedTuple):
     blame: Array
     policies: dict[str, Predicted]
     notes: list[str]
+    causes: Causes | None = None
 
     @property
     def best(self) -> str:
@@ -83,6 +85,7 @@ def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], Non
         _blame(record.seconds, record.compute),
         predicted,
         list(record.notes),
+        causes(record),
     )
 
 

@@ -1,0 +1,141 @@
+"""Why workers waited: for what their samples cost, for slow workers, or for neither.
+
+A round's record may hold what each worker's samples add up to (``parts``: lengths, squared lengths,
+micro-batches). The seconds are then regressed on these, with an overhead and a speed for each worker and one cost
+model for all (``paceline.samples.fit``). Three causes can be taken out of the fitted rounds: that a round's
+samples do not cost the same, that workers are not equally quick, and what the fit leaves over, the scatter. What
+each adds to the waiting depends on which others are there already, so the mean of all orders counts (Shapley's
+value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.costs import Array
+from paceline.runs.run import Run
+from paceline.runs.waiting import waits
+from paceline.runs.words import listing, percent
+from paceline.samples import fit as fitting
+
+ENOUGH = 8  # rounds in which all were there
+VARIED = 0.02  # relative deviation of the cost of a sample, from round to round and worker to worker
+NAMED = 0.05  # of the waiting: less is not worth naming
+
+
+class Causes(NamedTuple):
+    """Portions of the workers' waiting, which sum to 1.
+
+    data: for what samples cost. speeds: for slow workers, of which ``slowest`` are those most waited for. scatter:
+    the rest. alpha: samples cost in proportion to L + alpha L^2; infinite where to L^2 alone.
+    """
+
+    data: float
+    speeds: float
+    scatter: float
+    slowest: list[int]
+    alpha: float
+
+
+def causes(run: Run) -> Causes | None:
+    """What the waiting of a run is due to; None where its record tells nothing of it.
+
+    That is so where no ``parts`` were recorded, rounds are few, samples all cost the same, or nobody waited.
+    """
+    parts = _parts(run.extras.get("parts"), run.workers)
+    if parts is None:
+        return None
+    whole = (
+        np.isfinite(parts).all((1, 2)) & (parts[:, :, 0] > 0).all(1) & (np.nan_to_num(run.compute) > 0).all(1)
+    )
+    parts, seconds, loads = parts[whole], run.compute[whole], run.loads[whole]
+    waited = float(waits(run.seconds[whole], seconds).sum())
+    if len(parts) < ENOUGH or waited <= 0:
+        return None
+    scale = np.append(parts[:, :, :2].sum((0, 1)) / loads.sum(), 1.0)  # a mean sample costs 1
+    scaled = parts / scale
+    apart = scaled[:, :, 0] / loads
+    if apart.std() < VARIED * apart.mean():
+        return None
+    belief = fitting.start(run.workers)
+    for each, took in zip(scaled, seconds, strict=True):
+        belief = fitting.update(belief, each, took, memory=1.0)
+    costs = scaled @ np.array([1 - belief.part, belief.part, belief.launch])
+    # As many samples each, and as many micro-batches, but all samples of a round cost the same.
+    lengths = scaled @ np.array([1 - belief.part, belief.part, 0.0])
+    alike = loads * (lengths.sum(1) / loads.sum(1))[:, None] + belief.launch * scaled[:, :, 2]
+    lines = (belief.overhead, belief.pace), (belief.overhead.mean(), belief.pace.mean())
+    noise = seconds / (belief.overhead + belief.pace * costs)
+
+    def waiting(data: int, speeds: int, scatter: int) -> float:
+        overhead, pace = lines[0] if speeds else lines[1]
+        played = (overhead + pace * (costs if data else alike)) * (noise if scatter else 1.0)
+        return float((played.max(1, keepdims=True) - played).sum())
+
+    portions = np.maximum(_shapley(waiting), 0.0)
+    if portions.sum() <= 0:
+        return None
+    data, speeds, scatter = (portions / portions.sum()).tolist()
+    even = belief.overhead + belief.pace * alike
+    whom = np.bincount(even.argmax(1), waits(even.max(1), even).sum(1), minlength=run.workers)
+    slowest = np.flatnonzero(whom > 0.25 * whom.sum()).tolist() if whom.sum() > 0 else []
+    part = float(belief.part)
+    alpha = part / (1 - part) * float(scale[0] / scale[1]) if part < 1 else np.inf
+    return Causes(data, speeds, scatter, slowest, alpha)
+
+
+def _shapley(waiting: Callable[[int, int, int], float]) -> Array:
+    """What each of three causes adds to the waiting, in the mean of all orders in which they may join."""
+    added = np.zeros(3)
+    for order in permutations(range(3)):
+        there = [0, 0, 0]
+        before = waiting(*there)
+        for cause in order:
+            there[cause] = 1
+            after = waiting(*there)
+            added[cause] += (after - before) / 6
+            before = after
+    return added
+
+
+def sentence(found: Causes, called: str = "worker") -> str:
+    """What the waiting is due to, the weightiest first; called: what workers are called."""
+    few = found.slowest and len(found.slowest) <= 2
+    named = f"{called if len(found.slowest) == 1 else called + 's'} {listing(found.slowest)}" if few else ""
+    whose = f"the speed of {named}" if few else f"the {called}s' speeds and loads"
+    said = [(found.data, "your samples' lengths"), (found.speeds, whose)]
+    told = [(part, cause) for part, cause in sorted(said, key=lambda each: -each[0]) if part >= NAMED]
+    if not told:
+        return (
+            "The waiting has little to do with your samples' lengths or with anybody's speed: it is scatter."
+        )
+    first, *others = told
+    clauses = [f"{percent(first[0])} of the waiting is due to {first[1]}"]
+    clauses += [f"{percent(part)} to {cause}" for part, cause in others]
+    if found.scatter >= NAMED:
+        clauses.append("the rest is scatter")
+    return f"{listing(clauses)}."
+
+
+def to_json(found: Causes | None) -> dict[str, Any] | None:
+    """For programs."""
+    if found is None:
+        return None
+    told = found._asdict()
+    return told | {"alpha": found.alpha if np.isfinite(found.alpha) else None}
+
+
+def _parts(recorded: list[Any] | None, workers: int) -> Array | None:
+    """Shape (T, n, 3), NaN where a round or a worker has none; None where nothing was recorded."""
+    if recorded is None:
+        return None
+    parts = np.full((len(recorded), workers, 3), np.nan)
+    for row, each in zip(parts, recorded, strict=True):
+        for worker, told in enumerate(each or []):
+            if told is not None:
+                row[worker] = [np.nan if number is None else number for number in told]
+    return parts

@@ -1,0 +1,92 @@
+"""What the waiting of a run is due to, on records whose causes are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.cli import run as command
+from paceline.runs import Recorder, read
+from paceline.runs.causes import causes, sentence
+
+N, BATCH = 4, 32
+
+
+def record(
+    place: Path, speeds: list[float], spread: float, scatter: float = 0.0, rounds: int = 60, told: bool = True
+) -> Path:
+    """Equal counts of samples of lengths whose logarithms have that spread, padded in one micro-batch a worker."""
+    rng = np.random.default_rng(0)
+    with Recorder.create(place, {"policy": "equal", "workers": N, "global_batch": BATCH}) as recorder:
+        for step in range(rounds):
+            lengths = np.clip(np.rint(rng.lognormal(5, spread, (N, BATCH // N))), 16, 1024)
+            longest = BATCH // N * lengths.max(1)
+            parts = np.stack([longest, longest * lengths.max(1), np.ones(N)], 1)
+            seconds = (0.01 + (parts @ [1e-5, 1e-8, 0.0]) / speeds) * np.exp(scatter * rng.standard_normal(N))
+            recorder.round(
+                round=step,
+                epoch=0,
+                time=float(step + 1),
+                seconds=float(seconds.max()),
+                batch=BATCH,
+                loads=np.full(N, BATCH // N),
+                compute=seconds,
+                **({"parts": parts} if told else {}),
+            )
+    return place
+
+
+def test_waiting_for_long_samples_is_due_to_the_data(tmp_path: Path) -> None:
+    found = causes(read(record(tmp_path / "run", [1.0] * N, 1.0)))
+    assert found is not None
+    assert found.data > 0.95
+    assert found.data + found.speeds + found.scatter == pytest.approx(1)
+    assert sentence(found).endswith("of the waiting is due to your samples' lengths.")
+    assert found.alpha == pytest.approx(1e-3, rel=0.05)
+
+
+def test_waiting_for_a_slow_worker_among_unlike_samples_is_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    place = record(tmp_path / "run", [1.0, 1.0, 1.0, 0.4], 0.5, scatter=0.03)
+    found = causes(read(place))
+    assert found is not None
+    assert found.speeds > 0.5
+    assert found.data > 0.05
+    assert found.slowest == [3]
+    assert command(["whatif", str(place), "--policy", "level", "--json", str(tmp_path / "out.json")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "of the waiting is due to the speed of worker 3" in shown
+    assert "to your samples' lengths" in shown
+    assert json.loads((tmp_path / "out.json").read_text())["causes"]["slowest"] == [3]
+
+
+def test_mere_scatter_is_called_so(tmp_path: Path) -> None:
+    found = causes(read(record(tmp_path / "run", [1.0] * N, 0.05, scatter=0.3)))
+    assert found is not None
+    assert found.scatter > 0.7
+
+
+@pytest.mark.parametrize("why", ["no parts", "few rounds", "equal samples"])
+def test_a_record_that_tells_nothing_of_it_is_left_alone(tmp_path: Path, why: str) -> None:
+    place = record(
+        tmp_path / "run",
+        [1.0] * N,
+        0.0 if why == "equal samples" else 1.0,
+        rounds=5 if why == "few rounds" else 20,
+        told=why != "no parts",
+    )
+    assert causes(read(place)) is None
+
+
+def test_odd_parts_are_refused_where_they_are_written(tmp_path: Path) -> None:
+    with (
+        Recorder.create(tmp_path / "run", {"policy": "equal", "workers": 1}) as recorder,
+        pytest.raises(Exception, match="something odd for parts"),
+    ):
+        recorder.round(
+            round=0, epoch=0, time=1.0, seconds=1.0, batch=1, loads=[1], compute=[1.0], parts=[[1, 2]]
+        )
