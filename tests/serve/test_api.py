@@ -96,6 +96,17 @@ def test_tokens_and_secrets(play: Callable[..., None]) -> None:
         assert (await call.http.get("/openapi.json")).status_code == 200
         assert "/v1/jobs/{job}/workers" in (await call.http.get("/docs")).text
         assert (await call.http.get("/jobs/j/")).status_code == 401
+        browser = {"Accept": "text/html,application/xhtml+xml"}
+        for path in ("/", "/jobs/j/"):
+            asked = await call.http.get(path, headers=browser)
+            assert asked.status_code == 401
+            assert "name=token" in asked.text, "a person gets a field for it"
+            assert "form-action 'self'" in asked.headers["content-security-policy"]
+        assert (
+            (await call.http.get("/v1/jobs", headers=browser))
+            .json()["error"]
+            .startswith("the token is missing")
+        )
         assert (await call.http.get(f"/v1/jobs?token={TOKEN}")).status_code == 401, "for pages alone"
         assert "href='jobs/j/?token=" in (await call.http.get(f"/?token={TOKEN}")).text
         assert "<title>Paceline" in (await call.http.get(f"/jobs/j/?token={TOKEN}")).text

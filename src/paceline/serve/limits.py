@@ -14,6 +14,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline.serve import tokens
+from paceline.serve.page import asks_token
 
 BODY_BYTES = 256 * 1024
 HEADER_BYTES = 64 * 1024
@@ -24,6 +25,17 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+FORM = [  # headers of the page that asks for the token
+    (
+        b"content-security-policy",
+        b"default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    ),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+]
 
 
 class Bounded:
@@ -42,6 +54,9 @@ class Bounded:
         headers = dict(scope["headers"])
         if not self._admitted(scope, headers):
             challenge = [(b"www-authenticate", b"Bearer")]
+            if scope["method"] == "GET" and _page(scope) and b"text/html" in headers.get(b"accept", b""):
+                await refuse(send, 401, "", [*challenge, *FORM], asks_token())
+                return
             await refuse(
                 send,
                 401,
@@ -94,10 +109,15 @@ class Bounded:
         if scheme.lower() == b"bearer" and tokens.matches(given.strip().decode("latin-1"), self.token):
             return True
         # A browser sends no such header: for its pages the token stands in their address.
-        if scope["path"] != "/" and not scope["path"].startswith("/jobs/"):
+        if not _page(scope):
             return False
         query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
         return tokens.matches(query.get("token", [""])[0], self.token)
+
+
+def _page(scope: Message) -> bool:
+    """Whether it is one of the pages for people."""
+    return bool(scope["path"] == "/" or scope["path"].startswith("/jobs/"))
 
 
 def _local(host: bytes) -> bool:
@@ -123,15 +143,18 @@ async def _whole(receive: Receive) -> bytes | None:
 
 
 async def refuse(
-    send: Send, status: int, sentence: str, headers: list[tuple[bytes, bytes]] | None = None
+    send: Send, status: int, sentence: str, headers: list[tuple[bytes, bytes]] | None = None, html: str = ""
 ) -> None:
-    """Answer with an error, and close the connection: what the client may still be sending is not read."""
-    body = json.dumps({"error": sentence}).encode()
+    """Answer with an error, and close the connection: what the client may still be sending is not read.
+
+    html: a page for people, instead of the sentence.
+    """
+    body = html.encode() if html else json.dumps({"error": sentence}).encode()
     start = {
         "type": "http.response.start",
         "status": status,
         "headers": [
-            (b"content-type", b"application/json"),
+            (b"content-type", b"text/html; charset=utf-8" if html else b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
             *(headers or []),

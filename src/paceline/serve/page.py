@@ -30,6 +30,18 @@ def page(description: dict[str, Any]) -> str:
     )
 
 
+def asks_token() -> str:
+    """HTML with a field for the token, for a browser that came without; it puts the token into the address."""
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<meta name=referrer content=no-referrer><title>Paceline</title><style>{STYLE}</style><main>"
+        "<h1>This service asks for its token</h1><form method=get><p><label>Token "
+        "<input type=password name=token required autofocus autocomplete=current-password></label> "
+        "<button>Open</button></p></form><p>It was printed when the service began, or is kept in its directory. "
+        "Programs send it as <code>Authorization: Bearer TOKEN</code>.</p></main></html>"
+    )
+
+
 def index(jobs: list[str], query: str) -> str:
     """HTML with a link to each job's live page; query: what follows "?" in the address, the token among it."""
     after = f"?{escape(query)}" if query else ""
