@@ -72,7 +72,7 @@ def test_a_mutilated_run_makes_a_report_or_a_sentence(tmp_path_factory, data):
         try:
             found = read(folder)
             report.render(found)
-            json.dumps(list(trace._events(found)), allow_nan=False)
+            json.dumps(list(trace._events(found, 1, "run")), allow_nan=False)
             answer = of_run(found, ["level", "auto"])
         except PacelineError as refused:
             assert str(folder) in str(refused)  # noqa: PT017

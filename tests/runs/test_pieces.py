@@ -53,7 +53,7 @@ def test_the_findings_say_what_was_chosen_and_why(tmp_path):
 def test_the_trace_shows_each_piece(tmp_path):
     path = trace.write(record(tmp_path / "run", [0.5]))
     events = json.loads(path.read_text())["traceEvents"]
-    pieces = [e for e in events if e["name"].startswith("piece") and e["pid"] == 0]
+    pieces = [e for e in events if e["name"].startswith("piece") and e["tid"] == trace.thread(0) + 1]
     assert [(e["ts"], e["dur"], e["args"]["samples"]) for e in pieces] == [
         (0, 500_000, 4),
         (500_000, 300_000, 3),

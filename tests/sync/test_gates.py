@@ -171,7 +171,7 @@ def test_ssp_never_lets_anybody_run_further_ahead(order, s):
 @pytest.mark.parametrize(
     ("text", "mode", "says"),
     [
-        ("bspp", "push-wait", "expected one of asp, bsp, lsp, ssp"),
+        ("bspp", "push-wait", r"did you mean bsp\? Expected one of asp, bsp, lsp, ssp"),
         ("ssp:-1", "push-wait", "staleness=-1: expected 0"),
         ("ssp:x", "push-wait", "staleness=x: expected a whole number"),
         ("lsp:9:5", "push-wait", "group=9: expected 1 to the number of workers, 4"),
