@@ -211,7 +211,7 @@ class Balancer:
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
         if not moved:
             self._fit = overheads.update(self._fit, ran, seconds, known)
-        overhead = known + np.nan_to_num(self._fit.overhead)
+        overhead = known + np.where(np.isnan(self._fit.overhead), 0.0, self._fit.overhead)
         batch = float(ran.sum())
         return Round(ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces)
 
