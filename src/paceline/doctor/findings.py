@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.doctor import sentences as say
+from paceline.doctor.collections import collections
 from paceline.doctor.phases import Phase
 from paceline.doctor.script import DEFAULTS, diff
 from paceline.doctor.spent import Loop, Spent, loop, slow, spent
@@ -51,6 +52,7 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     said = [
         *say.who(run, slowest, idle),
         *why,
+        *collections(run),
         *lost,
         say.cost(figures, answer.blame, idle),
         *say.exchange(figures, form),

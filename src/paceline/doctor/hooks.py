@@ -21,7 +21,7 @@ class Step(NamedTuple):
     forward passes were given. fetches, backwards, exchanges: batches from a DataLoader, backward passes, and those
     among them that ended in an all-reduce. elements: of the first tensors that the forward passes were given;
     squares:
-    the same times how many each sample has."""
+    the same times how many each sample has. collecting: seconds of Python's garbage collections."""
 
     seconds: list[float]
     samples: int
@@ -30,6 +30,7 @@ class Step(NamedTuple):
     exchanges: int
     elements: int
     squares: int
+    collecting: float
 
 
 class Hooks:
@@ -44,11 +45,13 @@ class Hooks:
         self.phases = Phases(self._clock)
         self.loader: dict[str, Any] | None = None  # what feeds the training: see ``watches.loader_of``
         self._newest: dict[str, Any] | None = None
-        self._closed: list[tuple[list[tuple[Any, Phase]], tuple[int, ...]]] = []
+        self._closed: list[tuple[list[tuple[Any, Phase]], tuple[Any, ...]]] = []
         self._before = Phase.PREPARE  # the phase that a fetch or a move interrupted
         self._forward = self._ready = self._reduced = False
         self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
+        self._collections = watches.Collections()
         self._handles: list[Any] = [
+            self._collections,
             model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
             model.register_forward_hook(self._on_forwarded),
             torch.autograd.graph.register_multi_grad_hook(parameters, self._on_gradients),
@@ -149,7 +152,7 @@ class Hooks:
         self._on_reduced()
         counts = (
             *(self._samples, self._fetched, self._backwards, self._exchanges),
-            *(self._elements, self._squares),
+            *(self._elements, self._squares, self._collections.taken()),
         )
         self._closed.append((self.phases.close(), counts))
         self.phases.enter(Phase.PREPARE)

@@ -31,7 +31,7 @@ from paceline.runs import Run
 WARM_UP = 2  # steps that are left out: allocations, DDP's first buckets
 FIRST_REPORT = 10  # steps after which the ranks report first; then after twice as many, and so on
 LAST_WAIT = 10.0  # seconds that rank 0 waits for the last report of the others
-COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares")
+COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
 FIELDS = len(Phase) + len(COUNTS)  # of a step: seconds of each phase, and the counts
 
 Done = Callable[[Run], None]
@@ -155,6 +155,7 @@ class Probe:
                 phases={phase.name: spent[phase] for phase in Phase},
                 counts=dict(zip(COUNTS[1:4], counts[1:4], strict=True)),
                 parts=counts[[4, 5, 2]].T,
+                collecting=counts[6],
                 loop=told if step == len(rows) - 1 else None,
             )
         self._written = max(self._written, len(rows))

@@ -7,7 +7,9 @@ back. Only the thread that made the watch counts: a loader's own threads fetch a
 from __future__ import annotations
 
 import functools
+import gc
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -67,6 +69,32 @@ class Watch:
                 delattr(self._owner, self._name)
             else:
                 setattr(self._owner, self._name, self._method)
+
+
+class Collections:
+    """Python's garbage collections in the thread that made it, until ``remove``."""
+
+    def __init__(self) -> None:
+        self._thread, self._began, self._seconds = threading.get_ident(), 0.0, 0.0
+        gc.callbacks.append(self._told)
+
+    def taken(self) -> float:
+        """Seconds since this was asked last."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def remove(self) -> None:
+        """Watch no more."""
+        if self._told in gc.callbacks:
+            gc.callbacks.remove(self._told)
+
+    def _told(self, phase: str, _: dict[str, int]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if phase == "start":
+            self._began = time.perf_counter()
+        else:
+            self._seconds += time.perf_counter() - self._began
 
 
 def fetches(begins: Told, ends: Told) -> list[Watch]:

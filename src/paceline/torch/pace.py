@@ -34,6 +34,7 @@ from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch import options as allowed
 from paceline.torch import peers
+from paceline.torch.collecting import Collecting
 from paceline.torch.elastic.link import Link, company
 from paceline.torch.elastic.member import Mended
 from paceline.torch.elastic.parallel import Elastic
@@ -106,6 +107,8 @@ class Pace:
         module; the script is started by ``python -m paceline.torch.guard``. Call ``pace.register(optimizer, ...)``
         before the loop.
     on_members: called on this rank with each change of members, as a ``Mended``.
+    collect_every: Python's garbage collector no longer runs by itself, but after every so manyth round, on all ranks
+        together: a pause that one rank takes is one that all others wait for.
 
     Construct and use it alike on all ranks; a rank that differs is named in a PacelineError.
     """
@@ -133,7 +136,10 @@ class Pace:
         on_nan: OnNan = "warn",
         elastic: bool = False,
         on_members: Callable[[Mended], None] | None = None,
+        collect_every: int | None = None,
     ) -> None:
+        if collect_every is not None:
+            allowed.whole("collect_every", collect_every, 1, 2**31)
         allowed.check_kinds(
             model,
             global_batch,
@@ -170,6 +176,7 @@ class Pace:
             in_step=self._parallel.in_step,
             loop=loop,
             elastic=elastic,
+            collect_every=collect_every,
         )
         self.policy = self.terms.policy
         self._loss = float("nan")
@@ -181,6 +188,10 @@ class Pace:
             self.turns: Turns = ElasticTurns(model, self._parallel, self.terms, listeners, on_nan, link, told)
         else:
             self.turns = Turns(model, self._parallel, self.terms, listeners, on_nan)
+        self._collecting = Collecting(collect_every) if collect_every is not None else None
+        if self._collecting is not None:
+            after = self._collecting.over
+            listeners.append(lambda result: after(result.step))
         self._recorder: RoundRecorder | None = None
         if record is not None:
             self._recorder = peers.on_rank_0(
@@ -506,6 +517,8 @@ class Pace:
 
     def detach(self) -> None:
         """Finish the record and let go of the model; the process group stays."""
+        if self._collecting is not None:
+            self._collecting.close()
         if self._recorder is not None:
             self._recorder.close()
             self._recorder = None

@@ -74,6 +74,7 @@ def agree(
     in_step: bool,
     loop: str,
     elastic: bool = False,
+    collect_every: int | None = None,
 ) -> Terms:
     """Check what a user chose, on this rank and against the others. Collective.
 
@@ -114,6 +115,7 @@ def agree(
             "loop": loop,
             "weigh": weigh,
             "deterministic": deterministic,
+            "collect_every": collect_every,
         },
         global_batch if micro_batch is None else micro_batch,
     )

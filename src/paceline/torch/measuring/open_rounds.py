@@ -45,6 +45,9 @@ class RoundResult(NamedTuple):
         math.nan
     )  # of the first optimizer's first group; NaN where pace.step did not step it
     costs: Array | None = None  # of each rank's part in mean samples, where the loader was given costs
+    parts: Array | None = (
+        None  # lengths, squared lengths and micro-batches that these are made of, shape (n, 3)
+    )
 
 
 class _Open(NamedTuple):
@@ -138,6 +141,7 @@ class OpenRounds:
             within=within,
             learning_rate=learning_rate,
             costs=None if plan.deal is None else plan.deal.costs,
+            parts=parts,
         )
         for listener in self.listeners:
             listener(result)

@@ -171,6 +171,7 @@ class RoundRecorder:
             shares=result.shares,
             loss=result.loss,
             **_pieces(result),
+            **({"parts": result.parts} if result.parts is not None else {}),
             **({"events": list(events)} if events else {}),
         )
 

@@ -1,0 +1,26 @@
+"""Python's garbage collections in the same rounds on all ranks: one pause that all take together, instead of one that
+each takes when its own count is full, while the others wait for it.
+"""
+
+from __future__ import annotations
+
+import gc
+
+
+class Collecting:
+    """Turns automatic collection off, and collects after every so manyth round, until ``close``."""
+
+    def __init__(self, every: int) -> None:
+        self._every, self._automatic = every, gc.isenabled()
+        gc.collect()
+        gc.disable()
+
+    def over(self, step: int) -> None:
+        """Round ``step`` is over on every rank, and the next has not begun."""
+        if (step + 1) % self._every == 0:
+            gc.collect()
+
+    def close(self) -> None:
+        """Collect by count again, where that was so before. Safe to call twice."""
+        if self._automatic:
+            gc.enable()

@@ -1,0 +1,51 @@
+"""Garbage is collected in the same rounds on all ranks, and by count again afterwards."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from paceline import PacelineError
+from paceline.torch import Pace
+from support.ranks import run_ranks
+
+
+def rounds(rank: int, ranks: int, every: int) -> list[int]:
+    """The rounds after which this rank collected, in 7 rounds."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    finished: list[int] = []
+    collected: list[int] = []
+
+    def watch(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            collected.append(len(finished) + 1)
+
+    pace = Pace(model, 8, collect_every=every, on_round=lambda result: finished.append(result.step))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert not gc.isenabled()
+    gc.callbacks.append(watch)
+    try:
+        for inputs, targets in pace.loader(
+            torch.utils.data.TensorDataset(torch.ones(56, 2), torch.ones(56, 1))
+        ):
+            pace.backward(((model(inputs) - targets) ** 2).mean())
+            pace.step(optimizer)
+    finally:
+        gc.callbacks.remove(watch)
+    pace.detach()
+    assert gc.isenabled()
+    return collected
+
+
+def test_all_ranks_collect_after_the_same_rounds() -> None:
+    first, second = run_ranks(2, rounds, 3)
+    assert first == second
+    assert len(first) == 2
+    assert first[1] - first[0] == 3
+
+
+def test_a_number_that_cannot_be_is_told() -> None:
+    with pytest.raises(PacelineError, match="collect_every=0"):
+        Pace(torch.nn.Linear(2, 1), 8, collect_every=0)
