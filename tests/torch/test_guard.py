@@ -45,7 +45,7 @@ def test_a_script_goes_on_without_its_worker(tmp_path: Path) -> None:
         [*command, str(script), str(tmp_path / "killed")], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    assert "worker 1 was killed by SIGKILL" in done.stderr
+    assert "paceline: worker 1 was killed by SIGKILL" in done.stderr
     killed = done.stdout.split()
     assert killed[:2] == ["end", "30"]
     command[4] = "1"  # one worker, whose marker is there already

@@ -19,6 +19,7 @@ from paceline.errors import PacelineError
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper
 from paceline.torch.elastic.membership import DEAD_SECONDS
+from paceline.torch.liveness.patience import last_words
 
 LOOK = 0.005  # seconds between two looks at the workers
 
@@ -83,12 +84,12 @@ def _watch(keeper: Keeper) -> int:
         for loss in keeper.look():
             ended |= loss.words == "ended"
             if loss.lost or loss.words == "left":
-                print(f"worker {loss.place} {loss.words}", file=sys.stderr, flush=True)
+                last_words(f"worker {loss.place} {loss.words}")
             if not began and loss.words != "left":  # all are needed to begin
                 return 0 if not loss.lost and not keeper.workers else 1
         time.sleep(LOOK)
     if not ended:
-        print("no worker is left; start the script again from its checkpoint", file=sys.stderr)
+        last_words("no worker is left; start the script again from its checkpoint")
     return 0 if ended else 1
 
 
