@@ -3,7 +3,7 @@
     python benchmarks/elastic.py [--pairs 20] [--ranks 2] [--model lenet5,wide]
 
 Blocks of plain DDP and of an elastic Pace under "equal" alternate in the same processes, each with its own model:
-LeNet-5 on 1,024 images a rank, or a perceptron of 25 million parameters on 64 samples a rank. Printed: the time
+LeNet-5 on 1,024 images a rank, or a perceptron of 27 million parameters on 64 samples a rank. Printed: the time
 of a step of each, and the median over pairs of their ratio with its quartiles; the same of the processor time of
 the first rank, all threads, which says more on a busy machine.
 """
