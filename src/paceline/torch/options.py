@@ -166,7 +166,9 @@ def check_pieces(
         )
 
 
-def check_elastic(*, loop: str, weigh: str, deterministic: bool, turns: int | None, record: Any) -> None:
+def check_elastic(
+    *, loop: str, weigh: str, deterministic: bool, turns: int | None, record: Any, sinks: Sequence[str]
+) -> None:
     """Raises PacelineError for what does not go together with ranks that may be lost or join."""
     wrong = (
         "a round whose rank is lost takes more turns than one on the others; use loop='round' and "
@@ -181,6 +183,8 @@ def check_elastic(*, loop: str, weigh: str, deterministic: bool, turns: int | No
         else "record= would end with the rank that writes it; take the rounds from on_round, or use "
         "paceline train --elastic, whose launcher writes the record"
         if record is not None
+        else "report_to= and metrics_port= would end with rank 0; use on_round"
+        if sinks
         else ""
     )
     if wrong:

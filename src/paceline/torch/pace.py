@@ -34,7 +34,6 @@ from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch import options as allowed
 from paceline.torch import peers
-from paceline.torch.collecting import Collecting
 from paceline.torch.elastic.link import Link, company
 from paceline.torch.elastic.member import Mended
 from paceline.torch.elastic.parallel import Elastic
@@ -53,9 +52,9 @@ from paceline.torch.liveness import patience
 from paceline.torch.liveness.lookout import lookout
 from paceline.torch.liveness.patience import OnMissed
 from paceline.torch.liveness.shutdown import leave
+from paceline.torch.measuring.audience import Audience
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
-from paceline.torch.measuring.outlets import Outlets, asked
-from paceline.torch.measuring.recorder import RoundRecorder, record_run
+from paceline.torch.measuring.outlets import asked
 from paceline.torch.options import Limits
 from paceline.torch.plan import Piece
 from paceline.torch.terms import agree
@@ -102,7 +101,6 @@ class Pace:
     on_nan: what to do when a loss is no number: "warn" (default), once; "raise" a PacelineError on every rank; or a
         function, called on every rank with (round, ranks). Losses that a loop under ``weigh="hook"`` keeps to itself
         are not seen.
-
     elastic: the run goes on when a rank is killed, freezes, leaves or joins; see docs/faults.md. The model is a plain
         module; the script is started by ``python -m paceline.torch.guard``. Call ``pace.register(optimizer, ...)``
         before the loop.
@@ -151,10 +149,11 @@ class Pace:
             record=record,
             on_round=on_round,
         )
+        sinks = asked(report_to, metrics_port)
         link: Link | None = None
         if elastic:
             allowed.check_elastic(
-                loop=loop, weigh=weigh, deterministic=deterministic, turns=turns, record=record
+                loop=loop, weigh=weigh, deterministic=deterministic, turns=turns, record=record, sinks=sinks
             )
             self._parallel: Parallel = unparalleled(model)
             link = company()
@@ -188,29 +187,8 @@ class Pace:
             self.turns: Turns = ElasticTurns(model, self._parallel, self.terms, listeners, on_nan, link, told)
         else:
             self.turns = Turns(model, self._parallel, self.terms, listeners, on_nan)
-        self._collecting = Collecting(collect_every) if collect_every is not None else None
-        if self._collecting is not None:
-            after = self._collecting.over
-            listeners.append(lambda result: after(result.step))
-        self._recorder: RoundRecorder | None = None
-        if record is not None:
-            self._recorder = peers.on_rank_0(
-                lambda: record_run(
-                    record, policy=self.policy, workers=self.ranks, global_batch=self.global_batch
-                )
-            )
-        if self._recorder is not None:
-            listeners.append(self._recorder.round)
-        self._outlets: Outlets | None = None
-        if sinks := asked(report_to, metrics_port):
-            if link is not None:
-                raise PacelineError(
-                    "elastic=True: report_to= and metrics_port= would end with rank 0; use on_round"
-                )
-            facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
-            self._outlets = peers.on_rank_0(lambda: Outlets(sinks, Path(record or "training"), facts))
-        if self._outlets is not None:
-            listeners.append(self._outlets.round)
+        facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
+        self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
         if link is None:  # last, since its threads run until it is closed
             self.turns.watch_over(lookout(on_missed, patience))
 
@@ -517,14 +495,7 @@ class Pace:
 
     def detach(self) -> None:
         """Finish the record and let go of the model; the process group stays."""
-        if self._collecting is not None:
-            self._collecting.close()
-        if self._recorder is not None:
-            self._recorder.close()
-            self._recorder = None
-        if self._outlets is not None:
-            self._outlets.close()
-            self._outlets = None
+        self._audience.close()
         for loader in self._loaders:
             loader.close()
         self.turns.close()

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import gc
 
+from paceline.torch.measuring.open_rounds import RoundResult
+
 
 class Collecting:
     """Turns automatic collection off, and collects after every so manyth round, until ``close``."""
@@ -15,9 +17,9 @@ class Collecting:
         gc.collect()
         gc.disable()
 
-    def over(self, step: int) -> None:
-        """Round ``step`` is over on every rank, and the next has not begun."""
-        if (step + 1) % self._every == 0:
+    def round(self, result: RoundResult) -> None:
+        """A round is over on every rank, and the next has not begun."""
+        if (result.step + 1) % self._every == 0:
             gc.collect()
 
     def close(self) -> None:

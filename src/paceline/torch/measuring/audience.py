@@ -1,0 +1,57 @@
+"""Who hears of each finished round, besides the policy and the user's own function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.torch import peers
+from paceline.torch.measuring.collecting import Collecting
+from paceline.torch.measuring.open_rounds import RoundResult
+from paceline.torch.measuring.outlets import Outlets
+from paceline.torch.measuring.recorder import record_run
+
+
+class _Hearer(Protocol):
+    def round(self, result: RoundResult) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Audience:
+    """The run's record and sinks, on rank 0; the garbage collector, on all ranks. ``Pace`` says what they are given.
+
+    listeners: the list to which each of them adds its function. facts: policy, workers and global batch of the run.
+    Collective. Raises PacelineError, on every rank, where a record or a sink cannot be begun.
+    """
+
+    def __init__(
+        self,
+        listeners: list[Callable[[RoundResult], None]],
+        facts: dict[str, Any],
+        *,
+        record: str | Path | None,
+        sinks: Sequence[str],
+        collect_every: int | None,
+    ) -> None:
+        self._hearers: list[_Hearer] = []
+        self._listeners = listeners
+        if record is not None:
+            self._add(peers.on_rank_0(lambda: record_run(record, **facts)))
+        if sinks:
+            self._add(peers.on_rank_0(lambda: Outlets(sinks, Path(record or "training"), facts)))
+        if collect_every is not None:  # last: it changes the process, and the others may be refused
+            self._add(Collecting(collect_every))
+
+    def _add(self, hearer: _Hearer | None) -> None:
+        """Nobody, where it is another rank's."""
+        if hearer is not None:
+            self._hearers.append(hearer)
+            self._listeners.append(hearer.round)
+
+    def close(self) -> None:
+        """Finish the record, send what is held, and collect by count again. Safe to call twice."""
+        hearers, self._hearers = self._hearers, []
+        for hearer in hearers:
+            hearer.close()
