@@ -42,8 +42,8 @@ class Rows(torch.utils.data.Dataset):
         return self.x[index], self.y[index]
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
+def network(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
     ).double()
@@ -85,7 +85,7 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
 
     try:
         nap = options.get("nap", 0.0) * options.get("slow", [1] * where.places)[where.place]
-        model = network()
+        model = network(where.ident)  # all begin with what worker 0 has
         optimizer, scheduler = optimizers(model)
         pace = Pace(
             model,
@@ -243,18 +243,23 @@ FOR_EVER = 10**9  # rounds, for ``faults``, which ends the run
 
 
 def faults(out: Path, kinds: list[str], many: int, gap: float, seed: int = 0) -> Plan:
-    """The run ends some rounds after the last of
-    ``many`` faults at random moments, each of one of these kinds, the next when the members are all there again."""
+    """The run ends some rounds after the last of ``many`` faults at random moments, each of one of these kinds.
+
+    Two at most are under way at once, and none where somebody has not taken over the model yet: a run of which nobody
+    is left who has it ends."""
     chance, state = random.Random(seed), {"next": 0.0}
 
     def plan(keeper: Keeper, told: Told, newest: int) -> None:
         members = keeper.membership.members
         now = time.monotonic()
+        there = {member.ident for member in members}
         whole = len(members) == keeper._places and newest >= 2
+        under_way = len({fault.who for fault in told.faults} & there)
         if whole and len(told.faults) >= many and not (out / "last").exists():
             (out / "part").write_text(str(newest + 100))
             (out / "part").rename(out / "last")
-        if not whole or len(told.faults) >= many:
+        begun = {who for who, lines in told.lines.items() if any(line["kind"] == "joined" for line in lines)}
+        if not whole or len(told.faults) >= many or under_way > 1 or not there <= begun:
             state["next"] = now + gap * chance.random()
             return
         if now < state["next"]:

@@ -14,8 +14,9 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
 from paceline.torch.elastic import meter, note, orphans
+from paceline.torch.elastic.keeper import Keeper
 from support import elastic_jobs
-from support.elastic_jobs import FOR_EVER, Told, alone, faults, run
+from support.elastic_jobs import FOR_EVER, Told, alone, faults, hit, run
 
 pytestmark = pytest.mark.xdist_group("elastic")
 
@@ -48,9 +49,38 @@ def test_nothing_happens(tmp_path: Path) -> None:
 
 def test_sixty_faults(tmp_path: Path) -> None:
     plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 60, 0.05, seed=1)
-    told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, dead=0.5, slow=[1, 2, 1, 1])
+    told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, dead=1.0, slow=[1, 2, 1, 1])
     check(told)
     assert len(told.faults) == 60
+
+
+def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
+    """One is killed, and the other freezes before the one that joins has the model: nothing begins from the start."""
+
+    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+        if not told.faults and newest >= 3:
+            hit(keeper, told, "kill", 1)
+        elif len(told.faults) == 1 and 2 in {member.ident for member in keeper.membership.members}:
+            hit(keeper, told, "freeze", 0)
+
+    told = run(tmp_path, 2, FOR_EVER, plan, restarts=5, nap=2e-3)
+    assert [who for who, _ in told.of("crash")] == [2]
+    assert "every rank that had the model was lost" in told.of("crash")[0][1]["words"]
+    assert not told.of("end")
+    assert {who for who, _ in told.of("round")} == {0, 1}
+
+
+def test_all_are_lost_at_once(tmp_path: Path) -> None:
+    """The run ends, and waits for nobody."""
+
+    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+        if not told.faults and newest >= 3:
+            for who in (0, 1):
+                hit(keeper, told, "kill", who)
+
+    told = run(tmp_path, 2, FOR_EVER, plan, restarts=5, nap=1e-3, seconds=60.0)
+    assert not told.of("end")
+    assert {who for who, _ in told.of("round")} == {0, 1}
 
 
 def options(**changed: Any) -> dict[str, Any]:

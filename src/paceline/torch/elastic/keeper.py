@@ -62,7 +62,9 @@ class Keeper:
         self.restarts = restarts
         self._start, self._host, self._places, self._dead = start, host, places, dead
         self._fenced: set[int] = set()
-        self._ends = False  # a worker has ended in good order, and the others will
+        self._ends = (
+            False  # no more workers are started: those who take part come to their end, or none is left
+        )
         self._next = 0
         for place in range(places):
             self.start(place)
@@ -87,6 +89,7 @@ class Keeper:
             ident: status for ident, worker in self.workers.items() if (status := worker.status()) is not None
         }
         frozen = self.membership.look(ends)
+        self._ends |= self.running and not self.membership.members  # nobody is left who has the model
         for ident in frozen:
             self._fenced.add(ident)
             self.workers[ident].kill()
@@ -122,7 +125,7 @@ class Keeper:
         self.workers = {}
 
     def _dismiss(self) -> None:
-        """The run is over for the members: nobody hands anything over to who has not joined yet."""
+        """Nobody hands anything over any more to those who have not joined yet."""
         members = {member.ident for member in self.membership.members}
         for ident in [ident for ident in self.workers if ident not in members]:
             if self.membership.workers.pop(ident, None) is not None:

@@ -105,7 +105,13 @@ class Link:
 
     def entered(self, number: int) -> None:
         """This worker runs rounds in this generation."""
+        self.post("begun")
         self._call("add", f"entered/{number}", 1)
+
+    @property
+    def begun(self) -> bool:
+        """Whether anybody has run rounds before."""
+        return self.posted("begun")
 
     def lost_since(self, number: int) -> bool:
         """Whether somebody was lost after this generation was made."""

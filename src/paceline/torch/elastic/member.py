@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.errors import WorkerError
 from paceline.torch.elastic import group as transport
 from paceline.torch.elastic import handover, note
 from paceline.torch.elastic.buckets import Buckets
@@ -59,6 +60,7 @@ class Member:
         self._buckets = Buckets(parameters)
         self._generation: Generation | None = None
         self._group: Group | None = None
+        self._has = False  # what the others have: the model and all that goes with it
         self._switch = False  # the members change before the next round
         self._step = FRESH  # running round, or the next to begin; so many are complete
         self._within = False  # a round is running, and not complete
@@ -248,6 +250,7 @@ class Member:
                 break
             self._link.broken(number)
         self._generation, self._group, self._switch = coming, group, False
+        self._has = True
         self._link.entered(number)
         took = time.perf_counter() - began
         _log.info("generation %d of places %s after %.3f s", number, coming.places, took)
@@ -256,6 +259,7 @@ class Member:
     def _word(self) -> dict[str, Any]:
         last = self._last_note
         return {
+            "has": self._has,
             "done": self._step,
             "ran": self._ran,
             "within": self._within,
@@ -266,17 +270,26 @@ class Member:
     def _take_over(
         self, group: Group, idents: list[int], words: dict[int, dict[str, Any]], lost: Callable[[], bool]
     ) -> bool:
-        """Bring all members to the newest round, and divide what of it nobody has run; False where one is lost."""
-        done = max(word["done"] for word in words.values())
-        up = [ident for ident in idents if words[ident]["done"] == done]
+        """Bring all members to the newest round, and divide what of it nobody has run; False where one is lost.
+
+        Raises WorkerError where nobody is left of those who had the model."""
+        having = [ident for ident in idents if words[ident]["has"]]
+        if not having:
+            if self._link.begun:
+                raise WorkerError(
+                    "every rank that had the model was lost before another had taken it over; start the run again "
+                    "from its checkpoint"
+                )
+            having = idents[:1]  # the run begins with what the first of them has
+        done = max(words[ident]["done"] for ident in having)
+        up = [ident for ident in having if words[ident]["done"] == done]
         packed = None
         if len(up) < len(idents):
             mine = self._given.pack() if self._link.ident == up[0] else None
             packed = handover.send(group, mine, idents.index(up[0]), lost)
             if packed is None:
                 return False
-        behind = self._step < done
-        if packed is not None and behind:
+        if packed is not None and self._link.ident not in up:
             self._catch_up(packed, done, words[up[0]]["note"])
         running = [words[ident] for ident in up if words[ident]["within"]]
         self._parts = None
