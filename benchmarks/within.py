@@ -14,21 +14,16 @@ expected, the later ones can).
 
 --workers, --only and --policy choose (repeat for several), --all adds every other policy; --round-seconds sets the
 batch such that the best round takes so long. About 30 minutes as it stands. With
---virtual, instead, a minute: the same questions on the virtual clock. With --compute, 2 minutes: real computation
-on two ranks, each on a core of its own, one of which it shares with a neighbour that comes and goes.
+--virtual, instead, a minute: the same questions on the virtual clock. Ranks that compute are in compute.py.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import tempfile
-import time
-from typing import Any
 
 import numpy as np
 import throughput
-from scaffold import command_line, join
+from scaffold import command_line
 
 from paceline import policies
 from paceline.simulate.bound import share_of_the_bound
@@ -123,102 +118,6 @@ def virtual() -> str:
     return "\n".join(lines)
 
 
-def neighbour(core: int) -> None:
-    """Keeps a core busy for a while, leaves it, and comes back."""
-    os.sched_setaffinity(0, {core})
-    rng = np.random.default_rng(4)
-    while True:
-        until = time.perf_counter() + rng.uniform(0.5, 2.0)
-        while time.perf_counter() < until:
-            pass
-        time.sleep(rng.uniform(0.5, 2.0))
-
-
-def computing_rank(rank: int, directory: str, ways: list[str], epochs: int, pipe: Any) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-
-    from paceline.torch import Pace, leave
-
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
-    join(rank, 2, directory)
-    torch.manual_seed(0)
-    batch, rounds = 512, 10
-    inputs, labels = torch.randn(batch * rounds, 512), torch.randint(10, (batch * rounds,))
-    loss_of = nn.CrossEntropyLoss()
-    models = {
-        way: DistributedDataParallel(nn.Sequential(nn.Linear(512, 4096), nn.ReLU(), nn.Linear(4096, 10)))
-        for way in ways
-    }
-    optimizers = {way: torch.optim.SGD(model.parameters(), lr=0.01) for way, model in models.items()}
-    paces = {way: Pace(models[way], batch, way, loop="pieces") for way in ways if not way.startswith("plain")}
-    loaders = {
-        way: pace.loader(throughput.Batched(inputs, labels), collate_fn=lambda got: got)
-        for way, pace in paces.items()
-    }
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(epochs):  # in turn, so that the neighbour disturbs all alike
-        for way in ways:
-            model, optimizer = models[way], optimizers[way]
-            dist.barrier()
-            began = time.perf_counter()
-            if way in paces:
-                for x, y in loaders[way]:
-                    paces[way].backward(loss_of(model(x), y))
-                    paces[way].step(optimizer)
-            else:
-                for start in range(rank * batch // 2, len(inputs), batch):
-                    chosen = slice(start, start + batch // 2)
-                    loss_of(model(inputs[chosen]), labels[chosen]).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-            seconds[way].append(time.perf_counter() - began)
-    if rank == 0:
-        pipe.send(seconds)
-    for way, model in models.items():
-        if way in paces:
-            paces[way].detach()
-        model.reducer = None  # type: ignore[assignment]
-    leave()
-
-
-def computing(ways: list[str], epochs: int) -> str:
-    os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        return "real computation beside a neighbour: needs two cores"
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=False)
-    beside = context.Process(target=neighbour, args=(cores[1],), daemon=True)
-    with tempfile.TemporaryDirectory() as directory:
-        ranks = [
-            context.Process(target=computing_rank, args=(rank, directory, ways, epochs, theirs))
-            for rank in (0, 1)
-        ]
-        for process in (beside, *ranks):
-            process.start()
-        try:
-            if not ours.poll(300):
-                raise SystemExit("a rank has failed; see above")
-            seconds = ours.recv()
-            for process in ranks:
-                process.join()
-        finally:
-            for process in (beside, *ranks):
-                process.kill()
-    lines = [
-        f"\ncomputing: 2 ranks on a core each, one shared with a neighbour that comes and goes, {epochs} epochs",
-        f"{'':34}{'s an epoch':>11}{'slowest':>9}{'of ' + ways[0]:>22}",
-    ]
-    for way in ways:
-        took = np.array(seconds[way][1:])
-        whole = took.sum() / np.sum(seconds[ways[0]][1:])
-        lines.append(f"{way:34}{took.mean():11.2f}{took.max():9.2f}{whole:22.3f}")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--workers", type=int, action="append", choices=(3, 4, 6))
@@ -229,12 +128,7 @@ def main() -> None:
     parser.add_argument("--round-seconds", type=float, default=1024 / 3000)  # a batch of 768 for 3 workers
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--virtual", action="store_true", help="on the virtual clock")
-    parser.add_argument("--compute", action="store_true", help="real computation beside a busy neighbour")
-    parser.add_argument("--epochs", type=int, default=12, help="of --compute")
     options = parser.parse_args()
-    if options.compute:
-        print(computing(list(options.policy or ("plain DDP, equal", *WAYS[2:])), options.epochs))
-        return
     if options.virtual:
         print(virtual())
         return

@@ -52,7 +52,7 @@ def main(seconds: int) -> int:
                     str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(config), "run",
                     f"{service.url}/openapi.json", "--max-time", str(seconds), "--checks", "all",
                     "--header", f"Authorization: Bearer {TOKEN}", "--suppress-health-check", "all",
-                    "--warnings", "off", "--seed", "0", "--request-timeout", "30",
+                    "--warnings", "off", "--seed", "0", "--request-timeout", "30", "--max-response-time", "30",
                 ],
                 env=os.environ | {"SCHEMATHESIS_HOOKS": "support.fuzz", "PYTHONPATH": str(Path(__file__).parents[1])},
                 cwd=scratch,
