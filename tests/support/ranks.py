@@ -96,7 +96,7 @@ def _life(
     try:
         store = dist.FileStore(os.path.join(directory, "store"), ranks)
         dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=240)
+            "gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
         )
         pipe.send(("done", job(rank, ranks, *arguments)))
     except BaseException:

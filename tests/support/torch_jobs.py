@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import random
 import signal
@@ -173,6 +174,7 @@ def _indices_case(
     assert pace.rounds == 2 * rounds
     assert all(torch.isfinite(p).all() for p in model.parameters())
     pace.detach()
+    assert not multiprocessing.active_children()  # the loader's processes have ended with it
     return epochs
 
 

@@ -80,10 +80,10 @@ class Beside:
             generator=torch.Generator(),  # of its own: the user's numbers shall not depend on who claims
             **{name: options[name] for name in TAKEN_OVER if name in options},
         )
-        self._loaded = iter(loader)
+        self._loaded: Iterator[Any] = iter(loader)
         self._turn = 0  # the loader hands its tasks round, and keeps their order
         self._counts: deque[int] = deque()  # parts of each turn that has begun
-        self.close = weakref.finalize(self, _send_home, self._queues)
+        self._home = weakref.finalize(self, _send_home, self._queues)
 
     def begin(self, turns: list[Indices]) -> None:
         for turn in turns:
@@ -102,6 +102,10 @@ class Beside:
         while self._counts:
             for _ in range(self._counts.popleft()):
                 next(self._loaded)
+
+    def close(self) -> None:
+        self._home()
+        self._loaded = iter(())  # ends the processes now, see ``BalancedLoader.end``
 
 
 class _Asked(IterableDataset):

@@ -145,6 +145,9 @@ class BalancedLoader:
 
     def end(self) -> None:
         self._length = None
+        # Its processes end here. Left to the garbage collector, each of them is waited for by seconds: the queue by
+        # which it would be told is collected first.
+        self._source = iter(())
 
     def more(self) -> bool:
         return self._turns.progress.samples_done < self.samples

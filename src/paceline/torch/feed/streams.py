@@ -135,6 +135,7 @@ class StreamLoader:
     def close(self) -> None:
         """No more rounds."""
         self._exchange.close()
+        self._source = None  # whose processes end here, see ``BalancedLoader.end``
 
     # -- what Turns ask of a Source ----------------------------------------------------------------------------
 
