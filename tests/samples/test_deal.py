@@ -83,6 +83,25 @@ def test_a_fixed_number_of_turns_is_taken_by_everybody(padded: bool, turns: int)
     check(dealt, lengths, model, Room(0, 60))
 
 
+@settings(max_examples=100, deadline=None)
+@given(rounds(), st.sampled_from([2, 3]), st.sampled_from([None, 1, 2, 7]))
+def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(given: tuple, floor: int, turns: int) -> None:
+    lengths, model, pace, overhead, room = given
+    if len(lengths) < floor:
+        return
+    if turns is None:
+        micro = None if room.micro_batch is None else max(room.micro_batch, 2 * floor - 1)
+        budget = None if room.budget is None else max(room.budget, (2 * floor - 1) * lengths.max())
+        room = Room(0, len(lengths), micro, budget, in_step=room.in_step, floor=floor)
+    else:
+        room = Room(0, len(lengths), turns=turns, floor=floor)
+    dealt = deal(lengths, model, pace, overhead, room)
+    check(dealt, lengths, model, room)
+    for sizes in dealt.sizes:
+        assert np.all((sizes == 0) | (sizes >= floor)), sizes
+        assert turns is None or len(sizes) == turns
+
+
 def test_batch_norm_gets_two_samples_or_none() -> None:
     lengths = np.array([100.0, 1, 1, 1])
     dealt = deal(lengths, CostModel(1.0), np.ones(3), room=Room(floor=2))

@@ -21,7 +21,7 @@ from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.samples.cost import CostModel, batch_parts, cost_of
 from paceline.samples.divide import longest_first
-from paceline.samples.padded import Limits, sorted_runs
+from paceline.samples.padded import Limits, Runs, sorted_runs
 
 __all__ = ["Deal", "Room", "deal"]
 
@@ -58,7 +58,8 @@ class Deal:
     order: positions among the round's samples, worker after worker, each one's micro-batches one after the other,
     (B,). loads: samples of each worker, (n,). sizes: samples of each micro-batch, for each worker; 0 for an empty
     turn. parts: (n, 3): lengths, squared lengths (padded where the model is) and launches of each worker. costs:
-    of each worker, (n,), in mean samples, with padding and known launches.
+    of each worker, (n,), in mean samples, with padding and known launches. lengths: of the samples in ``order``,
+    (B,). model: by which they were dealt.
     """
 
     order: Counts
@@ -66,6 +67,8 @@ class Deal:
     sizes: tuple[Counts, ...]
     parts: Array
     costs: Array
+    lengths: Array
+    model: CostModel
 
     @cached_property
     def starts(self) -> Counts:
@@ -127,19 +130,49 @@ def deal(
         order, loads, sizes = _padded(lengths, model, pace, overhead, limits, room)
     else:
         order, loads, sizes = _unpadded(lengths, model, pace, overhead, limits, room)
-    starts = np.cumsum(loads) - loads
+    sizes = [at_least(each, room.floor) for each in sizes]
     turns = room.turns
     if room.in_step:
         turns = max(len(each) for each in sizes)
     if turns is not None:
-        sizes = [_split(each, turns) for each in sizes]
+        sizes = [_split(each, turns, room.floor) for each in sizes]
+    return dealt(order, lengths[order], loads, sizes, model)
+
+
+def dealt(order: Counts, lengths: Array, loads: Counts, sizes: list[Counts], model: CostModel) -> Deal:
+    """The deal of samples that stand in this ``order`` with these ``lengths``, (B,), in micro-batches of ``sizes``.
+
+    What follows the workers' samples is nobody's yet.
+    """
+    starts = np.cumsum(loads) - loads
     parts = np.array(
         [
-            batch_parts(lengths[order[start : start + load]], each[each > 0], model.padded)
+            batch_parts(lengths[start : start + load], each[each > 0], model.padded)
             for start, load, each in zip(starts, loads, sizes, strict=True)
         ]
     )
-    return Deal(order, loads, tuple(sizes), parts, cost_of(model, parts))
+    return Deal(order, loads, tuple(sizes), parts, cost_of(model, parts), lengths, model)
+
+
+def at_least(sizes: Counts, floor: int) -> Counts:
+    """The same samples in micro-batches of at least ``floor`` each: a smaller one takes from the next, or joins it.
+
+    What is joined has at most 2 floor - 1 samples."""
+    cuts: list[int] = sizes.tolist()
+    at = 0
+    while floor > 1 and at < len(cuts) and len(cuts) > 1:
+        owed = floor - cuts[at]
+        if owed <= 0:
+            at += 1
+            continue
+        first = min(at, len(cuts) - 2)  # of the two that share their samples
+        both = cuts[first] + cuts[first + 1]
+        if both < 2 * floor:
+            cuts[first : first + 2] = [both]
+        else:
+            cuts[first : first + 2] = [floor, both - floor] if first == at else [both - floor, floor]
+        at = first
+    return np.array(cuts, np.int64)
 
 
 def _unpadded(
@@ -197,12 +230,32 @@ def _padded(
             )
         launch = max(2 * launch, 1e-3 * float(costs.sum()) / len(pace))
         runs = sorted_runs(costs, ordered, launch, pace, overhead, limits)
+    runs = _no_lone_run(runs, limits.most, room.floor)
     loads, start = runs.loads, 0
     runs_of: list[Counts] = [np.zeros(0, np.int64)] * len(pace)
     for worker in runs.workers.tolist():
         runs_of[worker] = order[start : start + loads[worker]]
         start += int(loads[worker])
     return np.concatenate(runs_of), loads, runs.sizes
+
+
+def _no_lone_run(runs: Runs, most: Counts, floor: int) -> Runs:
+    """Workers with fewer samples than the floor hand theirs to a neighbour along the sorted samples, who has room."""
+    loads, sizes = runs.loads.copy(), list(runs.sizes)
+    for lone in np.flatnonzero((loads > 0) & (loads < floor)).tolist():
+        if not 0 < loads[lone] < floor:
+            continue  # it has taken another's
+        others = [worker for worker in runs.workers.tolist() if loads[worker] or worker == lone]
+        at = others.index(lone)
+        for to in (at - 1, at + 1):
+            if 0 <= to < len(others) and loads[others[to]] + loads[lone] <= most[others[to]]:
+                taker = others[to]
+                pair = (taker, lone) if to < at else (lone, taker)
+                sizes[taker] = np.concatenate([sizes[worker] for worker in pair])
+                loads[taker] += loads[lone]
+                loads[lone], sizes[lone] = 0, np.zeros(0, np.int64)
+                break
+    return Runs(loads, runs.workers, sizes)
 
 
 def _at_least(who: Counts, costs: Array, pace: Array, overhead: Array, most: Counts, floor: int) -> Counts:
@@ -224,10 +277,11 @@ def _at_least(who: Counts, costs: Array, pace: Array, overhead: Array, most: Cou
     return who
 
 
-def _split(sizes: Counts, turns: int) -> Counts:
-    """The same samples in exactly so many turns: the largest micro-batches are halved, and what is left is empty."""
+def _split(sizes: Counts, turns: int, floor: int = 1) -> Counts:
+    """The same samples in exactly so many turns: the largest micro-batches are halved as long as both halves have
+    ``floor`` samples, and what is left is empty."""
     cuts = sizes.tolist()
-    while len(cuts) < turns and max(cuts, default=0) > 1:
+    while len(cuts) < turns and max(cuts, default=0) >= 2 * floor:
         largest = cuts.index(max(cuts))
         half = cuts[largest] // 2
         cuts[largest : largest + 1] = [cuts[largest] - half, half]

@@ -95,10 +95,13 @@ def check_loop(loop: str, deterministic: bool) -> None:
         )
 
 
-def check_dealt(budget: Any, longest: float, *, quantum: int, cell: int, turns: int | None) -> None:
+def check_dealt(
+    budget: Any, longest: float, *, quantum: int, cell: int, turns: int | None, floor: int = 1
+) -> None:
     """Raises PacelineError where rounds cannot be divided by cost, or not with this budget of a micro-batch.
 
     longest: length of the longest sample. turns: of every rank in every round, None where that is its own affair.
+    floor: samples that a micro-batch needs.
     """
     if cell or quantum > 1:
         wrong = "deterministic=True" if cell else f"quantum={quantum}"
@@ -112,6 +115,11 @@ def check_dealt(budget: Any, longest: float, *, quantum: int, cell: int, turns: 
         raise PacelineError(
             f"micro_batch_cost={short(budget)}: expected a number of at least {longest:g}, the cost of the "
             "longest sample"
+        )
+    if budget < (2 * floor - 1) * longest:
+        raise PacelineError(
+            f"micro_batch_cost={short(budget)}: the model has batch norm, which needs {floor} samples in every "
+            f"micro-batch; expected at least {(2 * floor - 1) * longest:g}, {2 * floor - 1} times the longest sample"
         )
     if turns is not None:
         raise PacelineError(

@@ -33,6 +33,7 @@ class Dealer:
             quantum=terms.quantum,
             cell=terms.cell,
             turns=terms.fixed_turns,
+            floor=terms.floor,
         )
         self._terms, self._costs, self._padded = terms, costs, padded
         self._room = Room(
