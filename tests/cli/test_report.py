@@ -74,3 +74,10 @@ def test_nothing_is_written_when_one_is_no_run(make, tmp_path):
     assert not (tmp_path / "compare.html").exists()
     with pytest.raises(PacelineError, match="cannot write"):
         call(good, "--out", str(tmp_path / "no" / "page.html"))
+
+
+def test_an_unknown_sink_is_refused_before_anything_is_written(make, tmp_path):
+    run = make("equal")
+    with pytest.raises(PacelineError, match="sink 'nosuch' is unknown"):
+        call(run, "--to", "tensorboard", "--to", "nosuch")
+    assert not (tmp_path / "equal" / "report.html").exists()

@@ -67,6 +67,8 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
             ["--micro-batch", "2", "--model", "resnet18"],
             "micro-batch=2: expected at least 3: resnet18 has batch",
         ),
+        (["--max-restarts", "2"], "--max-restarts says what --elastic does with lost workers"),
+        (["--dead-after", "2"], "--dead-after says what --elastic does with lost workers"),
         (["--port", "-1"], "--port -1: expected 0 to 65535"),
         (["--port", "99999"], "--port 99999: expected 0 to 65535"),
         (["--json", "/"], "cannot write /: it is a directory"),

@@ -58,7 +58,12 @@ def test_a_script_goes_on_without_its_worker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["nothing.py"], "nothing.py does not exist"), (["--workers", "0", "nothing.py"], "at least 1")],
+    [
+        ([], "arguments are required: script"),
+        (["nothing.py"], "nothing.py does not exist"),
+        (["--workers", "0", "nothing.py"], "at least 1"),
+        (["--workers", "x", "nothing.py"], "invalid int value: 'x'"),
+    ],
 )
 def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     from paceline.torch import guard
@@ -66,4 +71,7 @@ def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.C
     with pytest.raises(SystemExit) as ended:
         guard.main(arguments)
     assert ended.value.code == 2
-    assert words in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.startswith("paceline: ")
+    assert said.count("\n") == 1

@@ -46,7 +46,9 @@ def command(
 ) -> None:
     """Say what happened in a run, and rebuild its report.html and trace.json; several runs are compared."""
     records = [read(path) for path in runs]
-    pages = [report.render(run) for run in records]  # all are sound before anything is written
+    # All runs and all sinks are sound before anything is written.
+    pages = [report.render(run) for run in records]
+    opened = sinks.opened(records, to or [])
     summaries = [summarize(run) for run in records]
     console = Console(stderr=json_ == "-")
     if len(records) == 1:
@@ -62,9 +64,8 @@ def command(
     for run in records:
         trace.write(run)
     console.print(f"Report: {page}", soft_wrap=True, highlight=False)
-    for run in records if to else ():
-        for text in to or ():
-            console.print(f"Sent to {sinks.write(run, text)}", soft_wrap=True, highlight=False, markup=False)
+    for run, sink in opened:
+        console.print(f"Sent to {sinks.send(run, sink)}", soft_wrap=True, highlight=False, markup=False)
     if json_ is not None:
         write_text(json_, json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2))
 

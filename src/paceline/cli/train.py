@@ -112,12 +112,18 @@ def command(
         ),
     ] = False,
     max_restarts: Annotated[
-        int, typer.Option(help="Workers started in place of lost ones.", rich_help_panel=LOST)
-    ] = 3,
+        int | None,
+        typer.Option(
+            help="With --elastic: workers started in place of lost ones; default 3.", rich_help_panel=LOST
+        ),
+    ] = None,
     dead_after: Annotated[
-        float,
-        typer.Option(help="Seconds without a sign of life until one counts as lost.", rich_help_panel=LOST),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            help="With --elastic: seconds without a sign of life until a worker counts as lost; default 1.",
+            rich_help_panel=LOST,
+        ),
+    ] = None,
     engine: Annotated[
         str, typer.Option(help="torch (DDP), or ray (a parameter server).", rich_help_panel=RAY)
     ] = "torch",
@@ -152,6 +158,11 @@ def command(
     if resume is not None and (compare is not None or out is not None):
         raise PacelineError(
             "--resume goes on with one run in its own directory; leave out --compare and --out"
+        )
+    if not elastic and (max_restarts is not None or dead_after is not None):
+        option = "--max-restarts" if max_restarts is not None else "--dead-after"
+        raise PacelineError(
+            f"{option} says what --elastic does with lost workers; add --elastic, or leave it out"
         )
     if policy is None:
         policy = "level" if engine == "ray" else "auto"
@@ -195,8 +206,8 @@ def command(
         address=address,
         patience=patience,
         elastic=elastic,
-        max_restarts=max_restarts,
-        dead_after=dead_after,
+        max_restarts=TrainConfig.max_restarts if max_restarts is None else max_restarts,
+        dead_after=TrainConfig.dead_after if dead_after is None else dead_after,
     )
     # The other ranks under torchrun have nothing to write: they end at once, even where they wait for others.
     with interrupts.heard(beginning.leads()) as interrupted:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from paceline.errors import PacelineError
 from paceline.torch.elastic.generation import Where
@@ -39,9 +40,16 @@ class _Process:
         self._process.wait()
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one sentence what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"paceline: {message}; see {self.prog} --help\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; its exit status: 0 where a worker came to the end."""
-    parser = argparse.ArgumentParser("python -m paceline.torch.guard", description=__doc__.splitlines()[0])
+    parser = _Parser("python -m paceline.torch.guard", description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=2, help="how many")
     parser.add_argument("--max-restarts", type=int, default=3, help="workers started in place of lost ones")
     parser.add_argument(

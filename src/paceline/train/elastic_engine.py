@@ -6,18 +6,12 @@ import signal
 import time
 from pathlib import Path
 
-import torch
-from torch import nn
-
-from paceline.data import datasets
-from paceline.learners import models
-from paceline.torch import peers
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.member import Mended
 from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.pace import Pace
-from paceline.train import contents, slowdown, torch_engine
+from paceline.train import contents, torch_engine
 from paceline.train.config import TrainConfig
 from paceline.train.torch_engine import Emit
 
@@ -31,13 +25,7 @@ def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool, link: Li
     emit: takes each finished round ("round"), each change of members ("members"), and at the end the accuracy
     ("judged"), as dicts; all members tell of the rounds, one of the accuracy.
     """
-    torch.manual_seed(config.seed)
-    data = datasets.load(config.data)
-    model = models.create(config.model, data.shape, data.classes)
-    loss_of = nn.CrossEntropyLoss()
-    timed, equal = torch_engine.trial(model, loss_of, data), max(1, config.global_batch // config.workers)
-    slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    data, model, loss_of, slowed, optimizer = torch_engine.prepared(config)
     last, guard = config.rounds(len(data.x_train)), torch_engine.Guard()
 
     def told(mended: Mended) -> None:

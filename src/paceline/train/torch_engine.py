@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -51,6 +51,16 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return torch.from_numpy(images), torch.from_numpy(self._data.y_train[indices])
 
 
+class Prepared(NamedTuple):
+    """slowed: seconds to sleep, as ``slowdown.create`` makes it; None where nothing is slowed down."""
+
+    data: Data
+    model: nn.Module
+    loss_of: nn.Module
+    slowed: slowdown.Slowdown | None
+    optimizer: torch.optim.Optimizer
+
+
 def as_it_stands(batch: Any) -> Any:
     """The collate function of data sets that make whole batches themselves."""
     return batch
@@ -66,15 +76,8 @@ def train(
     resume: go on from the run directory's checkpoint (from the beginning where there is none yet).
     """
     rank, ranks = peers.rank(), peers.ranks()
-    torch.manual_seed(config.seed)
-    data = datasets.load(config.data)
-    model = models.create(config.model, data.shape, data.classes)
-    loss_of = nn.CrossEntropyLoss()
-    timed, equal = trial(model, loss_of, data), max(1, config.global_batch // config.workers)
-    # All ranks are timed at once.
-    slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
+    data, model, loss_of, slowed, optimizer = prepared(config)
     ddp = DistributedDataParallel(model) if ranks > 1 else model
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=config.lr, momentum=config.momentum)
     guard = Guard()
     pace = Pace(
         ddp,
@@ -132,6 +135,19 @@ def train(
         if record is None:
             return None
         return record.close(test_accuracy=right, run_dir=str(run_dir))
+
+
+def prepared(config: TrainConfig) -> Prepared:
+    """What a worker trains with, alike on all of them."""
+    torch.manual_seed(config.seed)
+    data = datasets.load(config.data)
+    model = models.create(config.model, data.shape, data.classes)
+    loss_of = nn.CrossEntropyLoss()
+    timed, equal = trial(model, loss_of, data), max(1, config.global_batch // config.workers)
+    # All ranks are timed at once.
+    slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    return Prepared(data, model, loss_of, slowed, optimizer)
 
 
 class Guard:

@@ -8,11 +8,12 @@ A sink is asked for by its name, with options as ``name:key=value,...``. Each ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline import options
+from paceline.errors import PacelineError
 from paceline.runs.run import Run
 from paceline.runs.sinks.mlflow import MLflow
 from paceline.runs.sinks.prometheus import Prometheus
@@ -41,9 +42,27 @@ def create(text: str, place: Path, config: Mapping[str, Any]) -> Sink:
     return options.build(SINKS, text, "sink", place=place, config=dict(config))
 
 
+def opened(runs: Sequence[Run], texts: Sequence[str]) -> list[tuple[Run, Sink]]:
+    """Every run with each sink that the texts ask for; where one cannot be had, the others are closed again."""
+    pairs: list[tuple[Run, Sink]] = []
+    try:
+        for run in runs:
+            for text in texts:
+                pairs.append((run, create(text, run.path, run.config)))
+    except PacelineError:
+        for _, sink in pairs:
+            sink.close()
+        raise
+    return pairs
+
+
 def write(run: Run, text: str) -> str:
     """Send a whole record to a sink; where it went, in words."""
-    sink = create(text, run.path, run.config)
+    return send(run, create(text, run.path, run.config))
+
+
+def send(run: Run, sink: Sink) -> str:
+    """Send a whole record to an open sink, and close it; where it went, in words."""
     try:
         for t in range(len(run.round)):
             sink.round(
