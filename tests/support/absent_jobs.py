@@ -17,7 +17,7 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
 from paceline.torch.liveness import patience
 from paceline.torch.liveness.patience import Missing
-from paceline.torch.measuring.exchange import StoreExchange
+from paceline.torch.measuring.exchange import MeshExchange
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 ROW = np.dtype([("told", "f8"), ("more", "f8")])
@@ -103,7 +103,7 @@ def limits_of_waiting(rank: int, ranks: int) -> tuple[float, list[str]]:
     for longer than that."""
     sentences = []
     for seconds, hindrance in ((0.5, time.sleep), (0.5, stop)):
-        exchange = StoreExchange(ROW, timeout=seconds)
+        exchange = MeshExchange(ROW, timeout=seconds)
         exchange.send(7, np.ones((), ROW))
         dist.barrier()
         if rank == 0:
@@ -111,12 +111,12 @@ def limits_of_waiting(rank: int, ranks: int) -> tuple[float, list[str]]:
         else:
             time.sleep(0.2)
             try:
-                exchange.receive(7 if hindrance is stop else 8)
+                exchange.receive(8)
             except WorkerError as error:
                 sentences.append(str(error))
         dist.barrier()
         exchange.abandon()
-    exchange = StoreExchange(ROW)
+    exchange = MeshExchange(ROW)
     exchange.send(0, np.array((rank, 1.0), ROW))
     assert exchange.receive(0)["told"].tolist() == [0.0, 1.0]
     if rank == 0:

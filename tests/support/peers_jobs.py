@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
+import socket
 import time
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
-from paceline.torch.measuring import exchange, piece_reports
+from paceline.torch.measuring import exchange, mesh, piece_reports
 from paceline.torch.measuring.meter import ROW_WITH_PIECES
 
 
@@ -54,7 +56,7 @@ def own_store(timeout: float) -> str:
 def exchanged(rank: int, ranks: int) -> dict[str, list[dict[str, Any]]]:
     """What this rank receives of all ranks' reports by either exchange; rank r has run r + 1 pieces."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for kind in (exchange.StoreExchange(ROW_WITH_PIECES), exchange.GroupExchange(ROW_WITH_PIECES, ranks)):
+    for kind in (exchange.MeshExchange(ROW_WITH_PIECES), exchange.GroupExchange(ROW_WITH_PIECES, ranks)):
         row = np.zeros((), ROW_WITH_PIECES)
         row["step"], row["seconds"] = 7, rank / 2
         numbers = piece_reports.report(range(1, rank + 2), [1.0] * (rank + 1), 1e-3)
@@ -68,3 +70,74 @@ def exchanged(rank: int, ranks: int) -> dict[str, list[dict[str, Any]]]:
         ]
         kind.close()
     return found
+
+
+PAIR = np.dtype([("told", "f8"), ("more", "f8")])
+
+
+def hindered(rank: int, ranks: int) -> dict[str, Any]:
+    """What 3 ranks receive where messages are left out, early, cut in two or missing, and a stranger calls first."""
+    meet = mesh._meet
+
+    def called_on(doors: list[Any], listener: socket.socket, *others: Any) -> None:
+        with socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1 and more than a greeting")
+            meet(doors, listener, *others)
+
+    mesh._meet = called_on
+    kind, found = exchange.MeshExchange(PAIR), {}
+
+    def told(step: int) -> list[float]:
+        return kind.receive(step)["told"].tolist()
+
+    def send(step: int) -> None:
+        kind.send(step, np.array((10.0 * step + rank, 0.0), PAIR))
+
+    send(3)  # a round that all leave
+    send(4)
+    found["left"] = told(4)
+    dist.barrier()
+    send(5)
+    if rank == 1:
+        send(6)  # before the others ask for round 5
+    dist.barrier()
+    found["early"] = [told(5)]
+    if rank != 1:
+        send(6)
+    found["early"].append(told(6))
+    dist.barrier()
+    if rank == 1:
+        kind._own[7 % exchange.SLOTS] = np.array((71.0, 0.0), PAIR).tobytes()
+        message = exchange.STEP.pack(7) + kind._own[7 % exchange.SLOTS]
+        for part in (message[:5], message[5:]):
+            for other in kind._others.values():
+                other.send(part)
+            time.sleep(0.1)
+    else:
+        send(7)
+    found["cut"] = told(7)
+    if (child := os.fork()) == 0:  # a loader's process that ends
+        kind.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    send(8)
+    if rank == 2:
+        found["gone"] = told(8)
+        kind.close()
+        return found
+    time.sleep(0.2)  # the other has closed by now, and what it sent is still there
+    found["gone"] = told(8)
+    send(9)
+    try:
+        told(9)
+    except WorkerError as error:
+        found["missing"] = str(error)
+    return found
+
+
+def cut_off(rank: int, ranks: int) -> str:
+    """How the ranks tell each other where rank 0 cannot be called on."""
+    mesh.meet = functools.partial(mesh.meet, 0.5)  # type: ignore[assignment]
+    if rank == 0:
+        mesh._own_address = lambda: "192.0.2.1"  # kept for documentation: nobody is there
+    return type(exchange.connect(PAIR)).__name__

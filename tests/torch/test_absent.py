@@ -60,10 +60,10 @@ def test_reports_are_waited_for_as_long_as_the_process_group_waits() -> None:
     (waits, none), (_, (late, stopped)) = run_ranks(2, jobs.limits_of_waiting)
     assert waits == 60, "what run_ranks gives its group"
     assert none == []
-    assert late.startswith(
-        "rank 0 has not told of its round 1 s after rank 1 did, as long as the process group"
-    )
-    assert stopped.startswith("rank 0 has not answered rank 1 for 0 s, as long as the process group waits")
+    for sentence in (late, stopped):
+        assert sentence.startswith(
+            "rank 0 has not told of its round 1 s after rank 1 did, as long as the process group"
+        )
 
 
 @pytest.mark.parametrize(

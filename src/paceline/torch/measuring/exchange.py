@@ -1,9 +1,9 @@
 """How the ranks' measurements travel: a few numbers a round, beside the gradients.
 
 ``send`` is called when a rank's gradients are ready, before its last bucket is reduced; ``receive`` after the
-step. By then every rank has sent (its gradients could not have arrived otherwise), so nobody waits. A
-key-value store is quicker than a collective while the ranks are few (measured with 4 ranks beside a gradient
-all-reduce: 0.4 ms against 2.5 ms); a collective carries on where one store would become the bottleneck.
+step. By then every rank has sent (its gradients could not have arrived otherwise), so nobody waits. While the ranks
+are few, each tells every other by a connection of their own, which costs two system calls; a collective carries on
+where these would be many, or cannot be made.
 
 What travels is a row of numbers with names: a structured dtype whose fields are all float64, so that it is one array
 of them on its way. Each exchange is made for one such dtype.
@@ -14,8 +14,12 @@ as the process group waits in a collective.
 
 from __future__ import annotations
 
-import contextlib
+import logging
+import os
+import socket
+import struct
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Protocol
@@ -25,16 +29,16 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from paceline.errors import WorkerError
+from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
 from paceline.torch import peers
-from paceline.torch.liveness.calls import Calls
+from paceline.torch.measuring import mesh
 
-STORE_RANKS = 32  # above this many ranks the store's one server would see n * n requests a round
-CONNECT_SECONDS = 60.0  # to reach the store
-CLOSING_SECONDS = 5.0  # how long rank 0 waits at the end for a rank that may have died
-SLOTS = 4  # rounds whose keys may be alive at once; keys are reused, so that the store does not grow
-GONE = "rank 0 has left the run, look there for the reason"
+_log = logging.getLogger(__name__)
+MESH_RANKS = 32  # above this many ranks each would have to tell too many others by itself
+SLOTS = 4  # rounds of which a rank may have told and not yet asked
+LOOK_SECONDS = 0.05  # between two looks whether a rank that is waited for was lost
+STEP = struct.Struct("<d")  # before each row: the round that it is of
 
 
 Rows = NDArray[np.void]  # of a structured dtype
@@ -61,7 +65,7 @@ class Exchange(Protocol):
         ...
 
     def close(self) -> None:
-        """The last round has been received; wait until that is so on the other ranks, too."""
+        """The last round has been received."""
         ...
 
     def abandon(self) -> None:
@@ -88,86 +92,113 @@ class Alone:
         pass
 
 
-class StoreExchange:
-    """Through a TCPStore of its own, which rank 0 hosts for as long as the run lasts.
+class MeshExchange:
+    """Through a connection from every rank to every other. Constructing it is collective.
 
-    dtype: of a row. timeout: seconds to wait for a late rank, and for an answer of a rank 0 that may be stopped.
+    dtype: of a row. timeout: seconds to wait for a late rank.
+    Raises PacelineError, on every rank, where one cannot be reached.
     """
 
     def __init__(self, dtype: np.dtype[np.void], timeout: float | None = None) -> None:
-        self._rank, self._ranks = peers.rank(), peers.ranks()
+        self._rank = peers.rank()
         self._timeout = peers.timeout() if timeout is None else timeout
-        self._dtype = dtype
-        nothing = self._message(-1, np.zeros((), dtype))
-        # Every key is there from the beginning: an answer never waits for a rank, which no deadline could end.
-        first = {f"{rank}/{slot}": nothing for rank in range(self._ranks) for slot in range(SLOTS)}
-        self._store: dist.TCPStore | None = peers.own_store(CONNECT_SECONDS, first)
-        self._calls = Calls("exchange")
+        self._dtype, self._size = dtype, STEP.size + dtype.itemsize
+        self._others = mesh.meet()
+        self._held = dict.fromkeys(self._others, b"")  # what came of a later message, or of a part of one
+        self._own = [b""] * SLOTS
+        self._end = weakref.finalize(self, mesh.part, self._others, os.getpid())
 
     def send(self, step: int, row: Rows) -> None:
-        assert self._store is not None
-        message = self._message(step, row)
-        try:
-            self._store.set(f"{self._rank}/{step % SLOTS}", message)  # type: ignore[arg-type]  # bytes are what it keeps
-        except dist.DistError as error:
-            raise WorkerError(f"rank {self._rank} cannot tell its speed: {GONE}") from error
+        self._own[step % SLOTS] = own = row.tobytes()
+        message = STEP.pack(step) + own
+        for rank, other in self._others.items():
+            try:
+                sent = other.send(message)
+            except BlockingIOError:
+                sent = 0
+            except OSError:  # it has left, of which ``receive`` tells
+                continue
+            if sent < len(message):
+                self._send_rest(rank, other, message[sent:])
 
     def receive(self, step: int, lost: Lost = nobody) -> Rows:
-        assert self._store is not None
-        keys = [f"{rank}/{step % SLOTS}" for rank in range(self._ranks)]
+        head, size, rows = STEP.pack(step), self._size, []
+        for rank, other in self._others.items():
+            if self._held[rank]:
+                message = b""
+            else:
+                try:
+                    message = other.recv(size)
+                except OSError:
+                    message = b""
+            if not (len(message) == size and message.startswith(head)):
+                message = self._wait(rank, step, message, lost)
+            rows.append(message[STEP.size :])
+        rows.insert(self._rank, self._own[step % SLOTS])
+        return np.frombuffer(bytearray().join(rows), self._dtype)
+
+    def close(self) -> None:
+        """Nobody need be waited for: what was sent is on its way."""
+        self._end()
+
+    abandon = close
+
+    def _wait(self, rank: int, step: int, message: bytes, lost: Lost) -> bytes:
+        """The rank's message of round ``step``, of which this part is here."""
         began = time.monotonic()
+        message = self._held[rank] + message
         while True:
-            messages = np.frombuffer(b"".join(self._ask(keys))).reshape(self._ranks, -1)
-            late = np.flatnonzero(messages[:, 0] != step)
-            if not late.size:
-                return _named(messages[:, 1:].copy(), self._dtype)
+            while len(message) >= self._size and STEP.unpack_from(message)[0] < step:
+                message = message[self._size :]  # of a round that was left
+            self._held[rank] = message
+            if len(message) >= self._size and STEP.unpack_from(message)[0] == step:
+                self._held[rank] = message[self._size :]
+                return message[: self._size]
             if (error := lost()) is not None:
                 raise error
             waited = time.monotonic() - began
             if waited > self._timeout:
                 raise WorkerError(
-                    f"rank {late[0]} has not told of its round {waited:.0f} s after rank {self._rank} did, as long "
+                    f"rank {rank} has not told of its round {waited:.0f} s after rank {self._rank} did, as long "
                     "as the process group waits; expected every rank to take the same rounds: look at that rank for "
                     "what holds it up, and check that all ranks iterate the same loader"
                 )
-            # A rank whose hook did not fire sends right after its backward; on a device one may be minutes late.
-            time.sleep(min(max(0.0005, waited / 20), 0.05))
+            if len(message) < self._size:
+                mesh.wait_for(self._others[rank], min(self._timeout - waited, LOOK_SECONDS))
+                message += self._more(rank, self._size - len(message))
+            else:  # it is further, and will not tell of this round any more
+                time.sleep(LOOK_SECONDS)
 
-    def _message(self, step: int, row: Rows) -> bytes:
-        return np.float64(step).tobytes() + row.tobytes()
-
-    def abandon(self) -> None:
-        """There is nothing more to tell the others; they need not be waited for."""
-        self._store = None
-        self._calls.close()
-
-    def close(self) -> None:
-        if self._store is None:
-            return
-        with contextlib.suppress(RuntimeError, TimeoutError):  # rank 0 is gone already, or does not answer
-            self._calls.within(CLOSING_SECONDS + 1, self._leave, self._store)
-        self.abandon()
-
-    def _leave(self, store: dist.TCPStore) -> None:
-        store.add("closed", 1)
-        deadline = time.monotonic() + CLOSING_SECONDS
-        # The store lives in rank 0, and a slower rank may still be reading its last round from it.
-        while self._rank == 0 and store.add("closed", 0) < self._ranks and time.monotonic() < deadline:
-            time.sleep(0.001)
-
-    def _ask(self, keys: list[str]) -> list[bytes]:
-        assert self._store is not None
+    def _more(self, rank: int, size: int) -> bytes:
         try:
-            if self._rank == 0:  # the store is in this very process, and cannot be stopped alone
-                return self._store.multi_get(keys)
-            return self._calls.within(self._timeout, self._store.multi_get, keys)
-        except dist.DistError as error:
-            raise WorkerError(f"rank {self._rank} got no answer after its round: {GONE}") from error
+            more = self._others[rank].recv(size)
+        except BlockingIOError:
+            return b""
+        except OSError as error:
+            raise self._left(rank) from dist.DistNetworkError(str(error))
+        if not more:
+            raise self._left(rank) from dist.DistNetworkError("the connection was closed")
+        return more
+
+    def _left(self, rank: int) -> WorkerError:
+        return WorkerError(
+            f"rank {self._rank} got no answer after its round: rank {rank} has left the run, look there for "
+            "the reason"
+        )
+
+    def _send_rest(self, rank: int, other: socket.socket, message: bytes) -> None:
+        """The system's buffers are full: the other rank has not read for long."""
+        other.settimeout(self._timeout)
+        try:
+            other.sendall(message)
         except TimeoutError:
             raise WorkerError(
-                f"rank 0 has not answered rank {self._rank} for {self._timeout:.0f} s, as long as the process group "
-                "waits; it may be stopped or cut off: end the run and go on from the last checkpoint"
+                f"rank {rank} has not read for {self._timeout:.0f} s what rank {self._rank} told, as long as the "
+                "process group waits; it may be stopped or cut off: end the run and go on from the last checkpoint"
             ) from None
+        except OSError:  # it has left, of which ``receive`` tells
+            return
+        other.setblocking(False)
 
 
 class GroupExchange:
@@ -205,4 +236,9 @@ def connect(dtype: np.dtype[np.void]) -> Exchange:
     ranks = peers.ranks()
     if ranks == 1:
         return Alone()
-    return StoreExchange(dtype) if ranks <= STORE_RANKS else GroupExchange(dtype, ranks)
+    if ranks <= MESH_RANKS:
+        try:
+            return MeshExchange(dtype)
+        except PacelineError as error:
+            _log.warning("the ranks tell their speeds by collectives, which takes longer: %s", error)
+    return GroupExchange(dtype, ranks)
