@@ -6,6 +6,9 @@ jobs or unequal workers. "together": all in the same instant, as balanced worker
 1,000 requests, and the last one waits for all others. "waiting": as together, and every answer waits for the next
 part, which is planned when the last report is in: from when that was sent to when a worker has its part.
 
+"bare": as together, from an application without any job that only reads each report and sends an answer of the same
+size: what the server under the service, and these clients beside it, take by themselves.
+
 CPU: of the service, of one core. lost: answered reports that it did not count. killed, same: after each, the
 service is killed (SIGKILL) and started again; answered reports that it then no longer counts, and whether workers
 are told the same part as before. back: seconds until it answers again, the start of Python included.
@@ -19,10 +22,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -34,7 +39,7 @@ from typing import Any
 from scaffold import command_line
 
 TOKEN = "benchmark-token-0123456789"
-MODES = ("spread", "together", "waiting")
+MODES = ("spread", "together", "waiting", "bare")
 
 
 class Connection(asyncio.Protocol):
@@ -125,6 +130,36 @@ def serve(directory: Path, options: list[str]) -> tuple[subprocess.Popen[str], i
     return process, int(line.split(" at ")[1].split()[0].rsplit(":", 1)[1])
 
 
+async def bare(scope: Any, receive: Any, send: Any) -> None:
+    """Answers each request of a worker at once, and knows nothing of it."""
+    if scope["type"] != "http":
+        return
+    body = (await receive()).get("body", b"")
+    report = json.loads(body) if body else {}
+    part = {"round": report.get("round", 0), "samples": 64, "offset": 0, "batch": 64, "weight": 0.5}
+    joins, asks = scope["path"].endswith("/workers"), scope["method"] == "GET"
+    said = json.dumps(
+        part if joins or asks else {"round": part["round"], "next": part, "waiting": ""}
+    ).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(said)).encode())]
+    await send({"type": "http.response.start", "status": 201 if joins else 200, "headers": headers})
+    await send({"type": "http.response.body", "body": said})
+
+
+def serve_bare() -> tuple[subprocess.Popen[str], int]:
+    """The bare application in a process of its own, and its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([sys.executable, __file__, "--bare", str(port)], text=True)
+    until = time.time() + 30
+    while time.time() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return process, port
+        time.sleep(0.05)
+    raise SystemExit("the bare application did not start")
+
+
 def read(port: int, path: str, secret: str = "") -> Any:
     """One answer."""
     headers = {"Authorization": f"Bearer {TOKEN}", "X-Worker-Secret": secret}
@@ -140,7 +175,7 @@ def measure(mode: str, given: argparse.Namespace) -> None:
         options = ["--batch", str(64 * n), "--workers", str(n)]
         options += [] if mode == "waiting" else ["--at-once"]
         options += ["--sync"] if given.sync else []
-        service, port = serve(Path(scratch), options)
+        service, port = serve_bare() if mode == "bare" else serve(Path(scratch), options)
         try:
             start = time.time() + 3.0 + n / 300
             cuts = [n * k // given.processes for k in range(given.processes + 1)]
@@ -158,20 +193,14 @@ def measure(mode: str, given: argparse.Namespace) -> None:
             results = [json.loads(each.communicate()[0]) for each in clients]
             used = Path(f"/proc/{service.pid}/stat").read_text().split()
             cpu_seconds = (int(used[13]) + int(used[14])) / os.sysconf("SC_CLK_TCK")
-            parts = {name: part for each in results for name, part in each["parts"].items()}
-            counted = read(port, "")["reports"]
-            service.send_signal(signal.SIGKILL)
-            service.wait()
-            began = time.time()
-            service, port = serve(Path(scratch), options)
-            back = time.time() - began
-            after = read(port, "")["reports"]
-            names = list(parts)[:: max(len(parts) // 50, 1)]
-            same = all(
-                read(port, f"/workers/{name}/next?wait=0", f"secret-of-worker-{int(name[1:]):06d}")
-                == parts[name]
-                for name in names
-            )
+            ours = ""
+            if mode != "bare":
+                counted = read(port, "")["reports"]
+                service.send_signal(signal.SIGKILL)
+                service.wait()
+                began = time.time()
+                service, port = serve(Path(scratch), options)
+                ours = survived(port, results, counted, time.time() - began)
         finally:
             service.kill()
             service.wait()
@@ -183,10 +212,21 @@ def measure(mode: str, given: argparse.Namespace) -> None:
     )
     print(
         f"{mode:9s} {len(took):8,d} {took[len(took) // 2]:8.1f} {took[int(0.99 * len(took))]:8.1f} {took[-1]:8.1f} "
-        f"{100 * cpu_seconds / (given.seconds + 3):6.0f} % {len(took) - counted:6d} {counted - after:6d} "
-        f"{'yes' if same else 'NO':>6s} {back:7.1f}",
+        f"{100 * cpu_seconds / (given.seconds + 3):6.0f} % {ours}",
         flush=True,
     )
+
+
+def survived(port: int, results: list[Any], counted: int, back: float) -> str:
+    """What the service still knows after it was killed. counted: reports before."""
+    parts = {name: part for each in results for name, part in each["parts"].items()}
+    answered = sum(len(each["took"]) for each in results)
+    after = read(port, "")["reports"]
+    same = all(
+        read(port, f"/workers/{name}/next?wait=0", f"secret-of-worker-{int(name[1:]):06d}") == parts[name]
+        for name in list(parts)[:: max(len(parts) // 50, 1)]
+    )
+    return f"{answered - counted:6d} {counted - after:6d} {'yes' if same else 'NO':>6s} {back:7.1f}"
 
 
 def main() -> None:
@@ -198,11 +238,19 @@ def main() -> None:
     parser.add_argument("--sync", action="store_true", help="force each commit to the disk")
     parser.add_argument("--directory", help="where the service keeps its state; default: a temporary one")
     parser.add_argument("--client", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--bare", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.client:
         port, first, count, mode, start = given.client
         asyncio.run(
             client(int(port), int(first), int(count), given.workers, given.seconds, mode, float(start))
+        )
+        return
+    if given.bare:
+        import uvicorn
+
+        uvicorn.run(
+            bare, port=given.bare, access_log=False, log_level="warning", backlog=2048, timeout_keep_alive=75
         )
         return
     print(f"{given.workers:,} workers, a report each second of each, for {given.seconds} s; milliseconds.\n")

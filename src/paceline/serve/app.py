@@ -20,24 +20,23 @@ from starlette.exceptions import HTTPException
 import paceline
 from paceline.errors import PacelineError
 from paceline.live import app as live
-from paceline.serve import models
+from paceline.serve import models, quick
 from paceline.serve.limits import BODY_SECONDS, Bounded
 from paceline.serve.metrics import Metrics
 from paceline.serve.page import index, page
-from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound, NotStored, SetAside
+from paceline.serve.quick import MOST_WAIT, USUAL_WAIT, Quick
+from paceline.serve.refusals import status_of
 from paceline.serve.served import Served
 from paceline.serve.service import TICK, Service
 from paceline.serve.settings import Settings
 
 _log = logging.getLogger(__name__)
-STATUS = {NotFound: 404, Forbidden: 403, Conflict: 409, SetAside: 409, Gone: 410, NotStored: 507}
 PAGES = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
-MOST_WAIT = 60.0  # seconds that one request may wait for a plan
 SAID = {
     400: "The body is no JSON.",
     401: "The token is missing or wrong.",
@@ -135,6 +134,7 @@ def make(
     app.mount("/jobs/{job}", live(run_of, closed=lambda: service.stopping))
     for kind in (PacelineError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _refused)
+    app.add_middleware(Quick, service=service)  # innermost
     app.add_middleware(Bounded, token=token, seconds=body_seconds)
     app.add_middleware(_Timed, metrics=metrics)
     return app
@@ -196,16 +196,8 @@ def _workers(service: Service) -> APIRouter:
         job: Name, worker: Name, body: models.WorkerReport, secret: Secret, wait: Wait | None = None
     ) -> JSONResponse:
         """Report a round. With a wait, also ask for the next part: it comes along where it is planned by then."""
-        await service.report(job, worker, secret or "", body.report())
-        if wait is None:
-            return JSONResponse({"round": body.round, "next": None, "waiting": ""})
-        try:
-            part = await service.next(job, worker, secret or "", wait)
-        except NotStored as error:
-            part = str(error)  # the report is stored all the same
-        if isinstance(part, str):
-            return JSONResponse({"round": body.round, "next": None, "waiting": part})
-        return JSONResponse({"round": body.round, "next": part._asdict(), "waiting": ""})
+        status, said = await quick.report(service, job, worker, secret or "", body, wait)
+        return JSONResponse(said, status)
 
     @router.get(
         "/{worker}/next",
@@ -213,12 +205,10 @@ def _workers(service: Service) -> APIRouter:
         responses=said(403, 404, 409, 410, 507)
         | {202: {"model": models.Waiting, "description": "Not planned yet."}},
     )
-    async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = 30.0) -> JSONResponse:
+    async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
         """The worker's part of its next round: the same one until it is reported."""
-        part = await service.next(job, worker, secret or "", wait)
-        if isinstance(part, str):
-            return JSONResponse({"waiting": part}, 202)
-        return JSONResponse(part._asdict())
+        status, said = await quick.next_part(service, job, worker, secret or "", wait)
+        return JSONResponse(said, status)
 
     @router.delete("/{worker}", status_code=204, responses=said(403, 404, 409, 410, 507))
     async def leave(job: Name, worker: Name, secret: Secret) -> None:
@@ -266,7 +256,7 @@ def _refused(request: Request, error: Exception) -> Response:
             headers["Allow"] = ", ".join(_methods(request))
         sentence = f"{str(error.detail).lower()}: see /docs for what there is"
     elif isinstance(error, PacelineError):
-        status = next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)
+        status = status_of(error)
         sentence = str(error)
     return JSONResponse({"error": sentence}, status, headers)
 

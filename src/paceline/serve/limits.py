@@ -91,16 +91,8 @@ class Bounded:
                 send, 415, "the body is of another type: send the header Content-Type: application/json"
             )
             return
-        first = True
-
-        async def replay() -> Message:
-            nonlocal first
-            if first:
-                first = False
-                return {"type": "http.request", "body": body, "more_body": False}
-            return await receive()
-
-        await self.app(scope, replay, send)
+        whole = {"type": "http.request", "body": body, "more_body": False}
+        await self.app(scope, before(whole, receive), send)
 
     def _admitted(self, scope: Message, headers: dict[bytes, bytes]) -> bool:
         if self.token is None or scope["path"] in OPEN:
@@ -124,6 +116,20 @@ def _local(host: bytes) -> bool:
     """Whether a Host header names this machine, with or without a port."""
     name = host.rsplit(b":", 1)[0] if not host.endswith(b"]") else host
     return name.lower() in (b"localhost", b"127.0.0.1", b"[::1]")
+
+
+def before(message: Message, receive: Receive) -> Receive:
+    """This message, which was read already, then what follows."""
+    first = True
+
+    async def replay() -> Message:
+        nonlocal first
+        if first:
+            first = False
+            return message
+        return await receive()
+
+    return replay
 
 
 async def _whole(receive: Receive) -> bytes | None:

@@ -27,3 +27,11 @@ class NotStored(PacelineError):
 
 class SetAside(PacelineError):
     """The job cannot go on: what was stored of it is kept as it is, and no other job is concerned."""
+
+
+STATUS = {NotFound: 404, Forbidden: 403, Conflict: 409, SetAside: 409, Gone: 410, NotStored: 507}
+
+
+def status_of(error: PacelineError) -> int:
+    """The HTTP status of an answer that refuses."""
+    return next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)

@@ -1,0 +1,89 @@
+"""The two requests of every round are answered as FastAPI answers them, and in its place where they are right."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from paceline.serve import quick
+from support.calling import JOB, serving
+from support.served import TOKEN
+
+SECRETS = {name: f"the-secret-of-worker-{name}" for name in "ab"}
+REPORT = {"round": 0, "samples": 6, "seconds": 1.0}
+REQUESTS: list[tuple[str, str, Any, str]] = [  # method, path below the workers, body, secret
+    ("GET", "/a/next?wait=0", None, "a"),
+    ("GET", "/a/next?wait=0", None, "b"),
+    ("GET", "/a/next?wait=-1", None, "a"),
+    ("GET", "/a/next?wait=61", None, "a"),
+    ("GET", "/a/next?wait=nan", None, "a"),
+    ("GET", "/a/next?wait=0&wait=1", None, "a"),
+    ("GET", "/nobody/next?wait=0", None, "a"),
+    ("GET", "/.a/next?wait=0", None, "a"),
+    ("HEAD", "/a/next", None, "a"),
+    ("DELETE", "/a/next", None, "a"),
+    ("GET", "/a/reports", None, "a"),
+    ("POST", "/a/reports", REPORT | {"samples": -1}, "a"),
+    ("POST", "/a/reports", REPORT | {"samples": "6"}, "a"),
+    ("POST", "/a/reports", REPORT | {"samples": 6.0}, "a"),
+    ("POST", "/a/reports", REPORT | {"seconds": True}, "a"),
+    ("POST", "/a/reports", REPORT | {"more": 1}, "a"),
+    ("POST", "/a/reports", {"round": 0}, "a"),
+    ("POST", "/a/reports", [], "a"),
+    ("POST", "/a/reports", b'{"round": 0, "samples": 6, "seconds": NaN}', "a"),
+    ("POST", "/a/reports", b'{"round": 0, "samples": 6, "seconds": 1e999}', "a"),
+    ("POST", "/a/reports", b'{"round": 0, "samples": 6, "seconds": 1.0', "a"),
+    ("POST", "/a/reports", b"[" * 100_000, "a"),
+    ("POST", "/a/reports", b"\xff", "a"),
+    ("POST", "/a/reports", b"", "a"),
+    ("POST", "/a/reports", REPORT, "b"),
+    ("POST", "/a/reports", REPORT | {"round": 5}, "a"),
+    ("POST", "/a/reports?wait=x", REPORT, "a"),
+    ("POST", "/a/reports", REPORT, "a"),
+    ("POST", "/a/reports", REPORT, "a"),
+    ("POST", "/b/reports?wait=0", REPORT | {"cpu": 0.5, "memory": 1}, "b"),
+    ("GET", "/a/next", None, "a"),
+    ("GET", "/b/next?wait=0.5", None, "b"),
+]
+
+
+async def answers(directory: Path) -> list[tuple[int, str, Any]]:
+    """Status, type and body of the answer to each request, and what the service's metrics counted of them."""
+    found: list[tuple[int, str, Any]] = []
+    async with serving(directory) as call:
+        assert (await call.ask("PUT", "/jobs/j", JOB))[0] == 201
+        for name in "ab":
+            assert (await call.join(name, secret=SECRETS[name]))[0] == 201
+        for method, path, body, who in REQUESTS:
+            headers = {"X-Worker-Secret": SECRETS[who]}
+            status, said = await call.ask(method, f"/jobs/j/workers{path}", body, headers=headers)
+            found.append((status, f"{method} {path}", said))
+        counted = (await call.http.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})).text
+        found += [(0, line, None) for line in counted.splitlines() if "_count{route=" in line]
+    return found
+
+
+def test_answers_are_those_of_fastapi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(quick, "_PATH", re.compile("(?!)"))
+        slow = asyncio.run(answers(tmp_path / "slow"))
+    sent: list[int] = []
+    send = quick._send
+
+    async def noted(to: Any, status: int, said: dict[str, Any]) -> None:
+        sent.append(status)
+        await send(to, status, said)
+
+    monkeypatch.setattr(quick, "_send", noted)
+    assert asyncio.run(answers(tmp_path / "quick")) == slow
+    statuses = [status for status, *_ in slow]
+    assert {200, 400, 403, 404, 405, 409, 422} <= set(statuses)
+    assert sum("answer_seconds_count" in line for _, line, _ in slow) >= 3, "the metrics"
+    assert sent.count(200) >= 6
+    assert len(sent) < len(REQUESTS) - 12, "mistakes are FastAPI's to tell"
