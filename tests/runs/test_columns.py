@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.runs.analysis import slowness, straggler_share
 from paceline.runs.axes import edges
-from paceline.runs.columns import Columns
+from paceline.runs.columns import Columns, short
 from paceline.runs.run import Run
 from paceline.runs.summary import ideal_seconds
 
@@ -60,12 +60,16 @@ def test_in_any_pieces_and_any_window(rounds, workers, seed, data):
     start = data.draw(st.integers(0, rounds - 1))
     end = data.draw(st.integers(start + 1, rounds))
     part, window = cut(run, start, end), columns.window(start, end)
+    fewer = short(run.batch)[start:end]
+    fewer = fewer & ~fewer.all()
+    assert window.short == fewer.sum()
     assert len(window.edges) <= 302
     assert (window.edges[0], window.edges[-1]) == window.span == (2 * start, 2 * (end - 1) + 1)
     at = np.searchsorted(run.round[start:end], window.edges)
     for i, (first, final) in enumerate(itertools.pairwise(at)):
-        assert window.seconds.mean[i] == pytest.approx(part.seconds[first:final].mean())
-        assert window.seconds.high[i] == part.seconds[first:final].max()
+        usual = part.seconds[first:final][~fewer[first:final]]
+        assert window.seconds.mean[i] == pytest.approx(usual.mean() if len(usual) else np.nan, nan_ok=True)
+        assert window.seconds.high[i] == pytest.approx(usual.max() if len(usual) else np.nan, nan_ok=True)
         assert window.time[i] == part.time[final - 1]
     at = np.searchsorted(run.round[start:end], window.cells)
     for i, (first, final) in enumerate(itertools.pairwise(at)):
@@ -74,6 +78,8 @@ def test_in_any_pieces_and_any_window(rounds, workers, seed, data):
         spent = np.nansum((part.compute - part.overhead)[first:final], axis=0)
         with np.errstate(all="ignore"):
             assert window.loads[i] == pytest.approx(total / there.sum(axis=0), nan_ok=True)
+            part_of_all = np.where(there.any(axis=0), total / total.sum(), np.nan)
+            assert window.portions[i] == pytest.approx(part_of_all, nan_ok=True)
             assert window.pace[i] == pytest.approx(
                 np.where(total > 0, spent / total, np.nan), nan_ok=True, abs=1e-9
             )

@@ -14,7 +14,9 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.runs import Recorder, Run, comparison, draw, read, report, svg
-from paceline.runs.axes import thin, ticks, time_ticks, top
+from paceline.runs.axes import percent_axis, thin, ticks, time_axis, time_ticks, top
+from paceline.runs.columns import short
+from paceline.runs.words import number
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -77,7 +79,7 @@ def test_the_page_stands_alone_and_is_well_formed(run):
     page = Page(text)
     addresses = [value for _, name, value in page.attributes if name in ("src", "href", "action", "data")]
     assert [address for address in addresses if not address.startswith("data:image/png;base64,")] == []
-    assert not re.search(r"https?://|@import|url\(", text)
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
     for picture in re.findall(r"<svg.*?</svg>", text, re.S):
         ElementTree.fromstring(picture)
     assert "prefers-color-scheme: dark" in text
@@ -129,9 +131,7 @@ def test_bars_of_the_timeline_lie_where_the_seconds_are(run):
     drawn = draw.gantt(
         ["a", "b"],
         [draw.Bars("r", 1.0, 2.0, *np.array([[1, 2], [0.5, 0], [1, 0]]), 1, ["", ""])],
-        4.0,
-        [0],
-        str,
+        time_axis("time", 4.0),
     )
     boxes = dict(re.findall(r'<path class="box (\w+)" d="M([^"]*)"', drawn))
     assert boxes["c0"] == "250.0 70.0h250.0v360.0h-250.0z"
@@ -192,6 +192,91 @@ def test_several_runs_side_by_side(tmp_path, write, run):
     assert comparison.labels([run, equal, run]) == ["level (run)", "equal", "level (run)"]
 
 
+def test_every_axis_has_a_title_with_its_unit(run):
+    titles = re.findall(r'<div class="title(?: across)?">(.*?)</div>', report.render(run))
+    of_rounds = [
+        ("time of a round (ms)", "round"),
+        ("load (samples)", "round"),
+        ("time for a sample (ms)", "round"),
+    ]
+    expected = [*of_rounds, *[("time (ms)",)] * 3, ("training loss", "time since the start (s)")]
+    assert titles == [title for pair in expected for title in pair]
+
+
+def test_rounds_of_fewer_samples_make_no_fence(tmp_path, write):
+    """The last round of each epoch of six has half of the samples: curves leave it out, loads are parts of it."""
+    loads = np.tile([24, 24, 24, 6], (60, 1))
+    loads[5::6] = 12, 12, 12, 3
+    page = Page(report.render(read(write(tmp_path / "run", loads, np.tile(SLOW, (60, 1))))))
+    line, parts, *_ = page.data
+    assert line["series"][0]["text"] == ["24 ms"] * 50
+    assert "Round 5" not in line["series"][0]["at"]
+    assert "10 rounds of fewer samples are left out" in page.text
+    assert parts["text"][4] == [*["30.8 % (24 samples)"] * 3, "7.7 % (6 samples)"]
+    assert parts["text"][5] == [*["30.8 % (12 samples)"] * 3, "7.7 % (3 samples)"]
+    assert "part of the batch (%)" in page.text
+
+
+def test_rounds_of_any_size_are_not_left_out():
+    assert not short(np.array([3.0, 5, 7, 9, 11, 13, 15, 17])).any()
+    assert not short(np.full(9, 256.0)).any()
+    assert short(np.array([256.0, 220, 256, 220])).tolist() == [False, True, False, True]
+    assert short(np.tile([256.0, 256, 100], 5)).sum() == 5
+    assert not short(np.array([9.0, 1, 1, 1, 1])).any()
+
+
+def test_a_table_is_behind_each_picture(tmp_path, write, run):
+    other = write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal")
+    for text in (report.render(run), comparison.render([read(other), run])):
+        figures = re.findall(r"<figure.*?</figure>", text, re.DOTALL)
+        assert len(figures) > 8
+        assert [figure for figure in figures if "<tbody>" not in figure] == []
+    times = next(each for each in figures if "<h3>Time per round" in each)
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>.*?</tr>", times)]
+    assert rows[1] == ["0", "64 ms", "80 ms"]
+    assert rows[-1] == ["59", "–", "24 ms"], "the shorter run has ended"
+    losses = next(each for each in figures if "<h3>Loss against time" in each)
+    assert re.findall(r"<th scope=\"col\">(.*?)</th>", losses) == ["after", "equal", "level"]
+    last = re.findall(r"<td>(.*?)</td>", losses)[-3:]
+    assert last == ["1.92 s", number(2 / 30), "–"]
+    beside = next(each for each in figures if "The last 10 rounds of each" in each)
+    assert "overhead" not in beside
+    assert re.findall(r"<td>(.*?)</td>", beside)[:6] == [
+        *("equal", "20", "64 ms", "worker 3"),
+        *("112 ms", "144 ms"),
+    ]
+
+
+def test_overhead_has_its_colours_name_in_a_comparison_too(tmp_path, run):
+    with Recorder.create(tmp_path / "more", {"policy": "equal", "workers": 4}) as recorder:
+        for t in range(12):
+            recorder.round(
+                round=t, epoch=0, time=0.1 * t, seconds=0.1, batch=64, loads=[16] * 4, compute=[0.08] * 4,
+                overhead=[0.01] * 4, shares=[0.25] * 4, loss=None,
+            )  # fmt: skip
+    text = comparison.render([run, read(tmp_path / "more")])
+    beside = next(
+        each for each in re.findall(r"<figure.*?</figure>", text, re.DOTALL) if "rounds of each" in each
+    )
+    assert '<i class="over"></i>overhead' in beside
+
+
+def test_waiting_is_hatched_alike_everywhere_and_nothing_else_is(tmp_path, write, run):
+    other = read(write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal"))
+    text = comparison.render([other, run])
+    body = text[text.index("<body>") :]
+    assert body.count('<pattern id="waiting"') == 1
+    assert "plain" not in body
+    for boxes in re.findall(r'<path class="box idle".*?</svg>', body):
+        name = re.search(r'clip-path="url\(#(boxes-\w+)\)"', boxes)[1]
+        assert f'<clipPath id="{name}"' in body
+    assert re.findall(r'<i class="idle"></i>(\w+)', body) == ["waiting"] * body.count('<i class="idle"></i>')
+    rates = next(
+        each for each in re.findall(r"<figure.*?</figure>", body, re.DOTALL) if "<h3>Samples per" in each
+    )
+    assert "idle" not in rates
+
+
 def test_thin_keeps_means_and_extremes():
     random = np.random.default_rng(0)
     values = random.random((1003, 2))
@@ -214,6 +299,13 @@ def test_scales():
     assert ticks(0.0043) == pytest.approx([0, 0.002, 0.004])
     assert ticks(3, 5, whole=True) == [0, 1, 2, 3]
     assert ticks(0) == [0]
+    assert time_axis("time", 0.26)[0] == "time (ms)"
+    assert [text for _, text in time_axis("time", 0.26).ticks] == ["0", "100", "200"]
+    axis = time_axis("time", 1826.0)
+    assert axis.title == "time (min)"
+    assert axis.ticks == [(0, "0"), (600, "10"), (1200, "20"), (1800, "30")]
+    assert time_axis("time", 40_000.0).ticks[-1] == (28800, "8")
+    assert percent_axis("part", 1.0).ticks[-1] == (1.0, "100")
     assert time_ticks(1826) == [0, 600, 1200, 1800]
     assert time_ticks(2e6, 5) == [i * 432000 for i in range(5)]
     flat = np.full(200, 2.0)

@@ -1,4 +1,4 @@
-"""Scales for pictures: round ticks, and long series thinned to what a screen can show."""
+"""Scales for pictures: axes with their titles, round ticks, and long series thinned to what a screen can show."""
 
 from __future__ import annotations
 
@@ -9,8 +9,57 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.runs.run import Array
+from paceline.runs.words import number
 
 TIME_STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
+UNITS = (
+    (1e-3, "µs", 1e-6),
+    (1.0, "ms", 1e-3),
+    (120.0, "s", 1.0),
+    (7200.0, "min", 60.0),
+)  # below, name, seconds
+
+
+class Axis(NamedTuple):
+    """What an axis tells with its unit, where it begins and ends, and its ticks: (place, text).
+
+    rounds: its numbers are those of rounds.
+    """
+
+    title: str
+    start: float
+    end: float
+    ticks: list[tuple[float, str]]
+    rounds: bool = False
+
+    def at(self, values: Array) -> Array:
+        """Places on it: 0 at its start, 1 at its end."""
+        return (values - self.start) / (self.end - self.start)
+
+
+def round_axis(span: tuple[float, float]) -> Axis:
+    """Of round numbers, from the first up to and without the last."""
+    first, end = span
+    return Axis(
+        "round", first, end, [(x, f"{x:,.0f}") for x in ticks(end, 5, whole=True, low=first)], rounds=True
+    )
+
+
+def time_axis(title: str, end: float, start: float = 0.0, count: int = 4) -> Axis:
+    """Of seconds, told in one unit: that which suits its end."""
+    unit, length = next(((unit, length) for below, unit, length in UNITS if end < below), ("h", 3600.0))
+    marks = [(x, number(x / length)) for x in time_ticks(end, count, low=start)]
+    return Axis(f"{title} ({unit})", start, end, marks)
+
+
+def amount_axis(title: str, end: float) -> Axis:
+    """Of plain numbers, from 0."""
+    return Axis(title, 0.0, end, [(y, number(y)) for y in ticks(end)])
+
+
+def percent_axis(title: str, end: float = 1.0) -> Axis:
+    """Of portions, told in per cent, from 0."""
+    return Axis(f"{title} (%)", 0.0, end, [(y, number(100 * y)) for y in ticks(end)])
 
 
 class Thin(NamedTuple):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from paceline.runs import draw
-from paceline.runs.axes import ticks, time_ticks, top
+from paceline.runs.axes import amount_axis, percent_axis, round_axis, time_axis, top
 from paceline.runs.columns import BANDS, Window
 from paceline.runs.run import Array
 from paceline.runs.words import number, percent, plural, seconds, times
@@ -30,36 +29,60 @@ def round_seconds(window: Window) -> str:
     end = top(window.lengths, ideal)
     beyond = int((window.lengths > end).sum())
     cut = f"; {plural(beyond, 'round')} went beyond the scale" if beyond else ""
-    x = _middles(window.edges)
+    x, known = _middles(window.edges), ~np.isnan(real.mean)
     many = len(x) < window.end - window.start
-    band = " (average, and from the fastest to the slowest)" if many else ""
+    band = (real.low[known], real.high[known]) if many else (None, None)
+    average = " (average, and from the fastest to the slowest)" if many else ""
     series = [
-        draw.Line("round", "c0", x, real.mean, real.low if many else None, real.high if many else None),
-        draw.Line("split by speed", "good", x, ideal, dashed=True),
+        draw.Line("round", "c0", x[known], real.mean[known], *band),
+        draw.Line("split by speed", "good", x[known], ideal[known], dashed=True),
     ]
-    rows = [
-        (tip, seconds(mean), seconds(low), seconds(high), seconds(best))
-        for tip, mean, low, high, best in _few(window.edges, real.mean, real.low, real.high, ideal)
-    ]
+    tips = [tip for tip, there in zip(_tips(window.edges), known, strict=True) if there]
+    columns = (column[known] for column in (real.mean, real.low, real.high, ideal))
     return draw.figure(
         "Time per round",
-        f"Seconds of each round{band}; dashed: the same samples split by the workers' speeds{cut}.",
-        draw.lines(series, window.span, end, _round_ticks(window), _count, seconds, _round_tip(window.edges)),
+        f"Seconds of each round{average}; dashed: the same samples split by the workers' speeds"
+        f"{cut}{_without(window)}.",
+        draw.lines(
+            series,
+            round_axis(window.span),
+            time_axis("time of a round", end),
+            seconds,
+            _round_tip(window.edges),
+        ),
         draw.legend([("c0", "measured"), ("good dashes", "split by speed (the bound)")]),
-        table=draw.table(("", "average", "fastest", "slowest", "split by speed"), rows),
+        table=draw.table(
+            ("rounds", "average", "fastest", "slowest", "split by speed"), _in_words(tips, seconds, *columns)
+        ),
     )
 
 
 def loads(window: Window) -> str:
-    """How the batch was divided."""
-    says = "Samples that each worker ran"
-    return _per_worker(window, window.loads, "Load per worker", says, number, stacked=True)
+    """How the batch was divided; as portions of it where not all rounds have the same."""
+    if not window.uneven:
+        texts = _texts(window.loads, number)
+        return _divided(window, window.loads, "Samples that each worker ran", texts, number, "load (samples)")
+    says = "Part of the batch that each worker ran"
+    of = [
+        [
+            f"{percent(part, 1)} ({number(load)} samples)" if part == part else "–"
+            for part, load in zip(*row, strict=True)
+        ]
+        for row in zip(window.portions.tolist(), window.loads.tolist(), strict=True)
+    ]
+    return _divided(window, window.portions, says, of, lambda part: percent(part, 1), "")
 
 
 def pace(window: Window) -> str:
     """How long each worker takes for a sample."""
-    says = "Seconds that each worker took for one sample"
-    return _per_worker(window, window.pace, "Speed of each worker", says, seconds, stacked=False)
+    title, says = "Speed of each worker", "Seconds that each worker took for one sample"
+    texts, values, cells = _texts(window.pace, seconds), window.pace, window.cells
+    if window.workers > BANDS:
+        return _map(window, title, says, values, texts, seconds)
+    series = [draw.Line(name, f"c{i}", _middles(cells), values[:, i]) for i, name in enumerate(names(window))]
+    y_axis = time_axis("time for a sample", top(values))
+    content = draw.lines(series, round_axis(window.span), y_axis, seconds, _round_tip(cells))
+    return draw.figure(title, f"{says}.", content, _who(window), table=_each(window, texts))
 
 
 def losses(runs: Sequence[tuple[str, Window]]) -> str:
@@ -80,37 +103,41 @@ def losses(runs: Sequence[tuple[str, Window]]) -> str:
         start, end = 0.0, end or 1.0
     high = 1.05 * max(float(np.nanmax(line.y)) for line in series) or 1.0
     legend = draw.legend([(line.colour, line.name) for line in series]) if len(runs) > 1 else ""
-    table = ""
-    if len(runs) == 1:
-        window = runs[0][1]
-        rows = [
-            (tip, seconds(time), number(value))
-            for tip, time, value in _few(window.edges, window.time, window.loss.mean)
-        ]
-        table = draw.table(("", "by", "loss"), rows)
     return draw.figure(
         "Loss against time",
-        "Training loss, by the seconds since the run started.",
+        f"Training loss, by the seconds since the run started{_where(runs[0][1], ', ')}.",
         draw.lines(
             series,
-            (start, end),
-            high,
-            time_ticks(end, low=start),
-            seconds,
+            time_axis("time since the start", end, start, 5),
+            amount_axis("training loss", high),
             number,
             lambda x: f"after {seconds(x)}",
-            rounds=False,
         ),
         legend,
-        table=table,
+        table=_over_time(series, start, end),
     )
+
+
+def _over_time(series: Sequence[draw.Line], start: float, end: float) -> str:
+    """What each curve had reached at a dozen times; nothing before its first value, and after its last one."""
+    rows = []
+    for time in np.linspace(start, end, TABLE + 1)[1:]:
+        reached = []
+        for line in series:
+            place = int(np.searchsorted(line.x, time * (1 + 1e-9), side="right")) - 1
+            over = time > line.x[-1] * (1 + 1e-9)
+            reached.append("–" if place < 0 or over else number(float(line.y[place])))
+        rows.append((seconds(float(time)), *reached))
+    return draw.table(("after", *(line.name for line in series)), rows)
 
 
 def overview(window: Window) -> str:
     """The seconds of all rounds in a strip, to choose some of them from."""
-    real = window.seconds
-    line = draw.Line("round", "c0", _middles(window.edges), real.mean, real.low, real.high)
-    return draw.strip(line, window.span, top(window.lengths), _round_ticks(window), _count)
+    real, known = window.seconds, ~np.isnan(window.seconds.mean)
+    x = _middles(window.edges)[known]
+    line = draw.Line("round", "c0", x, real.mean[known], real.low[known], real.high[known])
+    # Not marked as an axis of rounds: the live page zooms there by a brush of its own.
+    return draw.strip(line, round_axis(window.span)._replace(rounds=False), top(window.lengths))
 
 
 def gates(window: Window) -> list[str]:
@@ -126,26 +153,26 @@ def gates(window: Window) -> list[str]:
         draw.Line("staleness", "c1", x, server["staleness"]),
         draw.Line("unused gradients", "bad", x, server["dropped"], dashed=True),
     ]
-    at, tip = _round_ticks(window), _round_tip(window.edges)
+    x_axis, tip, tips = round_axis(window.span), _round_tip(window.edges), _tips(window.edges)
     high = 1.1 * top(server["quorum"], server["present"])
     waited = draw.figure(
         "Whom each update waited for",
         "k: the gradients that an update waited for; dashed: the workers that were there.",
-        draw.lines(quorum, window.span, high, at, _count, number, tip),
+        draw.lines(quorum, x_axis, amount_axis("gradients and workers (number)", high), number, tip),
         draw.legend([("c0", "k"), ("good dashes", "workers present")]),
         table=draw.table(
-            ("", "k", "present"), _in_words(window.edges, number, server["quorum"], server["present"])
+            ("updates", "k", "present"), _in_words(tips, number, server["quorum"], server["present"])
         ),
     )
     high = max(1.0, 1.05 * top(server["staleness"], server["dropped"]))
     wasted = draw.figure(
         "Staleness and waste",
         "How many updates old the used gradients were, on average; dashed: gradients that went unused, an update.",
-        draw.lines(lost, window.span, high, at, _count, number, tip),
+        draw.lines(lost, x_axis, amount_axis("updates and gradients (number)", high), number, tip),
         draw.legend([("c1", "staleness"), ("bad dashes", "unused gradients")]),
         table=draw.table(
-            ("", "staleness", "unused"),
-            _in_words(window.edges, number, server["staleness"], server["dropped"]),
+            ("updates", "staleness", "unused"),
+            _in_words(tips, number, server["staleness"], server["dropped"]),
         ),
     )
     return [waited, wasted]
@@ -163,11 +190,17 @@ def stragglers(window: Window) -> str:
     ]
     if len(order) > len(rows):
         other = float(share[order[BARS:]].sum())
-        bars.append((f"{len(order) - BARS} others", [("idle", min(other / whole, 1.0))], percent(other)))
+        bars.append((f"{len(order) - BARS} others", [("rest", min(other / whole, 1.0))], percent(other)))
+    table = [
+        (str(i), percent(share[i], 1), times(ratios[i]) if ratios[i] == ratios[i] else "–")
+        for i in order[:ROWS].tolist()
+    ]
     return draw.figure(
         "Who was the straggler",
-        "Rounds in which each worker was the last to finish, and its seconds per sample against the others'.",
+        "Rounds in which each worker was the last to finish, and its seconds per sample against the others'"
+        f"{_where(window, ', ')}.",
         draw.bars(bars),
+        table=draw.table(("worker", "last of all", "seconds per sample, of the others' median"), table),
     )
 
 
@@ -181,42 +214,79 @@ def time_spent(window: Window) -> str:
         bars.append((f"worker {i}", parts, f"waits {percent(wait[i] / whole)}"))
     some = "" if window.workers <= BARS else f" ({BARS} of the {window.workers:,} workers, by speed)"
     extra = [("over", "overhead")] if overhead.sum() > 0 else []
+    table = [
+        (str(i), *(seconds(part[i]) for part in (compute, overhead, wait)), percent(wait[i] / whole, 1))
+        for i in window.rows(ROWS)
+    ]
     return draw.figure(
         "Where the time went",
-        f"Each worker's seconds, all rounds together{some}. What a bar leaves free went into the exchange of "
-        "gradients, the optimizer's step and the like.",
+        f"Each worker's seconds{_where(window) or ', all rounds together'}{some}. What a bar leaves "
+        "free went into the exchange of gradients, the optimizer's step and the like.",
         draw.bars(bars),
         draw.legend([("c0", "computing"), *extra, ("idle", "waiting")]),
+        table=draw.table(("worker", "computing", "overhead", "waiting", "waiting, of the time"), table),
     )
 
 
-def _per_worker(
-    window: Window, values: Array, title: str, says: str, text: Callable[[float], str], stacked: bool
+def _divided(
+    window: Window, values: Array, says: str, texts: list[list[str]], text: Callable[[float], str], unit: str
 ) -> str:
-    cells, at = window.cells, _round_ticks(window)
+    """What each worker had of a round; the unit of its axis, or "" for portions."""
+    title = "Load per worker"
     if window.workers > BANDS:
-        rows = window.rows(ROWS)
-        table = draw.table(("", "least", "median", "most"), _in_words(cells, text, *_spread(values)))
-        some = "" if window.workers <= ROWS else f" ({ROWS} of {window.workers:,} workers, by speed)"
-        content = draw.heat([str(i) for i in rows], cells, values[:, rows], at, _count, text, _tips(cells))
-        return draw.figure(title, f"{says}, one row a worker{some}.", content, table=table)
-    table = draw.table(("", *names(window)), _in_words(cells, text, *values.T))
-    legend = draw.legend([(f"c{i}", name) for i, name in enumerate(names(window))])
-    if stacked:
-        content = draw.areas(names(window), cells, values, at, _count, text, _tips(cells))
-        return draw.figure(title, f"{says}, on top of one another.", content, legend, table=table)
-    x = _middles(cells)
-    series = [draw.Line(name, f"c{i}", x, values[:, i]) for i, name in enumerate(names(window))]
-    content = draw.lines(series, window.span, top(values), at, _count, text, _round_tip(cells))
-    return draw.figure(title, f"{says}.", content, legend, table=table)
+        return _map(window, title, says, values, texts, text)
+    cells, most = window.cells, float(np.nansum(values, axis=1).max()) or 1.0
+    y_axis = amount_axis(unit, most) if unit else percent_axis("part of the batch", most)
+    content = draw.areas(names(window), cells, values, round_axis(window.span), y_axis, texts, _tips(cells))
+    says = f"{says}, on top of one another."
+    return draw.figure(title, says, content, _who(window), table=_each(window, texts))
+
+
+def _map(
+    window: Window, title: str, says: str, values: Array, texts: list[list[str]], text: Callable[[float], str]
+) -> str:
+    """One row a worker, coloured by its values, where they are too many for curves."""
+    rows, cells = window.rows(ROWS), window.cells
+    table = draw.table(("rounds", "least", "median", "most"), _in_words(_tips(cells), text, *_spread(values)))
+    some = "" if window.workers <= ROWS else f" ({ROWS} of {window.workers:,} workers, by speed)"
+    shown = [[row[i] for i in rows] for row in texts]
+    x_axis = round_axis(window.span)
+    content = draw.heat([str(i) for i in rows], cells, values[:, rows], x_axis, text, shown, _tips(cells))
+    return draw.figure(title, f"{says}, one row a worker{some}.", content, table=table)
+
+
+def _who(window: Window) -> str:
+    return draw.legend([(f"c{i}", name) for i, name in enumerate(names(window))])
+
+
+def _each(window: Window, texts: list[list[str]]) -> str:
+    """A table with a column for each worker."""
+    tips = _tips(window.cells)
+    rows = [(tips[i], *texts[i]) for i in _chosen(len(tips))]
+    return draw.table(("rounds", *names(window)), rows)
+
+
+def _texts(values: Array, text: Callable[[float], str]) -> list[list[str]]:
+    return [[text(value) for value in row] for row in values.tolist()]
+
+
+def _where(window: Window, before: str = " ") -> str:
+    """Which rounds a picture without round numbers tells of, where these are not all."""
+    first, end = window.span
+    return "" if window.whole else f"{before}in rounds {first:,.0f} to {end - 1:,.0f}"
+
+
+def _without(window: Window) -> str:
+    left_out = (
+        "1 round of fewer samples is"
+        if window.short == 1
+        else f"{window.short:,} rounds of fewer samples are"
+    )
+    return f"; {left_out} left out" if window.short else ""
 
 
 def _pace(ratio: float) -> str:
     return f" · {times(ratio)}" if ratio == ratio else ""
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
 
 
 def _spread(values: Array) -> tuple[Array, Array, Array]:
@@ -225,25 +295,17 @@ def _spread(values: Array) -> tuple[Array, Array, Array]:
     return np.nanmin(known, axis=1), np.nanmedian(known, axis=1), np.nanmax(known, axis=1)
 
 
-def _few(at: Array, *columns: Array) -> list[tuple[Any, ...]]:
-    """A dozen rows of a table: what the buckets between ``at`` are called, and the columns there."""
-    count = len(at) - 1
-    chosen = np.unique(np.linspace(0, count - 1, min(count, TABLE)).astype(int))
-    tips = _tips(at)
-    return [(tips[i], *(float(column[i]) for column in columns)) for i in chosen]
+def _chosen(count: int) -> list[int]:
+    """Places of a dozen rows for a table."""
+    return [int(i) for i in np.unique(np.linspace(0, count - 1, min(count, TABLE)).astype(int))]
 
 
-def _in_words(at: Array, text: Callable[[float], str], *columns: Array) -> list[tuple[str, ...]]:
-    return [(tip, *map(text, row)) for tip, *row in _few(at, *columns)]
+def _in_words(tips: Sequence[str], text: Callable[[float], str], *columns: Array) -> list[tuple[str, ...]]:
+    return [(tips[i], *(text(float(column[i])) for column in columns)) for i in _chosen(len(tips))]
 
 
 def _middles(at: Array) -> Array:
     return (at[:-1] + at[1:]) / 2
-
-
-def _round_ticks(window: Window) -> list[float]:
-    first, end = window.span
-    return ticks(end, 5, whole=True, low=first)
 
 
 def _tips(at: Array) -> list[str]:

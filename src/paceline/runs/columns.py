@@ -64,18 +64,24 @@ class Window:
     span: the first round's number, and the last one's and 1.
     edges, cells: round numbers between which the buckets lie, of the curves and of what each worker did,
         shape (buckets + 1,).
-    seconds, loss: thinned. ideal, time (at a bucket's end), and ``server``'s: shape (buckets,).
-    loads, pace: samples a round and seconds per sample of each worker, shape (cells, n).
+    whole: whether these are all rounds so far.
+    short: rounds of fewer samples than usual, as the last one of an epoch often is; uneven: whether the run has any.
+    seconds, loss: thinned, seconds without the short rounds. ideal (without these, too), time (at a bucket's end),
+        and ``server``'s: shape (buckets,).
+    loads, portions, pace: samples a round, part of the batch and seconds per sample of each worker, shape (cells, n).
     computed, overhead, waited: seconds of each worker over the window, shape (n,); elapsed: of the window.
     last: portion of the rounds that each worker was the straggler in; slowness: its seconds per sample as a
         multiple of the others' median, shape (n,).
-    lengths: seconds of every round, not thinned, shape (end - start,).
+    lengths: seconds of every round, not thinned and without the short ones.
     rows: the workers to draw where there are too many for all.
     """
 
     start: int
     end: int
     workers: int
+    whole: bool
+    short: int
+    uneven: bool
     span: tuple[float, float]
     edges: Array
     cells: Array
@@ -84,6 +90,7 @@ class Window:
     ideal: Array
     loss: Thin
     loads: Array
+    portions: Array
     pace: Array
     computed: Array
     overhead: Array
@@ -180,6 +187,8 @@ class Columns:
         cells = at if self.workers <= BANDS else edges(start, end, CELLS)
         rounds = np.append(self["round"][start:end], self["round"][end - 1] + 1)
         seconds = self["seconds"][start:end]
+        fewer = short(self["batch"])
+        here = fewer[start:end] if not fewer[start:end].all() else np.zeros(end - start, bool)
         loads, compute, overhead, _, there = np.moveaxis(np.diff(self._sums.values[cells], axis=0), 1, 0)
         total = self.sums(start, end)
         who = self["last"][start:end]
@@ -188,20 +197,24 @@ class Columns:
             start=start,
             end=end,
             workers=self.workers,
+            whole=end - start == len(self),
+            short=int(here.sum()),
+            uneven=bool(fewer.any()),
             span=(float(rounds[0]), float(rounds[-1])),
             edges=rounds[at - start],
             cells=rounds[cells - start],
             time=self["time"][at[1:] - 1],
-            seconds=thin(seconds, at - start),
-            ideal=thin(self["ideal"][start:end], at - start).mean,
+            seconds=thin(np.where(here, np.nan, seconds), at - start),
+            ideal=thin(np.where(here, np.nan, self["ideal"][start:end]), at - start).mean,
             loss=thin(self["loss"][start:end], at - start),
             loads=_over(loads, there),
+            portions=_over(np.where(there > 0, loads, np.nan), loads.sum(axis=1, keepdims=True)),
             pace=_over(compute - overhead, loads),
             computed=total[1] - total[2],
             overhead=total[2],
             waited=total[3],
             elapsed=float(seconds.sum()),
-            lengths=seconds,
+            lengths=seconds[~here],
             last=np.bincount(who[who >= 0].astype(int), minlength=self.workers) / max(end - start, 1),
             slowness=slowness(judged),
             rows=self.rows,
@@ -250,6 +263,17 @@ class Columns:
         }
         for name in SERVER:
             self._server[name].extend(np.array(new[name], float))
+
+
+def short(batch: Array) -> NDArray[np.bool_]:
+    """Which rounds have fewer samples than usual, given all rounds' samples, shape (T,); none where that is usual.
+
+    Usual is the largest batch that a third of the rounds have.
+    """
+    sizes, counts = np.unique(batch, return_counts=True)
+    usual = sizes[3 * counts >= len(batch)]
+    fewer: NDArray[np.bool_] = batch < usual.max(initial=0.0)
+    return fewer if 2 * fewer.sum() <= len(batch) else np.zeros(len(batch), bool)
 
 
 def _behind(run: Run) -> NDArray[np.bool_]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from paceline.runs import charts, draw, timeline
 from paceline.runs.alike import differences, labels
-from paceline.runs.axes import ticks, top
+from paceline.runs.axes import round_axis, time_axis, top
 from paceline.runs.columns import BANDS, Columns, Window
 from paceline.runs.findings import compare, findings
 from paceline.runs.page import header, page, points
@@ -42,33 +44,57 @@ def _rates(named: list[tuple[str, Run]]) -> str:
     )
     for i, ((name, _), summary) in enumerate(zip(named, summaries, strict=True)):
         rate, bound = summary["samples_per_second"] or 0.0, summary["bound_samples_per_second"] or 0.0
-        parts = [(f"c{i % BANDS}", rate / most), ("idle", max(bound - rate, 0.0) / most)]
+        parts = [(f"c{i % BANDS}", rate / most), ("rest", max(bound - rate, 0.0) / most)]
         rows.append((name, parts, f"{number(rate)} · {percent(summary['share_of_bound'])}"))
     return draw.figure(
         "Samples per second",
-        "Solid: the samples per second of the run. Hatched: up to the combined speed of the same workers.",
+        "In colour: the samples per second of the run. Grey: up to the combined speed of the same workers.",
         draw.bars(rows),
+        table=draw.table(
+            ("run", "samples/s", "possible", "share of it"),
+            [
+                (
+                    name,
+                    number(s["samples_per_second"]),
+                    number(s["bound_samples_per_second"]),
+                    percent(s["share_of_bound"], 1),
+                )
+                for (name, _), s in zip(named, summaries, strict=True)
+            ],
+        ),
     )
 
 
 def _rounds(named: list[tuple[str, Window]]) -> str:
-    series = [
-        draw.Line(name, f"c{i % BANDS}", (run.edges[:-1] + run.edges[1:]) / 2, run.seconds.mean)
-        for i, (name, run) in enumerate(named)
-    ]
+    series = []
+    for i, (name, run) in enumerate(named):
+        known = ~np.isnan(run.seconds.mean)
+        x = (run.edges[:-1] + run.edges[1:]) / 2
+        series.append(draw.Line(name, f"c{i % BANDS}", x[known], run.seconds.mean[known]))
     first = min(run.span[0] for _, run in named)
     end = max(run.span[1] for _, run in named)
-    high = top(*(line.y for line in series))
-    content = draw.lines(
-        series, (first, end), high, ticks(end, 5, whole=True, low=first), lambda x: f"{x:,.0f}", seconds,
-        lambda x: f"Round {int(x):,}",
-    )  # fmt: skip
+    y_axis = time_axis("time of a round", top(*(run.lengths for _, run in named)))
+    short = any(run.short for _, run in named)
     return draw.figure(
         "Time per round",
-        "Seconds of each round.",
-        content,
+        f"Seconds of each round{'; rounds of fewer samples are left out' if short else ''}.",
+        draw.lines(series, round_axis((first, end)), y_axis, seconds, lambda x: f"Round {int(x):,}"),
         draw.legend([(line.colour, line.name) for line in series]),
+        table=_rounds_table(series, first, end),
     )
+
+
+def _rounds_table(series: Sequence[draw.Line], first: float, end: float) -> str:
+    """A dozen places, and what each curve has nearest to them; nothing behind its end."""
+    rows = []
+    for place in np.unique(np.linspace(first, end - 1, 12).astype(int)):
+        near = [int(np.abs(line.x - place - 0.5).argmin()) for line in series]
+        cells = (
+            seconds(float(line.y[i])) if place <= line.x[-1] else "–"
+            for line, i in zip(series, near, strict=True)
+        )
+        rows.append((f"{place:,}", *cells))
+    return draw.table(("round", *(line.name for line in series)), rows)
 
 
 def _side_by_side(named: list[tuple[str, Columns]]) -> str:
@@ -84,8 +110,13 @@ def _side_by_side(named: list[tuple[str, Columns]]) -> str:
         f"The last {plural(shown, 'round')} of each",
         "One scale of time for all: the shorter, the faster.",
         f'<div class="strips">{"".join(strips)}</div>',
-        draw.legend([("c0", "computing"), ("bad", "the straggler"), ("idle plain", "waiting")]),
+        timeline.legend(
+            any(columns.sums(len(columns) - shown, len(columns))[2].sum() > 0 for _, columns in named)
+        ),
         wide=True,
+        table=timeline.table(
+            [(name, columns, len(columns) - shown, len(columns)) for name, columns in named], "run"
+        ),
     )
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import html
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.runs import svg
-from paceline.runs.axes import ticks
+from paceline.runs.axes import Axis
 from paceline.runs.run import Array
 
 Text = Callable[[float], str]
@@ -54,24 +55,14 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
     return f'<div class="legend">{"".join(items)}</div>'
 
 
-def lines(
-    series: Sequence[Line],
-    x_end: tuple[float, float],
-    y_end: float,
-    x_ticks: Sequence[float],
-    x_text: Text,
-    y_text: Text,
-    tip: Text,
-    rounds: bool = True,
-) -> str:
-    """Curves over one axis. ``tip`` words the x of a tooltip; values above ``y_end`` leave the field.
+def lines(series: Sequence[Line], x_axis: Axis, y_axis: Axis, text: Text, tip: Text) -> str:
+    """Curves over one axis; those that end above the other one's end leave the field.
 
-    rounds: the axis is round numbers.
+    text, tip: the words of a value and of its place in a tooltip.
     """
-    x0, x1 = x_end
-    marks = []
+    marks, y_end = [], y_axis.end
     for line in series:
-        x = (line.x - x0) / (x1 - x0) * 1000
+        x = 1000 * x_axis.at(line.x)
         if line.low is not None and line.high is not None:
             low, high = svg.down(line.low, y_end), svg.down(line.high, y_end)
             marks.append(f'<path class="band {line.colour}" d="{svg.band(x, low, high)}"/>')
@@ -83,46 +74,44 @@ def lines(
             {
                 "name": line.name,
                 "colour": line.colour,
-                "x": svg.whole((line.x - x0) / (x1 - x0) * 1000),
+                "x": svg.whole(1000 * x_axis.at(line.x)),
                 "y": svg.whole(svg.down(line.y, y_end)),
                 "at": [tip(float(value)) for value in line.x],
-                "text": [y_text(float(value)) for value in line.y],
+                "text": [text(float(value)) for value in line.y],
             }
             for line in series
         ],
     }
-    return _plot("".join(marks), x_end, y_end, x_ticks, x_text, y_text, data, rounds=rounds)
+    return _plot("".join(marks), x_axis, y_axis, data)
 
 
-def strip(
-    line: Line, x_end: tuple[float, float], y_end: float, x_ticks: Sequence[float], x_text: Text
-) -> str:
+def strip(line: Line, x_axis: Axis, y_end: float) -> str:
     """One curve over the whole width, low and without a scale."""
-    x0, x1 = x_end
-    x = np.concatenate(([x0], line.x, [x1]))
-    x, y = (x - x0) / (x1 - x0) * 1000, svg.down(np.pad(line.y, 1, mode="edge"), y_end)
+    x = 1000 * x_axis.at(np.concatenate(([x_axis.start], line.x, [x_axis.end])))
+    y = svg.down(np.pad(line.y, 1, mode="edge"), y_end)
     marks = f'<path class="area {line.colour} pale" d="{svg.band(x, np.full(len(x), 1000.0), y)}"/>'
     if line.high is not None:
         high = svg.down(np.pad(line.high, 1, mode="edge"), y_end)
         marks += f'<path class="band {line.colour}" d="{svg.band(x, y, high)}"/>'
     marks += f'<path class="line {line.colour}" d="{svg.path(x, y)}"/>'
-    return _plot(marks, x_end, y_end, x_ticks, x_text, None, None, 64)
+    return _plot(marks, x_axis, None, None, 64)
 
 
 def areas(
     names: Sequence[str],
     edges: Array,
     parts: Array,
-    x_ticks: Sequence[float],
-    x_text: Text,
-    y_text: Text,
+    x_axis: Axis,
+    y_axis: Axis,
+    texts: list[list[str]],
     tips: Sequence[str],
 ) -> str:
-    """Bands on top of one another, constant between edges: parts of shape (steps, n), edges (steps + 1,)."""
-    x_end = (float(edges[0]), float(edges[-1]))
-    x = np.repeat((edges - x_end[0]) / (x_end[1] - x_end[0]) * 1000, 2)[1:-1]
+    """Bands on top of one another, constant between edges: parts of shape (steps, n), edges (steps + 1,).
+
+    texts: the words of each part in a tooltip.
+    """
+    x, y_end = np.repeat(1000 * x_axis.at(edges), 2)[1:-1], y_axis.end
     levels = np.concatenate((np.zeros((len(parts), 1)), np.cumsum(np.nan_to_num(parts), axis=1)), axis=1)
-    y_end = float(levels[:, -1].max()) or 1.0
     marks = [
         f'<path class="area c{i}" d="'
         f'{svg.band(x, *(svg.down(np.repeat(levels[:, j], 2), y_end) for j in (i, i + 1)))}"/>'
@@ -130,35 +119,37 @@ def areas(
     ]
     data = {
         "kind": "column",
-        "edges": svg.whole((edges - x_end[0]) / (x_end[1] - x_end[0]) * 1000),
+        "edges": svg.whole(1000 * x_axis.at(edges)),
         "at": list(tips),
         "names": list(names),
-        "text": [[y_text(float(value)) for value in row] for row in parts],
+        "text": texts,
     }
-    return _plot("".join(marks), x_end, y_end, x_ticks, x_text, y_text, data, rounds=True)
+    return _plot("".join(marks), x_axis, y_axis, data)
 
 
 def heat(
     rows: Sequence[str],
     edges: Array,
     values: Array,
-    x_ticks: Sequence[float],
-    x_text: Text,
+    x_axis: Axis,
     text: Text,
+    texts: list[list[str]],
     tips: Sequence[str],
 ) -> str:
-    """One row a worker, one column a step, shape (steps, n): colours from little (dark) to much (light)."""
+    """One row a worker, one column a step, shape (steps, n): colours from little (dark) to much (light).
+
+    text: the words of the scale's ends; texts: those of each value in a tooltip.
+    """
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     scale = (values - low) / (high - low) if high > low else np.full(values.shape, 0.5)
     image = base64.b64encode(svg.png(svg.colours(scale.T))).decode()
-    x_end = (float(edges[0]), float(edges[-1]))
     data = {
         "kind": "grid",
-        "edges": svg.whole((edges - x_end[0]) / (x_end[1] - x_end[0]) * 1000),
+        "edges": svg.whole(1000 * x_axis.at(edges)),
         "at": list(tips),
-        "names": list(rows),
-        "text": [[text(float(value)) for value in row] for row in values],
+        "names": [f"worker {name}" for name in rows],
+        "text": texts,
     }
     marks = (
         f'<image href="data:image/png;base64,{image}" width="1000" height="1000" '
@@ -172,18 +163,15 @@ def heat(
     height = int(min(max(8 * len(rows), 230), 300))
     step = max(1, len(rows) // 8)
     places = [((i + 0.5) / len(rows), str(rows[i])) for i in range(0, len(rows), step)]
-    plot = _plot(marks, x_end, 1.0, x_ticks, x_text, None, data, height, places, rounds=True)
-    return scale_bar + plot
+    return scale_bar + _plot(marks, x_axis, Axis("worker", 0.0, 1.0, []), data, height, places)
 
 
-def gantt(
-    rows: Sequence[str], bars: Sequence[Bars], span: float, x_ticks: Sequence[float], x_text: Text
-) -> str:
+def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
     """Rounds one after another: each worker's row shows when it computed and when it waited.
 
-    bars: one for each round, in order; span: seconds from the left edge to the right one.
+    bars: one for each round, in order; x_axis: of seconds, from 0.
     """
-    count = len(rows)
+    count, span = len(rows), x_axis.end
     paths: dict[str, list[str]] = {"idle": [], "c0": [], "bad": [], "over": []}
     edges, texts = [0.0], []
     for bar in bars:
@@ -199,6 +187,7 @@ def gantt(
                 paths["idle"].append(svg.box(bar.start + busy, float(bar.wait[i]), y, height, span))
         edges.append(bar.start + bar.seconds)
         texts.append(bar.texts)
+    waiting = "".join(paths.pop("idle"))
     marks = [f'<path class="box {name}" d="{"".join(boxes)}"/>' for name, boxes in paths.items() if boxes]
     marks += [f'<path class="edge" d="M{edge / span * 1000:.1f} 0V1000"/>' for edge in edges[1:]]
     data = {
@@ -211,7 +200,19 @@ def gantt(
     step = max(1, -(-count // 16))
     places = [((i + 0.5) / count, str(rows[i])) for i in range(0, count, step)]
     height = int(min(max(26 * count, 90), 560))
-    return _plot("".join(marks), (0.0, span), 1.0, x_ticks, x_text, None, data, height, places)
+    return _plot("".join(marks), x_axis, None, data, height, places, _hatched(waiting))
+
+
+def _hatched(boxes: str) -> str:
+    """Boxes in the page's one pattern for waiting, which is not stretched with them."""
+    if not boxes:
+        return ""
+    name = f"boxes-{zlib.crc32(boxes.encode()):08x}"  # the same only where the boxes are
+    return (
+        f'<svg class="hatched" aria-hidden="true"><clipPath id="{name}" clipPathUnits="objectBoundingBox">'
+        f'<path class="box idle" d="{boxes}" transform="scale(0.001)"/></clipPath>'
+        f'<rect width="100%" height="100%" clip-path="url(#{name})"/></svg>'
+    )
 
 
 class Bars(NamedTuple):
@@ -239,50 +240,49 @@ def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]], str]]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table; it scrolls sideways where it must."""
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    """A plain table; it scrolls sideways where it must, by the arrow keys, too."""
+    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     head_html = f"<thead><tr>{top}</tr></thead>" if head else ""
-    return f'<div class="scroll"><table>{head_html}<tbody>{body}</tbody></table></div>'
+    return (
+        '<div class="scroll" tabindex="0" role="group" aria-label="Figures in a table">'
+        f"<table>{head_html}<tbody>{body}</tbody></table></div>"
+    )
 
 
 def _plot(
     marks: str,
-    x_end: tuple[float, float],
-    y_end: float,
-    x_ticks: Sequence[float],
-    x_text: Text,
-    y_text: Text | None,
+    x_axis: Axis,
+    y_axis: Axis | None,
     data: dict[str, Any] | None,
     height: int = 230,
     places: Sequence[tuple[float, str]] = (),
-    rounds: bool = False,
+    under: str = "",
 ) -> str:
-    """Axes around marks. Either numbers up the left side (``y_text``), names down it (``places``), or nothing.
+    """Axes around marks. Up the left side stand the ticks of ``y_axis``, or names at their ``places``, or nothing.
 
-    data: for the tooltips. rounds: the axis is round numbers.
+    data: for the tooltips. under: another picture, beneath the marks.
     """
-    x0, x1 = x_end
     grid = ""
-    if y_text is not None:
-        levels = ticks(y_end)
-        places = [(1 - level / y_end, y_text(level)) for level in levels]
+    if y_axis is not None and not places:
+        places = [(1 - level / y_axis.end, text) for level, text in y_axis.ticks]
         grid = "".join(f'<path class="grid" d="M0 {1000 * place:.0f}H1000"/>' for place, _ in places)
     left = "".join(f'<span style="top:{100 * place:.2f}%">{escape(text)}</span>' for place, text in places)
-    under = "".join(
-        f'<span style="left:{100 * (x - x0) / (x1 - x0):.2f}%">{escape(x_text(x))}</span>'
-        for x in x_ticks
-        if x0 <= x <= x1
+    below = "".join(
+        f'<span style="left:{100 * (x - x_axis.start) / (x_axis.end - x_axis.start):.2f}%">{escape(text)}</span>'
+        for x, text in x_axis.ticks
+        if x_axis.start <= x <= x_axis.end
     )
     widest = max((len(text) for _, text in places), default=0)
     # No "<" may stand in a script element's text, or a name could end it.
     payload = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     script = f'<script type="application/json">{payload}</script>' if data else ""
     margin = f"{min(widest, 12) * 0.52 + 0.7:.1f}em" if places else "0px"
-    axis = ' data-axis="rounds"' if rounds else ""
+    axis = ' data-axis="rounds"' if x_axis.rounds else ""
+    title = f'<div class="title">{escape(y_axis.title)}</div>' if y_axis is not None else ""
     return (
-        f'<div class="plot"{axis} style="--left:{margin};--height:{height}px">'
-        f'<div class="left">{left}</div><div class="field"><svg viewBox="0 0 1000 1000" '
+        f'<div class="plot"{axis} style="--left:{margin};--height:{height}px">{title}'
+        f'<div class="left">{left}</div><div class="field">{under}<svg viewBox="0 0 1000 1000" '
         f'preserveAspectRatio="none" aria-hidden="true">{grid}{marks}</svg><b class="rule"></b></div>'
-        f'<div class="under">{under}</div>{script}</div>'
+        f'<div class="under">{below}</div><div class="title across">{escape(x_axis.title)}</div>{script}</div>'
     )

@@ -28,7 +28,7 @@ def page(title: str, head: str, body: str, script: str = "") -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy(script)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<link rel="icon" href="{_icon()}">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{_WAITING}\n<main>\n"
         f"<header>{head}</header>\n{body}\n"
         f"<footer>Paceline {escape(paceline.__version__)}</footer>\n</main>\n{scripts}\n"
         "</body>\n</html>\n"
@@ -52,6 +52,14 @@ def policy(script: str = "") -> str:
 def _scripts(script: str) -> list[str]:
     own = resources.files("paceline.runs").joinpath("page.js").read_text(encoding="utf-8")
     return [f"\n{text}" for text in (own, script) if text]
+
+
+# Waiting is hatched alike in all pictures; the bars of a list have it in page.css.
+_WAITING = (
+    '<svg class="patterns" width="0" height="0" aria-hidden="true"><defs><pattern id="waiting" width="5.5" '
+    'height="5.5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<path class="ground" d="M0 0h5.5v5.5H0z"/><path class="hatch" d="M4 0h1.5v5.5H4z"/></pattern></defs></svg>'
+)
 
 
 @cache

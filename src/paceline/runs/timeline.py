@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from paceline.runs import draw
-from paceline.runs.axes import time_ticks
+from paceline.runs.axes import time_axis
 from paceline.runs.columns import Columns
 from paceline.runs.words import plural, seconds
 
@@ -31,13 +33,13 @@ def timeline(columns: Columns, start: int = 0, end: int | None = None) -> str:
         strips.append(f"<div><h4>Rounds {first:,.0f} to {final:,.0f}</h4>{panel}</div>")
     some = "" if columns.workers <= ROWS else f"; {ROWS} of the {columns.workers:,} workers, by speed"
     same = "All panels have one scale, so a shorter one is a faster one. " if len(strips) > 1 else ""
-    extra = [("over", "overhead")] if columns.sums(start, end)[2].sum() > 0 else []
     return draw.figure(
         "Compute and wait",
         f"{same}Each row is a worker; a line closes each round{some}.",
         f'<div class="strips">{"".join(strips)}</div>',
-        draw.legend([("c0", "computing"), ("bad", "the straggler"), *extra, ("idle plain", "waiting")]),
+        legend(bool(columns.sums(start, end)[2].sum() > 0)),
         wide=True,
+        table=table([("", columns, at, at + shown) for at in starts], ""),
     )
 
 
@@ -65,4 +67,31 @@ def strip(columns: Columns, start: int, end: int, span: float) -> str:
         clock += length
     span = span or 1.0  # rounds that took no time at all
     labels = [f"{i}" if run.workers > NAMED else f"worker {i}" for i in rows]
-    return draw.gantt(labels, bars, span, time_ticks(span, 4), seconds)
+    return draw.gantt(labels, bars, time_axis("time", span))
+
+
+def legend(overhead: bool) -> str:
+    """What the boxes are. overhead: whether there are any of it."""
+    extra = [("over", "overhead")] if overhead else []
+    return draw.legend([("c0", "computing"), ("bad", "the straggler"), *extra, ("idle", "waiting")])
+
+
+def table(named: Sequence[tuple[str, Columns, int, int]], what: str) -> str:
+    """The rounds of some strips: (name of the run, its columns, first and last place). what: the names' heading."""
+    rows = []
+    for name, columns, start, end in named:
+        for t in range(start, end):
+            compute, _, wait = (np.nan_to_num(values) for values in columns.sums(t, t + 1)[1:4])
+            late = int(columns["late"][t])
+            rows.append(
+                (
+                    *([name] if what else []),
+                    f"{columns['round'][t]:,.0f}",
+                    seconds(float(columns["seconds"][t])),
+                    "none" if late < 0 else f"worker {late}",
+                    seconds(float(compute.sum())),
+                    seconds(float(wait.sum())),
+                )
+            )
+    head = ("round", "took", "straggler", "all workers' computing", "all workers' waiting")
+    return draw.table((what, *head) if what else head, rows)
