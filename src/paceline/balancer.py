@@ -22,7 +22,7 @@ from paceline.costs import Linear
 from paceline.errors import PacelineError
 from paceline.forecast import overheads
 from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
-from paceline.samples import CostLearner, CostModel, Deal, Room, deal
+from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
 
 _log = logging.getLogger(__name__)
 
@@ -137,6 +137,28 @@ class Balancer:
                 pace, overhead = 1.0 / plan.shares, np.zeros(cluster.workers)
         return deal(lengths, self.cost_model(step), pace, overhead, room)
 
+    def in_pieces(
+        self,
+        step: int,
+        lengths: Array,
+        present: NDArray[np.bool_] | None = None,
+        room: Room = Room(),  # noqa: B008  # immutable
+    ) -> InPieces | None:
+        """As ``deal``, where a part of round ``step`` is claimed while it runs; None where it is all run as planned.
+
+        Report such a round with ``parts`` of what was really run, and ``first``.
+        """
+        plan, cluster = self._in_force(step), self.policy.cluster
+        pieces = plan.piece_plan
+        if pieces is None or pieces.at_once >= 1:
+            return None
+        most = cluster.most if room.most is None else np.asarray(room.most, float)
+        if present is not None and not present.all():
+            plan, most = _among(plan, present), np.where(present, most, 0.0)
+        room = room._replace(least=None, most=most, floor=max(room.floor, self._floor))
+        at_once, least = float(pieces.at_once), np.broadcast_to(pieces.least, plan.shares.shape)
+        return in_pieces(lengths, self.cost_model(step), plan.shares, at_once, least, room)
+
     def cost_model(self, step: int) -> CostModel:
         """What samples are taken to cost in round ``step``; there must be a learner."""
         return self._models[max(first for first in self._models if first <= step)]
@@ -155,11 +177,15 @@ class Balancer:
         memory: Array | None = None,
         pieces: PieceTimes | None = None,
         parts: Array | None = None,
+        first: tuple[Array, Array] | None = None,
     ) -> tuple[Array, Array]:
         """Take in round ``step`` and plan from it; each array of shape (n,), seconds NaN where absent.
 
         parts: of each worker's cost, (n, 3), where the round was dealt by cost (``Deal.parts``, or what was really
             run): the policy and the fitted overheads then see costs for loads, and the learner learns from them.
+        first: parts of what each worker ran before it claimed anything, (n, 3), and the seconds of these, (n,), where
+            work moved within the round: the learner then learns from these alone, since all that is claimed takes
+            whatever time there is.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
@@ -167,7 +193,10 @@ class Balancer:
         known = np.zeros_like(seconds) if known_overhead is None else measurable(known_overhead)
         ran = loads.astype(float)
         if self.learner is not None and parts is not None:
-            told_anew = self.learner.take(parts, seconds, np.nan_to_num(known))
+            if first is None:
+                told_anew = self.learner.take(parts, seconds, np.nan_to_num(known))
+            else:
+                told_anew = self.learner.take(first[0], measurable(first[1]))
             self._models[step + 1 + self.lag] = self.learner.model()
             if told_anew and self._aside is None and not self.needs_readings and pieces is None:
                 self._see_again(self.learner)

@@ -94,8 +94,9 @@ def by_torch(script: Script, kept: bool = True) -> Sequence:
     done = division.first.copy()
 
     def claim(rank, now):
-        found = ranks[rank]._claim(division, int(done[rank]), float(done[rank]), now, int(largest[rank]))
-        samples = 0 if found is None else found[1]
+        ran = int(done[rank])
+        found = ranks[rank]._claim(division, ran, ran, float(ran), now, int(largest[rank]))
+        samples = 0 if found is None else found.size
         done[rank] += samples
         return samples
 

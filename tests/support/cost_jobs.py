@@ -100,7 +100,9 @@ def _case(
     far = max(float((p - q).abs().max() / q.abs().max()) for p, q in zip(found, expected, strict=True))
     loads = [round.loads.tolist() for round in rounds]
     costs = [None if round.costs is None else round.costs.tolist() for round in rounds]
-    return {"far": far, "used": used, "loads": loads, "costs": costs}
+    within = [None if round.within is None else round.within.pieces for round in rounds]
+    parts = [None if round.parts is None else round.parts.tolist() for round in rounds]
+    return {"far": far, "used": used, "loads": loads, "costs": costs, "pieces": within, "parts": parts}
 
 
 def _train(

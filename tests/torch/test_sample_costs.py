@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,19 @@ CASES: dict[str, dict[str, Any]] = {
     "by speed": {"policy": "level"},
     "auto, by round": {"policy": "auto", "loop": "round"},
 }
+HALF = {"policy": "factoring:portion=0.5", "loop": "round"}
+IN_PIECES: dict[str, dict[str, Any]] = {
+    "half is claimed": HALF,
+    "unpadded, a budget": HALF | {"loading": {"cost": "tokens", "micro_batch_cost": 90, "padded": False}},
+    "padded, a budget and few at once": HALF
+    | {"loop": "pieces", "micro_batch": 4, "loading": {"cost": "tokens", "micro_batch_cost": 90}},
+    "all is claimed": HALF | {"policy": "factoring:scheme=self,piece=2"},
+    "a rank with little room": HALF | {"limits": ((None, None), (None, None), (None, 7))},
+    "means of sentences": HALF | {"by_sentence": True},
+    "prefetching": HALF | {"workers": 1},
+    "left and taken up": HALF | {"stop": 3},
+}
+CASES |= {f"in pieces: {name}": case for name, case in IN_PIECES.items()}
 
 
 def test_the_model_is_that_of_one_process_and_every_sample_is_used_once() -> None:
@@ -51,6 +64,36 @@ def test_the_model_is_that_of_one_process_and_every_sample_is_used_once() -> Non
             assert used == list(range(COUNT)), f"{name}: epoch {epoch}"
         assert len(results[0]["loads"]) == 2 * -(-COUNT // BATCH), name
         assert all(sum(loads) in (BATCH, COUNT % BATCH) for loads in results[0]["loads"]), name
+        if name.startswith("in pieces"):
+            pieces = results[0]["pieces"]
+            assert max(len(own) for each in pieces for own in each) > 2, f"{name}: nothing was claimed"
+            assert [[sum(own) for own in each] for each in pieces] == results[0]["loads"], name
+
+
+def test_pieces_hold_as_much_cost_as_they_should() -> None:
+    """What the ranks tell of a round in pieces adds up to its samples, and the longest of them went first."""
+    loading = {"cost": lengths_of(), "padded": False}
+    case = {"policy": "factoring:scheme=self,piece=2", "loop": "round", "loading": loading}
+    found = run_ranks(2, divided_by_cost, [case])
+    order, lengths_here, mean = Order(COUNT, SEED).epoch(0), lengths_of(), lengths_of().mean()
+    for number in range(COUNT // BATCH):
+        of_round = lengths_here[order[number * BATCH : (number + 1) * BATCH]]
+        assert sum(parts[0] for parts in found[0][0]["parts"][number]) == of_round.sum()
+    used, start = [rank[0]["used"][0] for rank in found], [0, 0]
+    for number in range(COUNT // BATCH):
+        for rank, pieces in enumerate(found[0][0]["pieces"][number]):
+            costs, longest = [], []
+            for size in pieces:
+                mine = lengths_here[used[rank][start[rank] : start[rank] + size]]
+                start[rank] += size
+                costs.append(mine.sum() / mean)
+                longest.append(mine.max(initial=0) / mean)
+            claims = costs[:-1]  # then comes what it had kept for its end
+            assert all(a >= b for a, b in pairwise(longest))
+            for cost, one in zip(
+                claims[:-1], longest, strict=False
+            ):  # the round's last piece is what was left
+                assert cost <= max(one, 2 + one / 2) + 1e-9
 
 
 def test_parts_are_of_equal_cost_where_ranks_are_equal() -> None:

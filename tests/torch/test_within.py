@@ -21,7 +21,7 @@ from paceline.torch import Pace
 from paceline.torch.claiming.claims import Claims
 from paceline.torch.claiming.counter import SPEED_UNITS, LocalCounter, StoreCounter
 from paceline.torch.gradients.same_bits import ExactSum
-from paceline.torch.plan import Division
+from paceline.torch.plan import Division, Piece, RoundPlan
 from support.ranks import run_ranks
 from support.torch_jobs import (
     Samples,
@@ -263,7 +263,8 @@ def test_a_rank_that_has_no_room_for_a_claim_tells_its_speed_all_the_same() -> N
     claims._counter = counter = LocalCounter()
     claims.open(time.perf_counter())
     time.sleep(0.02)
-    claims.done(10)
+    plan = RoundPlan(0, np.array([20, 20]), 40, division)
+    claims.done(Piece(plan, 10, first=True, last=False))
     assert claims.take(division) is None
     claims.close()
     claimed, told, speed = counter.add(1)

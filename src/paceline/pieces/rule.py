@@ -60,11 +60,42 @@ def claim(
 ) -> Counts:
     """Samples of the worker's next piece, at least one ``unit`` where as much is left; of the shape of ``left``.
 
-    worker: its place, or the index of one place in each realization. told: whether every worker has told its speed in
-    this round. left: samples in the pool now. batch: of the round. held: samples that the worker has run, runs, or
-    keeps for its end. speed: samples per second of the worker in this round, as far as is known; together: of all
-    workers; 0 where nothing is known, and the pool is shared evenly among ``workers``. most: samples of a piece at
-    most, a multiple of ``unit``.
+    As ``portion``, in samples. most: samples of a piece at most, a multiple of ``unit``.
+    """
+    known = portion(
+        piece_plan,
+        worker,
+        told=told,
+        left=left,
+        batch=batch,
+        held=held,
+        speed=speed,
+        together=together,
+        workers=workers,
+    )
+    samples = np.minimum(_up(np.ceil(known), unit), np.asarray(left, float))
+    return np.minimum(samples, most).astype(np.int64)
+
+
+def portion(
+    piece_plan: PiecePlan,
+    worker: int | tuple[Counts, ...],
+    *,
+    told: NDArray[np.bool_] | bool,
+    left: Array | float,
+    batch: Array | float,
+    held: Array | float,
+    speed: Array | float,
+    together: Array | float,
+    workers: int,
+) -> Array:
+    """How much the worker's next piece should hold, perhaps more than is left; of the shape of ``left``.
+
+    All are samples, or all are costs, of which 1 is that of a mean sample. worker: its place, or the index of one
+    place in each realization. told: whether every worker has told its speed in this round. left: in the pool now.
+    batch: of the round. held: what the worker has run, runs, or keeps for its end. speed: of the worker in this
+    round, a second, as far as is known; together: of all workers; 0 where nothing is known, and the pool is shared
+    evenly among ``workers``.
     """
     left, speed, together = np.asarray(left, float), np.asarray(speed, float), np.asarray(together, float)
     known = together > 0
@@ -74,8 +105,7 @@ def claim(
     slower = np.where(expected > 0, np.minimum(speed / np.where(expected > 0, expected, 1.0), 1.0), 1.0)
     least = np.maximum(1.0, np.broadcast_to(piece_plan.least, piece_plan.speeds.shape)[worker] * slower)
     part = np.where(told, piece_plan.claim_after_known, piece_plan.claim_before_known)
-    samples = size(part, left, batch * weight - held, weight, least, unit)
-    return np.minimum(samples, most).astype(np.int64)
+    return _portion(part, left, batch * weight - held, weight, least)
 
 
 def size(part: Array, left: Array, due: Array, weight: Array, least: Array, unit: int = 1) -> Counts:
@@ -84,15 +114,21 @@ def size(part: Array, left: Array, due: Array, weight: Array, least: Array, unit
     part: what is claimed of what is due (``PiecePlan.claim_...``). least: as in PiecePlan. left: samples in the pool
     now. due: samples that the worker would still have to claim if all were to end together, by the speeds known
     now. weight: the worker's part of all speeds.
+    """
+    samples = _up(np.ceil(_portion(part, left, due, weight, least)), unit)
+    return np.minimum(samples, left).astype(np.int64)
+
+
+def _portion(part: Array, left: Array, due: Array, weight: Array, least: Array) -> Array:
+    """As ``size``, unrounded, and perhaps more than is left.
 
     What is due to the workers are shares of what is left, so who claims a half each time runs stage after stage of
     factoring without any counting. Where speeds have fallen, nothing may seem to be due while much is left: then
     the worker's part of that is.
     """
     remains = left * weight
-    portion = part * np.where(part < 1, np.maximum(due, remains), remains)
-    samples = _up(np.ceil(np.maximum(portion, least)), unit)
-    return np.minimum(samples, left).astype(np.int64)
+    wanted = part * np.where(part < 1, np.maximum(due, remains), remains)
+    return np.maximum(wanted, least)
 
 
 def _up(samples: Array, unit: int) -> Counts:

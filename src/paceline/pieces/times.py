@@ -9,7 +9,7 @@ import numpy as np
 COST_STEP = 1.1  # factor by which that follows each round's measurement: a running median
 
 
-def piece_cost(sizes: Sequence[int], seconds: Sequence[float], before: float) -> float:
+def piece_cost(sizes: Sequence[float], seconds: Sequence[float], before: float) -> float:
     """Seconds of a piece beyond its samples, after a round's pieces: from the largest and the smallest.
 
     One round's is noisy, so the estimate only takes a step towards it.
@@ -23,7 +23,7 @@ def piece_cost(sizes: Sequence[int], seconds: Sequence[float], before: float) ->
     return float(np.clip(before * COST_STEP if found > before else before / COST_STEP, 5e-5, 1.0))
 
 
-def against_the_first(sizes: Sequence[int], seconds: Sequence[float], cost: float) -> tuple[float, float]:
+def against_the_first(sizes: Sequence[float], seconds: Sequence[float], cost: float) -> tuple[float, float]:
     """(seconds that a worker's claims would have taken at the pace of its first piece, how far from it they were).
 
     The last piece is left out: it may have waited for others.

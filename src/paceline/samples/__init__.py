@@ -3,5 +3,6 @@
 from paceline.samples.cost import CostModel, SampleCosts
 from paceline.samples.deal import Deal, Room, deal
 from paceline.samples.learner import CostLearner
+from paceline.samples.pool import InPieces, Pool, in_pieces
 
-__all__ = ["CostLearner", "CostModel", "Deal", "Room", "SampleCosts", "deal"]
+__all__ = ["CostLearner", "CostModel", "Deal", "InPieces", "Pool", "Room", "SampleCosts", "deal", "in_pieces"]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paceline.costs import Array
 from paceline.errors import PacelineError
 
-__all__ = ["Limits", "sorted_runs"]
+__all__ = ["Limits", "best_cuts", "sorted_runs"]
 
 Counts = NDArray[np.int64]
 PLACES = 2048  # where a cut may be, of so many samples or more
@@ -70,6 +70,14 @@ def sorted_runs(
             "without a place; raise them, or allow more turns"
         )
     return runs
+
+
+def best_cuts(costs: Array, lengths: Array, launch: float, micro_batch: int, budget: float) -> list[int]:
+    """Sizes of the micro-batches that cost least, of samples that stand by falling length, as ``sorted_runs``."""
+    alone, many = np.zeros(1, np.int64), len(costs)
+    limits = Limits(alone, alone + many, alone + micro_batch, budget)
+    cutting = _Cutting(costs, lengths, launch, np.ones(1), np.zeros(1), limits, alone)
+    return cutting.cuts(0, np.inf, many, micro_batch)
 
 
 class _Cutting:
@@ -138,7 +146,7 @@ class _Cutting:
         if self.limits.one:
             return np.concatenate(([0.0], np.cumsum(self.costs))).tolist()
         total, costs = np.zeros(self.batch + 1), np.array(self.costs)
-        ends = np.cumsum(self._run(0, np.inf, self.batch, int(self.limits.micro_batch.max())))
+        ends = np.cumsum(self.cuts(0, np.inf, self.batch, int(self.limits.micro_batch.max())))
         start = 0
         for end in ends.tolist():
             first = float(costs[start])
@@ -156,14 +164,14 @@ class _Cutting:
             budget = (level - float(self.overhead[place])) / pace if np.isfinite(pace) else 0.0
             mine: list[int] = []
             if may > 0 and np.isfinite(pace):
-                mine = self._run(start, budget, may, cap)
+                mine = self.cuts(start, budget, may, cap)
                 if sum(mine) < self.least[place]:
-                    mine = self._run(start, np.inf, self.least[place], cap)
+                    mine = self.cuts(start, np.inf, self.least[place], cap)
             cuts.append(mine)
             start += sum(mine)
         return cuts
 
-    def _run(self, start: int, budget: float, most: int, cap: int) -> list[int]:
+    def cuts(self, start: int, budget: float, most: int, cap: int) -> list[int]:
         """Sizes of the micro-batches of the longest run from ``start`` that costs at most ``budget``."""
         stop = start + most
         if start >= self.batch or most <= 0:

@@ -20,6 +20,7 @@ from paceline.rounds import Cluster, Indices
 from paceline.samples import CostLearner, Room, SampleCosts, deal
 from paceline.samples.cost import batch_parts, cost_of
 from paceline.shares import whole_samples
+from paceline.simulate.claimed import Claimed, play
 from paceline.simulate.scenario import DIE, FREEZE, Scenario
 from paceline.simulate.world import moments
 
@@ -111,6 +112,7 @@ class _Player:
         self._room = Room(
             micro_batch=samples.micro_batch, budget=samples.micro_batch_cost, turns=samples.turns
         )
+        self._piece_costs = np.full(full.workers, scenario.piece_seconds)
         self._queue = np.zeros(0, np.int64)
         self.alone = self.waited = self.time = 0.0
         self._launches = 0
@@ -124,11 +126,17 @@ class _Player:
         """Seconds of the round; the policy hears of it."""
         lengths = self._costs.lengths[self._next(self._scenario.batch(t))]
         self.alone = float(self._truth.of(lengths).sum())
-        loads, parts = self._divided(t, lengths, slope, overhead, present)
+        claimed = self._in_pieces(t, lengths, slope, overhead, present)
+        if claimed is None:
+            loads, parts = self._divided(t, lengths, slope, overhead, present)
+            seconds = np.where(present, overhead + slope * cost_of(self._truth, parts), np.nan)
+            first = times = None
+        else:
+            loads, parts, seconds, first, times = claimed[:5]
         self._launches += int(parts[:, 2].sum())
-        seconds = np.where(present, overhead + slope * cost_of(self._truth, parts), np.nan)
         known = overhead if self._scenario.known_overhead else None
-        self._balancer.report(t, loads, seconds, known, parts=parts if self._by_cost else None)
+        parts_told = parts if self._by_cost else None
+        self._balancer.report(t, loads, seconds, known, pieces=times, parts=parts_told, first=first)
         latency = float(np.nanmax(seconds))
         self.waited += latency * present.sum() - float(np.nansum(seconds))
         self.time += latency * present.sum()
@@ -152,6 +160,32 @@ class _Player:
         else:
             loads = balancer.loads(t, len(lengths), present)
         return loads, self._in_order(lengths, loads)
+
+    def _in_pieces(
+        self, t: int, lengths: Array, slope: Array, overhead: Array, present: NDArray[np.bool_]
+    ) -> Claimed | None:
+        """The round, where a part of it is claimed by cost; None where it is run as planned."""
+        balancer, samples = self._balancer, self._scenario.samples
+        piece_plan = balancer.piece_plan(t)
+        if piece_plan is None or not self._by_cost or self._room.turns is not None:
+            return None
+        dealt = balancer.in_pieces(t, lengths, present, self._room)
+        if dealt is None:
+            return None
+        n, batch = len(slope), len(lengths)
+        micro = batch if samples is None or samples.micro_batch is None else samples.micro_batch
+        most = np.minimum(balancer.policy.cluster.most, batch).astype(np.int64)
+        return play(
+            dealt,
+            piece_plan,
+            self._truth,
+            slope,
+            overhead,
+            self._piece_costs,
+            np.full(n, micro),
+            most,
+            present,
+        )
 
     def _in_order(self, lengths: Array, loads: Indices) -> Array:
         """Parts of each worker's cost, (n, 3), if each runs the next so many samples."""

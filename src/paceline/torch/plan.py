@@ -9,8 +9,9 @@ import numpy as np
 from paceline.errors import PacelineError
 from paceline.pieces import rule
 from paceline.pieces.rule import Counts
-from paceline.rounds import Indices, PiecePlan
-from paceline.samples import Deal
+from paceline.rounds import Array, Indices, PiecePlan
+from paceline.samples import Deal, Pool
+from paceline.samples.pool import micro_cost
 
 
 class Division(NamedTuple):
@@ -21,6 +22,9 @@ class Division(NamedTuple):
     start: int  # of the pool, among the epoch's samples
     pool: int  # samples to claim
     piece_plan: PiecePlan
+    costs: Pool | None = None  # of the samples to claim, where they cost differently
+    reserved: Array | None = None  # cost of what each rank keeps for its end, (n,), there
+    whole: float = 0.0  # cost of the round, there
 
     @property
     def batch(self) -> int:
@@ -35,7 +39,8 @@ class RoundPlan(NamedTuple):
     loads: Indices  # every rank's samples, shape (n,)
     batch: int  # samples of all ranks
     division: Division | None = None  # None where all of it is run as planned
-    deal: Deal | None = None  # who runs which samples in which micro-batches, where they are divided by cost
+    # Who runs which samples in which micro-batches, where they are divided by cost; what is claimed follows these.
+    deal: Deal | None = None
 
     @property
     def at_once(self) -> float:
@@ -51,6 +56,14 @@ class Piece(NamedTuple):
     first: bool  # in its round
     last: bool
     claims: bool = False  # work may be claimed after this piece; before it, where it is the last
+    parts: Array | None = None  # what it adds up to, see ``Deal.parts``, (3,), where samples cost differently
+
+    @property
+    def amount(self) -> float:
+        """How much is to run, as pieces are claimed: samples, or their cost without a launch."""
+        if self.parts is None or self.plan.deal is None:
+            return self.samples
+        return micro_cost(self.plan.deal.model, self.parts)
 
     @property
     def step(self) -> int:
@@ -71,6 +84,35 @@ class Piece(NamedTuple):
     def division(self) -> Division | None:
         """What to claim from after this piece; before it, where it is the last. None where nothing is claimed."""
         return self.plan.division if self.claims else None
+
+
+class Claim(NamedTuple):
+    """What a rank has claimed."""
+
+    start: int  # among the epoch's samples
+    sizes: tuple[int, ...]  # samples of each turn that runs a part of it
+    parts: tuple[Array | None, ...]  # of each turn, see ``Piece.parts``
+
+    @property
+    def size(self) -> int:
+        """Samples in all."""
+        return sum(self.sizes)
+
+
+def claimed(division: Division, start: int, size: int, cell: int, micro_batch: int) -> Claim:
+    """So many samples from ``start`` of the pool on, cut into turns.
+
+    cell: samples of every turn, 0 where turns differ. micro_batch: samples that fit into the rank's memory at once.
+    """
+    at, costs = division.start + start, division.costs
+    if costs is None:
+        each = cell or size
+        sizes = tuple(min(each, size - place) for place in range(0, size, each))
+        return Claim(at, sizes, (None,) * len(sizes))
+    cuts = costs.cuts(start, size, micro_batch)
+    places = np.concatenate(([0], np.cumsum(cuts)[:-1])) + start
+    parts = tuple(costs.parts(place, cut) for place, cut in zip(places.tolist(), cuts, strict=True))
+    return Claim(at, tuple(cuts), parts)
 
 
 def divide(

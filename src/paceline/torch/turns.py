@@ -23,7 +23,7 @@ from paceline.torch.liveness.lookout import Alone
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
 from paceline.torch.passes import Passes
-from paceline.torch.plan import Piece
+from paceline.torch.plan import Claim, Piece
 from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
 
@@ -57,8 +57,8 @@ class Source(Protocol):
         """What the next planned turn is given, and the piece of a round that it is."""
         ...
 
-    def claimed(self, start: int, size: int) -> Iterator[tuple[Any, int]]:
-        """What the turns of a claim are given, and the samples of each."""
+    def claimed(self, claim: Claim) -> Iterator[Any]:
+        """What the turns of a claim are given."""
         ...
 
 
@@ -84,7 +84,7 @@ class Turns:
         parameters = [p for p in model.parameters() if p.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
         most, largest = int(terms.most[self.rank]), None if terms.cell else terms.micro_batch
-        self._claims = Claims(device, terms.unit, largest, most) if terms.moves_work else None
+        self._claims = Claims(device, terms.unit, largest, most, terms.cell) if terms.moves_work else None
         self._meter = self._measuring(device, parallel)
         self.passes = Passes(parameters, device, parallel, terms, self._meter, self._halfway, self._ready)
         self._gradients = self.passes.gradients
@@ -151,10 +151,13 @@ class Turns:
                 self._before_turn()
                 batch, piece = source.planned()
                 while (claimed := self._claim(piece)) is not None:
-                    left = claimed[1]
-                    for more, samples in source.claimed(*claimed):
-                        left -= samples
-                        self._begin(piece._replace(samples=samples, last=False, claims=not left))
+                    left = len(claimed.sizes)
+                    for more, samples, parts in zip(
+                        source.claimed(claimed), claimed.sizes, claimed.parts, strict=True
+                    ):
+                        left -= 1
+                        turn = piece._replace(samples=samples, parts=parts, last=False, claims=not left)
+                        self._begin(turn)
                         yield self.host.place(more)
                         self.end_turn(running)
                 self._begin(piece)
@@ -174,15 +177,15 @@ class Turns:
         if self.last:
             self._end_round()
         elif self.in_round and self._claims is not None:
-            self._claims.done(self.passes.piece.samples)
+            self._claims.done(self.passes.piece)
 
     def close_epoch(self) -> None:
         """Every sample of the epoch has been used."""
         self.flush()
         self.progress.begin(self.progress.epoch + 1)
 
-    def claims_ahead(self, told: Callable[[int, int], object], early: bool) -> None:
-        """From now on ``told`` hears of each claim (start, size), from a thread: at the beginning of the piece
+    def claims_ahead(self, told: Callable[[Claim], object], early: bool) -> None:
+        """From now on ``told`` hears of each claim, from a thread: at the beginning of the piece
         before it where it is wanted ``early``."""
         assert self._claims is not None
         self._claims.forget()
@@ -309,8 +312,8 @@ class Turns:
                 self._claims.open(self._began)
             self._carry = 0.0
 
-    def _claim(self, piece: Piece) -> tuple[int, int] | None:
-        """(start, size) of this rank's next claim before ``piece``, None when there is none (left)."""
+    def _claim(self, piece: Piece) -> Claim | None:
+        """This rank's next claim before ``piece``, None when there is none (left)."""
         if piece.division is None or not piece.last or self._claims is None:
             return None
         return self._claims.take(piece.division)
@@ -323,7 +326,7 @@ class Turns:
             self._rounds.open(piece.plan, self.progress.epoch)
         self.passes.begin(piece)
         if self._claims is not None and not piece.last:
-            self._claims.begin(piece.division, piece.samples)
+            self._claims.begin(piece)
         self.host.turn_begins(piece)
 
     def _check_turn(self, running: object) -> None:
@@ -368,7 +371,7 @@ class Turns:
     def _halfway(self, piece: Piece) -> None:
         """The backward pass begins: behind it there is time to ask for what comes next."""
         if self._claims is not None and not piece.last:
-            self._claims.halfway(piece.division, piece.samples)
+            self._claims.halfway(piece)
 
     def _ready(self, piece: Piece) -> None:
         """This rank's last gradient of the round is ready."""
@@ -378,7 +381,7 @@ class Turns:
         if self._claims is None:
             self._meter.stop(piece.step, self.terms.balancer.digest)
         else:
-            self._claims.done(piece.samples, last=True)
+            self._claims.done(piece, last=True)
             self._meter.stop(piece.step, self.terms.balancer.digest, self._claims.report)
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:

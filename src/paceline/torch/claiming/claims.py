@@ -13,17 +13,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from paceline.errors import WorkerError
-from paceline.pieces.rule import claim
+from paceline.pieces.rule import claim, portion
 from paceline.torch import peers
 from paceline.torch.claiming.counter import MOST_SPEED, SPEED_UNITS, counter
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.measuring import piece_reports
-from paceline.torch.plan import Division
+from paceline.torch.plan import Claim, Division, Piece, claimed
 
 _log = logging.getLogger(__name__)
 # Times the expected speed of all, told by one rank: a plan made from a stall may be that wrong.
@@ -35,50 +36,54 @@ GROWTH = 2  # times the piece before: what is claimed at most where processes lo
 MARGIN = 0.1  # of a piece that is left when the next is asked for, and twice the time that a claim takes
 FORGET_SECONDS = 5.0  # for a claim to return that nobody wants any more
 
-Claim = tuple[int, int]  # start among the epoch's samples, size
-
 
 class _Before(NamedTuple):
-    """Where a rank stands when it asks: a piece that began, of so many samples and expected to take ``whole``
-    seconds, and the samples done before it in ``busy`` seconds."""
+    """Where a rank stands when it asks: a piece that began, of ``running`` and expected to take ``whole`` seconds;
+    how much was ``done`` before it in ``busy`` seconds, all as amounts; and its samples with these."""
 
     began: float
-    running: int
+    running: float
     whole: float
-    done: int
+    done: float
     busy: float
+    samples: int
 
 
 class Claims:
     """This rank's part in the rounds that are run in pieces.
 
     unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: that
-    this rank may take in a round.
+    this rank may take in a round. cell: samples of every turn, 0 where turns differ.
 
+    How much a piece holds is counted in samples, or by their cost where samples cost differently (``Piece.amount``).
     For each round: ``open``; for each piece ``begin``, ``halfway`` and ``done``; ``take`` between two of them;
     ``report`` at its end. ``halfway`` may be left out: then ``take`` asks, and waits.
     """
 
-    def __init__(self, device: torch.device, unit: int, largest: int | None, most: int) -> None:
+    def __init__(
+        self, device: torch.device, unit: int, largest: int | None, most: int, cell: int = 0
+    ) -> None:
         self._counter = counter()
         self._rank, self._ranks = peers.rank(), peers.ranks()
         self._device, self._unit, self._most = device, unit, most
-        self._largest = most if largest is None else largest
+        self._largest, self._cell = most if largest is None else largest, cell
         self._asker = Calls("claims")
         self._timeout = peers.timeout()
         self._answer: Future[Claim | None] | None = None
         self._behind = torch.cuda.Event() if device.type == "cuda" else None  # the newest forward pass
-        self._asking: tuple[Division, int] | None = None  # to be asked for when that is through
+        self._asking: Piece | None = None  # behind which something is to be asked for when that is through
         self.early = (
             False  # claimed samples take long to load: ask when a piece begins, not at its backward pass
         )
-        self.claimed: Callable[[int, int], object] | None = None  # told of each claim, in the thread
+        self.claimed: Callable[[Claim], object] | None = None  # told of each claim, in the thread
         self._cost, self._wait, self._forward, self._trips = piece_reports.FIRST_COST, 0.0, FORWARD, TRIPS
         self._through = threading.Event()  # the piece is, behind which something is asked for
         self._opened = 0  # rounds; one that was left is counted again when it is run again
         self._told: int | None = None  # the newest speed that the others were told in this round
         self._began = self._mark = self._half = self._waited = 0.0
         self._sizes: list[int] = []
+        self._amounts: list[float] = []
+        self._parts = np.zeros(3)
         self._seconds: list[float] = []
         self._waits: list[float] = []
 
@@ -89,29 +94,30 @@ class Claims:
         self._told = None
         self._began = self._mark = began
         self._half = self._waited = 0.0
-        self._sizes, self._seconds, self._waits = [], [], []
+        self._sizes, self._amounts, self._seconds, self._waits = [], [], [], []
+        self._parts = np.zeros(3)
 
-    def begin(self, division: Division | None, samples: int) -> None:
-        """A piece begins. division: what to claim from while it runs; None where something else comes next."""
-        if self.early and division is not None and self._sizes:
-            self._ask(division, samples, math.inf)
+    def begin(self, piece: Piece) -> None:
+        """A piece begins."""
+        if self.early and piece.division is not None and self._sizes:
+            self._ask(piece.division, piece, math.inf)
 
-    def halfway(self, division: Division | None, samples: int) -> None:
+    def halfway(self, piece: Piece) -> None:
         """The backward pass of a piece begins."""
-        if division is None or self._answer is not None:
+        if piece.division is None or self._answer is not None:
             return
         if self._behind is not None:
             self._behind.record(torch.cuda.current_stream(self._device))
-            self._asking = division, samples
+            self._asking = piece
             return
-        self._ask_in_time(division, samples)
+        self._ask_in_time(piece)
 
-    def done(self, samples: int, last: bool = False) -> None:
+    def done(self, piece: Piece, last: bool = False) -> None:
         """A piece is through; on a GPU, wait for it first, since what is claimed next depends on when."""
         if self._behind is not None and not last:
             if self._asking is not None:
                 self._behind.synchronize()
-                self._ask_in_time(*self._asking)
+                self._ask_in_time(self._asking)
                 self._asking = None
             torch.cuda.current_stream(self._device).synchronize()
         self._through.set()
@@ -120,13 +126,16 @@ class Claims:
         if self._half:
             portion = (self._half - self._mark - self._waited) / max(took - self._waited, 1e-9)
             self._forward += RECENT * (min(max(portion, 0.0), 1.0) - self._forward)
-        self._sizes.append(samples)
+        self._sizes.append(piece.samples)
+        self._amounts.append(piece.amount)
+        if piece.parts is not None:
+            self._parts = self._parts + piece.parts
         self._seconds.append(took)
         self._waits.append(self._waited)
         self._mark, self._half, self._waited = now, 0.0, 0.0
 
     def take(self, division: Division) -> Claim | None:
-        """(start among the epoch's samples, size) of this rank's next piece; None when nothing is left for it."""
+        """This rank's next piece; None when nothing is left for it."""
         began = time.perf_counter()
         if self._answer is None:
             self._ask(division)
@@ -150,11 +159,12 @@ class Claims:
     def report(self) -> list[float]:
         """What the other ranks should know of the round's pieces: the numbers of a ``piece_reports.ROW``."""
         pure = [seconds - wait for seconds, wait in zip(self._seconds, self._waits, strict=True)]
-        self._cost = piece_reports.cost(self._sizes, pure, self._cost)
+        self._cost = piece_reports.cost(self._amounts, pure, self._cost)
         claimed = self._waits[1:-1]  # neither the first nor the last piece is claimed
         if claimed:
             self._wait += RECENT * (sum(claimed) / len(claimed) - self._wait)
-        return piece_reports.report(self._sizes, self._seconds, self._cost + self._wait)
+        cost = self._cost + self._wait
+        return piece_reports.report(self._sizes, self._seconds, cost, self._amounts, self._parts.tolist())
 
     def close(self) -> None:
         self.forget()
@@ -163,22 +173,26 @@ class Claims:
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _ask_in_time(self, division: Division, samples: int) -> None:
+    def _ask_in_time(self, piece: Piece) -> None:
         """Ask behind a piece whose backward pass begins now."""
+        assert piece.division is not None
         self._half = time.perf_counter()
         so_far = self._half - self._mark - self._waited
         whole = so_far / max(self._forward, 0.05)
-        self._ask(division, samples, whole, 0.0 if self.early else whole * (1 - MARGIN) - 2 * self._trips)
+        self._ask(piece.division, piece, whole, 0.0 if self.early else whole * (1 - MARGIN) - 2 * self._trips)
 
-    def _ask(self, division: Division, running: int = 0, whole: float = math.inf, wait: float = 0.0) -> None:
-        """Ask for what comes after a piece of ``running`` samples that takes ``whole`` seconds, when ``wait`` of
-        them are over or it is through."""
+    def _ask(
+        self, division: Division, running: Piece | None = None, whole: float = math.inf, wait: float = 0.0
+    ) -> None:
+        """Ask for what comes after the ``running`` piece that takes ``whole`` seconds, when ``wait`` of them are over
+        or it is through."""
         before = _Before(
             self._mark + self._waited,
-            running,
+            0 if running is None else running.amount,
             whole,
-            sum(self._sizes),
+            sum(self._amounts),
             self._mark - self._began - sum(self._waits) - self._cost * len(self._sizes),
+            sum(self._sizes) + (0 if running is None else running.samples),
         )
         self._through.clear()
         self._answer = self._asker.submit(self._asked, division, before, wait)
@@ -189,23 +203,27 @@ class Claims:
         through = self._through.wait(pause) if pause > 0 else self._through.is_set()
         now = time.perf_counter()
         running = now - before.began
-        portion = 1.0 if through else min(running / before.whole, 1.0)
-        busy = before.busy + (running - self._cost * portion if portion else 0.0)
+        done = 1.0 if through else min(running / before.whole, 1.0)
+        busy = before.busy + (running - self._cost * done if done else 0.0)
         # What is claimed is to be loaded while a piece runs that may be much smaller.
-        most = GROWTH * before.running if self.early and before.running else self._largest
-        taken = self._claim(
-            division, before.done + before.running, before.done + portion * before.running, busy, most
-        )
+        most = GROWTH * before.running if self.early and before.running else math.inf
+        ran = before.done + done * before.running
+        taken = self._claim(division, before.samples, before.done + before.running, ran, busy, most)
         self._trips += RECENT * (min(time.perf_counter() - now, 10 * self._trips) - self._trips)
         if taken is not None and self.claimed is not None:
-            self.claimed(*taken)
+            self.claimed(taken)
         return taken
 
-    def _claim(self, division: Division, held: int, done: float, busy: float, most: int) -> Claim | None:
-        """The next claim, of ``most`` samples, of a rank that holds so many, and ran some in ``busy`` seconds."""
-        rank, piece_plan, unit = self._rank, division.piece_plan, self._unit
-        room = min(self._largest, self._most - held - int(division.kept[rank]))
-        room = min(room, max(most, unit)) // unit * unit
+    def _claim(
+        self, division: Division, samples: int, held: float, done: float, busy: float, most: float
+    ) -> Claim | None:
+        """The next claim, of ``most`` at most, of a rank that holds so many samples, and ran ``done`` in ``busy``
+        seconds; held, done and most are amounts."""
+        rank, piece_plan, costs = self._rank, division.piece_plan, division.costs
+        room = self._most - samples - int(division.kept[rank])
+        if costs is None:
+            room = int(min(self._largest, room, max(most, self._unit)))
+        room = room // self._unit * self._unit
         if room <= 0 and self._told is not None:
             return None
         expected, together = float(piece_plan.speeds[rank]), float(piece_plan.speeds.sum())
@@ -220,25 +238,27 @@ class Claims:
         left = division.pool - count.samples
         if left <= 0 or room <= 0:
             return None
-        wanted = int(
-            claim(
-                piece_plan,
-                rank,
-                told=count.told == self._ranks,
-                left=left,
-                batch=division.batch,
-                held=held + int(division.kept[rank]),
-                speed=speed,
-                together=together * max(1.0 + count.speed / SPEED_UNITS, 1e-6),
-                workers=self._ranks,
-                most=room,
-                unit=unit,
+        reserved = division.kept if division.reserved is None else division.reserved
+        known_now: dict[str, Any] = {
+            "told": count.told == self._ranks,
+            "left": left if costs is None else costs.left(count.samples),
+            "batch": division.batch if costs is None else division.whole,
+            "held": held + reserved[rank],
+            "speed": speed,
+            "together": together * max(1.0 + count.speed / SPEED_UNITS, 1e-6),
+            "workers": self._ranks,
+        }
+        if costs is None:
+            wanted = int(claim(piece_plan, rank, most=room, unit=self._unit, **known_now))
+        else:
+            wanted = costs.samples(
+                count.samples, min(float(portion(piece_plan, rank, **known_now)), most), room
             )
-        )
         start = self._counter.add(self._opened, wanted).samples
         if start >= division.pool:
             return None
-        return division.start + start, min(wanted, division.pool - start)
+        size = min(wanted, division.pool - start)
+        return claimed(division, start, size, self._cell, self._largest)
 
     def forget(self) -> None:
         """Nothing is asked for any more; a loop that was left within its round may still."""

@@ -14,7 +14,7 @@ from paceline.rounds import Indices
 from paceline.samples import CostLearner, Room, SampleCosts
 from paceline.torch import options, peers
 from paceline.torch.feed import lengths
-from paceline.torch.plan import RoundPlan
+from paceline.torch.plan import Division, RoundPlan
 from paceline.torch.terms import Terms
 
 
@@ -60,11 +60,25 @@ class Dealer:
 
     def divided(self, step: int, order: Indices, first: int, size: int) -> RoundPlan:
         """Round ``step`` of ``size`` samples from ``first`` of the epoch's ``order``, put there in the order in
-        which they are dealt."""
+        which they are dealt: rank after rank, and then what is claimed."""
         part = order[first : first + size]
-        dealt = self._terms.balancer.deal(step, self._costs.lengths[part], room=self._room)
+        lengths, balancer = self._costs.lengths[part], self._terms.balancer
+        pieces = balancer.in_pieces(step, lengths, room=self._room) if self._terms.moves_work else None
+        dealt = balancer.deal(step, lengths, room=self._room) if pieces is None else pieces.own
         part[:] = part[dealt.order]
-        return RoundPlan(step, dealt.loads, size, deal=dealt)
+        piece_plan, division = balancer.piece_plan(step), None
+        if pieces is not None and piece_plan is not None:
+            division = Division(
+                pieces.first,
+                pieces.kept,
+                first + int(dealt.loads.sum()),
+                len(pieces.pool.lengths),
+                piece_plan,
+                pieces.pool,
+                pieces.kept_costs,
+                pieces.whole,
+            )
+        return RoundPlan(step, dealt.loads, size, division, dealt)
 
 
 def agreed_dealer(

@@ -24,7 +24,7 @@ from paceline.torch.feed.nested import nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.gradients.same_bits import aligned
-from paceline.torch.plan import Piece
+from paceline.torch.plan import Claim, Piece
 from paceline.torch.turns import Turns
 
 
@@ -156,9 +156,9 @@ class BalancedLoader:
         batch = next(self._source)
         return self._laid(batch), self._sampler.queue.popleft()
 
-    def claimed(self, start: int, size: int) -> Iterator[tuple[Any, int]]:
-        for turn in self._cut(start, size):
-            yield self._laid(self._fetch(turn)), len(turn)
+    def claimed(self, claim: Claim) -> Iterator[Any]:
+        for turn in self._cut(claim):
+            yield self._laid(self._fetch(turn))
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -175,15 +175,18 @@ class BalancedLoader:
                 "drop_last=True, which leaves it out, or another quantum"
             )
 
-    def _cut(self, start: int, size: int) -> list[Indices]:
-        """What is claimed, cut into turns of the user's loop: one, or cells of a grid."""
-        chosen, each = self._sampler.indices[start : start + size], self._turns.terms.cell or size
-        return [chosen[at : at + each] for at in range(0, size, each)]
+    def _cut(self, claim: Claim) -> list[Indices]:
+        """What is claimed, cut into turns of the user's loop."""
+        turns, at = [], claim.start
+        for size in claim.sizes:
+            turns.append(self._sampler.indices[at : at + size])
+            at += size
+        return turns
 
-    def _claimed(self, start: int, size: int) -> None:
+    def _claimed(self, claim: Claim) -> None:
         """Called from the thread that claims."""
         assert self._fetcher is not None
-        self._fetcher.begin(self._cut(start, size))
+        self._fetcher.begin(self._cut(claim))
 
     def _fetch(self, turn: Indices) -> Any:
         assert self._fetcher is not None

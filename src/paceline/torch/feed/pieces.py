@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.rounds import Indices
+from paceline.rounds import Array, Indices
+from paceline.samples.cost import batch_parts
 from paceline.torch.plan import Piece, RoundPlan
 from paceline.torch.terms import Terms
 
@@ -45,7 +46,8 @@ def planned_pieces(
     filler = indices[: terms.floor] if fills else None
     mine = indices[start : start + int(own[rank])]
     if plan.deal is not None:
-        return _in_cuts(plan, mine, plan.deal.sizes[rank].tolist(), filler)
+        lengths = plan.deal.lengths[plan.deal.starts[rank] :]
+        return _in_cuts(plan, mine, plan.deal.sizes[rank].tolist(), filler, lengths)
     return pieces(terms, plan, mine, kept, filler)
 
 
@@ -71,15 +73,19 @@ def pieces(
 
 
 def _in_cuts(
-    plan: RoundPlan, mine: Indices, cuts: list[int], filler: Indices | None
+    plan: RoundPlan, mine: Indices, cuts: list[int], filler: Indices | None, lengths: Array | None = None
 ) -> Iterator[tuple[Indices, Piece]]:
-    """A rank's samples in micro-batches of these sizes, at least one turn."""
+    """A rank's samples in micro-batches of these sizes, at least one turn. lengths: of the samples, and more."""
     cuts, start = cuts or [0], 0
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
         chosen = mine[start : start + size] if size or filler is None else filler
         claims = plan.division is not None and number >= len(cuts) - 2
-        yield chosen, Piece(plan, size, number == 0, last, claims)
+        parts = None
+        if lengths is not None and plan.deal is not None:
+            sizes = np.array([size] if size else [], np.int64)
+            parts = batch_parts(lengths[start : start + size], sizes, plan.deal.model.padded)
+        yield chosen, Piece(plan, size, number == 0, last, claims, parts)
         start += size
 
 

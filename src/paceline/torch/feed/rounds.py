@@ -11,7 +11,7 @@ import numpy as np
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
 from paceline.torch.feed.pieces import planned_pieces
-from paceline.torch.plan import Piece
+from paceline.torch.plan import Claim, Piece
 from paceline.torch.turns import Source, Turns
 
 
@@ -98,5 +98,5 @@ class Sizes:
             self._left -= 1
         return len(chosen), piece
 
-    def claimed(self, start: int, size: int) -> Iterator[tuple[int, int]]:
-        yield size, size
+    def claimed(self, claim: Claim) -> Iterator[int]:
+        yield from claim.sizes

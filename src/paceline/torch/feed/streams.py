@@ -22,7 +22,7 @@ from paceline.torch.feed.nested import nothing_of
 from paceline.torch.feed.pieces import pieces
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.measuring import exchange
-from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.plan import Claim, Piece, RoundPlan
 from paceline.torch.turns import Turns
 
 AHEAD = 2  # times what a rank is to run, and times an equal share of those whose streams go on
@@ -173,7 +173,7 @@ class StreamLoader:
         chosen, piece = next(self._planned)
         return self._batch(chosen), piece
 
-    def claimed(self, start: int, size: int) -> Iterator[tuple[Any, int]]:
+    def claimed(self, claim: Claim) -> Iterator[Any]:
         raise AssertionError("rounds of a stream are run as planned")
 
     # -- within ----------------------------------------------------------------------------------------------

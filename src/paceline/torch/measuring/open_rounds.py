@@ -18,6 +18,7 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.pieces.sharing import PieceRecord
 from paceline.rounds import Array
+from paceline.samples.cost import cost_of
 from paceline.torch import peers
 from paceline.torch.liveness.patience import named
 from paceline.torch.measuring.exchange import Rows
@@ -109,12 +110,15 @@ class OpenRounds:
             return
         step = int(rows["step"][0])
         plan, epoch, seconds, learning_rate = self._open.pop(step)
-        known, loads, reports, within = rows["overhead"], plan.loads, None, None
+        known, loads, reports, within, first = rows["overhead"], plan.loads, None, None, None
+        parts = None if plan.deal is None else plan.deal.parts
         if self._moves_work:
             reports = PieceReports.of(rows["pieces"])
             within = PieceRecord(plan.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
             if plan.deal is None:  # else the cost model has what micro-batches cost
                 known = known + (reports.counts - 1).clip(0) * reports.cost
+            elif plan.division is not None:
+                parts, first = reports.parts, reports.before_claims(plan.deal, plan.division)
             loads = reports.loads
             if loads.sum() != plan.batch:
                 raise PacelineError(
@@ -124,9 +128,8 @@ class OpenRounds:
         elif "samples" in (rows.dtype.names or ()):  # a rank that was lost left its part to others
             loads = rows["samples"].astype(np.int64)
         times = None if reports is None else reports.times()
-        parts = None if plan.deal is None else plan.deal.parts
         overhead, shares = self._balancer.report(
-            step, loads, rows["seconds"], known, rows["cpu"], rows["memory"], times, parts
+            step, loads, rows["seconds"], known, rows["cpu"], rows["memory"], times, parts, first
         )
         result = RoundResult(
             step=step,
@@ -140,7 +143,7 @@ class OpenRounds:
             shares=shares,
             within=within,
             learning_rate=learning_rate,
-            costs=None if plan.deal is None else plan.deal.costs,
+            costs=None if plan.deal is None or parts is None else cost_of(plan.deal.model, parts),
             parts=parts,
         )
         for listener in self.listeners:

@@ -10,7 +10,10 @@ import numpy as np
 from paceline.pieces.rule import Counts
 from paceline.pieces.times import against_the_first, piece_cost
 from paceline.rounds import Array, PieceTimes
+from paceline.samples import Deal
+from paceline.samples.cost import batch_parts
 from paceline.torch.measuring.exchange import Rows
+from paceline.torch.plan import Division
 
 PIECES = 16  # of a round on record for each rank; what follows is added to the last
 FIRST_COST = 1e-3  # seconds of a piece beyond its samples, until measured
@@ -19,7 +22,9 @@ ROW = np.dtype(
         ("samples", "f8"),  # that the rank ran
         ("cost", "f8"),  # seconds of a piece beyond its samples
         ("pieces", "f8"),  # how many
+        ("parts", "f8", (3,)),  # what they add up to, see ``Deal.parts``, where samples cost differently
         ("sizes", "f8", (PIECES,)),  # samples of each
+        ("amounts", "f8", (PIECES,)),  # the same, or their cost where samples cost differently
         ("times", "f8", (PIECES,)),  # and seconds
     ]
 )
@@ -31,34 +36,59 @@ class PieceReports(NamedTuple):
     loads: Counts
     cost: Array  # seconds of a piece beyond its samples
     counts: Counts
+    parts: Array  # (n, 3)
     pieces: list[list[int]]
+    amounts: list[list[float]]
     seconds: list[list[float]]
 
     @classmethod
     def of(cls, rows: Rows) -> PieceReports:
         """From every rank's ROW, shape (n,)."""
         counts = rows["pieces"].astype(np.int64)
-        sizes, times = [], []
-        for count, own, took in zip(counts.tolist(), rows["sizes"], rows["times"], strict=True):
+        sizes, amounts, times = [], [], []
+        columns = (rows["sizes"], rows["amounts"], rows["times"])
+        for count, own, much, took in zip(counts.tolist(), *columns, strict=True):
             sizes.append([int(samples) for samples in own[:count].tolist()])  # no more than PIECES of each
+            amounts.append(much[:count].tolist())
             times.append([round(seconds, 6) for seconds in took[:count].tolist()])
-        return cls(rows["samples"].astype(np.int64), rows["cost"], counts, sizes, times)
+        return cls(
+            rows["samples"].astype(np.int64), rows["cost"], counts, rows["parts"], sizes, amounts, times
+        )
 
     def times(self) -> PieceTimes:
         """What the ranks' pieces cost, and how far claims strayed from what the first pieces promised."""
-        both = [against_the_first(*each) for each in zip(self.pieces, self.seconds, self.cost, strict=True)]
+        both = [against_the_first(*each) for each in zip(self.amounts, self.seconds, self.cost, strict=True)]
         return PieceTimes(self.cost, *np.array(both, float).T)
 
+    def before_claims(self, deal: Deal, division: Division) -> tuple[Array, Array]:
+        """What each rank ran before it claimed anything, (n, 3), and how long that took, (n,); NaN where nothing."""
+        parts, seconds = np.zeros((len(self.loads), 3)), np.full(len(self.loads), np.nan)
+        for rank, (sizes, took) in enumerate(zip(deal.sizes, self.seconds, strict=True)):
+            own = sizes[:-1] if division.kept[rank] else sizes
+            own = own[: min(len(took), PIECES) - 1]  # the last number stands for all that follow
+            if len(own) and own.sum():
+                start = deal.starts[rank]
+                parts[rank] = batch_parts(deal.lengths[start : start + own.sum()], own, deal.model.padded)
+                seconds[rank] = sum(took[: len(own)])
+        return parts, seconds
 
-def report(sizes: Sequence[int], seconds: Sequence[float], piece: float) -> list[float]:
-    """One rank's ROW, number by number. piece: seconds that each costs beyond its samples."""
-    numbers = [float(sum(sizes)), piece, float(len(sizes))]
-    for each in (sizes, seconds):
+
+def report(
+    sizes: Sequence[int],
+    seconds: Sequence[float],
+    piece: float,
+    amounts: Sequence[float] | None = None,
+    parts: Sequence[float] = (0.0, 0.0, 0.0),
+) -> list[float]:
+    """One rank's ROW, number by number. piece: seconds that each costs beyond its samples. amounts, parts: where
+    samples cost differently."""
+    numbers = [float(sum(sizes)), piece, float(len(sizes)), *parts]
+    for each in (sizes, sizes if amounts is None else amounts, seconds):
         known = (*each[: PIECES - 1], sum(each[PIECES - 1 :])) if len(each) >= PIECES else each
         numbers += [*known, *([0.0] * (PIECES - len(known)))]
     return numbers
 
 
-def cost(sizes: Sequence[int], seconds: Sequence[float], before: float) -> float:
+def cost(sizes: Sequence[float], seconds: Sequence[float], before: float) -> float:
     """Seconds of a piece beyond its samples, after a round's pieces; the last one waited for a reduction."""
     return piece_cost(sizes[:-1], seconds[:-1], before)

@@ -1,0 +1,211 @@
+"""A round in pieces, by cost: the longest samples are run at once, the next are claimed, the shortest come last.
+
+    dealt = in_pieces(lengths, model, shares, at_once, least, room)
+    mine = indices[dealt.own.of(rank)]      # this worker's micro-batches, the last of which it keeps for its end
+    pool = dealt.pool                       # the rest, by falling length: claimed in pieces of so much cost
+
+What is claimed is a run of the samples that are left, so a piece's cost can be had to within one sample, and the
+pieces towards the round's end, which decide by how much its workers end apart, are made of the shortest samples.
+Costs are without launches here: what a piece costs beyond its samples is measured in seconds by who claims.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline.costs import Array
+from paceline.samples.cost import CostModel, batch_parts, cost_of, known_launch
+from paceline.samples.deal import GUESS, Counts, Deal, Room, at_least, deal, dealt
+from paceline.samples.padded import best_cuts
+
+__all__ = ["InPieces", "Pool", "in_pieces", "sizes_of_turns"]
+
+
+class Pool(NamedTuple):
+    """What is claimed within a round, the longest sample first; P samples, all costs in mean samples.
+
+    lengths: (P,). before: of the samples before each place, (P + 1,), padded as they would be in the best
+    micro-batches. model: what they cost. floor: samples that a micro-batch needs; P is a multiple of it. budget:
+    length of a micro-batch at most, as ``Room.budget``.
+    """
+
+    lengths: Array
+    before: Array
+    model: CostModel
+    floor: int
+    budget: float
+
+    def left(self, place: int) -> float:
+        """Cost of all samples from ``place`` on."""
+        return float(self.before[-1] - self.before[min(place, len(self.lengths))])
+
+    def samples(self, place: int, cost: float, room: int) -> int:
+        """How many samples from ``place`` on come nearest to this cost: at least ``floor``, at most ``room``, in
+        multiples of ``floor``; 0 where nothing is left, or there is no room."""
+        room = min(room, len(self.lengths) - place) // self.floor * self.floor
+        if room <= 0:
+            return 0
+        wanted = float(self.before[place]) + cost
+        end = int(np.searchsorted(self.before, wanted))
+        if end > place and end < len(self.before):
+            end -= wanted - self.before[end - 1] < self.before[end] - wanted
+        many = -(-max(end - place, 1) // self.floor) * self.floor
+        return min(many, room)
+
+    def cuts(self, place: int, samples: int, micro_batch: int) -> list[int]:
+        """Sizes of the micro-batches of so many samples from ``place`` on, each of ``micro_batch`` at most."""
+        lengths = self.lengths[place : place + samples]
+        return sizes_of_turns(lengths, self.model, micro_batch, self.budget, self.floor)
+
+    def parts(self, place: int, size: int) -> Array:
+        """What one micro-batch adds up to, (3,), see ``Deal.parts``."""
+        return batch_parts(self.lengths[place : place + size], np.array([size]), self.model.padded)
+
+
+class InPieces(NamedTuple):
+    """How a round begins whose work moves; n workers.
+
+    own: each worker's micro-batches, after which all others stand in ``own.order``. first: samples that it runs at
+    once, (n,). kept: of its last micro-batch, which it keeps for its end, (n,), and ``kept_costs`` what they cost.
+    pool: what is claimed. whole: cost of the round.
+    """
+
+    own: Deal
+    first: Counts
+    kept: Counts
+    kept_costs: Array
+    pool: Pool
+    whole: float
+
+
+def micro_cost(model: CostModel, parts: Array) -> float:
+    """Cost of parts without their launches."""
+    return float(cost_of(known_launch(model, None), parts))
+
+
+def sizes_of_turns(
+    lengths: Array, model: CostModel, micro_batch: int, budget: float, floor: int = 1
+) -> list[int]:
+    """Micro-batches of samples that stand by falling length, as they stand: the best cuts there are where they are
+    padded; else the fewest within the limits."""
+    if not len(lengths):
+        return []
+    if model.padded and model.launch is not None:
+        sizes = best_cuts(model.of(lengths), lengths, model.launch, micro_batch, budget)
+        return [int(size) for size in at_least(np.array(sizes), floor)]
+    tokens = None if model.padded else np.concatenate(([0.0], np.cumsum(lengths)))
+    sizes, start = [], 0
+    while start < len(lengths):
+        size = len(lengths) - start
+        if np.isfinite(budget):
+            if tokens is None:
+                size = min(size, int(budget / lengths[start]))
+            else:
+                size = min(size, int(np.searchsorted(tokens, tokens[start] + budget, "right")) - 1 - start)
+        size = max(min(size, micro_batch), 1)
+        sizes.append(size)
+        start += size
+    return [int(size) for size in at_least(np.array(sizes), floor)]
+
+
+def in_pieces(
+    lengths: Array, model: CostModel, shares: Array, at_once: float, least: Array, room: Room
+) -> InPieces | None:
+    """Samples of these lengths, (B,), for a round in pieces; None where there is nothing to claim, or no room for it.
+
+    shares: each worker's part of the round's cost, (n,). at_once: portion of that which it runs at once. least: cost
+    of what each keeps for its end, (n,).
+    """
+    n, batch = len(shares), len(lengths)
+    most, micro = (
+        np.minimum(np.broadcast_to(batch if given is None else np.asarray(given), (n,)), batch).astype(
+            np.int64
+        )
+        for given in (room.most, room.micro_batch)
+    )
+    budget = np.inf if room.budget is None else float(room.budget)
+    order = np.argsort(-lengths, kind="stable")
+    ordered = lengths[order]
+    before = _before(ordered, model, n, int(micro.max()), budget)
+    kept = _kept(ordered, before, model, shares, least, np.minimum(micro, most), budget, room.floor)
+    free = batch - int(kept.sum())
+    first = min(int(np.searchsorted(before, at_once * before[-1])), free)
+    first += (free - first) % room.floor
+    first += room.floor if 0 < first < room.floor else 0
+    if first >= free or np.any((kept > 0) & (kept < room.floor)):
+        return None
+    spare = np.minimum(most, batch) - kept
+    if first:
+        with np.errstate(divide="ignore"):
+            pace = np.where(shares > 0, 1.0 / shares, np.inf)
+        if spare[shares > 0].sum() < first:
+            return None
+        begin = deal(ordered[:first], model, pace, room=room._replace(least=0, most=spare))
+        if np.any((begin.loads > 0) & (begin.loads < room.floor)):
+            return None
+        runs = [begin.of(worker) for worker in range(n)]
+        cuts = [size.tolist() for size in begin.sizes]
+    else:
+        runs, cuts = [np.zeros(0, np.int64)] * n, [[] for _ in range(n)]
+    spare = spare - np.array([len(run) for run in runs])
+    if (spare // room.floor * room.floor).sum() < free - first:  # some of it might find nobody
+        return None
+    end, own = batch, []
+    for worker in range(n):
+        end -= int(kept[worker])
+        own.append(np.concatenate([runs[worker], np.arange(end, end + kept[worker])]).astype(np.int64))
+        cuts[worker] = [size for size in (*cuts[worker], int(kept[worker])) if size]
+    stand = np.concatenate([*own, np.arange(first, free)])
+    loads = np.array([len(run) for run in own])
+    mine = dealt(order[stand], ordered[stand], loads, [np.array(each, np.int64) for each in cuts], model)
+    rest = Pool(ordered[first:free], before[first : free + 1] - before[first], model, room.floor, budget)
+    starts, last = mine.starts, np.zeros(n)
+    for worker in np.flatnonzero(kept).tolist():
+        stop, size = int(starts[worker + 1]), int(kept[worker])
+        last[worker] = micro_cost(
+            model, batch_parts(mine.lengths[stop - size : stop], np.array([size]), model.padded)
+        )
+    without = known_launch(model, None)
+    whole = float(cost_of(without, mine.parts).sum()) + rest.left(0)
+    return InPieces(mine, loads - kept, kept, last, rest, whole)
+
+
+def _before(ordered: Array, model: CostModel, workers: int, micro_batch: int, budget: float) -> Array:
+    """Cost of the samples before each place, (B + 1,), padded as in the best micro-batches of all of them."""
+    costs = model.of(ordered)
+    if model.padded:
+        guess = GUESS * float(costs.sum()) / workers
+        cut = known_launch(model, guess if model.launch is None else model.launch)
+        sizes = sizes_of_turns(ordered, cut, micro_batch, budget)
+        costs = np.repeat(costs[np.cumsum(sizes) - sizes], sizes)
+    return np.concatenate(([0.0], np.cumsum(costs)))
+
+
+def _kept(
+    ordered: Array,
+    before: Array,
+    model: CostModel,
+    shares: Array,
+    least: Array,
+    most: Counts,
+    budget: float,
+    floor: int,
+) -> Counts:
+    """How many of the shortest samples each worker keeps, as one micro-batch: one worker's after the other's."""
+    end, kept = len(ordered), np.zeros(len(shares), np.int64)
+    for worker in range(len(shares)):
+        if not shares[worker] > 0:
+            continue
+        wanted = min(float(least[worker]), float(shares[worker] * before[-1]))
+        size = 0
+        while end - size > 0 and size < most[worker]:
+            longest = end - size - 1
+            tokens = (size + 1) * ordered[longest] if model.padded else float(ordered[longest:end].sum())
+            if size >= floor and (tokens > budget or before[end] - before[longest] > wanted):
+                break
+            size += 1
+        kept[worker] = size
+        end -= size
+    return kept
