@@ -12,7 +12,8 @@ round that is. Where there are many more ranks than processors, they wait for pr
 
 With --virtual, "auto" plays the same speeds on the virtual clock with thousands of workers. Each claim is two
 requests, which the store serves one after another in --claim-us each (as the median with few ranks says, or less).
-The columns are its requests in a round, the part of the round in which it is busy, and the share of the bound if a
+The columns are the share of the bound under "level", which claims nothing, and under "auto" if requests take no time;
+the store's requests in a round, the part of the round in which it is busy, and the share of the bound if a
 claim waits as behind random others (M/D/1).
 """
 
@@ -165,7 +166,8 @@ def virtual(ranks: int, claim_seconds: float, steps: int, round_seconds: float) 
         told = f"{with_store:18.1%}"
     else:
         told = f"{share / busy:15.1%} at most"
-    print(f"{ranks:6}{share:20.1%}{requests:14.0f}{busy:12.0%}{told}", flush=True)
+    whole = share_of_the_bound("level", paces, batch)
+    print(f"{ranks:6}{whole:10.1%}{share:20.1%}{requests:14.0f}{busy:12.0%}{told}", flush=True)
 
 
 def main() -> None:
@@ -181,7 +183,8 @@ def main() -> None:
     parser.add_argument("--claim-us", type=float, default=60.0)
     options = parser.parse_args()
     if options.virtual:
-        print(f"{'ranks':>6}{'store without time':>20}{'requests':>14}{'it is busy':>12}{'of the bound':>18}")
+        heads = f"{'ranks':>6}{'level':>10}{'store without time':>20}{'requests':>14}"
+        print(f"{heads}{'it is busy':>12}{'of the bound':>18}")
         for ranks in (options.ranks or "64,1000,10000").split(","):
             virtual(int(ranks), options.claim_us / 1e6, options.steps, options.round_seconds)
         return
