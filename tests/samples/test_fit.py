@@ -116,3 +116,16 @@ def test_padded_rounds_try_cuts_until_a_launch_is_known() -> None:
     assert counts[0] == 1 < counts[1] < counts[2]
     assert learner.model().launch == pytest.approx(0.8, rel=0.15)
     assert learner.model().alpha == pytest.approx(0.001, rel=0.25)
+
+
+def test_a_launch_is_not_believed_to_cost_nothing_after_a_few_noisy_rounds() -> None:
+    """Where noise hides what a launch costs, rounds would be cut into dozens of micro-batches that teach nothing."""
+    costs = SampleCosts.checked(np.arange(1.0, 101.0), 100)
+    learner, batch, workers = CostLearner(costs, 2, 64, padded=True), 64, 2
+    for step in range(12):
+        launch = learner.model().launch
+        assert step == 0 or step >= 8 or (launch is not None and launch >= batch / workers / 64)
+        cuts = 2.0 + step
+        parts = np.array([[1600.0, 1e5, cuts], [1600.0, 1e5, cuts]])
+        learner.take(parts, np.array([1.0, 2.0]))  # more micro-batches, and no more seconds
+    assert learner.model().launch == pytest.approx(0, abs=0.02)

@@ -26,6 +26,9 @@ TRIALS = (
     1 / 8,
     1 / 64,
 )  # of a worker's mean cost: what a launch is taken to cost in the first padded rounds
+SURE = (
+    8  # rounds before a launch is believed to cost less than was tried: nothing would come of dozens of them
+)
 
 
 class Seen(NamedTuple):
@@ -58,10 +61,12 @@ class CostLearner:
 
     def model(self) -> CostModel:
         """The model to deal the next round by."""
-        launch: float | None = float(self.fit.launch)
-        if self.padded and self.rounds < len(TRIALS):
-            part = TRIALS[self.rounds]
-            launch = None if part is None else part * self._batch / self._workers
+        measured = float(self.fit.launch)
+        launch: float | None = measured
+        if self.padded and self.rounds < SURE:
+            part = TRIALS[min(self.rounds, len(TRIALS) - 1)]
+            tried = None if part is None else part * self._batch / self._workers
+            launch = tried if tried is None or self.rounds < len(TRIALS) else max(measured, tried)
         return self.costs.model(float(self.fit.part), launch, self.padded)
 
     def take(self, parts: Array, seconds: Array, known: Array | float = 0.0) -> bool:
