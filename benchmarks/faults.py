@@ -1,83 +1,144 @@
 """What is lost when ranks are killed, freeze, leave and join, and whether the training stays exact?
 
-    python benchmarks/faults.py [--faults 100] [--kinds kill,freeze,leave] [--ranks 4] [--seed 0]
+    python benchmarks/faults.py [--faults 30] [--ranks 4] [--seed 0] [--kinds kill,freeze,...] [--out FILE]
+    python benchmarks/faults.py --summary FILE
 
 Real gloo ranks train a small float64 model under Adam with a scheduler, with rounds of some 30 ms, and one fault
-after another is injected at a random moment, the next soon after all members are there again; each lost rank is
-replaced by one that joins. Printed, by kind of fault: the seconds from the round before the fault to the one after
-it beyond a usual round, median and worst; the largest difference between the parameters at the end and those of one
-process; and the rounds in which a sample was missing or counted twice.
+after another is injected at a named instant: within a piece, in the backward pass, while sums are under way, after
+some ranks have completed the round, in the meeting of the members, while they connect, while a joiner is handed over
+the model. Each lost rank is replaced by one that joins.
+
+kill: SIGKILL; freeze: SIGSTOP; thaw: SIGSTOP, and SIGCONT at about the time at which the rank is killed for it;
+leave: SIGTERM; fail: a rank's sums fail though nobody is lost; two: two ranks, the second perhaps while the others
+mend the round; joiner, joiner freezes: one that joins, while it does; first: the first of the members; stall: the
+launcher stands still for 2 s, perhaps with a rank killed meanwhile.
+
+Each run adds what it found to the file, so that many short runs come to a large one. Printed, by kind and by instant:
+the longest time without a completed round, beyond a usual round, median and worst; the largest difference between
+the parameters at the end and those of one process; the rounds in which a sample was missing or counted twice; and the
+survivors that ended.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
 import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+AFTER_SECONDS = 4.0  # a fault, in which a time without a round counts as its doing
 
 
-def main() -> None:
-    """Inject the faults and print what became of the run."""
-    from support.elastic_jobs import BATCH, FOR_EVER, Told, alone, faults, run
+def injected(asked: argparse.Namespace) -> dict[str, Any]:
+    """One run, and what became of it."""
+    import torch
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--faults", type=int, default=100)
-    parser.add_argument("--kinds", default="kill,freeze,leave")
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dead", type=float, default=0.5, help="seconds without a sign of life")
-    parser.add_argument("--seconds", type=float, default=600.0, help="that the run may take")
-    asked = parser.parse_args()
+    from support.elastic_jobs import BATCH, FOR_EVER, Told, alone, run
+    from support.elastic_phases import KINDS, phased
+
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory)
-        plan = faults(out, asked.kinds.split(","), asked.faults, 0.05, asked.seed)
+        kinds = tuple(asked.kinds.split(",")) if asked.kinds else KINDS
         slow = [1, 2, *[1] * (asked.ranks - 2)]
         told: Told = run(
             out,
             asked.ranks,
             FOR_EVER,
-            plan,
+            phased(out, asked.faults, seed=asked.seed, kinds=kinds, dead=asked.dead),
             restarts=10 * asked.faults,
-            nap=1e-4,
+            nap=2e-4,
             dead=asked.dead,
             seconds=asked.seconds,
             slow=slow,
+            phases=True,
         )
     ended: dict[int, float] = {}  # each round's, as the first rank told
-    loads: dict[int, list[int]] = {}
+    plans: dict[int, list[Any]] = {}
+    unlike = 0
     for _, line in told.of("round"):
         ended[line["step"]] = min(ended.get(line["step"], line["at"]), line["at"])
-        loads[line["step"]] = line["loads"]
-    times = [ended[step] for step in sorted(ended)]
-    usual = statistics.median(b - a for a, b in pairwise(times))
-    print(
-        f"{asked.ranks} ranks, {len(times)} rounds of usually {usual * 1e3:.0f} ms, {len(told.faults)} faults"
-    )
-    for kind in sorted({fault.kind for fault in told.faults}):
-        lost = []
-        for fault in told.faults:
-            if fault.kind == kind:
-                after = next((step for step in sorted(ended) if ended[step] > fault.at + usual / 2), None)
-                if after and after - 1 in ended:
-                    lost.append(max(ended[after] - max(ended[after - 1], fault.at - usual) - usual, 0.0))
-        print(
-            f"{kind:>8}: {len(lost):3} times, {statistics.median(lost):.2f} s lost, at worst {max(lost):.2f} s"
-        )
-    wrong = [step for step, each in loads.items() if sum(each) != BATCH]
+        both = [line["loads"], line["shares"]]
+        unlike += plans.setdefault(line["step"], both) != both
+    gaps = list(pairwise(sorted(ended.values())))
+    usual = statistics.median(b - a for a, b in gaps)
+    faults = sorted(told.faults, key=lambda fault: fault.at)
+    until = [after.at for after in faults[1:]] + [float("inf")]
+    found = []
+    for fault, end in zip(faults, until, strict=True):
+        until_then = min(end if end > fault.at + 0.5 else float("inf"), fault.at + AFTER_SECONDS)
+        longest = max((b - a for a, b in gaps if b > fault.at and a < until_then), default=0.0)
+        found.append([fault.kind, fault.phase, max(longest - usual, 0.0)])
     ends = [end for _, end in told.of("end")]
-    expected = alone(ends[0]["rounds"])
-    import torch
+    most = 0.0
+    if ends:
+        expected = alone(ends[0]["rounds"])
+        for end in ends:
+            difference = torch.tensor(end["parameters"], dtype=torch.float64) - expected
+            most = max(most, float(difference.abs().max()))
+    return {
+        "seed": asked.seed,
+        "ranks": asked.ranks,
+        "load": os.getloadavg()[0],
+        "rounds": len(ended),
+        "usual": usual,
+        "faults": found,
+        "wrong": sum(sum(loads) != BATCH for loads, _ in plans.values()) + len(ended) - max(ended) - 1,
+        "unlike": unlike + len({end["rounds"] for end in ends}) - 1,
+        "crashes": [line["words"] for _, line in told.of("crash")],
+        "difference": most,
+    }
 
-    most = max((torch.tensor(end["parameters"], dtype=torch.float64) - expected).abs().max() for end in ends)
+
+def summary(parts: list[dict[str, Any]]) -> None:
+    """All runs together."""
+    every = [fault for part in parts for fault in part["faults"]]
+    ranks = sorted({part["ranks"] for part in parts})
+    usual = statistics.median(part["usual"] for part in parts)
+    load = statistics.median(part["load"] for part in parts)
     print(
-        f"rounds with a sample too few or too many: {len(wrong)}; survivors that ended: {len(told.of('crash'))}"
+        f"{len(every)} faults in {len(parts)} runs of {', '.join(map(str, ranks))} ranks, "
+        f"{sum(part['rounds'] for part in parts)} rounds of usually {usual * 1e3:.0f} ms, at a load of {load:.1f}"
     )
-    print(f"difference to the parameters of one process: {float(most):.1e}")
+    for place, what in ((0, "kind"), (1, "instant")):
+        for name in sorted({fault[place] for fault in every}):
+            lost = [fault[2] for fault in every if fault[place] == name]
+            print(
+                f"{what:>8} {name:<15} {len(lost):4} times, {statistics.median(lost):.2f} s lost, at worst "
+                f"{max(lost):.2f} s"
+            )
+    print(
+        f"rounds with a sample too few or too many: {sum(part['wrong'] for part in parts)}; unlike plans or ends: "
+        f"{sum(part['unlike'] for part in parts)}; survivors that ended: {sum(len(p['crashes']) for p in parts)}; "
+        f"largest difference to the parameters of one process: {max(part['difference'] for part in parts):.1e}"
+    )
+
+
+def main() -> None:
+    """Inject the faults, or sum up what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--faults", type=int, default=30)
+    parser.add_argument("--kinds", default="", help="separated by commas; all where left out")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dead", type=float, default=0.5, help="seconds without a sign of life")
+    parser.add_argument("--seconds", type=float, default=600.0, help="that the run may take")
+    parser.add_argument("--out", type=Path, help="a file of JSON lines to add to")
+    parser.add_argument("--summary", type=Path, help="print what this file holds, and inject nothing")
+    asked = parser.parse_args()
+    if asked.summary is not None:
+        summary([json.loads(line) for line in asked.summary.read_text().splitlines()])
+        return
+    found = injected(asked)
+    if asked.out is not None:
+        with asked.out.open("a") as file:
+            file.write(json.dumps(found) + "\n")
+    summary([found])
 
 
 if __name__ == "__main__":

@@ -74,6 +74,10 @@ def alone(rounds: int, batch: int = BATCH) -> torch.Tensor:
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
+class Oops(Exception):
+    """Something in a user's loop."""
+
+
 def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None:
     """A rank's life: tells of each round and each change of members in a file of its own."""
     os.environ.update(where.environment())
@@ -83,7 +87,13 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
     def say(**words: Any) -> None:
         file.write(json.dumps(words) + "\n")
 
+    from support.elastic_phases import Orders
+
+    orders = Orders(out, where.ident, say)
     try:
+        if options.get("phases"):
+            orders.watch()
+            orders.at("start")
         nap = options.get("nap", 0.0) * options.get("slow", [1] * where.places)[where.place]
         model = network(where.ident)  # all begin with what worker 0 has
         optimizer, scheduler = optimizers(model)
@@ -106,8 +116,16 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
         signal.signal(signal.SIGTERM, lambda *_: pace.leave())
 
         def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            orders.at("piece")
             time.sleep(nap * len(x))
             return (model(x) - y).square().mean()
+
+        def halfway(grad: torch.Tensor) -> None:
+            if pace.rounds == options.get("oops") and pace.rank == 1 and not (out / "oops").exists():
+                (out / "oops").touch()
+                raise Oops  # the sums of later layers are under way by then
+
+        list(model.parameters())[2].register_hook(halfway)
 
         with pace:
             loader = pace.loader(Rows(SAMPLES), seed=3)
@@ -115,17 +133,30 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
             say(kind="joined", at=time.time(), rounds=pace.rounds)
             last = rounds
             while pace.rounds < last:
-                for batch in loader:
-                    pace.round(batch, loss_of)
-                    if pace.step(optimizer):
-                        scheduler.step()
-                        if last > 10**6 and (out / "last").exists():
-                            last = int((out / "last").read_text())
-                        if pace.rounds >= last:
-                            break
+                try:
+                    for batch in loader:
+                        pace.round(batch, loss_of)
+                        orders.at("step")
+                        if pace.step(optimizer):
+                            scheduler.step()
+                            if last > 10**6 and (out / "last").exists():
+                                last = int((out / "last").read_text())
+                            if pace.rounds >= last:
+                                break
+                except Oops:
+                    pace.abandon()
+                    pace.load_state_dict(pace.state_dict())  # so that the epoch goes on
+            if options.get("waits"):  # for all others, who may need this rank for their last round
+                pace.flush()
+                (out / f"over-{where.ident}").touch()
+                until = time.monotonic() + 120
+                while len(list(out.glob("over-*"))) < where.places:
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
             pace.settle()
             flat = nn.utils.parameters_to_vector(model.parameters()).detach()
-            say(kind="end", rounds=pace.rounds, epoch=pace.epoch, parameters=flat.tolist())
+            files = len(os.listdir("/proc/self/fd"))
+            say(kind="end", rounds=pace.rounds, epoch=pace.epoch, files=files, parameters=flat.tolist())
     except SystemExit:
         say(kind="left")
         raise
@@ -160,6 +191,7 @@ class Fault:
     who: int
     at: float
     place: int = -1
+    phase: str = "any"
 
 
 @dataclass
@@ -169,6 +201,8 @@ class Told:
     faults: list[Fault] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     lines: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by worker
+    places: dict[int, int] = field(default_factory=dict)  # of all that were started
+    stalls: list[Any] = field(default_factory=list)  # processes that stop the launcher for a while
 
     def of(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
         return [(who, line) for who, lines in self.lines.items() for line in lines if line["kind"] == kind]
@@ -223,10 +257,13 @@ def run(
             if keeper.running:
                 plan(keeper, told, newest)
             if time.monotonic() > until:
-                raise AssertionError(f"round {newest} of {rounds} after {seconds} s")
+                there = keeper.membership.members
+                raise AssertionError(f"round {newest} after {seconds} s; {told.faults}; members {there}")
             time.sleep(0.002)
     finally:
         keeper.close()
+        for stall in told.stalls:
+            stall.wait()
     return told
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from paceline.torch.elastic import meter, note, orphans
 from paceline.torch.elastic.keeper import Keeper
 from support import elastic_jobs
 from support.elastic_jobs import FOR_EVER, Told, alone, faults, hit, run
+from support.elastic_phases import phased, write
 
 pytestmark = pytest.mark.xdist_group("elastic")
 
@@ -47,11 +49,38 @@ def test_nothing_happens(tmp_path: Path) -> None:
     assert np.array(told.of("round")[-1][1]["loads"]).min() >= 1
 
 
-def test_sixty_faults(tmp_path: Path) -> None:
-    plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 60, 0.05, seed=1)
+def test_faults_at_random_moments(tmp_path: Path) -> None:
+    plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 44, 0.05, seed=1)
     told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, dead=1.0, slow=[1, 2, 1, 1])
     check(told)
-    assert len(told.faults) == 60
+    assert len(told.faults) == 44
+
+
+def test_faults_at_named_instants(tmp_path: Path) -> None:
+    """Also where some ranks have completed a round and others have not, and in the change of members itself."""
+    plan = phased(tmp_path, 16, seed=4, kinds=("kill", "leave", "fail", "two", "joiner", "first"))
+    told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, phases=True)
+    check(told)
+    assert len(told.faults) >= 16
+
+
+def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
+    """Though nobody is lost; in the last round, too, which one of the ranks has completed by then. Another leaves its
+    loop in the middle of a backward pass, and goes on with it. Connections that are not needed are closed."""
+    rounds = 46
+    (tmp_path / "order-0").write_text(json.dumps({"phase": "sums", "kind": "fail", "after": rounds - 2}))
+
+    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+        if 0 < newest < rounds - 5 and not (order := tmp_path / "order-2").exists():
+            write(order, {"phase": "sums", "kind": "fail", "after": 2})
+
+    told = run(tmp_path, 3, rounds, plan, phases=True, oops=7, waits=True, seconds=100)
+    check(told, rounds)
+    assert (tmp_path / "oops").exists()
+    assert [line["what"] for who, line in told.of("hit") if who == 0] == ["fail"]
+    changes = max(line["generation"] for _, line in told.of("mended"))
+    assert changes > 12
+    assert max(end["files"] for _, end in told.of("end")) < 30 + 4 * changes
 
 
 def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
@@ -128,12 +157,27 @@ def test_what_nobody_has_run() -> None:
         spans = [(a, b - a) for a, b in pairwise(cuts)]
         ran = [span for span in spans if chance.random() < 0.5]
         chance.shuffle(ran)
-        most = chance.choice([None, 1, 3, 100])
-        rest = orphans.parts(orphans.missing(ran, first, size), chance.randrange(1, 6), most)
+        most, whole = chance.choice([1, 3, 100]), orphans.missing(ran, first, size)
+        rest = orphans.parts(whole, chance.randrange(1, 6), most)
         assert sorted(i for a, n in [*ran, *rest] for i in range(a, a + n)) == list(
             range(first, first + size)
         )
-        assert all(0 < n <= (most or n) for _, n in rest)
+        assert all(0 < n <= most for _, n in rest)
+        assert sorted(orphans.missing([*ran, *rest], first, size)) == []
+
+
+def test_parts_that_a_model_can_take() -> None:
+    """In multiples of the quantum where the samples are; two samples at least where batch norm needs them."""
+    for members in range(1, 6):
+        for spans in ([(0, 16)], [(8, 24), (40, 8)], [(3, 40)]):
+            cut = orphans.parts(spans, members, 16, unit=8)
+            assert all(n % 8 == 0 and n <= 16 for _, n in cut)
+            assert sum(n for _, n in cut) == sum(n for _, n in spans)
+        for size in range(2, 30):
+            sizes = [n for _, n in orphans.parts([(5, size)], members, 3, floor=2)]
+            assert sum(sizes) == size
+            assert set(sizes) <= {2, 3}
+    assert orphans.parts([(0, 19)], 1, 8, unit=8) == [(0, 8), (8, 8), (16, 3)]  # the end of an epoch
 
 
 def test_a_sample_that_counts_twice_ends_the_run() -> None:
@@ -144,6 +188,19 @@ def test_a_sample_that_counts_twice_ends_the_run() -> None:
             switch=False, ran=ran, first=8, counted=None, used=[True], row=row, place=0, places=2
         )
         return note.read(mine.numpy(), 2, meter.ROW, 6, 3)
+
+    size = 3_000_001  # whose sum of squares no float holds
+    halves = [[(8, 1_000_000)], [(1_000_008, 2_000_001)]]
+    total = sum(
+        note.write(
+            switch=False, ran=ran, first=8, counted=None, used=[True], row=row, place=place, places=2
+        ).numpy()
+        for place, ran in enumerate(halves)
+    )
+    assert note.read(total, 2, meter.ROW, size, 3).present.all()
+    total[2] += 1
+    with pytest.raises(WorkerError, match="in its gradient"):
+        note.read(total, 2, meter.ROW, size, 3)
 
     found = told([(8, 4), (12, 2)])
     assert found.present.tolist() == [True, False]

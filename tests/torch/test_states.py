@@ -101,6 +101,34 @@ def pace_after(rounds: int) -> paceline.torch.Pace:
     return pace
 
 
+def test_a_backward_pass_that_ends_in_its_middle_leaves_nothing() -> None:
+    """The gradients that it had by then do not count in the round that is run once more."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1))
+    pace = paceline.torch.Pace(model, global_batch=4, policy="equal")
+    x, y = torch.randn(4, 2), torch.randn(4, 1)
+    (model(x) - y).square().mean().backward()
+    expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    trouble = iter([True, False])
+
+    def fail(grad: torch.Tensor) -> None:
+        if next(trouble):
+            raise RuntimeError("out of memory")
+
+    model[0].weight.register_hook(fail)  # after the gradients of the last layer
+    for _ in range(2):
+        try:
+            for a, b in pace.loader(torch.utils.data.TensorDataset(x, y)):
+                pace.backward((model(a) - b).square().mean())
+                break  # the step is left out
+        except RuntimeError:
+            pace.abandon()
+            pace.load_state_dict(pace.state_dict())
+    found = [p.grad for p in model.parameters()]
+    assert all(torch.allclose(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paceline.data import datasets
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, WorkerError
 from paceline.runs import read, trace
 from paceline.runs.findings import findings
 from paceline.train import elastic_launch, launch
@@ -81,3 +81,23 @@ def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
     config = TrainConfig(elastic=True, **changed)
     with pytest.raises(PacelineError, match=words):
         config.check(datasets.load(config.data))
+
+
+def test_all_are_told_to_leave(tmp_path: Path) -> None:
+    """As where the machine is taken away: the run ends with a checkpoint of its last round, and can go on."""
+
+    def take(event: dict[str, Any]) -> None:
+        if event["type"] == "round" and event["round"] == 15:
+            for child in multiprocessing.active_children():
+                if child.name.startswith("worker") and child.pid is not None:
+                    os.kill(child.pid, signal.SIGTERM)
+
+    options: dict[str, Any] = {"global_batch": 60, "steps": 40, "seed": 2, "policy": "level", "lr": 0.02}
+    config = TrainConfig(workers=2, elastic=True, **options)
+    with pytest.raises(WorkerError, match=r"no worker is left after round .*worker . left"):
+        elastic_launch.run(config, tmp_path / "two", take)
+    kept = torch.load(tmp_path / "two" / "checkpoint.pt", weights_only=True)
+    assert kept["pace"]["rounds"] == read(tmp_path / "two").round[-1] + 1 < 40
+    elastic_launch.run(config, tmp_path / "two", lambda event: None, resume=True)
+    launch.run(TrainConfig(workers=1, **options), tmp_path / "one", lambda event: None)
+    assert (parameters(tmp_path / "two") - parameters(tmp_path / "one")).abs().max() < 1e-4

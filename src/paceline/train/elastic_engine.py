@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from paceline.torch.elastic.link import Link
+from paceline.torch.elastic.link import Left, Link
 from paceline.torch.elastic.member import Mended
 from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.measuring.open_rounds import RoundResult
@@ -64,19 +64,29 @@ def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool, link: Li
         first = pace.rounds
         pace.register(optimizer)
         emit({"type": "start", "rounds": last, "first": first, "policy": config.policy})
-        saved = pace.rounds
-        while pace.rounds < last:
-            for images, labels in loader:
-                if slowed is not None:
-                    time.sleep(slowed(pace.rank, pace.rounds, len(labels), first=pace.first))
-                pace.backward(loss_of(model(images), labels))
-                if pace.step(optimizer):
-                    if pace.chief and pace.rounds - saved >= config.checkpoint_every:
-                        torch_engine.save(kept, model, optimizer, pace)
-                    if pace.rounds - saved >= config.checkpoint_every:
-                        saved = pace.rounds
-                    if pace.rounds >= last:
-                        break
+
+        def rounds() -> None:
+            saved = pace.rounds
+            while pace.rounds < last:
+                for images, labels in loader:
+                    if slowed is not None:
+                        time.sleep(slowed(pace.rank, pace.rounds, len(labels), first=pace.first))
+                    pace.backward(loss_of(model(images), labels))
+                    if pace.step(optimizer):
+                        if pace.rounds - saved >= config.checkpoint_every:
+                            saved = pace.rounds
+                            if pace.chief:
+                                torch_engine.save(kept, model, optimizer, pace)
+                        if pace.rounds >= last:
+                            break
+
+        try:
+            rounds()
+        except Left:
+            pace.abandon()
+            if pace.chief:  # all may have been told to leave
+                torch_engine.save(kept, model, optimizer, pace)
+            raise
         pace.flush()
         while not link.posted(JUDGED):
             if link.first:  # also where the one that was has been lost since

@@ -76,6 +76,10 @@ class Buckets:
             self._start(sum)
         return [bucket.work for bucket in self._buckets]
 
+    def drop(self) -> None:
+        """The backward pass that was to be summed was left."""
+        self._sum = None
+
     def used(self) -> list[bool]:
         """Which parameters have a gradient of this rank's own."""
         return [p.grad is not None for p in self._parameters]

@@ -35,16 +35,22 @@ class Group(Protocol):
         """Wait for all of these; False as soon as one has failed, or ``lost`` says that somebody is."""
         ...
 
+    @property
+    def idle(self) -> bool:
+        """Whether the transport has let go of all that it was given."""
+        ...
+
 
 class GlooGroup:
     """On processors, by gloo. Constructing it waits for all members."""
 
     def __init__(self, store: Any, index: int, size: int, timeout: timedelta = TIMEOUT) -> None:
         self._group: Any = dist.ProcessGroupGloo(store, index, size, timeout)
+        self._open: list[Any] = []  # works that may be under way
 
     def sum(self, tensor: torch.Tensor) -> Any:
         try:
-            return self._group.allreduce([tensor])
+            return self._noted(self._group.allreduce([tensor]))
         except RuntimeError:
             return None
 
@@ -52,7 +58,7 @@ class GlooGroup:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         try:
-            return self._group.broadcast([tensor], options)
+            return self._noted(self._group.broadcast([tensor], options))
         except RuntimeError:
             return None
 
@@ -73,14 +79,24 @@ class GlooGroup:
                         return False
         return True
 
+    @property
+    def idle(self) -> bool:
+        return all(over(work) for work in self._open)
+
+    def _noted(self, work: Any) -> Any:
+        self._open = [one for one in self._open if not over(one)]
+        self._open.append(work)
+        return work
+
 
 def over(work: Any) -> bool:
     """Whether the transport has let go of the tensor."""
     return work is None or bool(work.is_completed())
 
 
-# Their destructors wait for threads that may be blocked by a member that is lost.
-_kept: list[Any] = []
+# Those that were made. The destructor of one waits for threads that a lost member may block, and closes connections
+# from which others may still read the end of a sum.
+_made: list[Group] = []
 
 
 def connect(
@@ -96,7 +112,7 @@ def connect(
     def make() -> None:
         try:
             found.append(GlooGroup(dist.PrefixStore(key, store()), index, size))
-            _kept.append(found[0])
+            _made.append(found[0])
         except Exception:
             pass
         finally:
@@ -107,3 +123,13 @@ def connect(
         if lost():
             return None
     return found[0] if found else None
+
+
+def let_go(in_use: Group, before: Group | None) -> None:
+    """Close the groups of earlier generations, beside the training; not the two that may be in use. Each holds some
+    threads, and a connection to each member."""
+    for group in list(_made):
+        if group is not in_use and group is not before and group.idle:
+            _made.remove(group)
+            # The last reference goes in the thread.
+            threading.Thread(target=lambda held: held.clear(), args=([group],), daemon=True).start()

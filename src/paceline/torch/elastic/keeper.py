@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch.elastic.generation import Where
+from paceline.torch.elastic.link import has
 from paceline.torch.elastic.membership import DEAD_SECONDS, Membership
 
 LOOPBACK = "127.0.0.1"
@@ -84,10 +85,10 @@ class Keeper:
     def look(self) -> list[Loss]:
         """See to everything, and return at once: who takes part no more since the last call."""
         places = {member.ident: member.place for member in self.membership.workers.values()}
-        left = {ident for ident in places if self.store.check([f"leave/{ident}"])} if places else set()
         ends = {
             ident: status for ident, worker in self.workers.items() if (status := worker.status()) is not None
         }
+        left = {ident for ident in ends if self.store.check([f"leave/{ident}"])}
         frozen = self.membership.look(ends)
         self._ends |= self.running and not self.membership.members  # nobody is left who has the model
         for ident in frozen:
@@ -125,9 +126,8 @@ class Keeper:
         self.workers = {}
 
     def _dismiss(self) -> None:
-        """Nobody hands anything over any more to those who have not joined yet."""
-        members = {member.ident for member in self.membership.members}
-        for ident in [ident for ident in self.workers if ident not in members]:
+        """Nobody hands anything over any more to those who do not have the model yet."""
+        for ident in [ident for ident in self.workers if not self.store.check([has(ident)])]:
             if self.membership.workers.pop(ident, None) is not None:
                 self.workers.pop(ident).kill()
 

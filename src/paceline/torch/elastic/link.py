@@ -21,12 +21,17 @@ CONNECT_SECONDS = 60.0
 START_SECONDS = 300.0  # for the other workers to get as far when the run begins
 LONG = timedelta(days=30)
 LOOK = 0.001  # seconds between two looks in a meeting
-STAY_SECONDS = 5.0  # how long one that leaves waits for the others to let go of it
+STAY_SECONDS = 5.0  # how long one that leaves waits for the others to let go of it, at most
 
 
 def life(ident: int) -> str:
     """The key of a worker's signs of life."""
     return f"life/{ident}"
+
+
+def has(ident: int) -> str:
+    """The key that tells that a worker has the model."""
+    return f"has/{ident}"
 
 
 class Left(SystemExit):
@@ -46,6 +51,7 @@ class Link:
         self._gathered = 0
         self._known: dict[int, Generation] = {}
         self._hard = self._newest = -1
+        self._having: set[int] = set()  # who has the model, by the generation that this worker is in
         self._lost = self._leaving = self._joined = False
         for name, target in (("signs of life", self._beat), ("generations", self._watch)):
             threading.Thread(target=target, args=(self.connect(),), name=name, daemon=True).start()
@@ -72,7 +78,9 @@ class Link:
 
     def gather(self, item: Any) -> list[Any]:
         """What the worker of each place said at this point of its program; of one that joins later, all others' words
-        are there already."""
+        are there already. Within the run nobody is waited for: the others may be elsewhere in their programs."""
+        if self._having:
+            return [item] * self.places
         number, self._gathered = self._gathered, self._gathered + 1
         keys = [f"said/{number}/{place}" for place in range(self.places)]
         try:
@@ -103,10 +111,13 @@ class Link:
         """The sums of this generation have failed."""
         self._ring(f"broken/{number}")
 
-    def entered(self, number: int) -> None:
+    def entered(self, generation: Generation) -> None:
         """This worker runs rounds in this generation."""
-        self.post("begun")
-        self._call("add", f"entered/{number}", 1)
+        if not self._having:
+            self.post("begun")
+            self.post(has(self.ident))
+        self._having = {member.ident for member in generation.members}
+        self._call("add", f"entered/{generation.number}", 1)
 
     @property
     def begun(self) -> bool:
@@ -133,7 +144,9 @@ class Link:
                 if found.holds(self.ident):
                     return found
                 if number >= 0:
-                    self._go(found)
+                    self._go()
+            if self._leaving and number < 0:
+                raise Left(0)  # before it took part
             time.sleep(LOOK)
 
     def meet(self, generation: Generation, word: dict[str, Any]) -> dict[int, dict[str, Any]] | None:
@@ -158,9 +171,19 @@ class Link:
 
     @property
     def first(self) -> bool:
-        """Whether this worker is the first of the newest members."""
+        """Whether this worker is the first of the newest members that have the model."""
         found = self._known.get(self._newest)
-        return found is not None and found.members[0].ident == self.ident
+        if found is None:
+            return False
+        return self.ident == next((m.ident for m in found.members if m.ident in self._having), None)
+
+    def arrive(self, key: str) -> None:
+        """One more worker is at this point; once for each."""
+        self._call("add", key, 1)
+
+    def arrived(self, key: str) -> int:
+        """How many are."""
+        return int(self._call("add", key, 0))
 
     def post(self, key: str) -> None:
         """Tell all something that all can see."""
@@ -176,14 +199,17 @@ class Link:
 
     # -- within ---------------------------------------------------------------------------------------------------
 
-    def _go(self, found: Generation) -> None:
+    def _go(self) -> None:
         """This worker is no member any more: its connections must outlive what the others still read from them."""
         if not self._leaving:
             raise WorkerError(
                 f"worker {self.place} gave no sign of life for so long that the others went on without it"
             )
-        until = time.monotonic() + STAY_SECONDS
-        while time.monotonic() < until and not self._call("check", [f"verdict/{found.number}"]):
+        until, key = time.monotonic() + STAY_SECONDS, f"gone/{self._newest}"
+        self.arrive(key)
+        while time.monotonic() < until and not self._call("check", [f"verdict/{self._newest}"]):
+            if not self._known[self._newest].members and self.arrived(key) >= len(self._having):
+                break  # all have left
             time.sleep(LOOK)
         raise Left(0)
 

@@ -28,6 +28,8 @@ from paceline.torch.terms import Terms
 
 _log = logging.getLogger(__name__)
 FRESH = -1  # rounds behind a rank that has nothing yet
+LOOK = 0.001  # seconds between two looks at who has come to the end of a loop
+TOGETHER_SECONDS = 10.0  # how long one that has is held up by others that go on, at most
 
 
 class Mended(NamedTuple):
@@ -64,6 +66,8 @@ class Member:
         self._switch = False  # the members change before the next round
         self._step = FRESH  # running round, or the next to begin; so many are complete
         self._within = False  # a round is running, and not complete
+        self._dropped = False  # its gradients were, on this rank
+        self._together = ""  # where all members were seen to be at the end of the loop
         self._first = self._size = 0
         self._ran: list[Span] = []  # of the running round, whose gradients this rank has
         self._parts: list[Span] | None = None  # of a round that is mended, for whoever claims them
@@ -106,13 +110,15 @@ class Member:
 
     def begin(self, step: int, first: int, size: int) -> RoundPlan:
         """Round ``step`` of ``size`` samples from ``first`` on begins; how it is divided. May raise Left."""
-        if self._late is not None:
-            self._given.take(self._late, run=False)  # again: the loop may have stepped a scheduler meanwhile
-            self._late = None
+        self._take_late()
         if step != self._step:
             self._step, self._ran, self._parts = step, [], None
         self._first, self._size = first, size
-        if self._switch or self._link.lost_since(self._members.number):
+        if self._dropped:  # the sums of this generation, and the parts, go on with what is not there any more
+            self._dropped = False
+            self._link.broken(self._members.number)
+            self._enter()
+        elif self._switch or self._lost():
             self._enter()
         self._within = True
         loads = self._terms.balancer.loads(step, size, self.present)
@@ -136,7 +142,7 @@ class Member:
 
     def backward_begins(self, last: bool) -> None:
         """A backward pass begins, of a round's last planned piece where ``last``."""
-        if last and self._parts is None and not self._link.lost_since(self._members.number):
+        if last and self._parts is None and not self._lost():
             self._buckets.begin(self._sum)
 
     def ended(self, piece: Piece) -> Piece:
@@ -157,6 +163,32 @@ class Member:
             if not self._complete():
                 self._mend(began)
         return piece._replace(last=True)
+
+    def drop(self) -> None:
+        """The running round, if there is one, was left: nothing that this rank has run of it counts."""
+        if self._within:
+            self._within, self._dropped, self._ran = False, True, []
+            self._buckets.drop()
+
+    def together(self) -> None:
+        """The loop, or its epoch, is over: wait until the round before is complete on all members.
+
+        One in which its sums have failed needs this rank, which may have no other round."""
+        self._take_late()
+        if self._group is None or self._within or self._dropped:
+            return
+        until = time.monotonic() + TOGETHER_SECONDS
+        while time.monotonic() < until:
+            key = f"together/{self._members.number}/{self._step}"
+            if self._together != key:
+                self._together = key
+                self._link.arrive(key)
+            if self._link.arrived(key) >= len(self._members.members):
+                return
+            if self._lost():
+                self._enter()
+                self._take_late()
+            time.sleep(LOOK)
 
     def close(self) -> None:
         """Let go of the model."""
@@ -208,7 +240,14 @@ class Member:
         """The round is complete."""
         self._meter.complete(self._step, found.rows, found.present)
         self._switch, self._last_note = found.switch, total
-        self._within, self._parts, self._claimed = False, None, None
+        self._within, self._parts, self._claimed, self._ran = False, None, None, []
+        self._step += 1
+
+    def _take_late(self) -> None:
+        """Once more what was handed over within a round: the loop may have stepped a scheduler meanwhile."""
+        if self._late is not None:
+            self._given.take(self._late, run=False)
+            self._late = None
 
     def _claim(self) -> bool:
         """Whether there is another part of a mended round for this rank."""
@@ -249,9 +288,10 @@ class Member:
             if group is not None and self._take_over(group, idents, words, lost):
                 break
             self._link.broken(number)
+        transport.let_go(group, self._group)
         self._generation, self._group, self._switch = coming, group, False
         self._has = True
-        self._link.entered(number)
+        self._link.entered(coming)
         took = time.perf_counter() - began
         _log.info("generation %d of places %s after %.3f s", number, coming.places, took)
         self._told(Mended(self._step, number, coming.places, took, self._within))
@@ -263,6 +303,7 @@ class Member:
             "done": self._step,
             "ran": self._ran,
             "within": self._within,
+            "fits": self._terms.micro_batch or self._terms.global_batch,
             "round": [self._first, self._size],
             "note": None if last is None else base64.b64encode(last.numpy().tobytes()).decode(),
         }
@@ -296,7 +337,9 @@ class Member:
         if running:
             ran = [span for word in running for span in word["ran"]]
             first, size = running[0]["round"]
-            self._parts = parts(missing(ran, first, size), len(idents), self._terms.micro_batch)
+            fits = min(word["fits"] for word in words.values())
+            whole = missing(ran, first, size)
+            self._parts = parts(whole, len(idents), fits, self._terms.quantum, self._terms.floor)
         self._step = done
         return True
 
@@ -312,4 +355,4 @@ class Member:
         assert last is not None
         total = torch.frombuffer(bytearray(base64.b64decode(last)), dtype=torch.float64)
         self._over(self._read(total), total)
-        self._late, self._ran = packed, []
+        self._late = packed

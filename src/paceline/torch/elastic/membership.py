@@ -95,9 +95,9 @@ class Membership:
             worker not in self.members and worker not in new for worker in self.workers.values()
         )
         stay = [member for member in self.members if member.ident not in leaving]
-        if (leaving or new) and (stay or new):
-            if not stay:
-                return  # nobody would be left who has the model
+        if not stay:
+            new = []  # nobody is left who has the model: the run ends after this round
+        if leaving or new:
             self.members = sorted([*stay, *new], key=lambda member: member.place)
             self._publish(hard=False)
 

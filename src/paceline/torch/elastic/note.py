@@ -17,6 +17,9 @@ from paceline.torch.elastic.orphans import Span
 from paceline.torch.measuring.exchange import Rows
 
 HEAD = 6  # numbers before those of each place and each parameter
+WHOLE = (
+    1 << 40
+)  # the samples' sums are taken modulo this, so that floats hold them however many ranks add to them
 
 
 class Note(NamedTuple):
@@ -41,12 +44,11 @@ def write(
     places: int,
 ) -> torch.Tensor:
     """One member's part of the sum. first: of the round's samples. row: its measurements, shape ()."""
-    spans = [np.arange(start - first, start - first + size, dtype=float) for start, size in ran]
-    at = np.concatenate(spans) if spans else np.empty(0)
+    each = [_sums(start - first, size) for start, size in ran]
+    sums = [sum(numbers) % WHOLE for numbers in zip((0, 0, 0), *each, strict=True)]
     width = len(row.dtype.descr)
     mask, rows = np.zeros(places), np.zeros((places, width))
     mask[place], rows[place] = 1.0, np.frombuffer(row.tobytes())
-    sums = (at.size, at.sum(), (at * at).sum())
     head = np.array([switch, *sums, counted or 0.0, counted is not None], float)
     return torch.from_numpy(np.concatenate([head, mask, rows.ravel(), np.array(list(used), float)]))
 
@@ -56,12 +58,14 @@ def read(total: NDArray[np.float64], places: int, dtype: np.dtype[np.void], size
 
     Raises WorkerError where a sample is missing in the round's gradient, or counts twice: that must never be."""
     switch, count, sums, squares, counted, given = total[:HEAD]
-    ids = np.arange(size, dtype=float)
-    if (count, sums, squares) != (size, ids.sum(), (ids * ids).sum()):
+    expected = _sums(0, size)
+    if count != size or any(
+        (have - want) % WHOLE for have, want in zip((sums, squares), expected[1:], strict=True)
+    ):
         raise WorkerError(
             f"round {step}: {count:.0f} samples are in its gradient (sums {sums:.0f} and {squares:.0f}), "
-            f"expected each of {size} once; this is a fault of Paceline: the run ends here, before it trains "
-            "from a wrong gradient"
+            f"expected each of {size} once: the run ends here, before it trains from a wrong gradient. A rank may "
+            "have left its loop alone and begun another epoch; if none has, this is a fault of Paceline"
         )
     if given not in (0, total[HEAD : HEAD + places].sum()):
         raise PacelineError(
@@ -71,3 +75,12 @@ def read(total: NDArray[np.float64], places: int, dtype: np.dtype[np.void], size
     width = len(dtype.descr)
     rows = np.frombuffer(rest[: places * width].tobytes(), dtype).copy()
     return Note(bool(switch), float(counted) if given else None, mask > 0, rest[places * width :] > 0, rows)
+
+
+def _sums(start: int, size: int) -> tuple[int, int, int]:
+    """How many numbers there are from ``start`` on, their sum, and the sum of their squares."""
+
+    def squares(below: int) -> int:
+        return (below - 1) * below * (2 * below - 1) // 6
+
+    return size, size * (2 * start + size - 1) // 2, squares(start + size) - squares(start)

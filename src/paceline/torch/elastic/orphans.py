@@ -19,11 +19,23 @@ def missing(ran: Iterable[Span], first: int, size: int) -> list[Span]:
     return found
 
 
-def parts(spans: Iterable[Span], members: int, most: int | None) -> list[Span]:
-    """Cut into parts of at most ``most`` samples, about two for each member."""
+def parts(spans: Iterable[Span], members: int, most: int, unit: int = 1, floor: int = 1) -> list[Span]:
+    """Cut into parts of at most ``most`` samples, about two for each member.
+
+    unit: where a span is a multiple of so many samples, its parts are. floor: samples that each part has at least,
+    where spans do; ``most`` is at least 2 floor - 1."""
     spans = list(spans)
-    total = sum(size for _, size in spans)
-    each = max(-(-total // (2 * members)), 1)
-    if most is not None:
-        each = min(each, most)
-    return [(start + at, min(each, size - at)) for start, size in spans for at in range(0, size, each)]
+    each = max(-(-sum(size for _, size in spans) // (2 * members)), 2 * floor - 1)
+    each = max(min(each, most) // unit, 1) * unit
+    found = []
+    for start, size in spans:
+        count = -(-size // each)
+        units, rest = divmod(size, unit)
+        low, larger = divmod(units, count)
+        sizes = [(low + (number < larger)) * unit for number in range(count)]
+        sizes[-1] += rest  # less than a unit, and the last parts are the smaller ones
+        for part in sizes:
+            if part:
+                found.append((start, part))
+            start += part
+    return found

@@ -49,7 +49,7 @@ class ElasticTurns(Turns):
     ) -> None:
         self._carried = ElasticMeter(terms.balancer.needs_readings)
         super().__init__(model, parallel, terms, listeners, on_nan)
-        self._joined = False
+        self._joined = self._failed = self._closed = False
         self._given = Handover(model, self._stands, super().load_state_dict)
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.member = Member(link, parameters, terms, self._carried, self._given, told)
@@ -98,10 +98,22 @@ class ElasticTurns(Turns):
         self.stepped(0.0)  # it was handed over
         return True
 
+    def flush(self) -> None:
+        super().flush()
+        self.member.together()
+
+    def abandon(self) -> None:
+        super().abandon()
+        self.member.drop()
+
     def failed(self, error: BaseException) -> None:
         """The launcher sees the end of this process."""
+        self._failed = True
 
     def close(self) -> None:
+        if not (self._failed or self._closed):
+            self.member.together()
+        self._closed = True
         super().close()
         self.member.close()
 

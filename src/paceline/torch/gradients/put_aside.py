@@ -24,6 +24,7 @@ class Gradients:
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._kept: list[torch.Tensor | None] | None = None  # of the running round's finished pieces
+        self._begun = False  # a backward pass of the running round has, and may have been left in its middle
         self._had: set[int] = set()  # parameters that have a gradient of the round that is complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
 
@@ -32,7 +33,7 @@ class Gradients:
 
         Raises PacelineError where a gradient is there that is not of this round.
         """
-        kept, self._kept = self._kept, None
+        kept, self._kept, self._begun = self._kept, None, True
         if kept is None:
             self._check_fresh(step)
             return
@@ -69,14 +70,14 @@ class Gradients:
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
         self._used = [None if p.grad is None else (id(p.grad), p.grad._version) for p in self._parameters]
-        self._had = set()
+        self._had, self._begun = set(), False
 
     def drop(self) -> None:
         """The running round is left unfinished: nothing of it counts."""
-        if self._kept is not None or self._had:
+        if self._begun or self._kept is not None:
             for parameter in self._parameters:
                 parameter.grad = None
-        self._kept, self._used, self._had = None, None, set()
+        self._kept, self._used, self._had, self._begun = None, None, set(), False
 
     def finite(self) -> bool:
         """True when no gradient holds an infinity or NaN."""
