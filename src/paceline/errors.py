@@ -21,7 +21,11 @@ def meant(word: str, known: Iterable[str]) -> str:
     """``; did you mean level?`` where a known word begins with the given one or is like it; else nothing."""
     words = sorted(known)
     near = [each for each in words if len(word.strip("-")) > 2 and each.startswith(word)]
-    near = near or difflib.get_close_matches(word, words, 2, 0.7)
+    near = near or [
+        each
+        for each in difflib.get_close_matches(word, words, 2, 0.7)
+        if _edits(word, each) <= max(1, min(len(word), len(each)) // 4)
+    ]
     return f"; did you mean {' or '.join(near[:3])}?" if near else ""
 
 
@@ -30,3 +34,16 @@ def expected(word: str, known: Iterable[str]) -> str:
     words = list(known)
     near = meant(word, words)
     return f"{near} Expected one of {', '.join(words)}" if near else f"; expected one of {', '.join(words)}"
+
+
+def _edits(one: str, other: str) -> int:
+    """Letters that are added, left out, changed or swapped with the next one, from one word to the other."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one):
+        last, before, row = before, row, [i + 1]
+        for j, b in enumerate(other):
+            row.append(min(before[j] + (a != b), before[j + 1] + 1, row[j] + 1))
+            if i and j and a == other[j - 1] and one[i - 1] == b:
+                row[-1] = min(row[-1], last[j - 1] + 1)
+    return row[-1]

@@ -13,7 +13,7 @@ CSS = resources.files("paceline.runs").joinpath("page.css").read_text(encoding="
 DARK_BY_SYSTEM, DARK_BY_CHOICE = re.findall(
     r"prefers-color-scheme: \w+\) \{\s*:root[^{]*\{(.*?)\}", CSS, re.DOTALL
 )
-THEMES = {"light": CSS.split("}")[0], "dark": DARK_BY_SYSTEM}
+THEMES = {"light": re.search(r":root, .slide \{(.*?)\}", CSS, re.DOTALL)[1], "dark": DARK_BY_SYSTEM}
 WORKERS = [f"c{i}" for i in range(8)]
 # What is left of a colour without the cones for red, or for green (Machado, Oliveira and Fernandes 2009, severity 1).
 VISIONS = {

@@ -264,7 +264,7 @@ def test_overhead_has_its_colours_name_in_a_comparison_too(tmp_path, run):
 def test_waiting_is_hatched_alike_everywhere_and_nothing_else_is(tmp_path, write, run):
     other = read(write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal"))
     text = comparison.render([other, run])
-    body = text[text.index("<body>") :]
+    body = text[text.index("<body>") : text.index("<footer>")]
     assert body.count('<pattern id="waiting"') == 1
     assert "plain" not in body
     for boxes in re.findall(r'<path class="box idle".*?</svg>', body):

@@ -1,11 +1,13 @@
-"""A real browser, where the machine has one."""
+"""A real browser, where the machine has one, and what axe finds on a page in it."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +20,32 @@ def chromium() -> Iterator[Any]:
     """Chromium, driven by Playwright; skips the test where one of them is not there."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
     if not shutil.which(CHROMIUM):
-        pytest.skip(f"no browser: {CHROMIUM} is not there")
+        pytest.skip(f"no browser: {CHROMIUM} is not there; set CHROMIUM to where it is")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+def axe() -> str:
+    """The script of axe-core: of the file that AXE names, or of axe-playwright-python; skips the test without."""
+    path = Path(os.environ.get("AXE", ""))
+    package = importlib.util.find_spec("axe_playwright_python")
+    if not path.is_file() and package is not None and package.origin is not None:
+        path = Path(package.origin).with_name("axe.min.js")
+    if not path.is_file():
+        pytest.skip("no axe-core: pip install axe-playwright-python, or set AXE to where axe.min.js is")
+    return path.read_text(encoding="utf-8")
+
+
+def barriers(page: Any) -> list[str]:
+    """What axe finds on a page as serious or critical: the rule, where, and what of it."""
+    page.evaluate(axe())
+    found = page.evaluate("axe.run({ resultTypes: ['violations'] })")
+    assert found["passes"] or found["inapplicable"], "nothing was checked"
+    return [
+        f"{rule['id']} ({rule['impact']}): {node['target']}: {node['failureSummary']}"
+        for rule in found["violations"]
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]

@@ -41,12 +41,21 @@ def escape(text: object) -> str:
 
 
 def figure(title: str, says: str, content: str, legend: str = "", wide: bool = False, table: str = "") -> str:
-    """A chart with its title, one line on how to read it, its legend, and its figures as a table."""
-    rows = f"<details><summary>As a table</summary>{table}</details>" if table else ""
+    """A chart with its title, one line on how to read it, its legend, and its figures as a table.
+
+    A chart that has a table can be copied as a picture, too (copy.js).
+    """
+    rows = f"<details><summary>As a table</summary>{table}</details>{_COPY}" if table else ""
     return (
         f'<figure class="card{" wide" if wide else ""}"><figcaption><h3>{escape(title)}</h3>'
         f"<p>{escape(says)}</p>{legend}</figcaption>{content}{rows}</figure>"
     )
+
+
+_COPY = (
+    '<div class="copy">Copy as <button type="button" data-copy="png" aria-label="Copy as PNG">PNG</button> '
+    '<button type="button" data-copy="svg" aria-label="Copy as SVG">SVG</button> <span role="status"></span></div>'
+)
 
 
 def legend(entries: Sequence[tuple[str, str]]) -> str:

@@ -50,7 +50,8 @@ def policy(script: str = "") -> str:
 
 
 def _scripts(script: str) -> list[str]:
-    own = resources.files("paceline.runs").joinpath("page.js").read_text(encoding="utf-8")
+    here = resources.files("paceline.runs")
+    own = "".join(here.joinpath(name).read_text(encoding="utf-8") for name in ("page.js", "copy.js"))
     return [f"\n{text}" for text in (own, script) if text]
 
 
