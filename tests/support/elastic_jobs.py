@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ from torch import nn
 from paceline.torch import Pace
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper, Loss
+from paceline.torch.elastic.link import Link
 from support.ranks import load
 
 WIDTH, SAMPLES, BATCH = 8, 1200, 48
@@ -89,7 +91,9 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
 
     from support.elastic_phases import Orders
 
-    orders = Orders(out, where.ident, say)
+    orders, opened = Orders(out, where.ident, say), itertools.count()
+    real = Link.connect
+    Link.connect = lambda link: (next(opened), real(link))[1]  # type: ignore[method-assign]
     try:
         if options.get("phases"):
             orders.watch()
@@ -156,7 +160,14 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
             pace.settle()
             flat = nn.utils.parameters_to_vector(model.parameters()).detach()
             files = len(os.listdir("/proc/self/fd"))
-            say(kind="end", rounds=pace.rounds, epoch=pace.epoch, files=files, parameters=flat.tolist())
+            say(
+                kind="end",
+                rounds=pace.rounds,
+                epoch=pace.epoch,
+                files=files,
+                opened=next(opened),
+                parameters=flat.tolist(),
+            )
     except SystemExit:
         say(kind="left")
         raise

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from paceline.torch.elastic.spares import Spares
+
 TIMEOUT = timedelta(
     seconds=60
 )  # of a sum; who is only late is waited for again, in a generation of the same members
@@ -99,19 +101,21 @@ def over(work: Any) -> bool:
 _made: list[Group] = []
 
 
-def connect(
-    store: Callable[[], Any], key: str, index: int, size: int, lost: Callable[[], bool]
-) -> Group | None:
+def connect(stores: Spares, key: str, index: int, size: int, lost: Callable[[], bool]) -> Group | None:
     """The group of a new generation; None where a member is lost meanwhile, or cannot be reached.
 
-    store: makes a connection to the launcher's store, by which the members find each other. key: of this generation.
+    stores: connections to the launcher's store, by which the members find each other. key: of this generation.
     """
     found: list[GlooGroup] = []
     through = threading.Event()
 
     def make() -> None:
         try:
-            found.append(GlooGroup(dist.PrefixStore(key, store()), index, size))
+            held = stores.take()
+            try:
+                found.append(GlooGroup(dist.PrefixStore(key, held), index, size))
+            finally:
+                stores.give(held)
             _made.append(found[0])
         except Exception:
             pass

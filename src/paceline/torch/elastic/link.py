@@ -15,6 +15,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
 from paceline.torch.elastic.generation import Generation, Where, told
+from paceline.torch.elastic.spares import Spares
 
 BEAT_SECONDS = 0.1  # between two signs of life
 CONNECT_SECONDS = 60.0
@@ -48,13 +49,14 @@ class Link:
         self.ident, self.place, self.places = where.ident, where.place, where.places
         self._where = where
         self._store = self.connect()
+        self.spares = Spares(self.connect)
         self._gathered = 0
         self._known: dict[int, Generation] = {}
         self._hard = self._newest = -1
         self._having: set[int] = set()  # who has the model, by the generation that this worker is in
         self._lost = self._leaving = self._joined = False
         for name, target in (("signs of life", self._beat), ("generations", self._watch)):
-            threading.Thread(target=target, args=(self.connect(),), name=name, daemon=True).start()
+            threading.Thread(target=target, name=name, daemon=True).start()
 
     def connect(self) -> dist.TCPStore:
         """Another connection, for calls that may block."""
@@ -228,19 +230,21 @@ class Link:
         if self._lost:
             raise WorkerError("the launcher, which keeps the ranks together, has gone")
 
-    def _beat(self, store: dist.TCPStore) -> None:
+    def _beat(self) -> None:
         number = 0
         try:
+            store = self.connect()
             while True:
                 number += 1
                 store.set(life(self.ident), str(number))
                 time.sleep(BEAT_SECONDS)
-        except RuntimeError:
+        except (RuntimeError, WorkerError):
             self._lost = True
 
-    def _watch(self, store: dist.TCPStore) -> None:
+    def _watch(self) -> None:
         number = 0
         try:
+            store = self.connect()
             while True:
                 store.wait([f"generation/{number}"], LONG)
                 found = Generation.decode(store.get(f"generation/{number}"))
@@ -250,7 +254,7 @@ class Link:
                 self._newest = number
                 self._known.pop(number - 8, None)
                 number += 1
-        except RuntimeError:
+        except (RuntimeError, WorkerError):
             self._lost = True
 
 

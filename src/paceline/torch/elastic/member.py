@@ -284,7 +284,7 @@ class Member:
 
             idents = [member.ident for member in coming.members]
             index = idents.index(self._link.ident)
-            group = transport.connect(self._link.connect, f"group/{number}", index, len(idents), lost)
+            group = transport.connect(self._link.spares, f"group/{number}", index, len(idents), lost)
             if group is not None and self._take_over(group, idents, words, lost):
                 break
             self._link.broken(number)
