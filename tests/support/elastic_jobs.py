@@ -44,11 +44,30 @@ class Rows(torch.utils.data.Dataset):
         return self.x[index], self.y[index]
 
 
-def network(seed: int = 0) -> nn.Module:
+class Seldom(nn.Module):
+    """Uses its weights for some samples alone, so that a part of a round may have no gradient for them, and a bias
+    never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.ones(32)), nn.Parameter(torch.zeros(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = (x[:, :1] > 0.6).to(x.dtype)
+        return x + chosen * x * self.weight if chosen.any() else x
+
+
+def network(seed: int = 0, norm: bool = False) -> nn.Module:
     torch.manual_seed(seed)
+    beside = nn.BatchNorm1d(32) if norm else Seldom()
     return nn.Sequential(
-        nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1)
+        nn.Linear(WIDTH, 32), nn.Tanh(), nn.Linear(32, 32), beside, nn.Tanh(), nn.Linear(32, 1)
     ).double()
+
+
+def statistics(model: nn.Module) -> list[float]:
+    """The sums of its buffers, such as batch norm's."""
+    return [float(buffer.double().sum()) for buffer in model.buffers()]
 
 
 def optimizers(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
@@ -56,9 +75,9 @@ def optimizers(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
     return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
 
 
-def alone(rounds: int, batch: int = BATCH) -> torch.Tensor:
+def alone(rounds: int, batch: int = BATCH, norm: bool = False) -> torch.Tensor:
     """The parameters of one process after so many rounds, with the same samples in each."""
-    data, model = Rows(SAMPLES), network()
+    data, model = Rows(SAMPLES), network(norm=norm)
     optimizer, scheduler = optimizers(model)
     done, epoch = 0, 0
     while done < rounds:
@@ -99,7 +118,8 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
             orders.watch()
             orders.at("start")
         nap = options.get("nap", 0.0) * options.get("slow", [1] * where.places)[where.place]
-        model = network(where.ident)  # all begin with what worker 0 has
+        norm = bool(options.get("norm"))
+        model = network(where.ident, norm)  # all begin with what worker 0 has
         optimizer, scheduler = optimizers(model)
         pace = Pace(
             model,
@@ -115,6 +135,7 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
                 at=time.time(),
                 loads=done.loads.tolist(),
                 shares=done.shares.tolist(),
+                statistics=statistics(model),
             ),
         )
         signal.signal(signal.SIGTERM, lambda *_: pace.leave())
@@ -134,7 +155,7 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
         with pace:
             loader = pace.loader(Rows(SAMPLES), seed=3)
             pace.register(optimizer, scheduler)
-            say(kind="joined", at=time.time(), rounds=pace.rounds)
+            say(kind="joined", at=time.time(), rounds=pace.rounds, statistics=statistics(model))
             last = rounds
             while pace.rounds < last:
                 try:

@@ -51,7 +51,9 @@ def test_nothing_happens(tmp_path: Path) -> None:
 
 def test_faults_at_random_moments(tmp_path: Path) -> None:
     plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 44, 0.05, seed=1)
-    told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, dead=1.0, slow=[1, 2, 1, 1])
+    told = run(
+        tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, dead=1.0, slow=[1, 2, 1, 1], micro_batch=7
+    )
     check(told)
     assert len(told.faults) == 44
 
@@ -82,6 +84,30 @@ def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
     assert changes > 12
     assert max(end["files"] for _, end in told.of("end")) < 30 + 4 * changes
     assert max(end["opened"] for _, end in told.of("end")) <= 7  # each may wait for a name server
+
+
+def test_batch_norm(tmp_path: Path) -> None:
+    """A joiner has the running statistics of one of the others, and all ranks have the same parameters."""
+
+    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+        if (
+            len(told.faults) < 2
+            and newest >= 10 + 40 * len(told.faults)
+            and len(keeper.membership.members) == 3
+        ):
+            hit(keeper, told, "kill", keeper.membership.members[len(told.faults)].ident)
+
+    told = run(tmp_path, 3, 100, plan, restarts=2, nap=5e-4, norm=True, micro_batch=5)
+    assert not told.of("crash"), told.of("crash")[0][1]["trace"]
+    ends = [torch.tensor(end["parameters"]) for _, end in told.of("end")]
+    assert len(ends) == 3
+    assert all((end - ends[0]).abs().max() < 1e-12 for end in ends)
+    assert (ends[0] - alone(100, norm=True)).abs().max() < 0.5  # whose batches have other means
+    joiners = [line for who, line in told.of("joined") if who > 2]
+    assert len(joiners) == 2
+    for line in joiners:
+        had = [one["statistics"] for _, one in told.of("round") if one["step"] == line["rounds"] - 1]
+        assert line["statistics"] in had
 
 
 def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
@@ -135,7 +161,6 @@ def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)), "batch norm"),
         (torch.nn.Embedding(4, 2, sparse=True), "sparse"),
     ],
 )

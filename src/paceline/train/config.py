@@ -131,7 +131,7 @@ class TrainConfig:
                 f"micro-batch={self.micro_batch}: expected at least {2 * floor - 1}: {self.model} has batch norm"
             )
         if self.elastic:
-            self._check_elastic(floor)
+            self._check_elastic()
         self._check_engine()
 
     def server(self) -> ServerConfig:
@@ -150,7 +150,7 @@ class TrainConfig:
             limits=limits,
         )
 
-    def _check_elastic(self, floor: int) -> None:
+    def _check_elastic(self) -> None:
         policy = policies.create(self.policy, Cluster(self.workers, self.global_batch))
         moves = Balancer(policy).piece_plan(0) is not None and self.policy.partition(":")[0] != "auto"
         wrong = (
@@ -158,8 +158,6 @@ class TrainConfig:
             if self.engine != "torch"
             else "needs --weigh loss: the hook leaves the sum to DDP, which ends with a lost worker"
             if self.weigh != "loss"
-            else f"does not hand over batch norm's statistics yet, and {self.model} has some; choose another model"
-            if floor > 1
             else f"plans whole rounds, and {self.policy} moves work within them; choose auto, level or another"
             if moves or policy.trains
             else f"expects --dead-after of at least 0.2, and {self.dead_after:g} s was given"

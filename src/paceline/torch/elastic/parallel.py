@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch.gradients.parallel import Alone
-from paceline.torch.options import has_batch_norm
 
 
 class Elastic(Alone):
@@ -48,8 +47,6 @@ def elastic(model: nn.Module) -> Elastic:
     wrong = (
         "its gradients are summed by gloo, on processors; the model is on " + str(device)
         if device.type != "cpu"
-        else "the model has batch norm, whose running statistics are not handed over yet; use another norm"
-        if has_batch_norm(model)
         else "the model was given to fully_shard, and a rank's part of it would be lost with the rank"
         if any(hasattr(module, "set_requires_gradient_sync") for module in modules)
         else "the DistributedDataParallel module is in a group of several ranks, which one lost rank ends: start the "
