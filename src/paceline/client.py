@@ -16,7 +16,7 @@ import os
 import secrets
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -24,6 +24,7 @@ from paceline.errors import PacelineError
 
 __all__ = ["Dropped", "Part", "Worker"]
 
+Lengths = Callable[[int], Sequence[float]]
 WAIT = 30.0  # seconds that one request waits for a plan
 TOKEN = "PACELINE_TOKEN"
 
@@ -37,6 +38,8 @@ class Part(NamedTuple):
 
     present: workers in the round, n. weight: b_i / B, what the mean gradient of these samples counts in a sum
     over the workers; weight_in_mean: n b_i / B, in a mean over them.
+    In a job with a cost, ``indices`` says which samples they are, as places among the round's, and ``sizes`` how many
+    of these make up each micro-batch, one after the other; elsewhere both are None.
     """
 
     round: int
@@ -46,6 +49,8 @@ class Part(NamedTuple):
     present: int
     weight: float
     weight_in_mean: float
+    indices: list[int] | None = None
+    sizes: list[int] | None = None
 
 
 class Worker:
@@ -95,10 +100,22 @@ class Worker:
         self._call("POST", "", body)
         self._joined, self._part = True, None
 
-    def next(self) -> Part:
-        """The part of the next round; waits until it is planned. The same one until it is reported."""
+    def next(self, lengths: Lengths | None = None) -> Part:
+        """The part of the next round; waits until it is planned. The same one until it is reported.
+
+        lengths: in a job with a cost, gives the lengths of the samples of the round whose number it is called with.
+        """
+        ask = f"/{_quoted(self.name)}/next?wait={WAIT:g}"
         while self._part is None:
-            status, answer = self._call("GET", f"/{_quoted(self.name)}/next?wait={WAIT:g}")
+            status, answer = self._call("GET", ask)
+            if status == 202 and answer.get("round") is not None:
+                number = int(answer["round"])
+                if lengths is None:
+                    raise PacelineError(
+                        f"{answer['waiting']}: this job has a cost, so give rounds(lengths=...) or next(lengths=...)"
+                    )
+                body = {"round": number, "lengths": [float(length) for length in lengths(number)]}
+                status, answer = self._call("POST", ask, body)
             if status == 200:
                 self._part = Part(**answer)
             elif answer["waiting"] == "the service is stopping":
@@ -132,11 +149,12 @@ class Worker:
         self._call("POST", f"/{_quoted(self.name)}/reports", body)
         self._part = None
 
-    def rounds(self, most: int | None = None) -> Iterator[Part]:
-        """Part after part; each must be reported before the next is asked for. most: of them, here."""
+    def rounds(self, most: int | None = None, lengths: Lengths | None = None) -> Iterator[Part]:
+        """Part after part; each must be reported before the next is asked for. most: of them, here. lengths: as for
+        ``next``."""
         done = 0
         while most is None or done < most:
-            part = self.next()
+            part = self.next(lengths)
             yield part
             if self._part is not None:
                 raise PacelineError(f"round {part.round} was not reported: call report() in each round")

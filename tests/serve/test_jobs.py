@@ -73,7 +73,7 @@ def test_the_log_of_a_round() -> None:
     assert join(job, 1.0, "b", digest("b")) == [Joined(1.0, "b", 1), Ready(1.0, 0)]
     part, effects = ask(job, 2.0, "b")
     assert effects == [Settled(2.0, 0, (6, 6))]
-    assert part == (0, 6, 6, 12, 2, 0.5, 1.0)
+    assert part == Part(0, 6, 6, 12, 2, 0.5, 1.0)
     part, effects = ask(job, 2.5, "a")
     assert (part, effects) == ((0, 6, 0, 12, 2, 0.5, 1.0), [])
     assert reports(job, 3.0, "a", Report(0, 6, 0.75)) == []

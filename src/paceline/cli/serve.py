@@ -32,6 +32,10 @@ def command(
         str | None, typer.Option("--limits", help="Least and most samples of each worker: 1:64,1:64,:")
     ] = None,
     quantum: Annotated[int, typer.Option(help="Loads are multiples of this many samples.")] = 1,
+    cost: Annotated[
+        str | None,
+        typer.Option(help="sum or padded: samples cost differently, and each round's lengths are asked for."),
+    ] = None,
     at_once: Annotated[
         bool, typer.Option(help="Hand out the newest plan at once, instead of waiting for all reports.")
     ] = False,
@@ -103,6 +107,7 @@ def command(
             quantum=quantum,
             ahead=1 if at_once else 0,
             floor=floor,
+            cost=cost,
         )
     with interrupts.heard(), listen(host, port) as listening:
         directory = server.state_directory(dir_)

@@ -210,6 +210,19 @@ def _workers(service: Service) -> APIRouter:
         status, said = await quick.next_part(service, job, worker, secret or "", wait)
         return JSONResponse(said, status)
 
+    @router.post(
+        "/{worker}/next",
+        response_model=models.Part,
+        responses=said(403, 404, 409, 410, 507)
+        | {202: {"model": models.Waiting, "description": "Not planned yet."}},
+    )
+    async def next_part_of_lengths(
+        job: Name, worker: Name, body: models.Lengths, secret: Secret, wait: Wait = USUAL_WAIT
+    ) -> JSONResponse:
+        """The worker's part of a round whose samples have these lengths, in a job with a cost."""
+        status, said = await quick.next_part(service, job, worker, secret or "", wait, body.given())
+        return JSONResponse(said, status)
+
     @router.delete("/{worker}", status_code=204, responses=said(403, 404, 409, 410, 507))
     async def leave(job: Name, worker: Name, secret: Secret) -> None:
         """Take part no longer; nobody waits."""

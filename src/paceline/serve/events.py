@@ -35,12 +35,26 @@ class Drop(NamedTuple):
     name: str
 
 
+class Dealt(NamedTuple):
+    """A round whose samples cost differently.
+
+    lengths: of its samples. order: places among them, one worker's after the other's. sizes: samples of each
+    micro-batch, by worker's place.
+    """
+
+    lengths: list[float]
+    order: list[int]
+    sizes: list[list[int]]
+
+
 class Settle(NamedTuple):
-    """The next round is handed out, by a plan that ``Job.plan`` made for those who are present: samples by place."""
+    """The next round is handed out, by a plan that ``Job.plan`` made for those who are present: samples by place, and
+    which of them where they cost differently."""
 
     now: float
     round: int
     loads: list[int]
+    dealt: Dealt | None = None
 
 
 class Reported(NamedTuple):
@@ -71,17 +85,21 @@ WORDS = {kind: name for name, kind in NAMES.items()}
 
 def logged(event: Event) -> list[Any]:
     """The event as it stands in the log."""
-    return [WORDS[type(event)], *(list(part) if isinstance(part, Report) else part for part in event)]
+    said = event[:-1] if isinstance(event, Settle) and event.dealt is None else event
+    return [WORDS[type(event)], *(list(part) if isinstance(part, Report | Dealt) else part for part in said)]
 
 
 def read(call: Sequence[Any]) -> Event:
     """The event that stands so in the log. Raises KeyError, TypeError or ValueError where none does."""
     name, *said = call
     event: Event = NAMES[name](*said)
+    if isinstance(event, Settle) and event.dealt is not None:
+        return event._replace(dealt=Dealt(*event.dealt))
     return event._replace(report=Report(*event.report)) if isinstance(event, Reported) else event
 
 
 def told(event: Event) -> str:
     """The event in a few words, without the secret."""
-    said = (part for name, part in zip(event._fields[1:], event[1:], strict=True) if name != "secret")
+    left_out = ("secret", "dealt")
+    said = (part for name, part in zip(event._fields[1:], event[1:], strict=True) if name not in left_out)
     return f"at {event.now:.3f} s {WORDS[type(event)]} {', '.join(str(part) for part in said)}".rstrip()

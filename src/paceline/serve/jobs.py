@@ -21,8 +21,9 @@ import numpy as np
 from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Array
+from paceline.samples import SampleCosts
 from paceline.serve.effects import Closed, Effect, Joined, Left, Ready, Report, Settled, Unlearned
-from paceline.serve.events import Drop, Event, Join, Leave, Reported, Resume, Settle, told
+from paceline.serve.events import Dealt, Drop, Event, Join, Leave, Reported, Resume, Settle, told
 from paceline.serve.members import Member, Members
 from paceline.serve.refusals import Conflict
 from paceline.serve.rounds import OpenRound
@@ -36,10 +37,27 @@ Planned = list[int] | str  # samples by place, or why there is no plan
 
 
 class NextRound(NamedTuple):
-    """A round that can be handed out. loads: samples by place."""
+    """A round that can be handed out. loads: samples by place. dealt: which, where they cost differently."""
 
     number: int
     loads: list[int]
+    dealt: Dealt | None = None
+
+
+class LengthsWanted(NamedTuple):
+    """A round that can be handed out as soon as somebody says how long its samples are."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"the lengths of round {self.number}'s samples are wanted"
+
+
+class Lengths(NamedTuple):
+    """What a worker says of a round's samples."""
+
+    number: int
+    lengths: list[float]
 
 
 class Job:
@@ -56,6 +74,7 @@ class Job:
         self.drops = 0
         self.open: dict[int, OpenRound] = {}  # settled and not closed, in their order
         self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds
+        self._unit: list[float] | None = None  # lengths of the first round, in which costs are counted
         self._mark: float | None = None  # when the last round closed; None where nobody has been there since
         self._planned: tuple[Any, Planned] = (
             None,
@@ -87,8 +106,8 @@ class Job:
                 return self._leave(now, self.members.here(name), "left", "has left")
             case Drop(now, name):
                 return self._drop(now, name)
-            case Settle(now, number, loads):
-                return self._settle(now, number, loads)
+            case Settle(now, number, loads, dealt):
+                return self._settle(now, number, loads, dealt)
             case Reported(now, name, report):
                 return self._report(now, name, report)
             case Resume(now):
@@ -113,15 +132,55 @@ class Job:
         self.drops += 1
         return self._leave(now, member, "silent", sentence, silent)
 
-    def next(self, name: str) -> Part | NextRound | str:
+    def next(self, name: str, lengths: Lengths | None = None) -> Part | NextRound | LengthsWanted | str:
         """What a worker that asks is to do: run its part of a round; or have the next round handed out, which enters
-        as ``Settle``, and ask again; or wait, for what the sentence says."""
+        as ``Settle``, and ask again; or wait, for what the sentence says.
+
+        lengths: of the samples of the round that it asks for, where they cost differently. Raises what is refused.
+        """
         member = self.members.here(name)
+        if lengths is not None:
+            self._check_lengths(lengths)
         if (current := self._current(member)) is not None:
+            if lengths is not None and lengths.number != current.number:
+                raise Conflict(
+                    f"worker {name!r} has not reported round {current.number}: expected its lengths"
+                )
+            if lengths is not None and current.dealt is not None and lengths.lengths != current.dealt.lengths:
+                raise Conflict(
+                    f"the lengths of round {current.number} are others than those that it was handed out by; "
+                    "expected the same samples, in the same order, from every worker"
+                )
             return current.assignment(member.place)
+        if self._may_settle and self.settings.cost is not None:
+            return LengthsWanted(self.settled) if lengths is None else self._deal(lengths)
         if self._may_settle and not isinstance(loads := self._plan(), str):
             return NextRound(self.settled, loads)
         return self.waiting_for()
+
+    def _check_lengths(self, given: Lengths) -> None:
+        if self.settings.cost is None:
+            raise PacelineError(
+                "the job has no cost, so that it takes no lengths: make it with cost='sum' or 'padded'"
+            )
+        SampleCosts.checked(given.lengths, self.settings.batch, "lengths")
+
+    def _deal(self, given: Lengths) -> NextRound | LengthsWanted | str:
+        """The next round of these lengths for those present, or why there is none."""
+        if (
+            given.number != self.settled
+        ):  # it has been handed out, or taken back, since the lengths were asked for
+            return LengthsWanted(self.settled)
+        balancer = self.balancer
+        if balancer.learner is None:  # nothing has been handed out
+            balancer = self.settings.balancer()
+            balancer.learn(self.settings.learner(given.lengths), 0)
+        try:
+            found = balancer.deal(self.settled, np.array(given.lengths), self.members.mask)
+        except PacelineError as error:
+            return f"the workers present cannot hold the batch: {error}"
+        dealt = Dealt(given.lengths, found.order.tolist(), [sizes.tolist() for sizes in found.sizes])
+        return NextRound(self.settled, found.loads.tolist(), dealt)
 
     @property
     def ready(self) -> bool:
@@ -159,7 +218,7 @@ class Job:
             _log.exception("the policy %s makes no plan", self.settings.asked_policy)
             return f"the policy makes no plan for those present ({type(error).__name__}: {error})"
 
-    def _settle(self, now: float, round: int, loads: list[int]) -> list[Effect]:
+    def _settle(self, now: float, round: int, loads: list[int], dealt: Dealt | None) -> list[Effect]:
         if round != self.settled or not self._may_settle:
             raise Conflict(f"round {round} cannot be handed out now: expected {self.settled}")
         mask = self.members.mask.copy()
@@ -168,8 +227,16 @@ class Job:
             raise Conflict(
                 f"the plan of round {round} is not one of {self.settings.batch} samples for those present"
             )
+        if self.settings.cost is not None and dealt is not None and self.balancer.learner is None:
+            self._unit = dealt.lengths
+            self.balancer.learn(self.settings.learner(self._unit), round)
         self.open[round] = OpenRound(
-            number=round, opened=now, loads=planned, members=mask, awaited=set(np.flatnonzero(mask).tolist())
+            number=round,
+            opened=now,
+            loads=planned,
+            members=mask,
+            awaited=set(np.flatnonzero(mask).tolist()),
+            dealt=dealt,
         )
         self.settled += 1
         if self._mark is None:
@@ -206,6 +273,11 @@ class Job:
             raise PacelineError(
                 f"samples={report.samples}: expected at most {planned}, what round {current.number} planned for "
                 f"worker {name!r}"
+            )
+        if current.dealt is not None and report.samples not in (0, planned):
+            raise PacelineError(
+                f"samples={report.samples}: expected {planned}, all that round {current.number} planned for worker "
+                f"{name!r}, or 0: the samples cost differently, and nobody knows which of them were run"
             )
         return current
 
@@ -271,6 +343,7 @@ class Job:
         """Everything but the settings, as plain values for JSON."""
         return {
             "balancer": self.balancer.state_dict(),
+            "unit": self._unit,
             "members": self.members.to_dict(),
             "open": [each.to_dict() for each in self.open.values()],
             "recent": list(self._recent),
@@ -281,6 +354,9 @@ class Job:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` gave."""
         self.settled, self.closed, self.samples, self.reports, self.drops = state["counts"]
+        self._unit = state.get("unit")
+        if self._unit is not None:
+            self.balancer.learn(self.settings.learner(self._unit), self.settled)
         self.balancer.load_state_dict(state["balancer"], self.settled)
         self.members = Members.from_dict(self.settings.workers, state["members"])
         rounds = [OpenRound.from_dict(each) for each in state["open"]]
@@ -331,6 +407,7 @@ class Job:
                     overhead,
                     round.readings["cpu"] if self.balancer.needs_readings else None,
                     round.readings["memory"] if self.balancer.needs_readings else None,
+                    parts=round.parts(self.settings.cost == "padded"),
                 )
             except Exception as error:  # a fault of the policy is none of the workers'
                 effects.append(Unlearned(now, round.number, error))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from paceline.serve import jobs
 from paceline.serve import settings as asked
 from paceline.serve.effects import Report
 from paceline.serve.jobs import Job
@@ -64,6 +65,13 @@ class JobSettings(Strict):
         float, Field(ge=1e-3, le=1e6, description="Seconds of silence while nothing has been measured.")
     ] = 300.0
 
+    cost: Annotated[
+        Literal["sum", "padded"] | None,
+        Field(
+            description="How a worker's samples add up, where they cost differently; null: all cost the same."
+        ),
+    ] = None
+
     def settings(self) -> asked.Settings:
         """Checked together. Raises PacelineError."""
         return asked.Settings.from_dict(self.model_dump())
@@ -117,6 +125,20 @@ class WorkerReport(Strict):
         return Report(self.round, self.samples, self.seconds, self.overhead, self.cpu, self.memory)
 
 
+class Lengths(Strict):
+    """How long the samples of a round are."""
+
+    round: Annotated[int, Field(ge=0, le=2**53)]
+    lengths: Annotated[
+        list[Annotated[float, Field(gt=0, le=1e100)]],
+        Field(min_length=1, description="Of each sample of the round, in the same order from every worker."),
+    ]
+
+    def given(self) -> jobs.Lengths:
+        """As the job takes it."""
+        return jobs.Lengths(self.round, self.lengths)
+
+
 class Part(BaseModel):
     """A worker's part of a round."""
 
@@ -129,12 +151,22 @@ class Part(BaseModel):
     weight_in_mean: Annotated[
         float, Field(description="n b_i / B: what it counts in a mean over the workers.")
     ]
+    indices: Annotated[
+        list[int] | None, Field(description="In a job with a cost: its samples, as places among the round's.")
+    ] = None
+    sizes: Annotated[
+        list[int] | None,
+        Field(description="There: how many of these make up each micro-batch, one after the other."),
+    ] = None
 
 
 class Waiting(BaseModel):
     """No part yet: ask again."""
 
     waiting: Annotated[str, Field(description="What for, in a sentence.")]
+    round: Annotated[
+        int | None, Field(description="Whose samples' lengths are wanted, in a job with a cost.")
+    ] = None
 
 
 class Reported(BaseModel):

@@ -12,8 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.serve import models
+from paceline.serve.jobs import Lengths, LengthsWanted
 from paceline.serve.limits import App, Message, Receive, Send, before
 from paceline.serve.refusals import NotStored, status_of
 from paceline.serve.service import Service
@@ -37,17 +39,26 @@ async def report(
         part = await service.next(job, worker, secret, wait)
     except NotStored as error:
         part = str(error)  # the report is stored all the same
-    if isinstance(part, str):
-        return 200, {"round": body.round, "next": None, "waiting": part}
-    return 200, {"round": body.round, "next": part._asdict(), "waiting": ""}
+    if isinstance(part, str | LengthsWanted):
+        return 200, {"round": body.round, "next": None, "waiting": str(part)}
+    return 200, {"round": body.round, "next": _said(part), "waiting": ""}
 
 
-async def next_part(service: Service, job: str, worker: str, secret: str, wait: float) -> Answer:
+async def next_part(
+    service: Service, job: str, worker: str, secret: str, wait: float, lengths: Lengths | None = None
+) -> Answer:
     """A worker asks for its part of its next round."""
-    part = await service.next(job, worker, secret, wait)
+    part = await service.next(job, worker, secret, wait, lengths)
+    if isinstance(part, LengthsWanted):
+        return 202, {"waiting": str(part), "round": part.number}
     if isinstance(part, str):
         return 202, {"waiting": part}
-    return 200, part._asdict()
+    return 200, _said(part)
+
+
+def _said(part: Part) -> dict[str, Any]:
+    """The part for the answer: which samples those are is only said where they cost differently."""
+    return {name: value for name, value in part._asdict().items() if value is not None}
 
 
 class Quick:

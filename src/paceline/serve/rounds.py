@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from paceline.client import Part
 from paceline.rounds import Array
+from paceline.samples.cost import batch_parts
 from paceline.serve.effects import Report
+from paceline.serve.events import Dealt
 
 READINGS = ("seconds", "overhead", "cpu", "memory")
 
@@ -19,7 +21,8 @@ READINGS = ("seconds", "overhead", "cpu", "memory")
 class OpenRound:
     """What was planned, who is still awaited, and what was reported; arrays by place.
 
-    longest: seconds of the longest turnaround, from the plan or the worker's last report to its report.
+    longest: seconds of the longest turnaround, from the plan or the worker's last report to its report. dealt: which
+    samples those are, where they cost differently.
     """
 
     number: int
@@ -28,6 +31,7 @@ class OpenRound:
     members: NDArray[np.bool_]
     awaited: set[int]
     longest: float = 0.0
+    dealt: Dealt | None = None
     samples: NDArray[np.int64] = field(init=False)
     readings: dict[str, Array] = field(init=False)
 
@@ -50,7 +54,27 @@ class OpenRound:
             self.present,
             weight,
             self.present * weight,
+            *self._which(place),
         )
+
+    def parts(self, padded: bool) -> Array | None:
+        """What each worker ran adds up to, (n, 3), see ``Deal.parts``; None where all samples cost the same."""
+        if self.dealt is None:
+            return None
+        lengths = np.array(self.dealt.lengths)[self.dealt.order]
+        parts = np.zeros((len(self.loads), 3))
+        for place in np.flatnonzero(self.samples).tolist():
+            start = int(self.offsets[place])
+            mine = lengths[start : start + int(self.loads[place])]
+            parts[place] = batch_parts(mine, np.array(self.dealt.sizes[place]), padded)
+        return parts
+
+    def _which(self, place: int) -> tuple[list[int], list[int]] | tuple[()]:
+        """The places of a worker's samples among the round's, and the sizes of its micro-batches."""
+        if self.dealt is None:
+            return ()
+        start = int(self.offsets[place])
+        return self.dealt.order[start : start + int(self.loads[place])], self.dealt.sizes[place]
 
     @property
     def untouched(self) -> bool:
@@ -75,6 +99,7 @@ class OpenRound:
             "members": np.flatnonzero(self.members).tolist(),
             "awaited": sorted(self.awaited),
             "longest": self.longest,
+            "dealt": None if self.dealt is None else list(self.dealt),
             "samples": self.samples.tolist(),
             "readings": {
                 name: [None if value != value else value for value in values.tolist()]
@@ -95,6 +120,7 @@ class OpenRound:
             members=members,
             awaited=set(values["awaited"]),
             longest=values["longest"],
+            dealt=None if values.get("dealt") is None else Dealt(*values["dealt"]),
         )
         round.samples = np.array(values["samples"], np.int64)
         round.readings = {name: np.array(values["readings"][name], float) for name in READINGS}

@@ -18,7 +18,7 @@ from paceline.serve.catalog import Catalog
 from paceline.serve.door import Door
 from paceline.serve.effects import Joined, Report
 from paceline.serve.events import Drop, Join, Leave, Reported, Resume, Settle
-from paceline.serve.jobs import NextRound
+from paceline.serve.jobs import Lengths, LengthsWanted, NextRound
 from paceline.serve.refusals import Conflict, NotStored
 from paceline.serve.served import Served
 from paceline.serve.settings import Settings
@@ -132,13 +132,18 @@ class Service:
         served.job.members.here(name)
         await self.door.enter(served, turn, Leave(self.now(), name))
 
-    async def next(self, job: str, name: str, secret: str, wait: float) -> Part | str:
-        """The worker's part of its next round, after at most ``wait`` seconds; else what it waits for."""
+    async def next(
+        self, job: str, name: str, secret: str, wait: float, lengths: Lengths | None = None
+    ) -> Part | LengthsWanted | str:
+        """The worker's part of its next round, after at most ``wait`` seconds; else what it waits for.
+
+        lengths: of that round's samples, where they cost differently.
+        """
         until = self._clock() + wait
         while True:
             served = self._known(job, name, secret)
-            answer = served.job.next(name)
-            if isinstance(answer, Part):
+            answer = served.job.next(name, lengths)
+            if isinstance(answer, Part | LengthsWanted):
                 return answer
             if isinstance(answer, NextRound):
                 await self._settle(served, answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -12,10 +13,12 @@ from paceline import policies
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster
+from paceline.samples import CostLearner, SampleCosts
 
 MOST_WORKERS = 10_000
 MOST_BATCH = 2**31 - 1
 MOST_AHEAD = 8
+COSTS = (None, "sum", "padded")
 Limits = tuple[tuple[int | None, int | None], ...]
 
 
@@ -27,6 +30,8 @@ class Settings:
     policy, forecast: as ``paceline.policies`` and ``paceline.forecast`` name them.
     start: how many must have joined before the first round; all places where not given.
     limits: (least, most) samples of each place. quantum: loads are multiples of this.
+    cost: how a worker's samples add up where they cost differently, so that each round's lengths are asked for:
+        "sum", or "padded", where a micro-batch costs its size times its longest sample. None: all cost the same.
     ahead: rounds that may be open when another is handed out: 0 waits for everybody's report (the blocking way
         of LB-BSP's CPU clusters), 1 hands out the newest plan at once (its GPU clusters).
     give_up, floor: a silent worker is dropped after ``give_up`` times the longest of the recent turnarounds
@@ -47,6 +52,7 @@ class Settings:
     give_up: float = 4.0
     floor: float = 10.0
     first: float = 300.0
+    cost: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -63,6 +69,14 @@ class Settings:
                     f"{x:,}" if isinstance(x, int) else f"{x:g}" for x in (value, low, high)
                 )
                 raise PacelineError(f"{name}={given}: expected {least} to {most}")
+        if self.cost not in COSTS:
+            raise PacelineError(
+                f"cost={self.cost!r}: expected 'sum' or 'padded', or nothing where all cost the same"
+            )
+        if self.cost is not None and self.quantum > 1:
+            raise PacelineError(
+                f"quantum={self.quantum} counts samples, and cost={self.cost!r} divides by cost; leave one out"
+            )
         if self.limits is not None:
             if len(self.limits) != self.workers:
                 raise PacelineError(
@@ -104,6 +118,11 @@ class Settings:
             ) from error
         return balancer
 
+    def learner(self, lengths: Sequence[float]) -> CostLearner:
+        """What learns the costs of a job whose first round has samples of these lengths. Raises PacelineError."""
+        costs = SampleCosts.checked(lengths, self.batch, "lengths")
+        return CostLearner(costs, self.workers, self.batch, padded=self.cost == "padded")
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
@@ -116,6 +135,8 @@ class Settings:
             raise PacelineError(
                 f"its settings are a {type(values).__name__}: expected {len(fields)} settings by name"
             )
+        if "cost" not in values:
+            values = dict(values, cost=None)  # services of earlier versions did not ask for it
         for word, names in (("unknown", values.keys() - fields), ("missing", fields - values.keys())):
             if names:
                 raise PacelineError(
