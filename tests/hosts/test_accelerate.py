@@ -47,6 +47,14 @@ def test_accumulates_as_the_accelerator_says(found: list[dict[str, Any]], accumu
         assert steps == 2, "the Accelerator's own setting is as it was"
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_samples_may_cost_differently(found: list[dict[str, Any]], steps: int) -> None:
+    for off, _, turns in (rank[f"by cost, {steps}"] for rank in found):
+        assert off < 1e-12
+        assert turns == steps * 12
+    hosts.every_sample_once([rank[f"by cost, {steps}"][1] for rank in found])
+
+
 def test_accumulates_in_pieces_where_asked(found: list[dict[str, Any]]) -> None:
     for off, turns, micro_batch in (rank["in pieces"] for rank in found):
         assert off < 1e-12

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.hosts import COUNT, difference, every_sample_once, whole_batch
+from support.hosts import COSTS, COUNT, difference, every_sample_once, whole_batch
 from support.ranks import run_ranks
 
 pytest.importorskip("lightning")
@@ -27,6 +27,21 @@ CASES: dict[str, dict[str, Any]] = {
         "jitter": 2e-3,
         "clip": 0.05,
         "loop": "round",
+    },
+    "by cost": {"clip": 0.05, "loading": {"cost": COSTS, "padded": True}},
+    "by cost, moved within the round": {
+        "policy": "factoring",
+        "limits": None,
+        "jitter": 2e-3,
+        "loop": "round",
+        "loading": {"cost": COSTS, "padded": False},
+    },
+    "by cost, sharded": {
+        "sharding": True,
+        "loop": "round",
+        "loading": {"cost": COSTS, "padded": True, "micro_batch_cost": 200},
+        "dtype": "float32",
+        "precision": "32-true",
     },
     "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
     "stopped and resumed": {"steps": 4},

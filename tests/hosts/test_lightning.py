@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.hosts import difference, every_sample_once, whole_batch
+from support.hosts import COSTS, difference, every_sample_once, whole_batch
 from support.ranks import run_ranks
 
 pytest.importorskip("lightning")
@@ -22,10 +22,16 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated and clipped": {"accumulate_grad_batches": 3, "gradient_clip_val": 0.05},
     "prefetching": {"loader_workers": 1, "epochs": 1},
     "sharded": {"sharding": True, "dtype": "float32", "precision": "32-true"},
+    "by cost": {"loading": {"cost": COSTS, "padded": False}},
+    "by cost, accumulated and clipped": {
+        "accumulate_grad_batches": 3,
+        "gradient_clip_val": 0.05,
+        "loading": {"cost": COSTS, "padded": True},
+    },
     "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
 }
 VALIDATED = -1  # what follows the cases' fits
-CLIPPED = {"accumulated and clipped": 0.05}
+CLIPPED = {"accumulated and clipped": 0.05, "by cost, accumulated and clipped": 0.05}
 
 
 @pytest.fixture(scope="module")

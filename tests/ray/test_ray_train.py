@@ -55,6 +55,11 @@ def test_as_one_process(found: list[dict[str, Any]]) -> None:
     hosts.every_sample_once([rank["plain"][1] for rank in found])
 
 
+def test_samples_may_cost_differently(found: list[dict[str, Any]]) -> None:
+    assert max(rank["by cost"][0] for rank in found) < 1e-12
+    hosts.every_sample_once([rank["by cost"][1] for rank in found])
+
+
 def test_two_ranks(tmp_path: Path) -> None:
     both = fit(2, tmp_path)
     assert max(rank["plain"][0] for rank in both) < 1e-12

@@ -1,4 +1,4 @@
-"""Samples that cost differently, over HTTP: who runs which of a round's samples, also after the service was killed."""
+"""Samples that cost differently, over HTTP: who runs which of a round's samples, also after a kill of the service."""
 
 from __future__ import annotations
 

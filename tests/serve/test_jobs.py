@@ -75,7 +75,7 @@ def test_the_log_of_a_round() -> None:
     assert effects == [Settled(2.0, 0, (6, 6))]
     assert part == Part(0, 6, 6, 12, 2, 0.5, 1.0)
     part, effects = ask(job, 2.5, "a")
-    assert (part, effects) == ((0, 6, 0, 12, 2, 0.5, 1.0), [])
+    assert (part, effects) == (Part(0, 6, 0, 12, 2, 0.5, 1.0), [])
     assert reports(job, 3.0, "a", Report(0, 6, 0.75)) == []
     assert ask(job, 3.0, "a") == (None, [])
     assert job.waiting_for() == "round 0 waits for the report of b"

@@ -246,7 +246,7 @@ def test_what_the_client_says(tmp_path: Path) -> None:
                 worker.report(1.0)
             rounds = worker.rounds()
             part = next(rounds)
-            assert part == (0, 8, 0, 8, 1, 1.0, 1.0)
+            assert part == client.Part(0, 8, 0, 8, 1, 1.0, 1.0)
             with pytest.raises(PacelineError, match="round 0 was not reported: call report"):
                 next(rounds)
             with pytest.raises(PacelineError, match="no finite number"):

@@ -28,6 +28,7 @@ class Run:
         precision: str = "no",
         steps: int = 1,
         net: nn.Module | None = None,
+        loading: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         self.accelerator = accelerator(mixed_precision=precision, gradient_accumulation_steps=steps)
@@ -37,7 +38,7 @@ class Run:
         self.model, self.optimizer, self.scheduler = self.accelerator.prepare(self.net, optimizer, scheduler)
         options = {"policy": UNEVEN, "limits": FREE[:ranks]} | options
         self.pace = AcceleratePace(self.accelerator, self.model, BATCH, **options)
-        self.loader = self.pace.loader(Samples(hosts.COUNT, dtype), seed=SEED)
+        self.loader = self.pace.loader(Samples(hosts.COUNT, dtype), seed=SEED, **loading or {})
         self.used: list[list[int]] = []
         self.turns = 0
 
@@ -124,6 +125,15 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
             hosts.difference(run.train(accumulate=accumulate), whole),
             run.turns,
             run.accelerator.gradient_accumulation_steps,
+        )
+        run.pace.detach()
+
+    for steps in (1, 2):
+        run = Run(ranks, steps=steps, loading={"cost": hosts.COSTS, "padded": False})
+        found[f"by cost, {steps}"] = (
+            hosts.difference(run.train(accumulate=steps > 1), whole),
+            run.used,
+            run.turns,
         )
         run.pace.detach()
 

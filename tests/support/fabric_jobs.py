@@ -41,6 +41,7 @@ def train(
     load: str | None = None,
     jitter: float = 0.0,
     epochs: int = EPOCHS,
+    loading: dict[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train up to ``epochs`` epochs or ``until`` rounds; what was used, and what it ended with."""
@@ -67,7 +68,7 @@ def train(
     options = {"policy": UNEVEN, "limits": FREE[:ranks]} | options
     results: list[Any] = []
     pace = FabricPace(fabric, model, BATCH, on_round=results.append, **options)
-    loader, loss_of = pace.loader(Samples(COUNT, kind), seed=SEED), nn.CrossEntropyLoss()
+    loader, loss_of = pace.loader(Samples(COUNT, kind), seed=SEED, **loading or {}), nn.CrossEntropyLoss()
     parts = {"model": model, "optimizer": optimizer, "pace": pace}
     if load is not None:
         fabric.load(load, parts)

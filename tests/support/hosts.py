@@ -23,9 +23,13 @@ from support.torch_jobs import FEATURES, Samples, fresh, optimizer_of
 COUNT, BATCH, EPOCHS, SEED = 83, 16, 2, 5
 # every round divided otherwise, ranks with nothing to do among them
 UNEVEN = Script(((5, 2, 1), (1, 6, 2), (3, 3, 3), (1, 1, 9), (7, 0, 4), (0, 1, 0), (0, 5, 5)))
+# What each of the samples costs, where a test says that they cost differently: 4 to 99.
+COSTS = tuple(4 + 37 * number % 96 for number in range(COUNT))
 FREE = ((0, None),) * 3  # limits that let a rank have nothing to do
 
-__all__ = ["BATCH", "COUNT", "EPOCHS", "FREE", "SEED", "UNEVEN", "Samples", "Script", "fresh", "optimizer_of"]
+__all__ = [
+    "BATCH", "COSTS", "COUNT", "EPOCHS", "FREE", "SEED", "UNEVEN", "Samples", "Script", "fresh", "optimizer_of",
+]  # fmt: skip
 
 
 def as_torchrun(rank: int, ranks: int, port: int = 29999) -> None:

@@ -78,6 +78,7 @@ def fit(
     epochs: int = EPOCHS,
     count: int = COUNT,
     batch: int = BATCH,
+    loading: dict[str, Any] | None = None,
     **trainer_options: Any,
 ) -> dict[str, Any]:
     """One fit by ``ranks`` ranks; what it used, ended with, and how its rounds were divided."""
@@ -105,7 +106,9 @@ def fit(
     began = time.perf_counter()
     trainer.fit(
         task,
-        balanced.loader(Samples(count, getattr(torch, dtype)), seed=SEED, num_workers=loader_workers),
+        balanced.loader(
+            Samples(count, getattr(torch, dtype)), seed=SEED, num_workers=loader_workers, **loading or {}
+        ),
         ckpt_path=ckpt,
     )
     return {

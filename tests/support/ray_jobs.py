@@ -28,14 +28,19 @@ class Run:
     """A worker's training loop, as Ray Train's users write it."""
 
     def __init__(
-        self, ranks: int, dtype: torch.dtype = torch.float64, net: nn.Module | None = None, **options: Any
+        self,
+        ranks: int,
+        dtype: torch.dtype = torch.float64,
+        net: nn.Module | None = None,
+        loading: dict[str, Any] | None = None,
+        **options: Any,
     ) -> None:
         self.net = net or fresh(dtype)
         self.model = ray.train.torch.prepare_model(self.net)
         self.optimizer = optimizer_of(self.model)
         options = {"policy": UNEVEN, "limits": FREE[:ranks]} | options
         self.pace = RayTrainPace(self.model, BATCH, **options)
-        self.loader = self.pace.loader(Samples(COUNT, dtype), seed=SEED)
+        self.loader = self.pace.loader(Samples(COUNT, dtype), seed=SEED, **loading or {})
         self.used: list[list[int]] = [[] for _ in range(EPOCHS)]
         self.dtypes: set[str] = set()
 
@@ -119,6 +124,9 @@ def cases(ranks: int) -> dict[str, Any]:
     run.pace.close()
     run = Run(ranks, micro_batch=3, loop="pieces")
     found["accumulated"] = hosts.difference(run.train(clip=0.3), hosts.whole_batch(clip=0.3))
+    run.pace.close()
+    run = Run(ranks, loading={"cost": hosts.COSTS})
+    found["by cost"] = hosts.difference(run.train(), whole), run.used
     run.pace.close()
     run = Run(ranks, policy="factoring", limits=None, loop="pieces")
     found["moved"] = hosts.difference(run.train(jitter=2e-3), whole), run.used
