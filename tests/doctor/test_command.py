@@ -76,3 +76,25 @@ def assert_refused_at_last(said: Said, words: str) -> None:
     last = said.stderr.splitlines()[-1]
     assert last.startswith("paceline: ")
     assert words in last
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("doctor")
+def test_waiting_for_long_samples_is_told_from_waiting_for_a_slow_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is a sixth slower, and the lengths of the texts make much larger differences, in each step others."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    script = SCRIPT.with_name("texts.py")
+    said = paceline("doctor", "--steps", 26, "--json", tmp_path / "d.json", "--", *TORCHRUN, 2, script, 1000)
+    assert said.status == 0, said.stderr
+    found = json.loads((tmp_path / "d.json").read_text())["causes"]
+    assert found["data"] > 0.6
+    assert found["data"] > found["speeds"] > 0.03
+    whole = " ".join(said.stdout.split())
+    assert (
+        f"{found['data']:.0%}".replace("%", " %") + " of the waiting is due to your samples' lengths" in whole
+    )
+    assert "rank 1" in whole
+    assert "pace.loader(dataset, cost=lengths), see docs/samples.md" in whole

@@ -20,6 +20,7 @@ from paceline.simulate.whatif import Answer, of_run
 
 POLICIES = ("level", "auto", "dolbie", "lbbsp-gpu", "wlbs")
 WORTHWHILE = 0.95  # of the recorded seconds: less gained is within what a short watch can tell
+BY_LENGTH = 0.25  # of the waiting, due to the samples' lengths: then batches are better divided by these
 NEAR = 1.05  # times the quickest policy's seconds: no reason to prefer that one to the default
 
 
@@ -48,7 +49,13 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     figures, form, slowest = spent(run), loop(run), slow(run)
     take, idle = _take(answer), waiting_share(run.seconds, run.compute) or 0.0
     lost = say.at_what(figures, slowest, form)
-    why = [causes.sentence(answer.causes, "rank")] if answer.causes is not None and idle >= say.LITTLE else []
+    why = []
+    if answer.causes is not None and idle >= say.LITTLE:
+        why = [causes.sentence(answer.causes, "rank")]
+        if answer.causes.data >= BY_LENGTH:
+            why.append(
+                "Divide by length, not by count: pace.loader(dataset, cost=lengths), see docs/samples.md."
+            )
     said = [
         *say.who(run, slowest, idle),
         *why,
