@@ -14,7 +14,8 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
-from paceline.torch.elastic import meter, note, orphans
+from paceline.torch.elastic import buckets, meter, note, orphans
+from paceline.torch.elastic.buckets import Buckets
 from paceline.torch.elastic.keeper import Keeper
 from support import elastic_jobs
 from support.elastic_jobs import FOR_EVER, Told, alone, faults, hit, run
@@ -190,6 +191,44 @@ def test_what_nobody_has_run() -> None:
         )
         assert all(0 < n <= most for _, n in rest)
         assert sorted(orphans.missing([*ran, *rest], first, size)) == []
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_gradient_stays_what_it_was(to_none: bool, tells: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user keeps of a gradient is not written over by a later round, nor is one's own gradient by a sum that
+    fails."""
+    if not tells:
+        monkeypatch.setattr(buckets, "_use_count", None)
+    model = torch.nn.Linear(3, 2)
+    held = Buckets(list(model.parameters()))
+    kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def doubled(tensor: torch.Tensor) -> None:
+        tensor.mul_(2)  # as if another rank had the same
+
+    for number in range(1, 6):
+        model.zero_grad(set_to_none=to_none)
+        x = torch.full((1, 3), float(number))
+        held.begin(doubled)
+        model(x).sum().backward()
+        own = model.weight.grad
+        assert own is not None
+        if number == 3:  # once more, after sums that have failed
+            held.finish(doubled)
+            assert own.eq(number).all()
+            assert model.weight.grad is own
+        held.finish(doubled)
+        held.apply(held.used())
+        assert model.weight.grad is not None
+        assert model.weight.grad.eq(2 * number).all()
+        assert model.bias.grad is not None
+        assert model.bias.grad.eq(2).all()
+        if to_none:
+            row = model.weight.grad[0] if number % 2 else model.weight.grad
+            kept.append((row, row.clone()))
+    assert all(one.equal(was) for one, was in kept)
+    held.close()
 
 
 def test_parts_that_a_model_can_take() -> None:

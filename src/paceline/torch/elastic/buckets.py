@@ -1,8 +1,10 @@
 """A model's gradients on their way into a sum over the ranks, while the backward pass still runs.
 
 What is summed is a copy: each parameter keeps this rank's own gradient until all sums are there, so that nothing is
-lost where one of them fails. The division into buckets depends on the parameters alone, and so a rank that has
-just joined has the same as all others.
+lost where one of them fails. Then the copy takes the gradient's place, and is not copied back.
+
+The division into buckets depends on the parameters alone, and so a rank that has just joined has the same as all
+others.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch.elastic.group import over
 
+# How many hold some memory; a private name. Where torch does not tell, the memory is not used again.
+_use_count = getattr(torch._C, "_storage_Use_Count", None)
 FIRST_BYTES, BYTES = 1 << 20, 25 << 20  # of a bucket, as DistributedDataParallel has them
 
 
@@ -28,15 +32,25 @@ class Bucket:
         self._make()
 
     def _make(self) -> None:
+        """Other memory."""
         first, sizes = self.parameters[0], [p.numel() for p in self.parameters]
         self.flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
         self.views = [
             part.view_as(p) for part, p in zip(self.flat.split(sizes), self.parameters, strict=True)
         ]
+        self._own = self._holders()
+
+    def _holders(self) -> int:
+        return int(_use_count(self.flat.untyped_storage()._cdata)) if _use_count else 0
+
+    def _free(self) -> bool:
+        """Whether nobody else goes by what is in the memory: a sum that has failed, and still writes; a gradient that
+        was not set to None, and was added to; what a user has kept of a gradient."""
+        return over(self.work) and bool(_use_count) and self._holders() <= self._own
 
     def fill(self) -> None:
-        """Copy the gradients; where a sum that failed may still write into the memory, into another one."""
-        if not over(self.work):
+        """Copy the gradients."""
+        if not self._free():
             self._make()
         have = [(v, p.grad) for v, p in zip(self.views, self.parameters, strict=True) if p.grad is not None]
         if have:
@@ -90,17 +104,9 @@ class Buckets:
         for bucket in self._buckets:
             if factor != 1.0:
                 bucket.flat.mul_(factor)
-            grads, views = [], []
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
-                if id(parameter) not in wanted:
-                    continue
-                if parameter.grad is None:
-                    parameter.grad = view.clone()
-                else:
-                    grads.append(parameter.grad)
-                    views.append(view)
-            if grads:
-                torch._foreach_copy_(grads, views)
+                if id(parameter) in wanted:
+                    parameter.grad = view.detach()  # another holder of the memory, as long as it is in use
 
     def close(self) -> None:
         """Let go of the model."""
