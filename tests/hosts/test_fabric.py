@@ -10,6 +10,7 @@ import torch
 
 from support.hosts import COSTS, COUNT, difference, every_sample_once, whole_batch
 from support.ranks import run_ranks
+from support.sharding import possible
 
 pytest.importorskip("lightning")
 from support.fabric_jobs import refusal, trained
@@ -53,6 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
         "precision": "32-true",
     },
 }
+CASES = possible(CASES)
 
 
 EVALUATED = -1  # what follows the cases' results

@@ -11,6 +11,7 @@ import torch
 
 from support.hosts import COSTS, difference, every_sample_once, whole_batch
 from support.ranks import run_ranks
+from support.sharding import possible
 
 pytest.importorskip("lightning")
 from support.lightning_jobs import failed_and_resumed, fit, fits, refusal, stopped_and_resumed
@@ -30,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "bfloat16": {"dtype": "float32", "precision": "bf16-mixed"},
 }
+CASES = possible(CASES)
 VALIDATED = -1  # what follows the cases' fits
 CLIPPED = {"accumulated and clipped": 0.05, "by cost, accumulated and clipped": 0.05}
 

@@ -11,12 +11,13 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
 from support import hosts
 from support.hosts import BATCH, COUNT, EPOCHS, FREE, SEED, UNEVEN, Samples, fresh, optimizer_of
+from support.sharding import BALANCED, NEEDED
 
 
 def shard(ranks: int, model: nn.Module, **options: Any) -> nn.Module:
@@ -104,13 +105,15 @@ def measured(rank: int, ranks: int, milliseconds: list[float], steps: int) -> li
 
 
 def misuse(rank: int, ranks: int) -> list[str]:
-    """The sentences that a rank gets when something is wrong."""
+    """The sentences that a rank gets when something is wrong: the last of all, a PyTorch that is too old."""
     partly = fresh(torch.float64)
     fully_shard(partly.first, mesh=init_device_mesh("cpu", (ranks,)))
     whole = shard(ranks, fresh(torch.float64))
     meant = [(partly, {}), (whole, {"policy": "factoring"}), (whole, {"weigh": "hook"})]
     sentences = []
-    for model, options in meant:
+    for number, (model, options) in enumerate([*meant, (whole, {})]):
+        if number == len(meant) and BALANCED:
+            delattr(FSDPModule, NEEDED)
         try:
             Pace(model, BATCH, **options)
             sentences.append("nothing was wrong")

@@ -10,6 +10,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import Pace
 from support.ranks import run_ranks
+from support.sharding import possible
 from support.token_jobs import collectives, tokens
 from support.torch_jobs import UNEVEN, Samples, fresh
 
@@ -58,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
         "rare": 30,
     },
 }
+CASES = possible(CASES)
 
 
 def test_means_over_tokens_are_those_of_one_process() -> None:

@@ -14,6 +14,7 @@ from paceline.torch.feed import lengths
 from paceline.torch.feed.pieces import Order
 from support.cost_jobs import BATCH, COUNT, SEED, Texts, divided_by_cost, filled, lengths_of, refused
 from support.ranks import run_ranks
+from support.sharding import possible
 from support.torch_jobs import UNEVEN
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
@@ -51,6 +52,7 @@ IN_PIECES: dict[str, dict[str, Any]] = {
     "left and taken up": HALF | {"stop": 3},
 }
 CASES |= {f"in pieces: {name}": case for name, case in IN_PIECES.items()}
+CASES = possible(CASES)
 
 
 def test_the_model_is_that_of_one_process_and_every_sample_is_used_once() -> None:

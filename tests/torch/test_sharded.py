@@ -11,8 +11,11 @@ import pytest
 from support.fsdp_jobs import measured, misuse, trained
 from support.hosts import difference, every_sample_once, whole_batch
 from support.ranks import run_ranks
+from support.sharding import BALANCED
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+
+balanced = pytest.mark.skipif(not BALANCED, reason="PyTorch 2.9 begins to tell what this needs")
 
 CASES: dict[str, dict[str, Any]] = {
     "uneven": {},
@@ -22,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@balanced
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_equals_one_process_with_the_whole_batch(ranks: int, tmp_path: Path) -> None:
     names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
@@ -38,18 +42,20 @@ def test_equals_one_process_with_the_whole_batch(ranks: int, tmp_path: Path) -> 
         assert far < (2e-2 if mixed else 1e-12), f"{name}: relative difference {far:.1e}"
 
 
+@balanced
 def test_seconds_are_a_ranks_own_in_spite_of_the_collectives_in_each_layer() -> None:
     milliseconds = [1.0, 1.0, 4.0]
     rounds = run_ranks(3, measured, milliseconds, 6)[0]
     slept = np.array(milliseconds) * 20 / 1e3  # each rank has 20 of the 60 samples
     best = np.min([round.compute for round in rounds], axis=0)  # the machine may be busy
     assert (best >= slept).all()
-    assert (best[:2] < slept[2]).all(), f"{best} instead of {slept}: the wait for the slowest is not theirs"
+    assert (best[:2] < 0.7 * best[2]).all(), f"{best}: the wait for the slowest is not theirs"
     assert max(round.seconds for round in rounds) >= slept[2]
 
 
 def test_what_cannot_be_balanced_is_refused() -> None:
-    for partly, moving, hook in run_ranks(2, misuse):
+    for partly, moving, hook, old in run_ranks(2, misuse):
         assert "second.weight is not sharded" in partly
-        assert "FSDP needs as many on each" in moving
-        assert "use weigh='loss'" in hook
+        assert "cannot say how long a rank waits in fully_shard; expected 2.9 or newer" in old
+        assert "FSDP needs as many on each" in moving or not BALANCED
+        assert "use weigh='loss'" in hook or not BALANCED

@@ -132,10 +132,8 @@ def weigh_in_hook(weight: Callable[[], float], bucket: dist.GradBucket) -> torch
 
 def shards(modules: Iterable[torch.nn.Module]) -> list[Any]:
     """Those of the modules that were given to ``fully_shard``."""
-    try:
-        from torch.distributed.fsdp import FSDPModule
-    except ImportError:  # torch before 2.6 has it elsewhere, without what time_waits needs
-        return []
+    from torch.distributed.fsdp import FSDPModule  # takes long to load, and few need it
+
     return [module for module in modules if isinstance(module, FSDPModule)]
 
 
