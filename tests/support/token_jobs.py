@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
 from paceline.torch.feed.pieces import Order
 from paceline.torch.progress import batches
@@ -178,3 +179,21 @@ def collectives(rank: int, ranks: int) -> list[tuple[str, bool]]:
         for name, function in plain.items():
             setattr(dist, name, function)
     return said
+
+
+def counts_on_some(rank: int, ranks: int) -> str:
+    """The sentence that this rank gets where rank 0 alone says over how many labels its loss is a mean."""
+    net = model()
+    ddp = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
+    pace = Pace(ddp, BATCH, "equal")
+    try:
+        for words, labels in pace.loader(Sentences(), seed=5):
+            count = labels.ne(IGNORED).sum() if rank == 0 else None
+            pace.backward(loss_of(ddp(words), labels, "mean"), count=count)
+            pace.step(optimizer)
+    except PacelineError as error:
+        return str(error)
+    finally:
+        pace.detach()
+    return "nothing was wrong"

@@ -11,7 +11,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from support.ranks import run_ranks
 from support.sharding import possible
-from support.token_jobs import collectives, tokens
+from support.token_jobs import collectives, counts_on_some, tokens
 from support.torch_jobs import UNEVEN, Samples, fresh
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("loops")]
@@ -72,7 +72,14 @@ def test_means_over_tokens_are_those_of_one_process() -> None:
 
 def test_the_total_is_summed_beside_the_gradients() -> None:
     for said in run_ranks(2, collectives):
-        assert said == [("forward", True), ("all_reduce", True), ("backward", True)]
+        assert said == [("forward", True), ("backward", True)]
+
+
+def test_a_count_on_one_rank_only_is_told_on_all() -> None:
+    for sentence in run_ranks(3, counts_on_some):
+        assert sentence.startswith(
+            "round 0: rank 0 gave a count with the loss, and rank 1, 2 did not; expected count="
+        )
 
 
 def test_counts_that_are_none() -> None:

@@ -48,7 +48,14 @@ class Passes:
         self.summed: Callable[[Piece], Piece] = _as_planned
         self._meter, self._halfway, self._ready = meter, halfway, ready
         self._by_hook = terms.weigh == "hook"
-        self.gradients = Weighing(parameters, device, parallel, by_hook=self._by_hook, exact=bool(terms.cell))
+        self.gradients = Weighing(
+            parameters,
+            device,
+            parallel,
+            by_hook=self._by_hook,
+            exact=bool(terms.cell),
+            counted=meter.counted_by_all,
+        )
         hook = torch.autograd.graph.register_multi_grad_hook
         self._hooks = [hook(parameters, self._gradients_ready)]
         if self._by_hook:

@@ -7,7 +7,7 @@ aggregation: g = (1/X) sum_i |B_i| g_i). Under the hook it is DDP's sum that is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,6 +27,8 @@ class Weighing:
     ``gather`` and ``gathered``); ``used`` when a round is over, ``drop`` where it is left unfinished.
 
     by_hook: DDP's communication hook weighs the gradients, not a loss. exact: they are summed without rounding.
+    counted: what the losses of a round are means over, on all ranks together, once its last gradient is there; None
+        where nobody knows it by then.
     """
 
     def __init__(
@@ -37,11 +39,12 @@ class Weighing:
         *,
         by_hook: bool,
         exact: bool,
+        counted: Callable[[int], float | None] = lambda step: None,
     ) -> None:
         self._parallel, self._by_hook = parallel, by_hook
         self._ranks = peers.ranks() if parallel.averages else 1
         self._sum = ExactSum(parameters) if exact else None
-        self._gradients, self._counts = Gradients(parameters), Counts(device)
+        self._gradients, self._counts = Gradients(parameters), Counts(device, counted)
         self._no_sync = ExitStack()
         # Under the hook: over how many samples, or whatever is counted, the coming piece's gradient is a mean, and
         # the gradients gathered so far are.
@@ -82,7 +85,7 @@ class Weighing:
             if piece.last:
                 self._sum.finish()
         if piece.last:
-            factor = self._counts.factor(piece.batch)
+            factor = self._counts.factor(piece.step, piece.batch)
             if factor is not None:
                 self._gradients.scale(factor)
             self._gradients.ready()
@@ -149,8 +152,8 @@ class Counts:
     gradients are put right at the round's end (LB-BSP's weighted aggregation, with tokens for samples).
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, counted: Callable[[int], float | None]) -> None:
+        self._device, self._counted = device, counted
         self.begin()
 
     def begin(self) -> None:
@@ -161,7 +164,8 @@ class Counts:
         self._work: Any = None
 
     def add(self, step: int, count: float | None, last: bool) -> None:
-        """A piece's backward pass begins, the last of the round where ``last``. Collective there, without a wait."""
+        """A piece's backward pass begins, the last of the round where ``last``. On a device collective there, without
+        a wait; the numbers of processors come with the ranks' measurements."""
         given = count is not None
         if self._given not in (None, given):
             raise PacelineError(
@@ -169,22 +173,25 @@ class Counts:
             )
         self._given = given
         self._own += count or 0.0
-        if given and last:
+        if given and last and self._device.type != "cpu":
             self._total = torch.tensor([self._own], dtype=torch.float64, device=self._device)
             if peers.ranks() > 1:
                 self._work = dist.all_reduce(self._total, async_op=True)
 
-    def factor(self, batch: int) -> float | torch.Tensor | None:
+    def factor(self, step: int, batch: int) -> float | torch.Tensor | None:
         """By what the round's gradients are to be multiplied; None where samples are what is counted. Collective.
 
         On a device it is a tensor there, shape (), so that the host need not wait until it is known.
         """
-        total = self._total
+        given, total = self._given, self._total
+        if given and total is None:
+            counted = self._counted(step)
+            self.begin()
+            assert counted is not None
+            return batch / counted if counted else 0.0
         if total is None:
             return None
         if self._work is not None:
             self._work.wait()  # for a sum that was on its way before the gradients; on a device the stream waits
         self.begin()
-        if total.device.type == "cpu":
-            return batch / float(total) if total else 0.0
         return torch.where(total > 0, batch / total, 0.0)[0]

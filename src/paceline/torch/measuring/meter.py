@@ -13,6 +13,8 @@ import numpy as np
 import torch
 
 from paceline.errors import PacelineError
+from paceline.rounds import Array
+from paceline.torch.liveness.patience import named
 from paceline.torch.measuring import exchange, measure, piece_reports
 from paceline.torch.measuring.exchange import Rows
 
@@ -60,6 +62,7 @@ class Meter:
         self._pieces: dict[int, list[float]] = {}
         self._sent = -1  # newest round announced
         self._running = -1
+        self._newest: tuple[int, Rows] | None = None  # what was received, and with which announcement
         self._sequence = -1  # of announcements: one for each round begun, and one where a flush asks for it
 
     @property
@@ -116,7 +119,7 @@ class Meter:
 
     def collect(self, step: int) -> Rows | None:
         """All ranks' reports that came with round ``step``, (n,) of ROW; None when there is no finished round yet."""
-        rows = self._exchange.receive(self._sequence, self.lost)
+        rows = self._received()
         digests = rows["digest"]
         if (digests != digests[0]).any():
             odd = np.flatnonzero(digests != np.median(digests))
@@ -127,12 +130,30 @@ class Meter:
             )
         return None if np.isnan(rows["step"][0]) else rows
 
+    def counted_by_all(self, step: int) -> float | None:
+        """What the losses of all ranks in round ``step`` are means over, together; call after ``stop``.
+
+        None where a measurement comes in late, so that nobody knows yet. Raises PacelineError where some ranks told
+        of a count and others did not.
+        """
+        if self.lag:
+            return None
+        rows = self._received()
+        check_counts(step, rows["count"])
+        return float(rows["count"].sum())
+
     def close(self) -> None:
         self._exchange.close()
 
     def abandon(self) -> None:
         """``close`` after a failure: nobody is waited for."""
         self._exchange.abandon()
+
+    def _received(self) -> Rows:
+        """What came with the newest announcement."""
+        if self._newest is None or self._newest[0] != self._sequence:
+            self._newest = self._sequence, self._exchange.receive(self._sequence, self.lost)
+        return self._newest[1]
 
     def _announce(self, step: int, digest: int) -> None:
         self._exchange.send(self._sequence, self._report(step, digest))
@@ -158,6 +179,16 @@ class Meter:
             if (pieces := self._pieces.pop(step, None)) is not None:
                 numbers[len(FIELDS) :] = pieces
         return np.array(numbers).view(self._row).reshape(())
+
+
+def check_counts(step: int, counts: Array) -> None:
+    """Raises PacelineError where some ranks gave a count in a round and others, whose count is NaN, did not."""
+    without = np.isnan(counts)
+    if without.any() and not without.all():
+        raise PacelineError(
+            f"round {step}: {named(np.flatnonzero(~without).tolist())} gave a count with the loss, and "
+            f"{named(np.flatnonzero(without).tolist())} did not; expected count= on all ranks or on none"
+        )
 
 
 def summed(losses: list[tuple[torch.Tensor, float]]) -> float:

@@ -22,7 +22,7 @@ from paceline.samples.cost import cost_of
 from paceline.torch import peers
 from paceline.torch.liveness.patience import named
 from paceline.torch.measuring.exchange import Rows
-from paceline.torch.measuring.meter import Meter
+from paceline.torch.measuring.meter import Meter, check_counts
 from paceline.torch.measuring.piece_reports import PieceReports
 from paceline.torch.plan import RoundPlan
 
@@ -131,6 +131,7 @@ class OpenRounds:
         overhead, shares = self._balancer.report(
             step, loads, rows["seconds"], known, rows["cpu"], rows["memory"], times, parts, first
         )
+        check_counts(step, rows["count"])
         result = RoundResult(
             step=step,
             epoch=epoch,
