@@ -87,6 +87,14 @@ def test_the_search_works_on_pages_opened_from_disk(site: Path) -> None:
         assert "Backup workers" in first.inner_text()
 
 
+def test_axe_finds_nothing_serious_on_the_first_page(site: Path) -> None:
+    with browsers.chromium() as browser:
+        for scheme, width in (("light", 1400), ("dark", 400)):
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page.goto((site / "index.html").as_uri())
+            assert browsers.barriers(page) == []
+
+
 def test_the_reference_begins_with_what_users_call(site: Path) -> None:
     page = (site / "reference" / "paceline.torch.html").read_text(encoding="utf-8")
     anchors = re.findall(r'id="paceline\.torch\.([\w.]+)"', page)

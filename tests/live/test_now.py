@@ -7,6 +7,8 @@ from paceline.live import now, panel
 from paceline.live.tail import Tail
 from paceline.runs import Recorder, read
 from paceline.runs.columns import Columns
+from paceline.runs.words import about
+from support.growing import go_on, start
 
 
 def columns(tmp_path, compute, loads=None, policy="equal", beyond=0.0, **extras):
@@ -119,3 +121,29 @@ def test_who_is_slow_is_told_beside_whose_speed_changed(tmp_path):
         "Worker 3 is 4.0x slower per sample than the others.",
         "From round 50 on, worker 0 was 2.0x slower per sample than before.",
     ]
+
+
+def test_how_long_the_rest_will_take(tmp_path):
+    with start(tmp_path / "run") as recorder:
+        go_on(recorder, 0, 120)  # 0.3 s each, 50 rounds an epoch
+    columns = Columns.of(read(tmp_path / "run"))
+    assert now.rounds_in_all(columns, {"steps": 400, "epochs": 2}) == 400
+    assert now.rounds_in_all(columns, {"steps": None, "epochs": 4}) == 200
+    assert now.rounds_in_all(columns, {}) is None
+    assert now.seconds_left(columns, 200) == pytest.approx(80 * 0.3)
+    assert now.seconds_left(columns, 120) is None
+    assert now.seconds_left(columns, None) is None
+
+
+def test_it_is_not_known_before_the_first_epoch_is_over(tmp_path):
+    with start(tmp_path / "run") as recorder:
+        go_on(recorder, 0, 50)
+    assert now.rounds_in_all(Columns.of(read(tmp_path / "run")), {"epochs": 4}) is None
+
+
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [(0.2, "1 s"), (7.6, "8 s"), (38, "40 s"), (70, "1 min"), (100, "2 min"), (7500, "2 h 5 min")],
+)
+def test_what_is_left_is_told_no_more_exactly_than_it_is_known(left, words):
+    assert about(left) == words

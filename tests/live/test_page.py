@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from support import browsers
 from support.growing import go_on, server_rounds, start
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
@@ -34,6 +35,7 @@ def test_it_waits_then_follows_the_run_to_its_end(recorder, watched, tab):
     says(page, "All 1 round")
     go_on(recorder, 1, 40)
     says(page, "All 40 rounds")
+    expect(page.locator("#cards")).not_to_contain_text("straggler")  # the sentences tell of it
     sentences = page.locator("#sentences")
     expect(sentences).to_contain_text("Worker 3 has been the straggler since round 10")
     expect(sentences).to_contain_text("Balancing would save")
@@ -193,6 +195,53 @@ def test_zoom_by_pointer(recorder, watched, tab):
     expect(page.locator(".tip")).to_contain_text("split by speed")
 
 
+def test_zoom_moves_every_chart_and_each_says_which_rounds_it_tells_of(recorder, watched, tab):
+    go_on(recorder, 0, 400)
+    page = tab(watched(recorder.run_dir).url)
+    says(page, "All 400 rounds")
+    whole = page.locator("#charts figure").evaluate_all("all => all.map((each) => each.innerHTML)")
+    assert not [each for each in whole if "in rounds" in each]
+    page.locator("#overview").focus()
+    page.keyboard.press("+")
+    says(page, "Rounds 100 to 299 of 400")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")  # what is out of sight is drawn, too
+    part = page.locator("#charts figure").evaluate_all("all => all.map((each) => each.innerHTML)")
+    assert len(part) == len(whole) == 7
+    assert [i for i, (one, other) in enumerate(zip(part, whole, strict=True)) if one == other] == []
+    told = ["Loss against time", "Who was the straggler", "Where the time went"]
+    for title in told:
+        figure = page.locator("figure", has=page.get_by_role("heading", name=title))
+        expect(figure.locator("figcaption p")).to_contain_text("in rounds 100 to 299")
+
+
+def test_grey_boxes_stand_for_what_is_still_to_come(recorder, watched, tab):
+    page = tab(watched(recorder.run_dir).url)
+    expect(page.locator("#state")).to_have_text("Waiting for the first round")
+    expect(page.locator("#loading")).to_be_hidden()  # there is nothing that could be loaded
+    held = []
+    page.route("**/figures*", lambda route: held.append(route))
+    go_on(recorder, 0, 20)
+    page.locator("#loading .card").first.wait_for(state="visible")
+    assert page.locator("#charts figure").count() == 0
+    page.unroute("**/figures*")
+    for asked in held:
+        asked.continue_()
+    says(page, "All 20 rounds")
+    expect(page.locator("#loading")).to_be_hidden()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
+def test_axe_finds_nothing_serious(recorder, watched, tab, width, scheme):
+    go_on(recorder, 0, 60)
+    page = tab(watched(recorder.run_dir).url, width=width, scheme=scheme)
+    says(page, "All 60 rounds")
+    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    assert browsers.barriers(page) == []
+    recorder.finish()
+    expect(page.locator("#findings")).to_contain_text("Worker 3")
+    assert browsers.barriers(page) == []
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1600, "light")])
 def test_it_fits_and_keeps_to_the_readers_choice(recorder, watched, tab, width, scheme):
     go_on(recorder, 0, 60)
@@ -245,8 +294,8 @@ def test_a_servers_run_shows_its_gate_and_k(tmp_path, watched, tab):
         "An update waits for 3 of 4 workers lately (gate bsp and backup policy static:3); "
         "used gradients were up to 2 updates old; not used in the whole run: 30 late."
     )
-    expect(page.locator("#cards")).to_contain_text("k = 3 of 4")
-    expect(page.locator("#cards")).to_contain_text("60 of 100")
+    expect(page.locator("#cards")).to_contain_text("60 of 100 rounds")
+    expect(page.locator("#cards")).to_contain_text("in 3.6 s, about 2 s left")
     titles = page.locator("#charts h3")
     expect(titles.nth(3)).to_have_text("Whom each update waited for")
     expect(titles.nth(4)).to_have_text("Staleness and waste")

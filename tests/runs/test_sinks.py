@@ -87,11 +87,13 @@ def test_weights_and_biases_offline(run, monkeypatch):
     assert_told(found, run)
 
 
-def test_mlflow_in_a_file(run, tmp_path):
+@pytest.mark.parametrize("store", ["sqlite:///{}/mlflow.db", "file://{}/mlruns"])
+def test_mlflow_in_a_database_and_in_files(run, tmp_path, monkeypatch, store):
     pytest.importorskip("mlflow")
     from mlflow.tracking import MlflowClient
 
-    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # which newer versions ask for
+    uri = store.format(tmp_path)
     sinks.write(run, f"mlflow:experiment=uneven,uri={uri}")
     client = MlflowClient(uri)
     (kept,) = client.search_runs([client.get_experiment_by_name("uneven").experiment_id])

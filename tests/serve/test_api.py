@@ -108,7 +108,7 @@ def test_tokens_and_secrets(play: Callable[..., None]) -> None:
             .startswith("the token is missing")
         )
         assert (await call.http.get(f"/v1/jobs?token={TOKEN}")).status_code == 401, "for pages alone"
-        assert "href='jobs/j/?token=" in (await call.http.get(f"/?token={TOKEN}")).text
+        assert 'href="jobs/j/?token=' in (await call.http.get(f"/?token={TOKEN}")).text
         assert "<title>Paceline" in (await call.http.get(f"/jobs/j/?token={TOKEN}")).text
         assert (await call.http.get(f"/jobs/..%2f/?token={TOKEN}")).status_code == 404
         report = {"round": 0, "samples": 6, "seconds": 1.0}

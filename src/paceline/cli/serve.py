@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import quote
 
 import typer
 
@@ -124,11 +125,13 @@ def command(
             None if settings is None or job in service.catalog.aside else (job, settings),
         )
         address = server.url(listening)
-        page = "" if secret is None else "?token=TOKEN"
+        # Whole, so that a click opens it; a token that somebody chose is not shown.
+        page = "" if secret is None else f"?token={quote(secret, safe='') if token is None else 'TOKEN'}"
         print(f"paceline serves at {address} (the API: {address}/docs)")
         if secret is None:
             print("no token is needed: every process of this machine may use it")
         else:
             print(f"token: {secret}" if token is None else "token: as given")
-        print(f"state: {directory}; a job's live page: {address}/jobs/{job}/{page}", flush=True)
+        print(f"state: {directory}")
+        print(f"watch the jobs in a browser: {address}/{page}", flush=True)
         server.run(app, service, listening)

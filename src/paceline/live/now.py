@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -97,6 +97,28 @@ def speeds(columns: Columns) -> list[str]:
         return []
     recent = columns.part(max(len(columns) - CHANGED, 0), len(columns))
     return [*speeds_in_words(recent), *changes_in_words(recent)[-1:]]
+
+
+def rounds_in_all(columns: Columns, config: dict[str, Any]) -> int | None:
+    """How many rounds the run is to have: as it says, or as many epochs as it says, each like the first one that is
+    over; None where that is not known."""
+    steps, epochs = config.get("steps"), config.get("epochs")
+    if isinstance(steps, int):
+        return steps or None
+    epoch = columns["epoch"]
+    if not isinstance(epochs, int) or not len(epoch) or epoch[-1] == epoch[0]:
+        return None
+    each = int((epoch == epoch[0]).sum())
+    return each * epochs if columns["round"][0] == 0 else None
+
+
+def seconds_left(columns: Columns, total: int | None) -> float | None:
+    """How long the rounds that are missing will take at the pace of the recent ones; None where that is not known."""
+    time, rounds = columns["time"][-JUDGED - 1 :], columns["round"][-JUDGED - 1 :]
+    missing = 0 if total is None or not len(rounds) else total - 1 - int(rounds[-1])
+    if missing <= 0 or len(time) < 2:
+        return None
+    return missing * float(time[-1] - time[0]) / float(rounds[-1] - rounds[0])
 
 
 def waits_for_all(columns: Columns) -> bool:

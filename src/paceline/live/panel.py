@@ -14,7 +14,7 @@ from paceline.runs.columns import Columns
 from paceline.runs.page import cards
 from paceline.runs.sections import about_config
 from paceline.runs.waiting import waiting_share
-from paceline.runs.words import listing, number, percent, plural, seconds, times
+from paceline.runs.words import about, listing, number, percent, plural, seconds
 
 ROWS = 64  # up to so many workers have a row each
 QUIET = 5.0  # seconds without a round that are never strange
@@ -77,7 +77,7 @@ def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> 
         return content
     rounds = columns["round"]
     content["span"] = [int(rounds[0]), int(rounds[-1]) + 1]
-    content["cards"] = cards(_cards(columns, tail.config, last, saving))
+    content["cards"] = cards(_cards(columns, tail.config, word == "running"))
     # Where a split makes up for a slow worker, both are told, in the order that is understood.
     content["sentences"] = [*speeds, *_sentences(columns, tail.config, last, saving)]
     content["workers"] = _workers_now(columns, last)
@@ -85,8 +85,9 @@ def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> 
 
 
 def _cards(
-    columns: Columns, config: dict[str, Any], last: now.Straggler | None, saving: now.Saving | None
+    columns: Columns, config: dict[str, Any], running: bool
 ) -> list[tuple[str, str, str, float | None]]:
+    """Figures at a glance; what the sentences tell is not among them. running: whether more rounds are to come."""
     recent = slice(-now.JUDGED, None)
     length, ideal = columns["seconds"][recent], columns["ideal"][recent]
     known = ~np.isnan(ideal)
@@ -94,14 +95,15 @@ def _cards(
     reach = float(ideal[known].sum() / length[known].sum()) if length[known].sum() > 0 else None
     judged = columns.part(max(len(columns) - now.JUDGED, 0), len(columns))
     idle = waiting_share(judged.seconds, judged.compute)
-    steps = config.get("steps")
-    elapsed = seconds(float(columns["time"][-1]))
+    total = now.rounds_in_all(columns, config)
+    left = now.seconds_left(columns, total) if running else None
+    goes_on = "" if left is None else f", about {about(left)} left"
     entries: list[tuple[str, str, str, float | None]] = [
         (
             f"{len(columns):,}",
-            f"of {steps:,}" if isinstance(steps, int) else "rounds",
-            f"in {elapsed}",
-            min(len(columns) / steps, 1.0) if isinstance(steps, int) and steps else None,
+            f"of {total:,} rounds" if total else "rounds",
+            f"in {seconds(float(columns['time'][-1]))}{goes_on}",
+            min(len(columns) / total, 1.0) if total else None,
         ),
         (
             number(float(columns["batch"][recent].sum()) / whole if whole > 0 else None),
@@ -112,18 +114,6 @@ def _cards(
         (percent(reach), "", "of the bound lately", reach),
         (percent(idle), "", "of the workers' time is waiting", idle),
     ]
-    if (server := now.server(columns)) is not None:
-        k, of = f"k = {number(server.quorum)}", f"of {number(server.present)}"
-        entries.append((k, of, "gradients an update waits for", None))
-    if last is not None:
-        since = float(columns["time"][-1] - columns["time"][last.since])
-        entries.append((f"worker {last.worker}", "", f"is the straggler, for {seconds(since)}", None))
-    else:
-        entries.append(("nobody", "", "is consistently last now", None))
-    if saving is not None:
-        ratio = saving.would / saving.real if saving.other == "equal" else saving.real / saving.would
-        what = "as fast as an equal split" if saving.other == "equal" else "as fast, if balanced"
-        entries.append((times(ratio), "", what, None))
     loss = columns["loss"][~np.isnan(columns["loss"][:])][-1:]
     if len(loss):
         entries.append((number(float(loss[0])), "loss", "in the newest round", None))

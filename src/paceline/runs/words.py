@@ -36,6 +36,15 @@ def seconds(value: float | None) -> str:
     return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
 
 
+def about(value: float) -> str:
+    """A duration to come, as exact as such a guess is: 8 s, 40 s, 3 min, 2 h 5 min."""
+    if value < 9.5:
+        return f"{max(1, round(value))} s"
+    if value < 57.5:
+        return f"{5 * round(value / 5)} s"
+    return seconds(60.0 * round(value / 60)) if value >= 119.5 else "1 min" if value < 90 else "2 min"
+
+
 def percent(share: float | None, places: int = 0) -> str:
     """0.563 as 56 %; a little is not nothing, and almost all is not all."""
     if share is None or not math.isfinite(share):

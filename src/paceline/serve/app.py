@@ -20,10 +20,12 @@ from starlette.exceptions import HTTPException
 import paceline
 from paceline.errors import PacelineError
 from paceline.live import app as live
+from paceline.runs.page import policy
 from paceline.serve import models, quick
 from paceline.serve.limits import BODY_SECONDS, Bounded
 from paceline.serve.metrics import Metrics
-from paceline.serve.page import index, page
+from paceline.serve.overview import render
+from paceline.serve.page import page
 from paceline.serve.quick import MOST_WAIT, USUAL_WAIT, Quick
 from paceline.serve.refusals import status_of
 from paceline.serve.served import Served
@@ -118,7 +120,9 @@ def make(
 
     @app.get("/", include_in_schema=False)
     async def jobs(request: Request) -> HTMLResponse:
-        return HTMLResponse(index(list(service.catalog.running), request.url.query), headers=PAGES)
+        text = render(service.catalog, service.now(), request.url.query)
+        own = {"Content-Security-Policy": f"{policy()}; frame-ancestors 'none'", "Cache-Control": "no-store"}
+        return HTMLResponse(text, headers=PAGES | own)
 
     @app.get("/jobs/{job}", include_in_schema=False)
     async def live_page(job: Name, request: Request) -> RedirectResponse:

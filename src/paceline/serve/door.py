@@ -116,6 +116,8 @@ class Door:
             _log.info("job %r: %s", served.name, effect)
         for observe in self.observers:
             observe(served.name, effect)
+        if isinstance(effect, Closed):
+            served.lately.append(effect)
         if served.record is not None and isinstance(effect, Closed):
             self._store.aside(functools.partial(served.record.write, effect))
         if isinstance(effect, Unlearned):

@@ -42,17 +42,6 @@ def asks_token() -> str:
     )
 
 
-def index(jobs: list[str], query: str) -> str:
-    """HTML with a link to each job's live page; query: what follows "?" in the address, the token among it."""
-    after = f"?{escape(query)}" if query else ""
-    links = "".join(f"<li><a href='jobs/{escape(name)}/{after}'>{escape(name)}</a>" for name in jobs)
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<meta name=referrer content=no-referrer><title>Paceline</title><style>{STYLE}</style><h1>Jobs</h1>"
-        f"<ul>{links or '<li>none yet'}</ul><p><a href=docs>The API</a></html>"
-    )
-
-
 def _operation(description: dict[str, Any], method: str, path: str, operation: dict[str, Any]) -> str:
     rows = [
         (each["name"], each["in"], _kind(each.get("schema", {})), each.get("description", ""))

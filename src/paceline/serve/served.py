@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any
 
 from paceline.errors import PacelineError
@@ -14,6 +15,8 @@ from paceline.serve.rules import version
 from paceline.serve.settings import Settings
 from paceline.serve.store import Kept
 from paceline.serve.turns import Turns
+
+LATELY = 40  # rounds that the page of all jobs tells of
 
 
 class Served:
@@ -36,6 +39,7 @@ class Served:
         self.waiters: set[asyncio.Future[None]] = set()
         self.complaint = ""  # what was last said of it in the service's log
         self.behind: list[Closed] = []  # rounds that closed in the calls
+        self.lately: deque[Closed] = deque(maxlen=LATELY)
         if kept.state is not None:
             try:
                 self.newest = float(kept.state["now"])
@@ -54,6 +58,7 @@ class Served:
                 ) from error
             self.logged = self.done = number
             self.behind += [each for each in effects if isinstance(each, Closed)]
+        self.lately.extend(self.behind)
 
     def state(self) -> dict[str, Any]:
         """What ``Kept.state`` is to be."""

@@ -29,6 +29,11 @@
     notice.hidden = !text;
     notice.className = `notice ${state}`;
   };
+  // Grey boxes stand for what is still to come: the first panel, a long record, the first charts.
+  const loaded = () => {
+    at("loading").hidden = Boolean(panel) && panel.state !== "reading" && (!panel.rounds || drawn.length > 0);
+    at("loading").classList.toggle("below", Boolean(panel?.rounds));
+  };
   const list = (parent, texts) => parent.replaceChildren(...texts.map((text) => {
     const item = document.createElement("li");
     item.textContent = text;
@@ -80,6 +85,7 @@
     at("findings").innerHTML = content.findings ? `<h2>The whole run in words</h2>${content.findings}` : "";
     at("rounds").hidden = !content.rounds;
     say();
+    loaded();
     if (news && content.rounds) refresh(!shown);
   };
 
@@ -169,6 +175,7 @@
       else pending.set(old, html);
     });
     drawn = figures.charts;
+    loaded();
     brush(shown);
   };
   const brush = ([from, to]) => {

@@ -1,0 +1,90 @@
+"""The service's first page: what its table says of each job, and that everybody can read it."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from support import browsers
+from support.calling import JOB, play
+from support.served import TOKEN
+
+
+def rows(text):
+    """The cells' words, by the job's name."""
+    found = {}
+    for row in re.findall(r"<tr>(.*?)</tr>", text, re.DOTALL)[1:]:
+        cells = [
+            unescape(re.sub(r"<[^>]*>", "", cell)) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row)
+        ]
+        found[cells[0]] = cells[1:]
+    return found
+
+
+async def a_round(call, number, seconds):
+    """Of the job's two workers, seconds apart."""
+    for name in "ab":
+        assert (await call.next(name))[0] == 200
+    call.clock.now += max(seconds)
+    for name, spent in zip("ab", seconds, strict=True):
+        assert (await call.report(name, {"round": number, "samples": 6, "seconds": spent}))[0] == 200
+
+
+@pytest.fixture
+def told(tmp_path):
+    """The page before the first round, after five rounds, and after a silence; another job is set aside."""
+    texts = []
+
+    async def scenario(call):
+        async def look():
+            answer = await call.http.get(f"/?token={TOKEN}")
+            assert answer.status_code == 200
+            texts.append(answer.text)
+
+        assert (await call.ask("PUT", "/jobs/empty", JOB))[0] == 201
+        await look()
+        for number in range(5):
+            await a_round(call, number, (1.0, 2.0))
+        await look()
+        call.clock.now += 100.0
+        call.service.catalog.set_aside("empty", "0", "call 7 of its log failed")
+        await look()
+
+    play(tmp_path / "state", scenario)
+    return texts
+
+
+def test_each_job_has_a_row(told):
+    before, after, silent = map(rows, told)
+    assert before["empty"][:5] == ["waiting no worker is there", "0 of 2", "0", "–", "none"]
+    assert before["j"][1:] == ["2 of 2", "0", "–", "none", "–"]
+    assert before["j"][0].startswith("waiting")
+    state, workers, count, rate, straggler, curve = after["j"]
+    assert (state.strip(), workers, count, straggler) == ("running", "2 of 2", "5", "b")
+    assert rate == "6", "12 samples in 2 seconds"
+    assert curve.strip() == "2 s"
+    assert 'aria-label="from 2 s to 2 s in 5 rounds"' in told[1]
+    assert silent["j"][0].startswith("silent no round for 100 s")
+    assert "set aside" in silent["empty"][0]
+    assert "call 7 of its log failed" in silent["empty"][0]
+
+
+def test_its_links_carry_the_token_and_nothing_is_loaded(told):
+    assert f'href="jobs/j/?token={TOKEN}"' in told[1]
+    assert not re.search(r"https?://|@import|url\((?!#)|\bsrc=", told[1])
+
+
+def test_axe_finds_nothing_serious(told, tmp_path):
+    with browsers.chromium() as browser:
+        for scheme, width in (("light", 1400), ("dark", 400)):
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            for number in (1, 2):
+                (tmp_path / "page.html").write_text(told[number])
+                page.goto((tmp_path / "page.html").as_uri())
+                assert browsers.barriers(page) == []
+                assert page.evaluate("document.documentElement.scrollWidth") == width
+            page.close()
