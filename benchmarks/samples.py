@@ -233,8 +233,10 @@ def rank_main(rank: int, directory: str, pipe: Any, ways: list[str], options: di
     store = dist.FileStore(f"{directory}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     for neighbour in (False, True):
-        # They inherit the rank's core; in sessions of their own, each of them counts as much as the rank does.
-        counting = [sys.executable, "-c", "while True: pass"]
+        # They inherit the rank's core; in sessions of their own, each of them counts as much as the rank does. They
+        # end with the rank, however that ends.
+        counts = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(100_000))"
+        counting = [sys.executable, "-c", counts]
         several = NEIGHBOURS if neighbour and rank == 1 else 0
         busy = [subprocess.Popen(counting, start_new_session=True) for _ in range(several)]
         for way in ways:
