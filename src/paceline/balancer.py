@@ -20,6 +20,7 @@ from paceline.background import BackgroundDecision
 from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
 from paceline.errors import PacelineError
+from paceline.few import few
 from paceline.forecast import overheads
 from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
 from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
@@ -190,7 +191,7 @@ class Balancer:
         raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
         seconds = measurable(seconds)
-        known = np.zeros_like(seconds) if known_overhead is None else measurable(known_overhead)
+        known = np.zeros(seconds.shape) if known_overhead is None else measurable(known_overhead)
         ran = loads.astype(float)
         if self.learner is not None and parts is not None:
             if first is None:
@@ -202,7 +203,7 @@ class Balancer:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
         piece_plan = self.piece_plan(step)
-        moved = piece_plan is not None and not np.all(piece_plan.at_once >= 1)
+        moved = piece_plan is not None and not bool((piece_plan.at_once >= 1).all())
         happened = self._happened(ran, seconds, known, cpu, memory, pieces, moved)
         failed: BaseException | None = None
         if self._aside is None:
@@ -238,9 +239,16 @@ class Balancer:
         """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
         # Where the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
-        if not moved:
-            self._fit = overheads.update(self._fit, ran, seconds, known)
-        overhead = known + np.where(np.isnan(self._fit.overhead), 0.0, self._fit.overhead)
+        fit = None
+        if few(ran) and not moved:
+            fit = overheads.update_few(self._fit, ran.tolist(), seconds.tolist(), known.tolist())
+        if fit is not None:
+            self._fit = fit
+            overhead = np.array([one + own for one, own in zip(known.tolist(), fit.overhead, strict=True)])
+        else:
+            if not moved:
+                self._fit = overheads.update(self._fit, ran, seconds, known)
+            overhead = known + np.where(np.isnan(self._fit.overhead), 0.0, self._fit.overhead)
         batch = float(ran.sum())
         return Round(ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces)
 
@@ -257,8 +265,12 @@ class Balancer:
         policy, which whole samples would hide.
         """
         plan, after = self.policy.step(state, happened)
-        total = float(plan.shares.sum())
-        if not (abs(total - 1.0) <= 1e-6 and plan.shares.min() >= 0):
+        if few(plan.shares):
+            planned = plan.shares.tolist()
+            least, total = min(planned), sum(planned)
+        else:
+            least, total = float(plan.shares.min()), float(plan.shares.sum())
+        if not (abs(total - 1.0) <= 1e-6 and least >= 0):
             name = type(self.policy).__name__
             raise PacelineError(
                 f"policy {name} planned shares of {plan.shares.min():g} to {plan.shares.max():g} that sum to "

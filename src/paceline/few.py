@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Numbers = list[float]
+Values = Any
+"""Part of a state: an array of shape (..., n), or a list of n numbers, whichever the newest round left."""
 
 FEW = 64  # workers; beyond some 100, arrays are as quick, and numpy adds in another order
 ONE_RUN = 4096  # workers of one run: beyond, the time counts more than that unlike machines agree
@@ -29,6 +31,11 @@ ODD = (ArithmeticError, ValueError)  # what plain numbers raise where arrays giv
 def few(values: Array) -> bool:
     """Whether these are of one run with few workers."""
     return values.ndim == 1 and len(values) <= FEW
+
+
+def numbers(values: Values) -> Numbers:
+    """As plain numbers; there must be one run of them."""
+    return values if type(values) is list else values.tolist()
 
 
 def total(values: Numbers) -> float:

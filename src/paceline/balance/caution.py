@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from paceline.costs import Linear
-from paceline.few import ODD, Numbers, exp, few, log, total
+from paceline.few import ODD, Numbers, Values, exp, few, log, numbers, total
 from paceline.rounds import Array
 
 MEMORY = 0.95  # weight of the errors before, each round
@@ -30,9 +30,9 @@ UNUSUAL = 3.0  # errors are cut to this many usual ones: a change of speed is no
 class Errors(NamedTuple):
     """How far off the expectations usually are: mean absolute errors, and what weight they have; (..., n)."""
 
-    pace: Array  # of the logarithm of seconds per sample
-    overhead: Array  # seconds
-    weight: Array
+    pace: Values  # of the logarithm of seconds per sample
+    overhead: Values  # seconds
+    weight: Values
 
 
 def start(shape: tuple[int, ...]) -> Errors:
@@ -43,8 +43,12 @@ def start(shape: tuple[int, ...]) -> Errors:
 
 def learn(errors: Errors, expected: Linear, pace: Array, overhead: Array) -> Errors:
     """Errors after one more round: ``pace`` and ``overhead`` as measured, NaN where they were not."""
-    if few(pace) and (found := _learn_few(errors, expected, pace, overhead)) is not None:
-        return found
+    if few(pace):
+        paces, overheads = expected.seconds_per_sample.tolist(), expected.overhead.tolist()
+        found = learn_few(errors, paces, overheads, pace.tolist(), overhead.tolist())
+        if found is not None:
+            return Errors(*map(np.array, found))
+    errors = Errors(*map(np.asarray, errors))
     with np.errstate(divide="ignore", invalid="ignore"):
         off = np.abs(log(pace / expected.seconds_per_sample))
     late = np.abs(overhead - expected.overhead)
@@ -61,6 +65,7 @@ def learn(errors: Errors, expected: Linear, pace: Array, overhead: Array) -> Err
 
 def scatter(errors: Errors) -> tuple[Array, Array]:
     """Standard deviations of the pace's logarithm and of the overhead, (..., n); 0 while nothing is known."""
+    errors = Errors(*map(np.asarray, errors))
     weight = np.maximum(errors.weight, 1e-9)
     together = np.maximum(errors.weight.sum(-1, keepdims=True), 1e-9)
 
@@ -73,8 +78,9 @@ def scatter(errors: Errors) -> tuple[Array, Array]:
 
 def cautious(expected: Linear, errors: Errors) -> Linear:
     """The seconds by which each worker ends with all but its own probability of being the last."""
-    if few(errors.weight) and (found := _cautious_few(expected, errors)) is not None:
-        return found
+    paces, overheads = expected.seconds_per_sample, expected.overhead
+    if few(paces) and (found := cautious_few(paces.tolist(), overheads.tolist(), errors)) is not None:
+        return Linear(np.array(found[0]), np.array(found[1]))
     pace, overhead = scatter(errors)
     speed = 1.0 / expected.seconds_per_sample
     last = np.minimum(speed / speed.sum(-1, keepdims=True), 0.5)
@@ -83,25 +89,24 @@ def cautious(expected: Linear, errors: Errors) -> Linear:
         return Linear(expected.seconds_per_sample * exp(margin * pace), expected.overhead + margin * overhead)
 
 
-def _learn_few(errors: Errors, expected: Linear, pace: Array, overhead: Array) -> Errors | None:
-    """As ``learn``, in plain numbers, where all were measured and expected; None where that is not so."""
-    weights = errors.weight.tolist()
-    usual, usually = (
-        _deviations(errors.pace.tolist(), weights),
-        _deviations(errors.overhead.tolist(), weights),
-    )
+def learn_few(
+    errors: Errors, expected: Numbers, expected_overhead: Numbers, pace: Numbers, overhead: Numbers
+) -> Errors | None:
+    """``learn`` in plain numbers, where all were measured and expected; None where that is not so."""
+    off_before, late_before, weights = map(numbers, errors)
+    usual, usually = _deviations(off_before, weights), _deviations(late_before, weights)
     paces, overheads = [], []
     try:
         for now, per_sample, late, due, weight, most, latest, sum_of, sum_late in zip(
-            pace.tolist(),
-            expected.seconds_per_sample.tolist(),
-            overhead.tolist(),
-            expected.overhead.tolist(),
+            pace,
+            expected,
+            overhead,
+            expected_overhead,
             weights,
             usual,
             usually,
-            errors.pace.tolist(),
-            errors.overhead.tolist(),
+            off_before,
+            late_before,
             strict=True,
         ):
             off, late = abs(math.log(now / per_sample)), abs(late - due)
@@ -114,32 +119,27 @@ def _learn_few(errors: Errors, expected: Linear, pace: Array, overhead: Array) -
         return None
     if not math.isfinite(total(paces)):
         return None
-    return Errors(
-        np.array(paces), np.array(overheads), np.array([MEMORY * weight + 1.0 for weight in weights])
-    )
+    return Errors(paces, overheads, [MEMORY * weight + 1.0 for weight in weights])
 
 
-def _cautious_few(expected: Linear, errors: Errors) -> Linear | None:
-    """As ``cautious``, in plain numbers, where all are expected; None where that is not so."""
-    weights, per_sample = errors.weight.tolist(), expected.seconds_per_sample.tolist()
+def cautious_few(paces: Numbers, overheads: Numbers, errors: Errors) -> tuple[Numbers, Numbers] | None:
+    """``cautious`` in plain numbers, where all are expected: seconds per sample and overheads; else None."""
+    off, late, weights = map(numbers, errors)
     try:
-        speeds = [1.0 / one for one in per_sample]
+        speeds = [1.0 / one for one in paces]
         together = total(speeds)
         margins = (-ndtri([min(speed / together, 0.5) for speed in speeds])).tolist()
-        pace, overhead = (_deviations(sums.tolist(), weights) for sums in (errors.pace, errors.overhead))
+        scattered, strayed = _deviations(off, weights), _deviations(late, weights)
         slopes = [
-            one * math.exp(margin * scattered)
-            for one, margin, scattered in zip(per_sample, margins, pace, strict=True)
+            one * math.exp(margin * each) for one, margin, each in zip(paces, margins, scattered, strict=True)
         ]
     except ODD:
         return None
     if not math.isfinite(total(slopes)):
         return None
-    due = [
-        one + margin * scattered
-        for one, margin, scattered in zip(expected.overhead.tolist(), margins, overhead, strict=True)
+    return slopes, [
+        one + margin * each for one, margin, each in zip(overheads, margins, strayed, strict=True)
     ]
-    return Linear(np.array(slopes), np.array(due))
 
 
 def _deviations(sums: Numbers, weights: Numbers) -> Numbers:

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.few import ODD, exp, few, log, total
+from paceline.few import ODD, Numbers, Values, exp, few, log, numbers, total
 from paceline.rounds import Array
 
-__all__ = ["Track", "follow", "start"]
+__all__ = ["Track", "follow", "follow_few", "start"]
 
 FIRST_SCATTER = 0.02  # relative, expected before anything is known
 MEMORY = 0.97  # weight of what was learned of drift and scatter, kept each round
@@ -33,13 +33,13 @@ LEAST_OUTLIER = 0.3  # relative, to which differences are cut before drift and s
 class Track(NamedTuple):
     """What is believed of each worker, (..., n), and learned from all of them, (..., 1)."""
 
-    mean: Array  # log of the pace; NaN before a worker's first measurement
-    variance: Array  # of that
-    newest: Array  # log of the last measurement
-    change: Array  # what that differed by from the one before
-    squares: Array  # weighted sums of squared differences,
-    products: Array  # of products of successive ones,
-    weight: Array  # and of their number
+    mean: Values  # log of the pace; NaN before a worker's first measurement
+    variance: Values  # of that
+    newest: Values  # log of the last measurement
+    change: Values  # what that differed by from the one before
+    squares: Values  # weighted sums of squared differences,
+    products: Values  # of products of successive ones,
+    weight: Values  # and of their number
 
 
 def start(shape: tuple[int, ...]) -> Track:
@@ -62,8 +62,9 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
 
     values: measured positive paces (seconds per sample, say), (..., n); NaN where nothing was measured.
     """
-    if few(values) and (found := _follow_few(track, values)) is not None:
-        return found
+    if few(values) and (found := follow_few(track, values.tolist())) is not None:
+        return np.array(found[0]), np.array(found[1]), Track(*map(np.array, found[2]))
+    track = Track(*map(np.asarray, track))
     y = log(values)
     error = y - track.mean
     change = y - track.newest
@@ -107,19 +108,17 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
     return exp(mean), gain, Track(mean, variance, y, change, squares, products, weight)
 
 
-def _follow_few(track: Track, values: Array) -> tuple[Array, Array, Track] | None:
-    """The same in plain numbers, where all were measured, now and before; None where that is not so."""
+def follow_few(track: Track, values: Numbers) -> tuple[Numbers, Numbers, Track] | None:
+    """``follow`` in plain numbers, where all were measured, now and before; None where that is not so."""
     workers = len(values)
     try:
-        y = [math.log(value) for value in values.tolist()]
-        (squares,), (products,), (weight,) = (
-            shared.tolist() for shared in (track.squares, track.products, track.weight)
-        )
+        y = [math.log(value) for value in values]
+        mean_, variance_, newest_, change_, (squares,), (products,), (weight,) = map(numbers, track)
         limit = max(OUTLIER * math.sqrt(squares / weight), LEAST_OUTLIER)
-        off = [now - then for now, then in zip(y, track.newest.tolist(), strict=True)]
+        off = [now - then for now, then in zip(y, newest_, strict=True)]
         change = [-limit if one < -limit else limit if one > limit else one for one in off]
         squares = MEMORY * squares + total([one * one for one in change]) / workers
-        both_ways = [one * other for one, other in zip(change, track.change.tolist(), strict=True)]
+        both_ways = [one * other for one, other in zip(change, change_, strict=True)]
         products = MEMORY * products + total(both_ways) / workers
         weight = MEMORY * weight + 1.0
         both = squares / weight
@@ -127,7 +126,7 @@ def _follow_few(track: Track, values: Array) -> tuple[Array, Array, Track] | Non
         drift = both * min(max(drifting, LEAST_DRIFT), 1.0)
         scatter = 0.5 * (both - drift) + 1e-8
         paces, means, variances, gains = [], [], [], []
-        for newest, mean, variance in zip(y, track.mean.tolist(), track.variance.tolist(), strict=True):
+        for newest, mean, variance in zip(y, mean_, variance_, strict=True):
             error, before = newest - mean, variance + drift
             doubt = before + scatter
             gain, squared = before / doubt, error * error
@@ -143,6 +142,4 @@ def _follow_few(track: Track, values: Array) -> tuple[Array, Array, Track] | Non
         return None
     if not math.isfinite(total(means) + squares):  # somebody is not measured, or was not before
         return None
-    shared = (np.array([squares]), np.array([products]), np.array([weight]))
-    track = Track(np.array(means), np.array(variances), np.array(y), np.array(change), *shared)
-    return np.array(paces), np.array(gains), track
+    return paces, gains, Track(means, variances, y, change, [squares], [products], [weight])

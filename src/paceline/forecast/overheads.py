@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.few import ODD, few, log
+from paceline.few import ODD, Numbers, Values, few, log, numbers
 from paceline.rounds import Array
 
-__all__ = ["Fit", "start", "update"]
+__all__ = ["Fit", "start", "update", "update_few"]
 
 GUESS = 0.35  # of a first round's seconds: how large an overhead is thought possible before loads have varied
 SCATTER = 0.02  # relative scatter of the seconds before it is known
@@ -36,14 +36,14 @@ MEMORY = 0.2  # weight of a round in the load that changes are measured from, an
 class Fit(NamedTuple):
     """What is believed of each worker; all of shape (..., n), NaN before a worker's first round with load."""
 
-    overhead: Array  # seconds
-    seconds_per_sample: Array
-    overhead_var: Array
-    covar: Array
-    slope_var: Array
-    scatter: Array  # relative variance of a round's seconds, and of the speed's drift between rounds
-    load: Array  # what it usually runs, samples
-    before: Array  # seconds per sample before the last round, where that changed it at a jump; else NaN
+    overhead: Values  # seconds
+    seconds_per_sample: Values
+    overhead_var: Values
+    covar: Values
+    slope_var: Values
+    scatter: Values  # relative variance of a round's seconds, and of the speed's drift between rounds
+    load: Values  # what it usually runs, samples
+    before: Values  # seconds per sample before the last round, where that changed it at a jump; else NaN
 
 
 def start(shape: tuple[int, ...]) -> Fit:
@@ -59,8 +59,11 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
         load teach nothing. known: the part of the seconds that the engine itself measured to be overhead;
         the fit is of the rest. Until a worker's load has varied, the overhead is 0 (beyond the known part).
     """
-    if few(loads) and (found := _update_few(fit, loads, seconds, known)) is not None:
-        return found
+    if few(loads):
+        apart = known.tolist() if isinstance(known, np.ndarray) else [known] * len(loads)
+        if (found := update_few(fit, loads.tolist(), seconds.tolist(), apart)) is not None:
+            return Fit(*map(np.array, found))
+    fit = Fit(*map(np.asarray, fit))
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN wherever nothing is known; replaced at the end
         here = (loads > NOTHING) & np.isfinite(seconds)
         b = np.where(here, loads, 1.0)
@@ -119,20 +122,17 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
     )
 
 
-def _update_few(fit: Fit, loads: Array, seconds: Array, known: Array | float) -> Fit | None:
-    """The same in plain numbers, where all were measured, now and before; None where that is not so."""
-    lists = [part.tolist() for part in fit]
-    own = known.tolist() if isinstance(known, np.ndarray) else [known] * len(loads)
+def update_few(fit: Fit, loads: Numbers, seconds: Numbers, known: Numbers) -> Fit | None:
+    """``update`` in plain numbers, where all were measured, now and before; None where that is not so."""
+    workers = zip(*map(numbers, fit), strict=True)
     try:
         rows = [
             _one(beliefs, load, taken - apart)
-            for beliefs, load, taken, apart in zip(
-                zip(*lists, strict=True), loads.tolist(), seconds.tolist(), own, strict=True
-            )
+            for beliefs, load, taken, apart in zip(workers, loads, seconds, known, strict=True)
         ]
     except ODD:
         return None
-    return Fit(*np.array(rows).T.copy())
+    return Fit(*map(list, zip(*rows, strict=True)))
 
 
 def _one(beliefs: tuple[float, ...], b: float, t: float) -> tuple[float, ...]:
