@@ -60,8 +60,8 @@ class Level(Forecasting, Policy[LevelState]):
         if few(round.shares) and (found := self._step_few(state, round)) is not None:
             return found
         cluster, present = self.cluster, round.present
-        known = (np.asarray(part) for part in (state.overhead, state.idle, state.expected))
-        state = state._replace(**dict(zip(("overhead", "idle", "expected"), known, strict=True)))
+        overhead, idle, expected = map(np.asarray, (state.overhead, state.idle, state.expected))
+        state = state._replace(overhead=overhead, idle=idle, expected=expected)
         measured = line_through(round.loads, round.seconds, round.overhead, np.nan)
         if self.forecast == "tracking":
             expected, gain, pace = kalman.follow(state.pace, measured)
