@@ -79,7 +79,7 @@ def test_the_digest_survives_as_a_float_and_tells_plans_apart():
     assert value == int(float(value)) == policies.digest(Plan(np.array([0.5, 0.5])))
     assert value != policies.digest(Plan(np.array([0.5, np.nextafter(0.5, 1)])))
     assert policies.digest(Plan(np.array([1.0, -0.0]))) == policies.digest(Plan(np.array([1.0, 0.0])))
-    assert policies.digest(Plan(np.array([0.25, 0.75]))) == 2587188573900963  # the same on every machine
+    assert policies.digest(Plan(np.array([0.25, 0.75]))) == 1781062005066752  # the same on every machine
 
 
 def test_own_policies_have_names_of_their_own(monkeypatch):

@@ -20,7 +20,7 @@ from paceline.background import BackgroundDecision
 from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
 from paceline.errors import PacelineError
-from paceline.few import few
+from paceline.few import few, total
 from paceline.forecast import overheads
 from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
 from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
@@ -203,7 +203,7 @@ class Balancer:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
         piece_plan = self.piece_plan(step)
-        moved = piece_plan is not None and not bool((piece_plan.at_once >= 1).all())
+        moved = piece_plan is not None and not np.all(piece_plan.at_once >= 1)
         happened = self._happened(ran, seconds, known, cpu, memory, pieces, moved)
         failed: BaseException | None = None
         if self._aside is None:
@@ -239,9 +239,9 @@ class Balancer:
         """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
         # Where the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
-        fit = None
-        if few(ran) and not moved:
-            fit = overheads.update_few(self._fit, ran.tolist(), seconds.tolist(), known.tolist())
+        fit, loads = None, ran.tolist() if few(ran) else None
+        if loads is not None and not moved:
+            fit = overheads.update_few(self._fit, loads, seconds.tolist(), known.tolist())
         if fit is not None:
             self._fit = fit
             overhead = np.array([one + own for one, own in zip(known.tolist(), fit.overhead, strict=True)])
@@ -249,7 +249,7 @@ class Balancer:
             if not moved:
                 self._fit = overheads.update(self._fit, ran, seconds, known)
             overhead = known + np.where(np.isnan(self._fit.overhead), 0.0, self._fit.overhead)
-        batch = float(ran.sum())
+        batch = float(ran.sum()) if loads is None else total(loads)
         return Round(ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces)
 
     def _see_again(self, learner: CostLearner) -> None:
@@ -267,14 +267,14 @@ class Balancer:
         plan, after = self.policy.step(state, happened)
         if few(plan.shares):
             planned = plan.shares.tolist()
-            least, total = min(planned), sum(planned)
+            least, together = min(planned), sum(planned)
         else:
-            least, total = float(plan.shares.min()), float(plan.shares.sum())
-        if not (abs(total - 1.0) <= 1e-6 and least >= 0):
+            least, together = float(plan.shares.min()), float(plan.shares.sum())
+        if not (abs(together - 1.0) <= 1e-6 and least >= 0):
             name = type(self.policy).__name__
             raise PacelineError(
                 f"policy {name} planned shares of {plan.shares.min():g} to {plan.shares.max():g} that sum to "
-                f"{total:g}: expected none below 0, and a sum of 1"
+                f"{together:g}: expected none below 0, and a sum of 1"
             )
         return plan, after
 
@@ -341,6 +341,8 @@ T = TypeVar("T")
 
 def _since(by_step: dict[int, T], step: int) -> dict[int, T]:
     """What holds at ``step`` or later."""
+    if not by_step:
+        return by_step
     running = max((first for first in by_step if first <= step), default=step)
     return {first: each for first, each in by_step.items() if first >= running}
 

@@ -159,7 +159,12 @@ class Round:
         else:
             object.__setattr__(self, "overhead", measurable(self.overhead))
         if self.present is None:
-            object.__setattr__(self, "present", ~np.isnan(self.seconds))
+            present = (
+                [one == one for one in self.seconds.tolist()]
+                if few(self.seconds)
+                else ~np.isnan(self.seconds)
+            )
+            object.__setattr__(self, "present", np.array(present, bool))
 
     @property
     def loads(self) -> Array:

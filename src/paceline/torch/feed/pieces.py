@@ -41,7 +41,7 @@ def planned_pieces(
     fills: a turn with nothing to do gets samples that count for nothing."""
     division = plan.division
     own = plan.loads if division is None else division.first + division.kept
-    start += int(own[:rank].sum())
+    start += sum(own[:rank].tolist())
     kept = 0 if division is None else int(division.kept[rank])
     filler = indices[: terms.floor] if fills else None
     mine = indices[start : start + int(own[rank])]
