@@ -12,7 +12,9 @@ has told its speed, by how far the claims' times strayed from what the first pie
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +26,7 @@ from paceline.balance.portions import LEAST, PORTIONS
 from paceline.balance.protocol import Policy
 from paceline.costs import Linear, line_through
 from paceline.errors import PacelineError
+from paceline.few import few, total
 from paceline.rounds import Array, Cluster, PiecePlan, Plan, Round
 
 AT_FIRST = 0.25  # until a plan has been measured once
@@ -110,9 +113,19 @@ class Factoring(Forecasting, Policy[FactoringState]):
 
     def planner(self) -> Level:
         """What plans the rounds that are divided here."""
+        return self._planner
+
+    @cached_property
+    def _planner(self) -> Level:
         return Level(self.cluster, self.forecast)
 
     def _in_pieces(self, plan: Plan, state: FactoringState) -> Plan:
+        if (
+            few(state.speeds)
+            and self.piece is None
+            and (found := self._in_pieces_few(plan, state)) is not None
+        ):
+            return found
         speeds, piece = state.speeds, state.piece
         together = speeds.sum(-1, keepdims=True)
         known = together > 0
@@ -133,6 +146,22 @@ class Factoring(Forecasting, Policy[FactoringState]):
             else np.full(plan.shares.shape[:-1], float(first))
         )
         piece_plan = PiecePlan(portion, np.full(portion.shape, part), then, np.maximum(least, 1.0), speeds)
+        return Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
+
+    def _in_pieces_few(self, plan: Plan, state: FactoringState) -> Plan | None:
+        """The same in plain numbers, where the scheme learns and all speeds are known; None where that is not so."""
+        speeds, claimed = state.speeds.tolist(), float(state.claimed[0])
+        together, piece = total(speeds), float(state.piece[0])
+        learns = self.scheme == "adaptive" and self.portion is None and self.part is None
+        if not (learns and state.weight[0] > 0 and 0 < together < math.inf and min(speeds) > 0):
+            return None
+        deviation = float(state.strayed[0]) / claimed if claimed > 0 else math.inf
+        then = np.asarray(min(max(1.0 - STRAY * deviation, PART), MOST))
+        seconds = np.array([self.cluster.global_batch / together])
+        portion = portions.best(state.losses, state.piece, seconds, PART, then, self.whole)
+        least = LEAST * piece
+        least_samples = np.array([max(least * speed, 1.0) for speed in speeds])
+        piece_plan = PiecePlan(portion, np.asarray(PART), then, least_samples, state.speeds)
         return Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
 
     def _then(self, state: FactoringState) -> Array:

@@ -48,6 +48,11 @@ def best(losses: Array, piece: Array, seconds: Array, part: float, then: Array, 
     at once is a choice, too.
     """
     smallest = np.maximum(LEAST * piece, QUICKEST)
+    if whole and few(losses) and then > 0:
+        # What pieces cost at least, whatever the portion: where all at once has lost less, it is the best.
+        cost = (2.0 * float(piece[0]) + float(smallest[0]) / 2.0) / float(seconds[0])
+        if losses[-1] < cost and losses.min() >= 0:
+            return np.asarray(PORTIONS[-1])
     after_one_claim = (1 - part) * LEFT * seconds
     later = np.maximum(np.minimum(after_one_claim, LONGEST), smallest)
     stages = log(later / smallest) / -log(1 - np.minimum(then, 0.99))[..., None]
