@@ -127,7 +127,7 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
             options.get("policy", "level"),
             elastic=True,
             loop="round",
-            micro_batch=options.get("micro_batch"),
+            micro_batch=None if (fits := options.get("micro_batch")) is None else fits[where.place],
             on_members=lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
             on_round=lambda done: say(
                 kind="round",

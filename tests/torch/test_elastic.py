@@ -53,7 +53,15 @@ def test_nothing_happens(tmp_path: Path) -> None:
 def test_faults_at_random_moments(tmp_path: Path) -> None:
     plan = faults(tmp_path, ["kill", "kill", "leave", "freeze"], 44, 0.05, seed=1)
     told = run(
-        tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, dead=1.0, slow=[1, 2, 1, 1], micro_batch=7
+        tmp_path,
+        4,
+        FOR_EVER,
+        plan,
+        restarts=1000,
+        nap=1e-4,
+        dead=1.0,
+        slow=[1, 2, 1, 1],
+        micro_batch=[7, 5, 9, 7],
     )
     check(told)
     assert len(told.faults) == 44
@@ -98,7 +106,7 @@ def test_batch_norm(tmp_path: Path) -> None:
         ):
             hit(keeper, told, "kill", keeper.membership.members[len(told.faults)].ident)
 
-    told = run(tmp_path, 3, 100, plan, restarts=2, nap=5e-4, norm=True, micro_batch=5)
+    told = run(tmp_path, 3, 100, plan, restarts=2, nap=5e-4, norm=True, micro_batch=[5, 5, 4])
     assert not told.of("crash"), told.of("crash")[0][1]["trace"]
     ends = [torch.tensor(end["parameters"]) for _, end in told.of("end")]
     assert len(ends) == 3
