@@ -28,6 +28,7 @@ class ElasticMeter(Meter):
         self._told: list[tuple[torch.Tensor, float]] = []
         self._count: float | None = None
         self._rows: dict[int, Rows] = {}
+        self._newest = None
 
     @property
     def lag(self) -> int:
@@ -75,7 +76,7 @@ class ElasticMeter(Meter):
             rows[name][~present] = np.nan
         for name in ("step", "digest"):
             rows[name][~present] = one[name]
-        self._rows = {step: rows}
+        self._rows, self._newest = {step: rows}, None
         self._sequence = self._sent = step
 
     def stop(self, step: int, digest: int, pieces: Callable[[], list[float]] | None = None) -> None:
