@@ -59,12 +59,16 @@ def shot(page: Any) -> Image.Image:
     return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
 
 
-def still(page: Any, address: str, path: str) -> None:
-    """One picture of the whole page."""
+def still(page: Any, address: str, run_dir: Path, rounds: int, target: Path, path: str) -> None:
+    """One picture of the whole page, of a run whose newest round has just ended."""
     page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
     page.goto(address)
     page.wait_for_selector("#charts figure")
     page.wait_for_timeout(800)  # for the bars to reach their lengths
+    grow(run_dir, rounds + 1, target)
+    page.wait_for_function(
+        "words => document.getElementById('says').textContent === words", arg=f"All {rounds + 1:,} rounds"
+    )
     shot(page).quantize(192, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
@@ -98,7 +102,7 @@ def main(run_dir: str, rounds: str, out: str) -> None:
             grow(Path(run_dir), int(rounds), target)
             with served(target) as address:
                 page = browser.new_page(color_scheme=scheme)
-                still(page, address, f"{out}-{scheme}.png")
+                still(page, address, Path(run_dir), int(rounds), target, f"{out}-{scheme}.png")
                 grow(Path(run_dir), 3, target)
                 moving(page, address, Path(run_dir), target, f"{out}-{scheme}.webp")
                 page.close()

@@ -293,3 +293,11 @@ def test_a_slow_worker_is_told_whatever_another_s_speed_did(tmp_path, write):
     moved[:60, 0] = moved[60:, 2] = 0.004
     run = read(write(tmp_path / "moved", np.full((120, 4), 16), moved))
     assert "slower per sample than the others" not in said(run), "nobody was slow all the time"
+
+
+def test_a_worker_that_was_slow_in_a_part_of_a_short_run_is_not_called_equally_fast(tmp_path, write):
+    speeds = np.full((6, 4), 0.001)
+    speeds[:4, 3] = 0.004
+    run = read(write(tmp_path / "run", np.full((6, 4), 16), speeds))
+    assert slowness(run)[3] == pytest.approx(4.0)
+    assert "equally fast" not in said(run)

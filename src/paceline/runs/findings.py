@@ -140,11 +140,11 @@ def speeds_in_words(run: Run) -> list[str]:
     if clause:
         others = "" if ";" in clause else " than the other" if len(known) == 2 else " than the others"
         return [f"{clause[0].upper()}{clause[1:]} per sample{others}."]
-    if changes(run):
+    most = max(float(known.max()), 1.0)
+    if changes(run) or most >= SLOWER:  # slower in a part of the rounds: nothing holds for all of them
         return []
-    most = times(max(float(known.max()), 1.0))
     return [
-        f"The workers are about equally fast: the slowest takes {most} the time of the others per sample."
+        f"The workers are about equally fast: the slowest takes {times(most)} the time of the others per sample."
     ]
 
 
