@@ -15,6 +15,7 @@ pytest.importorskip("fastapi")
 
 from paceline import runs
 from paceline.serve import limits
+from paceline.serve.effects import Report
 from paceline.serve.service import Service
 from paceline.serve.settings import Settings
 from support import calling
@@ -81,6 +82,30 @@ def test_a_round(play: Callable[..., None], tmp_path: Path) -> None:
     assert run.seconds.tolist() == [2.0]
     assert run.config["engine"] == "service"
     assert run.summary["steps"] == 1
+
+
+def test_a_report_that_counts_is_answered_so_although_its_worker_has_left(
+    play: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process of the same name leaves between the report and the question for the next part."""
+
+    async def scenario(call: Caller) -> None:
+        assert (await call.next("a"))[0] == 200
+        report = call.service.report
+
+        async def report_then_leave(job: str, name: str, secret: str, told: Report) -> None:
+            await report(job, name, secret, told)
+            await call.service.leave(job, name, secret)
+
+        monkeypatch.setattr(call.service, "report", report_then_leave)
+        status, said = await call.report("a", {"round": 0, "samples": 6, "seconds": 1.0})
+        assert status == 200
+        assert said["next"] is None
+        assert "left" in said["waiting"]
+        assert (await call.ask("GET", "/jobs/j"))[1]["reports"] == 1
+        assert (await call.next("a"))[0] == 410
+
+    play(scenario)
 
 
 def test_tokens_and_secrets(play: Callable[..., None]) -> None:

@@ -17,7 +17,7 @@ from paceline.errors import PacelineError
 from paceline.serve import models
 from paceline.serve.jobs import Lengths, LengthsWanted
 from paceline.serve.limits import App, Message, Receive, Send, before
-from paceline.serve.refusals import NotStored, status_of
+from paceline.serve.refusals import status_of
 from paceline.serve.service import Service
 
 MOST_WAIT = 60.0  # seconds that one request may wait for a plan
@@ -37,8 +37,8 @@ async def report(
         return 200, {"round": body.round, "next": None, "waiting": ""}
     try:
         part = await service.next(job, worker, secret, wait)
-    except NotStored as error:
-        part = str(error)  # the report is stored all the same
+    except PacelineError as error:
+        part = str(error)  # the worker may have left meanwhile, say: the report counts all the same
     if isinstance(part, str | LengthsWanted):
         return 200, {"round": body.round, "next": None, "waiting": str(part)}
     return 200, {"round": body.round, "next": _said(part), "waiting": ""}
