@@ -131,6 +131,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a file of JSON lines to add to")
     parser.add_argument("--summary", type=Path, help="print what this file holds, and inject nothing")
     asked = parser.parse_args()
+    from support.elastic_phases import KINDS
+
+    if asked.ranks < 3 or asked.faults < 1:
+        parser.error(f"--ranks {asked.ranks} --faults {asked.faults}: expected 3 ranks and 1 fault, or more")
+    if unknown := sorted({*filter(None, asked.kinds.split(","))} - {*KINDS}):
+        parser.error(f"--kinds {unknown[0]} is unknown; expected some of {', '.join(KINDS)}")
+    if asked.summary is not None and not asked.summary.is_file():
+        parser.error(f"--summary {asked.summary}: no such file; expected what --out has written")
     if asked.summary is not None:
         summary([json.loads(line) for line in asked.summary.read_text().splitlines()])
         return

@@ -236,6 +236,13 @@ def main() -> None:
     parser.add_argument("--rank", choices=["torchft", "torchrun"], help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.torchft and not Path(asked.torchft).with_name("torchft_lighthouse").is_file():
+        parser.error(
+            f"--torchft {asked.torchft}: no torchft_lighthouse is beside it; expected the python of an "
+            "environment with torchft"
+        )
+    if asked.ranks < 2 or asked.kills < 1:
+        parser.error(f"--ranks {asked.ranks} --kills {asked.kills}: expected 2 ranks and 1 kill, or more")
     if asked.rank == "torchft":
         with_torchft(asked.folder, "http://127.0.0.1:29611")
     elif asked.rank == "torchrun":

@@ -15,13 +15,17 @@ SCRIPT = Path(__file__).with_name("plain.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
-@pytest.mark.processes
-@pytest.mark.xdist_group("doctor")
-def test_a_script_under_torchrun_is_watched_and_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ranks on this machine are to have set."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("one_machine")
+@pytest.mark.xdist_group("doctor")
+def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     said = paceline(
         *("doctor", "--steps", 14, "--out", kept, "--json", tmp_path / "d.json", "--policy", "level"),
@@ -79,13 +83,10 @@ def assert_refused_at_last(said: Said, words: str) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")
-def test_waiting_for_long_samples_is_told_from_waiting_for_a_slow_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_long_samples_is_told_from_waiting_for_a_slow_rank(tmp_path: Path) -> None:
     """Rank 1 is a sixth slower, and the lengths of the texts make much larger differences, in each step others."""
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     script = SCRIPT.with_name("texts.py")
     said = paceline("doctor", "--steps", 26, "--json", tmp_path / "d.json", "--", *TORCHRUN, 2, script, 1000)
     assert said.status == 0, said.stderr

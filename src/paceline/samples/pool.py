@@ -195,6 +195,7 @@ def _kept(
 ) -> Counts:
     """How many of the shortest samples each worker keeps, as one micro-batch: one worker's after the other's."""
     end, kept = len(ordered), np.zeros(len(shares), np.int64)
+    behind = np.concatenate(([0.0], np.cumsum(ordered)))
     for worker in range(len(shares)):
         if not shares[worker] > 0:
             continue
@@ -202,7 +203,7 @@ def _kept(
         size = 0
         while end - size > 0 and size < most[worker]:
             longest = end - size - 1
-            tokens = (size + 1) * ordered[longest] if model.padded else float(ordered[longest:end].sum())
+            tokens = (size + 1) * ordered[longest] if model.padded else behind[end] - behind[longest]
             if size >= floor and (tokens > budget or before[end] - before[longest] > wanted):
                 break
             size += 1

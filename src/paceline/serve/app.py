@@ -188,6 +188,8 @@ def _jobs(service: Service) -> APIRouter:
 
 def _workers(service: Service) -> APIRouter:
     router = APIRouter(tags=["workers"])
+    waiting = {"model": models.Waiting, "description": "Not planned yet."}
+    planned = said(403, 404, 409, 410, 507) | {202: waiting}
 
     @router.post("", status_code=201, responses=said(404, 409, 507))
     async def join(job: Name, body: models.Join) -> models.Joined:
@@ -206,8 +208,7 @@ def _workers(service: Service) -> APIRouter:
     @router.get(
         "/{worker}/next",
         response_model=models.Part,
-        responses=said(403, 404, 409, 410, 507)
-        | {202: {"model": models.Waiting, "description": "Not planned yet."}},
+        responses=planned,
     )
     async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
         """The worker's part of its next round: the same one until it is reported."""
@@ -217,8 +218,7 @@ def _workers(service: Service) -> APIRouter:
     @router.post(
         "/{worker}/next",
         response_model=models.Part,
-        responses=said(403, 404, 409, 410, 507)
-        | {202: {"model": models.Waiting, "description": "Not planned yet."}},
+        responses=planned,
     )
     async def next_part_of_lengths(
         job: Name, worker: Name, body: models.Lengths, secret: Secret, wait: Wait = USUAL_WAIT
