@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from support.peers_jobs import cut_off, hindered, left_early, out_of_reach
@@ -32,3 +35,39 @@ def test_rounds_keep_apart_whatever_becomes_of_their_messages() -> None:
 
 def test_ranks_that_cannot_call_on_each_other_tell_their_speeds_by_collectives() -> None:
     assert run_ranks(3, cut_off) == ["GroupExchange"] * 3
+
+
+FORKS = """
+import gc, os, sys
+
+def others():
+    "What other modules do in a child before our own function is called: enough for a collection."
+    [[] for _ in range(5000)]
+
+os.register_at_fork(after_in_child=others)
+from paceline.torch import peers
+peers.let_forks_alone()
+
+class Store:
+    def __del__(self):
+        if os.getpid() != rank:
+            os._exit(3)
+
+rank = os.getpid()
+gc.collect()
+store = Store()
+store.itself = store
+del store  # garbage, which nobody has collected yet
+child = os.fork()
+if not child:
+    others()
+    gc.collect()
+    os._exit(0 if gc.isenabled() else 4)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+sys.exit(status if gc.isenabled() else 5)
+"""
+
+
+def test_a_forked_child_never_ends_what_its_rank_has_let_go_of() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr

@@ -34,6 +34,7 @@ class Company(Protocol):
 _company: Company | None = None
 LONGEST = 1e7  # seconds; what a thread may be told to wait is limited, too
 _forks_let_alone = False
+_collected: list[bool] = []  # whether Python collected garbage when each fork that is under way began
 
 
 def keep_company(company: Company | None) -> None:
@@ -123,7 +124,7 @@ def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) ->
     rank 0 may find something wrong next, leave, and take the store with it.
     Raises PacelineError on every rank where one cannot reach it.
     """
-    _let_forks_alone()
+    let_forks_alone()
     wait = timedelta(seconds=timeout)
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
 
@@ -160,7 +161,7 @@ def joined() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _let_forks_alone() -> None:
+def let_forks_alone() -> None:
     """From now on a forked child, such as a DataLoader's worker, never collects what existed before the fork.
 
     The threads of stores and groups do not exist there. If the child's garbage collector finds one that the rank has
@@ -169,4 +170,22 @@ def _let_forks_alone() -> None:
     global _forks_let_alone
     if not _forks_let_alone:
         _forks_let_alone = True
-        os.register_at_fork(after_in_child=gc.freeze)
+        os.register_at_fork(before=_stop_collecting, after_in_parent=_collect_on, after_in_child=_leave_alone)
+
+
+def _stop_collecting() -> None:
+    # What other modules have registered runs in the child before ``_leave_alone``, and might collect, too.
+    _collected.append(gc.isenabled())
+    gc.disable()
+
+
+def _collect_on() -> None:
+    if _collected.pop():
+        gc.enable()
+
+
+def _leave_alone() -> None:
+    gc.freeze()
+    if any(_collected):
+        gc.enable()
+    _collected.clear()

@@ -48,6 +48,7 @@ class Link:
     def __init__(self, where: Where) -> None:
         self.ident, self.place, self.places = where.ident, where.place, where.places
         self._where = where
+        peers.let_forks_alone()
         self._store = self.connect()
         self.spares = Spares(self.connect)
         self._gathered = 0
