@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from support import browsers
@@ -58,27 +59,67 @@ def test_it_waits_then_follows_the_run_to_its_end(recorder, watched, tab):
 
 
 @pytest.mark.processes
-def test_a_real_training_run(tmp_path, watched, tab):
+def test_a_real_training_run_in_which_a_worker_is_killed(tmp_path, watched, tab):
     pytest.importorskip("torch")
     run_dir = tmp_path / "run"
-    command = [sys.executable, "-c", "from paceline.cli import main; main()", "train", "--workers", "2"]
-    command += ["--slowdown", "1,3", "--policy", "level", "--steps", "24", "--out", str(run_dir)]
+    command = [sys.executable, "-c", "from paceline.cli import main; main()", "train", "--elastic"]
+    command += ["--workers", "2", "--policy", "level", "--steps", "120", "--slowdown", "1,3"]
+    command += ["--max-restarts", "0", "--out", str(run_dir)]
     training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         while not (run_dir / "run.json").exists():
             assert training.poll() is None, training.stdout.read()
         page = tab(watched(run_dir).url)
-        expect(page.locator("#workers li")).to_have_count(2, timeout=240_000)  # the ranks load torch first
+        workers = page.locator("#workers li")
+        expect(workers).to_have_count(2, timeout=240_000)  # the ranks load torch first
         expect(page.locator("h1")).to_have_text("level on 2 workers")
+        worker_processes(training)[-1].kill()
+        marks = page.locator("#workers li.gone")
+        expect(marks).to_contain_text("✕ since round", timeout=240_000)
+        expect(marks).to_contain_text("was killed by SIGKILL")
+        sentences = page.locator("#sentences")
+        expect(sentences).to_contain_text("was killed by SIGKILL in round")
+        expect(sentences).to_contain_text("and no sample; it is not back.")
         while training.poll() is None:
             page.wait_for_timeout(100)
         assert training.returncode == 0, training.stdout.read()
         expect(page.locator("#state")).to_have_text("Finished")
-        says(page, "All 24 rounds")
+        says(page, "All 120 rounds")
+        expect(page.locator("#findings")).to_contain_text("was killed by SIGKILL in round")
+        assert page.locator("#charts figure").first.locator("path.lost").count() == 1
         assert len(page.locator("#findings li").all_text_contents()) >= 3
     finally:
         training.kill()
         training.wait()
+
+
+def worker_processes(training):
+    """Those of the workers: forked by a process that the command started."""
+    below = psutil.Process(training.pid).children()
+    return sorted((worker for each in below for worker in each.children()), key=lambda worker: worker.pid)
+
+
+def test_a_worker_is_lost_and_another_takes_its_place(recorder, watched, tab):
+    go_on(recorder, 0, 20)
+    lost = {"what": "worker 2 gave no sign of life for 1 s", "seconds_lost": 1.2}
+    go_on(recorder, 20, 21, events=[lost])
+    page = tab(watched(recorder.run_dir).url)
+    row, sentences = page.locator("#workers li").nth(2), page.locator("#sentences li")
+    expect(row).to_contain_text("worker 2 ✕ since round 20")
+    expect(row).to_contain_text("gave no sign of life for 1 s")
+    said = "Worker 2 gave no sign of life for 1 s in round 20; 1.2 s lost, and no sample; "
+    expect(sentences.first).to_have_text(f"{said}it is not back.")
+    chart = page.locator("#charts figure").first
+    expect(chart).to_contain_text("upright: workers were lost or left in round 20")
+    expect(chart.locator(".legend")).to_contain_text("a worker was lost or left")
+    assert chart.locator("path.lost").count() == 1
+    assert browsers.barriers(page) == []
+    go_on(recorder, 21, 22, events=[{"what": "worker 2 joined", "seconds_lost": 0.1}])
+    expect(row).to_contain_text("worker 2 + joined in round 21")
+    expect(sentences.first).to_have_text(f"{said}its place was taken again in round 21.")
+    go_on(recorder, 22, 200)  # long ago
+    says(page, "All 200 rounds")
+    expect(row.locator("b")).to_have_text("worker 2")
 
 
 def test_it_survives_the_servers_restart(recorder, watched, tab):

@@ -1,13 +1,14 @@
 """What is said of a run, on records whose story is known."""
 
 import ast
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import paceline
-from paceline.runs import Recorder, comparison, read, report
+from paceline.runs import Recorder, comparison, read, report, trace
 from paceline.runs.analysis import Change, changes, settled, slowness, straggler_share
 from paceline.runs.findings import compare, findings
 from paceline.runs.words import listing, number, percent, plural, seconds, times
@@ -301,3 +302,45 @@ def test_a_worker_that_was_slow_in_a_part_of_a_short_run_is_not_called_equally_f
     run = read(write(tmp_path / "run", np.full((6, 4), 16), speeds))
     assert slowness(run)[3] == pytest.approx(4.0)
     assert "equally fast" not in said(run)
+
+
+def lossy(folder, many=1):
+    """A run of three workers that loses worker 1 in round 10 and gets it back in round 14, ``many`` times."""
+    told = {}
+    for first in range(10, 10 + 20 * many, 20):
+        told[first] = [{"what": "worker 1 was killed by SIGKILL", "seconds_lost": 0.09}]
+        told[first + 4] = [{"what": "worker 1 joined", "seconds_lost": 0.01}]
+    away = {t for first in told for t in range(first, first + 4) if first + 4 in told}
+    with Recorder.create(folder, {"policy": "level", "workers": 3, "global_batch": 60}) as recorder:
+        for t in range(10 + 20 * many):
+            loads = [30, 0, 30] if t in away else [20, 20, 20]
+            compute = [0.03, None, 0.03] if t in away else [0.02, 0.02, 0.02]
+            events = {"events": told[t]} if t in told else {}
+            recorder.round(
+                round=t, epoch=0, time=0.05 * (t + 1), seconds=0.05, batch=60, loads=loads, compute=compute, **events
+            )  # fmt: skip
+    return read(folder)
+
+
+def test_lost_workers_are_told_of_in_findings_charts_comparisons_and_the_trace(tmp_path):
+    run, many = lossy(tmp_path / "one"), lossy(tmp_path / "many", 7)
+    assert (
+        "Worker 1 was killed by SIGKILL in round 10; 90 ms lost, and no sample: all of the round were run by "
+        "workers 0 and 2." in findings(run)
+    )
+    assert (
+        "7 workers were lost or left on the way: 630 ms lost in all, 90 ms of it in round 10, and no sample."
+        in (findings(many))
+    )
+    one = "1 worker was lost or left on the way: 90 ms lost in round 10."
+    assert [line.endswith(one) for line in compare([run, many])[1:]] == [True, False]
+    page = comparison.render([run, many])
+    assert page.count('class="lost"') == 2
+    assert "upright: workers were lost or left in round 10, 30, 50, 70, 90, 110 and 130" in page
+    assert page.count("was killed by SIGKILL in round 10") == 1  # of the other run, there are too many
+    names = {event["name"] for event in trace_of(run)}
+    assert {"worker 1 was killed by SIGKILL, 0.09 s lost", "worker 1 joined, 0.01 s lost"} <= names
+
+
+def trace_of(run):
+    return json.loads(trace.write(run).read_text())["traceEvents"]

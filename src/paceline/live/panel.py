@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.live import now
 from paceline.live.tail import Tail
+from paceline.runs import happened
 from paceline.runs.columns import Columns
 from paceline.runs.page import cards
 from paceline.runs.sections import about_config
@@ -55,8 +56,8 @@ def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> 
     """Everything but the charts; texts are words for people, widths are portions from 0 to 1.
 
     saving, speeds: what balancing saves, and who is slow or became so, as judged a moment ago.
-    workers: of each row its number, whether it is the straggler, its load and times in words, and the widths of
-    its load, overhead, computing and waiting.
+    workers: of each row its number, whether it is the straggler or gone, what marks it beside its name, its load and
+    times in words, and the widths of its load, overhead, computing and waiting.
     """
     columns = tail.columns
     word, sentence = state(tail)
@@ -79,7 +80,8 @@ def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> 
     content["span"] = [int(rounds[0]), int(rounds[-1]) + 1]
     content["cards"] = cards(_cards(columns, tail.config, word == "running"))
     # Where a split makes up for a slow worker, both are told, in the order that is understood.
-    content["sentences"] = [*speeds, *_sentences(columns, tail.config, last, saving)]
+    lost = happened.newest(columns.happened)
+    content["sentences"] = [*lost, *speeds, *_sentences(columns, tail.config, last, saving)]
     content["workers"] = _workers_now(columns, last)
     return content
 
@@ -181,11 +183,19 @@ def _workers_now(columns: Columns, last: now.Straggler | None) -> list[dict[str,
     overhead = np.minimum(overhead, compute)
     most = float(np.nanmax(loads)) if not np.isnan(loads).all() else 0.0
     whole = float(np.nanmax(compute + wait)) if not np.isnan(compute).all() else 0.0
-    rows = []
+    rows, standing = [], happened.standing(columns.happened)
     for i in columns.rows(ROWS):
-        row: dict[str, Any] = {"id": i, "last": last is not None and last.worker == i}
-        if np.isnan(there[i]):
-            row |= {"load": "absent", "time": "", "widths": [0, 0, 0, 0]}
+        event = standing.get(i)
+        gone = event is not None and not event.joined
+        row: dict[str, Any] = {
+            "id": i,
+            "last": last is not None and last.worker == i and not gone,
+            "gone": gone,
+        }
+        marks = ["▲ straggler" if row["last"] else "", _mark(event, columns) if event is not None else ""]
+        row["mark"] = ", ".join(mark for mark in marks if mark)
+        if gone or np.isnan(there[i]):
+            row |= {"load": "absent", "time": event.what if gone and event else "", "widths": [0, 0, 0, 0]}
         else:
             row |= {
                 "load": f"{number(loads[i])} samples",
@@ -202,6 +212,12 @@ def _workers_now(columns: Columns, last: now.Straggler | None) -> list[dict[str,
             }
         rows.append(row)
     return rows
+
+
+def _mark(event: happened.Happened, columns: Columns) -> str:
+    if not event.joined:
+        return f"✕ since round {event.round:,}"
+    return f"+ joined in round {event.round:,}" if columns["round"][-1] - event.round < now.JUDGED else ""
 
 
 def _workers(config: dict[str, Any]) -> int:

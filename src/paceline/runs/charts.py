@@ -11,7 +11,7 @@ from paceline.runs import draw
 from paceline.runs.axes import amount_axis, percent_axis, round_axis, time_axis, top
 from paceline.runs.columns import BANDS, Window
 from paceline.runs.run import Array
-from paceline.runs.words import number, percent, plural, seconds, times
+from paceline.runs.words import listing, number, percent, plural, seconds, times
 
 ROWS = 64  # up to so many workers have a row of their own
 BARS = 16  # up to so many have a bar of their own
@@ -38,19 +38,22 @@ def round_seconds(window: Window) -> str:
         draw.Line("split by speed", "good", x[known], ideal[known], dashed=True),
     ]
     tips = [tip for tip, there in zip(_tips(window.edges), known, strict=True) if there]
+    shown = [("c0", "measured"), ("good dashes", "split by speed (the bound)")]
+    lost = [("bad upright", "a worker was lost or left")] if window.lost else []
     columns = (column[known] for column in (real.mean, real.low, real.high, ideal))
     return draw.figure(
         "Time per round",
         f"Seconds of each round{average}; dashed: the same samples split by the workers' speeds"
-        f"{cut}{_without(window)}.",
+        f"{_lost(window)}{cut}{_without(window)}.",
         draw.lines(
             series,
             round_axis(window.span),
             time_axis("time of a round", end),
             seconds,
             _round_tip(window.edges),
+            [number + 0.5 for number in window.lost],
         ),
-        draw.legend([("c0", "measured"), ("good dashes", "split by speed (the bound)")]),
+        draw.legend([*shown, *lost]),
         table=draw.table(
             ("rounds", "average", "fastest", "slowest", "split by speed"), _in_words(tips, seconds, *columns)
         ),
@@ -274,6 +277,14 @@ def _where(window: Window, before: str = " ") -> str:
     """Which rounds a picture without round numbers tells of, where these are not all."""
     first, end = window.span
     return "" if window.whole else f"{before}in rounds {first:,.0f} to {end - 1:,.0f}"
+
+
+def _lost(window: Window) -> str:
+    if not window.lost:
+        return ""
+    rounds = [f"{number:,}" for number in window.lost]
+    which = f"in {plural(len(rounds), 'round')}" if len(rounds) > TABLE else f"in round {listing(rounds)}"
+    return f"; upright: workers were lost or left {which}"
 
 
 def _without(window: Window) -> str:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.runs.analysis import LATE, chosen, last, slowness
 from paceline.runs.axes import Thin, edges, thin
+from paceline.runs.happened import Happened, events
 from paceline.runs.run import Array, Run
 from paceline.runs.summary import ideal_seconds, known_speeds
 
@@ -74,6 +75,7 @@ class Window:
         multiple of the others' median, shape (n,).
     lengths: seconds of every round, not thinned and without the short ones.
     rows: the workers to draw where there are too many for all.
+    lost: the rounds in which workers were lost or left.
     """
 
     start: int
@@ -101,6 +103,7 @@ class Window:
     slowness: Array
     rows: Callable[[int], list[int]]
     server: dict[str, Array]
+    lost: list[int]
 
 
 class Columns:
@@ -112,6 +115,8 @@ class Columns:
         self._plain = {name: Growing() for name in (*PLAIN, "ideal", "last", "late")}
         self._server: dict[str, Growing] = {}
         self._dropped: dict[str, int] = {}
+        self.happened: list[Happened] = []  # to the workers
+        self._events: list[Any] = []  # of each round, where any had some
         self._each = {name: Growing(0) for name in EACH}
         self._sums = Growing(len(EACH) + 1, 0, start=0.0)  # EACH, and how often each worker was there
         self._speeds = np.zeros(0)
@@ -157,6 +162,7 @@ class Columns:
         steps = np.stack([*(np.nan_to_num(new[name]) for name in EACH), there.astype(float)], axis=1)
         self._sums.extend(self._sums.values[-1] + np.cumsum(steps, axis=0))
         self._extend_server(run)
+        self._extend_events(run)
 
     def sums(self, start: int, end: int) -> Array:
         """Loads, seconds computed, of overhead and waited, and rounds present, of each worker: shape (5, n)."""
@@ -169,8 +175,16 @@ class Columns:
         plain |= {name: plain[name].astype(np.int64) for name in ("round", "epoch")}
         each: dict[str, Any] = {name: self._each[name].values[start:end] for name in EACH}
         blank = np.broadcast_to(np.nan, each["loads"].shape)
+        extras = {"events": self._events[start:end]} if self._events else {}
         return Run(
-            path=self.path, config=self.config, **plain, **each, shares=blank, extras={}, summary={}, notes=[]
+            path=self.path,
+            config=self.config,
+            **plain,
+            **each,
+            shares=blank,
+            extras=extras,
+            summary={},
+            notes=[],
         )
 
     def places(self, first: float | None, last: float | None) -> tuple[int, int]:
@@ -221,6 +235,13 @@ class Columns:
             server={
                 name: thin(column.values[start:end], at - start).mean for name, column in self._server.items()
             },
+            lost=sorted(
+                {
+                    each.round
+                    for each in self.happened
+                    if not each.joined and rounds[0] <= each.round < rounds[-1]
+                }
+            ),
         )
 
     def rows(self, limit: int) -> list[int]:
@@ -240,6 +261,15 @@ class Columns:
         self._sums.widen(width, 0.0)
         self._speeds = np.pad(self._speeds, (0, width - self.workers), constant_values=np.nan)
         self.workers, self._rows = width, (0, {})
+
+    def _extend_events(self, run: Run) -> None:
+        told = run.extras.get("events")
+        if told is None and not self._events:
+            return
+        if not self._events:
+            self._events = [None] * (len(self) - len(run.round))
+        self._events += told if told is not None else [None] * len(run.round)
+        self.happened += events(run)
 
     def _extend_server(self, run: Run) -> None:
         if "quorum" not in run.extras and not self._server:

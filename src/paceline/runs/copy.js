@@ -46,6 +46,8 @@
     const style = getComputedStyle(element), at = element.getBoundingClientRect(), x = at.left - left, y = at.top - top;
     if (element.classList.contains("dashes"))
       return made("path", { d: `M${x} ${y}h${at.width}`, stroke: style.color, "stroke-width": 2, "stroke-dasharray": "5 3" });
+    if (element.classList.contains("upright"))
+      return made("path", { d: `M${x + 1} ${y}v${at.height}`, stroke: style.color, "stroke-width": 2, "stroke-dasharray": "2 3" });
     let fill = element.classList.contains("idle") ? "url(#waiting)" : style.backgroundColor;
     const colours = style.backgroundImage.startsWith("linear") ? style.backgroundImage.match(/rgb\([^)]*\)/g) : null;
     if (colours) {

@@ -64,12 +64,17 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
     return f'<div class="legend">{"".join(items)}</div>'
 
 
-def lines(series: Sequence[Line], x_axis: Axis, y_axis: Axis, text: Text, tip: Text) -> str:
+def lines(
+    series: Sequence[Line], x_axis: Axis, y_axis: Axis, text: Text, tip: Text, upright: Sequence[float] = ()
+) -> str:
     """Curves over one axis; those that end above the other one's end leave the field.
 
-    text, tip: the words of a value and of its place in a tooltip.
+    text, tip: the words of a value and of its place in a tooltip. upright: places of lines from top to bottom.
     """
     marks, y_end = [], y_axis.end
+    if upright:
+        places = (1000 * x_axis.at(np.unique(np.array(upright, float)))).round(1).tolist()
+        marks.append(f'<path class="lost" d="{"".join(f"M{x:g} 0V1000" for x in places)}"/>')
     for line in series:
         x = 1000 * x_axis.at(line.x)
         if line.low is not None and line.high is not None:

@@ -87,7 +87,7 @@ def compare(runs: Sequence[Run]) -> list[str]:
     names, unlike = labels(runs), differences(runs)
     if unlike:
         headline = f"These runs differ in {unlike}, so they do not show which policy is faster."
-        return [headline, *(_line(name, s, 0.0, "") for name, s in zip(names, summaries, strict=True))]
+        return [headline, *(_line(*each, 0.0, "") for each in zip(names, runs, summaries, strict=True))]
     rates = [summary["samples_per_second"] or 0.0 for summary in summaries]
     equal = [i for i, run in enumerate(runs) if run.policy.split(":")[0] == "equal"]
     base = equal[0] if equal else int(np.argmin(rates))
@@ -106,16 +106,17 @@ def compare(runs: Sequence[Run]) -> list[str]:
         headline = f"{opening}with {winners}, the same model was trained {times(gain)} as fast."
     else:
         headline = f"{opening}with {winners}, samples were processed {times(gain)} as fast."
-    lines = [_line(name, s, rates[base], kind) for name, s in zip(names, summaries, strict=True)]
+    lines = [_line(*each, rates[base], kind) for each in zip(names, runs, summaries, strict=True)]
     return [headline[0].upper() + headline[1:], *lines]
 
 
-def _line(name: str, summary: dict[str, Any], base: float, kind: str) -> str:
+def _line(name: str, run: Run, summary: dict[str, Any], base: float, kind: str) -> str:
+    extra = f" {lost}" if (lost := happened.brief(run)) else ""
     rate = summary["samples_per_second"] or 0.0
     against = f" and {times(rate / base)} the speed of {kind}" if base > 0 and rate != base else ""
     return (
         f"{name}: {number(rate)} samples/s, which is {percent(summary['share_of_bound'])} of the workers' combined "
-        f"speed{against}. The workers spent {percent(summary['idle_share'])} of their time waiting."
+        f"speed{against}. The workers spent {percent(summary['idle_share'])} of their time waiting.{extra}"
     )
 
 

@@ -52,7 +52,8 @@
     workers.forEach((worker, i) => {
       const item = parent.children[i], parts = item.querySelectorAll("i");
       item.classList.toggle("last", worker.last);
-      item.querySelector("b").textContent = `worker ${worker.id}${worker.last ? " ▲ straggler" : ""}`;
+      item.classList.toggle("gone", worker.gone);
+      item.querySelector("b").textContent = `worker ${worker.id}${worker.mark ? ` ${worker.mark}` : ""}`;
       item.querySelector(".load").textContent = worker.load;
       item.querySelector("small").textContent = worker.time;
       worker.widths.forEach((width, k) => { parts[k].style.width = `${100 * width}%`; });
