@@ -47,7 +47,7 @@ from paceline.torch.feed.rounds import RoundBatch, Sizes, iterate
 from paceline.torch.feed.streams import StreamLoader, check_stream
 from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.parallel import parallel
-from paceline.torch.gradients.weighing import checked_count
+from paceline.torch.gradients.weighing import Weights, checked_count
 from paceline.torch.liveness import patience
 from paceline.torch.liveness.lookout import lookout
 from paceline.torch.liveness.patience import OnMissed
@@ -179,6 +179,7 @@ class Pace:
         )
         self.policy = self.terms.policy
         self._loss = float("nan")
+        self._weights = Weights()
         self._loaders: list[BalancedLoader | StreamLoader] = []
         listeners = [self._note_loss, *([on_round] if on_round else [])]
         # What happens turn by turn; a host takes part in it by ``turns.host``.
@@ -371,7 +372,9 @@ class Pace:
         weight = self._weight(loss, reduction, count)
         with self.turns.named():
             if weight and scaler is None and loss.numel() == 1:
-                loss.backward(torch.full_like(loss, weight))  # as the loss times its weight, in fewer kernels
+                loss.backward(
+                    self._weights.like(loss, weight)
+                )  # as the loss times its weight, in fewer kernels
             else:
                 loss = _times(loss, weight)
                 (loss if scaler is None else scaler.scale(loss)).backward()

@@ -42,6 +42,7 @@ STEP = struct.Struct("<d")  # before each row: the round that it is of
 
 
 Rows = NDArray[np.void]  # of a structured dtype
+Row = Rows | bytes  # one of them, shape (), or its bytes
 Lost = Callable[[], WorkerError | None]
 
 
@@ -53,8 +54,8 @@ def nobody() -> WorkerError | None:
 class Exchange(Protocol):
     """Gives every rank every rank's row."""
 
-    def send(self, step: int, row: Rows) -> None:
-        """Send this rank's row, shape (), for round ``step``; returns at once."""
+    def send(self, step: int, row: Row) -> None:
+        """Send this rank's row for round ``step``; returns at once."""
         ...
 
     def receive(self, step: int, lost: Lost = nobody) -> Rows:
@@ -76,14 +77,15 @@ class Exchange(Protocol):
 class Alone:
     """One process: nobody to tell."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: np.dtype[np.void]) -> None:
+        self._dtype = dtype
         self._rows: dict[int, Rows] = {}
 
-    def send(self, step: int, row: Rows) -> None:
-        self._rows[step % SLOTS] = row
+    def send(self, step: int, row: Row) -> None:
+        self._rows[step % SLOTS] = np.frombuffer(bytearray(_bytes(row)), self._dtype)
 
     def receive(self, step: int, lost: Lost = nobody) -> Rows:
-        return self._rows[step % SLOTS].reshape(1)
+        return self._rows[step % SLOTS]
 
     def close(self) -> None:
         pass
@@ -108,8 +110,8 @@ class MeshExchange:
         self._own = [b""] * SLOTS
         self._end = weakref.finalize(self, mesh.part, self._others, os.getpid())
 
-    def send(self, step: int, row: Rows) -> None:
-        self._own[step % SLOTS] = own = row.tobytes()
+    def send(self, step: int, row: Row) -> None:
+        self._own[step % SLOTS] = own = _bytes(row)
         message = STEP.pack(step) + own
         for rank, other in self._others.items():
             try:
@@ -210,8 +212,8 @@ class GroupExchange:
         self._ranks = ranks
         self._pending: dict[int, tuple[dist.Work, list[torch.Tensor]]] = {}
 
-    def send(self, step: int, row: Rows) -> None:
-        mine = torch.from_numpy(row.reshape(1).view(np.float64))
+    def send(self, step: int, row: Row) -> None:
+        mine = torch.frombuffer(bytearray(_bytes(row)), dtype=torch.float64)
         out = [torch.empty_like(mine) for _ in range(self._ranks)]
         self._pending[step] = (dist.all_gather(out, mine, group=self._group, async_op=True), out)
 
@@ -226,6 +228,10 @@ class GroupExchange:
     abandon = close
 
 
+def _bytes(row: Row) -> bytes:
+    return row if isinstance(row, bytes) else row.tobytes()
+
+
 def _named(numbers: Array, dtype: np.dtype[np.void]) -> Rows:
     """The rows that these numbers are, (n, k)."""
     return numbers.view(dtype)[:, 0]
@@ -235,7 +241,7 @@ def connect(dtype: np.dtype[np.void]) -> Exchange:
     """The exchange of such rows that suits the size of the default process group."""
     ranks = peers.ranks()
     if ranks == 1:
-        return Alone()
+        return Alone(dtype)
     if ranks <= MESH_RANKS:
         try:
             return MeshExchange(dtype)

@@ -7,6 +7,7 @@ micro-batch, ``stop`` when its last gradient is ready (sends), ``collect`` after
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable
 
 import numpy as np
@@ -52,7 +53,7 @@ class Meter:
         self._watch = measure.stopwatch(device)
         self._waited = waited or (lambda: 0.0)
         self._row = ROW_WITH_PIECES if pieces else ROW
-        self._length = self._row.itemsize // 8
+        self._packed = struct.Struct(f"={self._row.itemsize // 8}d")
         self._exchange = exchange.connect(self._row)
         self._readings = measure.Readings() if readings else None
         self._carry: dict[int, float] = {}
@@ -120,15 +121,16 @@ class Meter:
     def collect(self, step: int) -> Rows | None:
         """All ranks' reports that came with round ``step``, (n,) of ROW; None when there is no finished round yet."""
         rows = self._received()
-        digests = rows["digest"]
-        if (digests != digests[0]).any():
+        digests = rows["digest"].tolist()
+        if digests.count(digests[0]) != len(digests):
+            digests = rows["digest"]
             odd = np.flatnonzero(digests != np.median(digests))
             names = ", ".join(str(r) for r in (odd if odd.size else np.flatnonzero(digests != digests[0])))
             raise PacelineError(
                 f"rank {names} decided another plan than the other ranks at round {step}; expected the same plan "
                 "everywhere: check that all ranks run the same version and options"
             )
-        return None if np.isnan(rows["step"][0]) else rows
+        return None if math.isnan(rows["step"][0]) else rows
 
     def counted_by_all(self, step: int) -> float | None:
         """What the losses of all ranks in round ``step`` are means over, together; call after ``stop``.
@@ -158,8 +160,8 @@ class Meter:
     def _announce(self, step: int, digest: int) -> None:
         self._exchange.send(self._sequence, self._report(step, digest))
 
-    def _report(self, step: int, digest: int) -> Rows:
-        numbers = [math.nan] * self._length
+    def _report(self, step: int, digest: int) -> bytes:
+        numbers = [math.nan] * (self._packed.size // 8)
         numbers[1] = digest
         if step in self._carry:  # else the device's first reading comes a round later
             carry = self._carry.pop(step)
@@ -178,7 +180,7 @@ class Meter:
             )
             if (pieces := self._pieces.pop(step, None)) is not None:
                 numbers[len(FIELDS) :] = pieces
-        return np.array(numbers).view(self._row).reshape(())
+        return self._packed.pack(*numbers)
 
 
 def check_counts(step: int, counts: Array) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -110,7 +110,8 @@ class OpenRounds:
             return
         step = int(rows["step"][0])
         plan, epoch, seconds, learning_rate = self._open.pop(step)
-        known, loads, reports, within, first = rows["overhead"], plan.loads, None, None, None
+        known, took, losses = rows["overhead"], rows["seconds"], rows["loss"].tolist()
+        loads, reports, within, first = plan.loads, None, None, None
         parts = None if plan.deal is None else plan.deal.parts
         if self._moves_work:
             reports = PieceReports.of(rows["pieces"])
@@ -128,19 +129,18 @@ class OpenRounds:
         elif "samples" in (rows.dtype.names or ()):  # a rank that was lost left its part to others
             loads = rows["samples"].astype(np.int64)
         times = None if reports is None else reports.times()
-        overhead, shares = self._balancer.report(
-            step, loads, rows["seconds"], known, rows["cpu"], rows["memory"], times, parts, first
-        )
+        cpu, memory = (rows["cpu"], rows["memory"]) if self._balancer.needs_readings else (None, None)
+        overhead, shares = self._balancer.report(step, loads, took, known, cpu, memory, times, parts, first)
         check_counts(step, rows["count"])
         result = RoundResult(
             step=step,
             epoch=epoch,
             batch=plan.batch,
             loads=loads,
-            compute=rows["seconds"],
+            compute=took,
             overhead=overhead,
             seconds=seconds,
-            loss=_mean_loss(rows, plan.batch),
+            loss=_mean_loss(losses, rows["count"].tolist(), plan.batch),
             shares=shares,
             within=within,
             learning_rate=learning_rate,
@@ -149,14 +149,14 @@ class OpenRounds:
         )
         for listener in self.listeners:
             listener(result)
-        self._finite.check(step, rows["loss"], rows["told"])
+        self._finite.check(step, losses, rows["told"])
 
 
-def _mean_loss(rows: Rows, batch: int) -> float:
-    counts = rows["count"]
-    uncounted = np.isnan(counts)
-    total = batch if uncounted.all() else float(np.where(uncounted, 0.0, counts).sum())
-    return float(rows["loss"].sum() / total) if total else float("nan")
+def _mean_loss(losses: list[float], counts: list[float], batch: int) -> float:
+    """Of each rank's summed loss, over what they are sums of: samples where no rank counted something else."""
+    counted = [count for count in counts if not math.isnan(count)]
+    many = sum(counted) if counted else batch
+    return sum(losses) / many if many else math.nan
 
 
 class Finite:
@@ -173,11 +173,11 @@ class Finite:
         self._on_nan = on_nan
         self._warned = False
 
-    def check(self, step: int, losses: Array, told: Array) -> None:
-        """Of a round: each rank's summed loss, and 1 where it handed it in, else 0; shape (n,)."""
-        if np.isfinite(losses).all():
+    def check(self, step: int, losses: Sequence[float] | Array, told: Array) -> None:
+        """Of a round: each rank's summed loss, and 1 where it handed it in, else 0; (n,)."""
+        if all(map(math.isfinite, losses)):
             return
-        ranks = np.flatnonzero((told == 1) & ~np.isfinite(losses)).tolist()
+        ranks = [rank for rank, loss in enumerate(losses) if told[rank] == 1 and not math.isfinite(loss)]
         if not ranks:
             return
         if callable(self._on_nan):
