@@ -368,8 +368,11 @@ class Pace:
             round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for nothing.
         scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """
-        self.turns.passes.check_due()
+        passes = self.turns.passes
+        passes.check_due()
+        passes.own = True
         weight = self._weight(loss, reduction, count)
+        passes.begins(loss)
         with self.turns.named():
             if weight and scaler is None and loss.numel() == 1:
                 loss.backward(
@@ -389,7 +392,10 @@ class Pace:
     ) -> float:
         """For hosts that run the backward pass themselves: what this micro-batch's gradient counts. Multiply the
         loss by it, and call ``backward_done`` afterwards. The loss, where given, is taken down for the record."""
-        return self.turns.passes.weight(loss, reduction, count)
+        passes = self.turns.passes
+        if not passes.own:
+            passes.by_others()
+        return passes.weight(loss, reduction, count)
 
     def backward_done(self) -> None:
         """For hosts: the backward pass of this micro-batch is through."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -48,6 +49,10 @@ class Passes:
         self.summed: Callable[[Piece], Piece] = _as_planned
         self._meter, self._halfway, self._ready = meter, halfway, ready
         self._by_hook = terms.weigh == "hook"
+        self.own = False  # ``begins`` will be called in this turn
+        self._parameters = parameters
+        # Whether ``begins`` tells when a backward pass is through. On a device hooks must.
+        self._queues = parallel.waits_last and device.type == "cpu" and not self._by_hook
         self.gradients = Weighing(
             parameters,
             device,
@@ -57,7 +62,9 @@ class Passes:
             counted=meter.counted_by_all,
         )
         hook = torch.autograd.graph.register_multi_grad_hook
-        self._hooks = [hook(parameters, self._gradients_ready)]
+        self._hooks: list[Any] = []
+        if not self._queues:
+            self._hooks.append(hook(parameters, self._gradients_ready))
         if self._by_hook:
             parallel.register_comm_hook(self._hook_weight, weigh_in_hook)
             self._hooks.append(hook(parameters, self._backward_begins, mode="any"))
@@ -78,7 +85,7 @@ class Passes:
     def begin(self, piece: Piece) -> None:
         """A batch goes to the loop."""
         self.gradients.begin(piece)
-        self.turn = Turn(piece)
+        self.turn, self.own = Turn(piece), False
 
     def check_due(self) -> None:
         """Raises PacelineError where this turn's backward pass has been taken already."""
@@ -87,6 +94,18 @@ class Passes:
                 f"round {self.turn.piece.step}: pace.backward() was called twice in one turn of the loop; expected "
                 "once: add the losses, and call it with the sum"
             )
+
+    def begins(self, loss: torch.Tensor) -> None:
+        """The backward pass through this loss follows at once, on this thread."""
+        if self._queues and self.piece.last and loss.requires_grad:
+            loss.register_hook(self._queue)
+
+    def by_others(self) -> None:
+        """Somebody else runs the backward passes: from now on a hook of each parameter tells when one is through."""
+        if self._queues:
+            self._queues = False
+            hook = torch.autograd.graph.register_multi_grad_hook
+            self._hooks.append(hook(self._parameters, self._gradients_ready))
 
     def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
         """What this turn's gradient counts; takes the loss, where given, down for the record."""
@@ -149,7 +168,8 @@ class Passes:
         if turn is None or self.complete:
             return
         step = turn.piece.step
-        if turn.piece.last and not turn.done and self._meter.stopped(step):
+        others = self._meter.stopped(step) or (self._queues and not turn.weighed and self.gradients.there())
+        if turn.piece.last and not turn.done and others:
             raise PacelineError(
                 f"round {step}: optimizer.step() was called after a backward pass that is not Paceline's, "
                 "whose gradient is not weighed; call pace.backward(loss) in its place"
@@ -187,7 +207,12 @@ class Passes:
             self.turn.done = True
             self.gradients.gathered(self.turn.piece)
 
-    def _gradients_ready(self, _: object) -> None:
+    def _queue(self, _: object) -> None:
+        """All gradients are there, and DDP has not waited for other ranks yet, when this callback's turn comes: it is
+        the first to be queued. One hook of the loss instead of one of each parameter."""
+        torch.autograd.Variable._execution_engine.queue_callback(self._gradients_ready)
+
+    def _gradients_ready(self, _: object = None) -> None:
         if self.turn is not None and self.turn.piece.last:
             self._ready(self.turn.piece)
 

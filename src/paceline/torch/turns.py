@@ -320,7 +320,8 @@ class Turns:
 
     def _begin(self, piece: Piece) -> None:
         """A batch goes to the loop."""
-        piece = piece._replace(first=not self.in_round)
+        if piece.first is self.in_round:
+            piece = piece._replace(first=not self.in_round)
         if piece.first:
             self._steps.taken.clear()
             self._rounds.open(piece.plan, self.progress.epoch)

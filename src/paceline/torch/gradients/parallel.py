@@ -28,6 +28,9 @@ class Alone:
     averages = False  # what is in ``grad`` after a round is the mean over the ranks; else it is the sum
     counts = False  # it sums what the losses are means over, too
     in_step = False  # all ranks must take as many turns in a round
+    waits_last = (
+        False  # a backward pass waits for other ranks only behind the callbacks that were queued in it
+    )
     waited: Callable[[], float] | None = None  # seconds spent waiting for others within rounds, so far
 
     def no_sync(self) -> AbstractContextManager[Any]:
@@ -49,6 +52,7 @@ class Replicated(Alone):
     """DistributedDataParallel."""
 
     averages = True
+    waits_last = True
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp

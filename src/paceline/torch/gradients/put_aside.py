@@ -79,6 +79,10 @@ class Gradients:
                 parameter.grad = None
         self._kept, self._used, self._had, self._begun = None, None, set(), False
 
+    def there(self) -> bool:
+        """Whether any parameter has a gradient."""
+        return any(p.grad is not None for p in self._parameters)
+
     def finite(self) -> bool:
         """True when no gradient holds an infinity or NaN."""
         grads = [p.grad for p in self._parameters if p.grad is not None]

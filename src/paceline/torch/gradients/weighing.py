@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ class Weighing:
         self._ranks = peers.ranks() if parallel.averages else 1
         self._sum = ExactSum(parameters) if exact else None
         self._gradients, self._counts = Gradients(parameters), Counts(device, counted)
-        self._no_sync = ExitStack()
+        self._no_sync: AbstractContextManager[Any] | None = None  # that has been entered
         # Under the hook: over how many samples, or whatever is counted, the coming piece's gradient is a mean, and
         # the gradients gathered so far are.
         self._many = self._weighed = 0.0
@@ -56,7 +56,8 @@ class Weighing:
         """A turn begins; gradients are only reduced over the ranks in a round's last."""
         self.release()
         if not piece.last or self._sum is not None:
-            self._no_sync.enter_context(self._parallel.no_sync())
+            self._no_sync = self._parallel.no_sync()
+            self._no_sync.__enter__()
         self._many = float(piece.samples)
         if piece.first:
             self._weighed = 0.0
@@ -115,6 +116,10 @@ class Weighing:
         """Raises PacelineError where all gradients that an optimizer is to use have gone since they were complete."""
         self._gradients.check_there(step, optimizers)
 
+    def there(self) -> bool:
+        """Whether there are gradients in the model."""
+        return self._gradients.there()
+
     def finite(self) -> bool:
         """True when no gradient holds an infinity or NaN."""
         return self._gradients.finite()
@@ -129,7 +134,9 @@ class Weighing:
 
     def release(self) -> None:
         """The model reduces its gradients again as it did."""
-        self._no_sync.close()
+        entered, self._no_sync = self._no_sync, None
+        if entered is not None:
+            entered.__exit__(None, None, None)
 
 
 def checked_count(count: Any) -> float:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 
 import torch.distributed as dist
 
@@ -33,6 +33,20 @@ class Reason(WorkerError):
     """Names the rank without which this one cannot go on."""
 
 
+class _Named:
+    """While it is entered, an error that only says that another rank is lost becomes one that names it."""
+
+    def __init__(self, reason: Callable[[BaseException], WorkerError | None]) -> None:
+        self._reason = reason
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, RuntimeError | WorkerError) and (reason := self._reason(error)) is not None:
+            raise reason from error
+
+
 class Alone:
     """One process: nobody to watch over."""
 
@@ -45,10 +59,9 @@ class Alone:
     def dropped(self) -> None:
         """The round was left unfinished, and is to be run again."""
 
-    @contextmanager
-    def named(self) -> Iterator[None]:
+    def named(self) -> AbstractContextManager[None]:
         """In here an error that only says that another rank is lost becomes a WorkerError that names it."""
-        yield
+        return _Named(self.reason)
 
     def reason(self, error: BaseException | None) -> WorkerError | None:
         """Why this rank lost the others; None where the error is one of its own. May take some seconds."""
@@ -96,15 +109,6 @@ class Lookout(Alone):
 
     def dropped(self) -> None:
         self._waits = False
-
-    @contextmanager
-    def named(self) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, WorkerError) as error:
-            if (reason := self.reason(error)) is not None:
-                raise reason from error
-            raise
 
     def reason(self, error: BaseException | None) -> WorkerError | None:
         if not lost(error):

@@ -91,7 +91,8 @@ class OpenRounds:
 
     def finish(self, step: int, seconds: float, learning_rate: float) -> None:
         """The round's optimizer step is done, ``seconds`` after its beginning, at this learning rate."""
-        self._open[step] = self._open[step]._replace(seconds=seconds, learning_rate=learning_rate)
+        plan, epoch, _, _ = self._open[step]
+        self._open[step] = _Open(plan, epoch, seconds, learning_rate)
 
     def settle(self, rounds: int) -> None:
         """Take in what the ranks reported of the newest of so many finished rounds, once."""

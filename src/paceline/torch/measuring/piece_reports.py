@@ -46,17 +46,19 @@ class PieceReports(NamedTuple):
         """From every rank's ROW, shape (n,)."""
         counts = rows["pieces"].astype(np.int64)
         sizes, amounts, times = [], [], []
-        columns = (rows["sizes"], rows["amounts"], rows["times"])
+        columns = (rows[name].tolist() for name in ("sizes", "amounts", "times"))
         for count, own, much, took in zip(counts.tolist(), *columns, strict=True):
-            sizes.append([int(samples) for samples in own[:count].tolist()])  # no more than PIECES of each
-            amounts.append(much[:count].tolist())
-            times.append([round(seconds, 6) for seconds in took[:count].tolist()])
+            sizes.append([int(samples) for samples in own[:count]])  # no more than PIECES of each
+            amounts.append(much[:count])
+            times.append([round(seconds, 6) for seconds in took[:count]])
         return cls(
             rows["samples"].astype(np.int64), rows["cost"], counts, rows["parts"], sizes, amounts, times
         )
 
     def times(self) -> PieceTimes:
         """What the ranks' pieces cost, and how far claims strayed from what the first pieces promised."""
+        if self.counts.max() < 3:  # nobody has claimed anything
+            return PieceTimes(self.cost, np.zeros(len(self.cost)), np.zeros(len(self.cost)))
         both = [against_the_first(*each) for each in zip(self.amounts, self.seconds, self.cost, strict=True)]
         return PieceTimes(self.cost, *np.array(both, float).T)
 
