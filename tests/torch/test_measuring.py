@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.torch.measuring import piece_reports
 from paceline.torch.measuring.measure import CudaStopwatch
 from paceline.torch.measuring.meter import ROW, ROW_WITH_PIECES
+from paceline.torch.measuring.open_rounds import mean_loss
 from support.peers_jobs import exchanged
 from support.ranks import run_ranks
 from support.torch_jobs import measured, measured_late, misuse
@@ -63,6 +68,16 @@ def test_pieces_beyond_those_on_record_are_added_to_the_last() -> None:
     assert reports.counts.tolist() == [20]
     assert reports.pieces == [[*range(1, 16), sum(range(16, 21))]]
     assert reports.seconds == [[0.25] * 15 + [1.25]]
+
+
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 100), counted=st.booleans())
+def test_the_mean_loss_is_that_of_arrays_to_the_last_bit(seed: int, n: int, counted: bool) -> None:
+    rng = np.random.default_rng(seed)
+    losses = rng.lognormal(0, 5, n) * rng.choice([1.0, -1.0], n)
+    counts = rng.lognormal(0, 5, n) if counted else np.full(n, np.nan)
+    over = counts.sum() if counted else 7
+    assert mean_loss(losses.tolist(), counts.tolist(), 7) == losses.sum() / over
+    assert math.isnan(mean_loss([0.0] * n, [0.0] * n, 7)), "a mean over nothing"
 
 
 def test_the_loss_is_the_mean_over_the_whole_batch() -> None:

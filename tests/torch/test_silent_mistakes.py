@@ -13,7 +13,6 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.gradients.weighing import Weights
 from paceline.torch.measuring.open_rounds import Finite
 from support.ranks import run_ranks
 from support.silent_jobs import no_number
@@ -65,12 +64,3 @@ def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> No
         assert sentence.startswith(words)
         assert heard == [(2, [1])], "it was finite again in round 3"
         assert [text[: len(words)] for text in warned] == [words] * (rank == 0)
-
-
-def test_a_weight_that_a_hook_of_the_loop_changed_is_made_again() -> None:
-    weights, loss = Weights(), torch.ones((), requires_grad=True)
-    first = weights.like(loss, 0.5)
-    assert weights.like(loss, 0.5) is first
-    first.zero_()
-    assert weights.like(loss, 0.5).item() == 0.5
-    assert weights.like(loss.double(), 0.5).dtype == torch.float64

@@ -47,7 +47,7 @@ from paceline.torch.feed.rounds import RoundBatch, Sizes, iterate
 from paceline.torch.feed.streams import StreamLoader, check_stream
 from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.parallel import parallel
-from paceline.torch.gradients.weighing import Weights, checked_count
+from paceline.torch.gradients.weighing import checked_count
 from paceline.torch.liveness import patience
 from paceline.torch.liveness.lookout import lookout
 from paceline.torch.liveness.patience import OnMissed
@@ -179,7 +179,6 @@ class Pace:
         )
         self.policy = self.terms.policy
         self._loss = float("nan")
-        self._weights = Weights()
         self._loaders: list[BalancedLoader | StreamLoader] = []
         listeners = [self._note_loss, *([on_round] if on_round else [])]
         # What happens turn by turn; a host takes part in it by ``turns.host``.
@@ -370,14 +369,11 @@ class Pace:
         """
         passes = self.turns.passes
         passes.check_due()
-        passes.own = True
         weight = self._weight(loss, reduction, count)
         passes.begins(loss)
         with self.turns.named():
             if weight and scaler is None and loss.numel() == 1:
-                loss.backward(
-                    self._weights.like(loss, weight)
-                )  # as the loss times its weight, in fewer kernels
+                loss.backward(torch.full_like(loss, weight))  # as the loss times its weight, in fewer kernels
             else:
                 loss = _times(loss, weight)
                 (loss if scaler is None else scaler.scale(loss)).backward()
@@ -385,17 +381,16 @@ class Pace:
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
         """``loss`` times its ``weight``; zero where it counts for nothing, though a mean over nothing is NaN."""
-        return _times(loss, self._weight(loss, reduction, count))
+        weighted = _times(loss, self._weight(loss, reduction, count))
+        self.turns.passes.begins(weighted)
+        return weighted
 
     def weight(
         self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
     ) -> float:
         """For hosts that run the backward pass themselves: what this micro-batch's gradient counts. Multiply the
         loss by it, and call ``backward_done`` afterwards. The loss, where given, is taken down for the record."""
-        passes = self.turns.passes
-        if not passes.own:
-            passes.by_others()
-        return passes.weight(loss, reduction, count)
+        return self.turns.passes.weight(loss, reduction, count)
 
     def backward_done(self) -> None:
         """For hosts: the backward pass of this micro-batch is through."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
+from paceline.torch.gradients.last import LastGradient
 from paceline.torch.gradients.parallel import Alone, weigh_in_hook
 from paceline.torch.gradients.weighing import Weighing
 from paceline.torch.measuring.meter import Meter
@@ -49,10 +50,7 @@ class Passes:
         self.summed: Callable[[Piece], Piece] = _as_planned
         self._meter, self._halfway, self._ready = meter, halfway, ready
         self._by_hook = terms.weigh == "hook"
-        self.own = False  # ``begins`` will be called in this turn
-        self._parameters = parameters
-        # Whether ``begins`` tells when a backward pass is through. On a device hooks must.
-        self._queues = parallel.waits_last and device.type == "cpu" and not self._by_hook
+        self._parallel, self._on_cpu = parallel, device.type == "cpu"
         self.gradients = Weighing(
             parameters,
             device,
@@ -61,12 +59,14 @@ class Passes:
             exact=bool(terms.cell),
             counted=meter.counted_by_all,
         )
-        hook = torch.autograd.graph.register_multi_grad_hook
         self._hooks: list[Any] = []
-        if not self._queues:
-            self._hooks.append(hook(parameters, self._gradients_ready))
+        self._last: LastGradient | None = None  # else ``ended`` is early enough
+        if parallel.waits != "never" or self._by_hook:
+            self._last = LastGradient(parameters, self._gradients_ready)
+            self._hooks.append(self._last)
         if self._by_hook:
             parallel.register_comm_hook(self._hook_weight, weigh_in_hook)
+            hook = torch.autograd.graph.register_multi_grad_hook
             self._hooks.append(hook(parameters, self._backward_begins, mode="any"))
 
     @property
@@ -85,7 +85,7 @@ class Passes:
     def begin(self, piece: Piece) -> None:
         """A batch goes to the loop."""
         self.gradients.begin(piece)
-        self.turn, self.own = Turn(piece), False
+        self.turn = Turn(piece)
 
     def check_due(self) -> None:
         """Raises PacelineError where this turn's backward pass has been taken already."""
@@ -96,16 +96,12 @@ class Passes:
             )
 
     def begins(self, loss: torch.Tensor) -> None:
-        """The backward pass through this loss follows at once, on this thread."""
-        if self._queues and self.piece.last and loss.requires_grad:
-            loss.register_hook(self._queue)
-
-    def by_others(self) -> None:
-        """Somebody else runs the backward passes: from now on a hook of each parameter tells when one is through."""
-        if self._queues:
-            self._queues = False
-            hook = torch.autograd.graph.register_multi_grad_hook
-            self._hooks.append(hook(self._parameters, self._gradients_ready))
+        """A backward pass through this loss follows at once, on this thread."""
+        if self._last is None or not self.piece.last:
+            return
+        # On a device a pass is through long before its gradients are, and hooks tell on which stream these will be.
+        if self._on_cpu and self._parallel.waits == "behind":
+            self._last.begins(loss)
 
     def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
         """What this turn's gradient counts; takes the loss, where given, down for the record."""
@@ -144,8 +140,10 @@ class Passes:
             )
         turn.done = True
         turn.piece = piece = self.summed(piece)
-        if piece.last:  # for a graph in which no hooked parameter took part
-            self._ready(piece)
+        if piece.last:
+            if self._last is not None:
+                self._last.ended()
+            self._ready(piece)  # for a graph in which no hooked parameter took part
         self.gradients.done(piece)
 
     def check_taken(self) -> None:
@@ -168,7 +166,7 @@ class Passes:
         if turn is None or self.complete:
             return
         step = turn.piece.step
-        others = self._meter.stopped(step) or (self._queues and not turn.weighed and self.gradients.there())
+        others = self._meter.stopped(step) or (not turn.weighed and self.gradients.there())
         if turn.piece.last and not turn.done and others:
             raise PacelineError(
                 f"round {step}: optimizer.step() was called after a backward pass that is not Paceline's, "
@@ -207,12 +205,7 @@ class Passes:
             self.turn.done = True
             self.gradients.gathered(self.turn.piece)
 
-    def _queue(self, _: object) -> None:
-        """All gradients are there, and DDP has not waited for other ranks yet, when this callback's turn comes: it is
-        the first to be queued. One hook of the loss instead of one of each parameter."""
-        torch.autograd.Variable._execution_engine.queue_callback(self._gradients_ready)
-
-    def _gradients_ready(self, _: object = None) -> None:
+    def _gradients_ready(self) -> None:
         if self.turn is not None and self.turn.piece.last:
             self._ready(self.turn.piece)
 

@@ -9,7 +9,7 @@ last gradient; in FSDP2 in each layer, so that its waits have to be taken out of
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,9 @@ from paceline.errors import PacelineError
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+Waits = Literal["never", "behind", "within"]
+"""Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within."""
+
 
 class Alone:
     """One process: nothing to average."""
@@ -28,9 +31,7 @@ class Alone:
     averages = False  # what is in ``grad`` after a round is the mean over the ranks; else it is the sum
     counts = False  # it sums what the losses are means over, too
     in_step = False  # all ranks must take as many turns in a round
-    waits_last = (
-        False  # a backward pass waits for other ranks only behind the callbacks that were queued in it
-    )
+    waits: Waits = "never"
     waited: Callable[[], float] | None = None  # seconds spent waiting for others within rounds, so far
 
     def no_sync(self) -> AbstractContextManager[Any]:
@@ -52,10 +53,14 @@ class Replicated(Alone):
     """DistributedDataParallel."""
 
     averages = True
-    waits_last = True
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
+
+    @property
+    def waits(self) -> Waits:  # type: ignore[override]
+        # a hook of the user's may wait for the sum that it starts; it is in a list without a public name
+        return "within" if getattr(self._ddp, "_comm_hooks", ()) else "behind"
 
     def no_sync(self) -> AbstractContextManager[Any]:
         return self._ddp.no_sync()
@@ -79,6 +84,7 @@ class Sharded(Alone):
     """FSDP2: modules that were given to ``fully_shard``."""
 
     averages = True
+    waits: Waits = "within"
     in_step = True  # every forward and backward pass gathers parameters from all ranks
 
     def __init__(self, shards: list[Any]) -> None:

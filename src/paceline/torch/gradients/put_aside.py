@@ -69,7 +69,7 @@ class Gradients:
 
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
-        self._used = [None if p.grad is None else (id(p.grad), p.grad._version) for p in self._parameters]
+        self._used = [_which(p.grad) for p in self._parameters]
         self._had, self._begun = set(), False
 
     def drop(self) -> None:
@@ -80,8 +80,12 @@ class Gradients:
         self._kept, self._used, self._had, self._begun = None, None, set(), False
 
     def there(self) -> bool:
-        """Whether any parameter has a gradient."""
-        return any(p.grad is not None for p in self._parameters)
+        """Whether a gradient has come since the last step; zeros are none."""
+        used = self._used or [None] * len(self._parameters)
+        now = zip(self._parameters, used, strict=True)
+        return any(
+            p.grad is not None and _which(p.grad) != before and bool(p.grad.any()) for p, before in now
+        )
 
     def finite(self) -> bool:
         """True when no gradient holds an infinity or NaN."""
@@ -96,13 +100,18 @@ class Gradients:
         used, self._used = self._used, None
         if used is None:
             return
-        now = [None if p.grad is None else (id(p.grad), p.grad._version) for p in self._parameters]
-        if any(one is not None and one == other for one, other in zip(now, used, strict=True)):
+        left = [p.grad for p, before in zip(self._parameters, used, strict=True) if before == _which(p.grad)]
+        if any(grad is not None and bool(grad.any()) for grad in left):  # else they were zeroed in place
             raise PacelineError(
                 f"round {step}: gradients of the round before are still in the model when the backward pass begins, "
                 "and would be counted again; expected each optimizer to be stepped and zeroed once a round: "
                 "pace.step(optimizer) does both, pace.step([one, other]) for several optimizers"
             )
+
+
+def _which(grad: torch.Tensor | None) -> tuple[int, int] | None:
+    """Another number for each gradient, and for each change to it."""
+    return None if grad is None else (id(grad), grad._version)
 
 
 def held(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:

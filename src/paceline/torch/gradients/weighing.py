@@ -21,8 +21,6 @@ from paceline.torch.gradients.put_aside import Gradients
 from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.plan import Piece
 
-MOST_WEIGHTS = 256  # that are kept
-
 
 class Weighing:
     """For each turn ``begin``, then ``weigh`` before its backward pass and ``done`` after it (under the hook
@@ -117,7 +115,7 @@ class Weighing:
         self._gradients.check_there(step, optimizers)
 
     def there(self) -> bool:
-        """Whether there are gradients in the model."""
+        """Whether gradients have come since the last step."""
         return self._gradients.there()
 
     def finite(self) -> bool:
@@ -150,26 +148,6 @@ def checked_count(count: Any) -> float:
             f"count={count!r}: expected what the loss is a mean over, a number that is at least 0"
         )
     return value
-
-
-class Weights:
-    """Weights of losses as tensors, each of which is made once: a load that comes again has the same weight."""
-
-    def __init__(self) -> None:
-        self._made: dict[Any, tuple[torch.Tensor, int]] = {}
-
-    def like(self, loss: torch.Tensor, weight: float) -> torch.Tensor:
-        """``weight`` in the form of ``loss``, a tensor of one number."""
-        if loss.device.type != "cpu":  # the loop may use other streams than that on which it was made
-            return torch.full_like(loss, weight)
-        form = weight, loss.dtype, loss.shape
-        made, version = self._made.get(form, (None, 0))
-        if made is None or made._version != version:  # a hook of the loop's has changed it
-            if len(self._made) >= MOST_WEIGHTS:
-                self._made.clear()
-            made = torch.full_like(loss, weight, requires_grad=False)
-            self._made[form] = made, made._version
-        return made
 
 
 class Counts:

@@ -1,7 +1,8 @@
 """How the ranks' measurements travel: a few numbers a round, beside the gradients.
 
-``send`` is called when a rank's gradients are ready, before its last bucket is reduced; ``receive`` after the
-step. By then every rank has sent (its gradients could not have arrived otherwise), so nobody waits. While the ranks
+``send`` is called when a rank's gradients are ready, just before or after the sum of its last bucket begins;
+``receive`` after the step. By then every rank has sent, or is about to (its gradients could not have arrived
+otherwise), so nobody waits longer than a moment. While the ranks
 are few, each tells every other by a connection of their own, which costs two system calls; a collective carries on
 where these would be many, or cannot be made.
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
+from paceline.few import total
 from paceline.pieces.sharing import PieceRecord
 from paceline.rounds import Array
 from paceline.samples.cost import cost_of
@@ -141,7 +142,7 @@ class OpenRounds:
             compute=took,
             overhead=overhead,
             seconds=seconds,
-            loss=_mean_loss(losses, rows["count"].tolist(), plan.batch),
+            loss=mean_loss(losses, rows["count"].tolist(), plan.batch),
             shares=shares,
             within=within,
             learning_rate=learning_rate,
@@ -153,11 +154,11 @@ class OpenRounds:
         self._finite.check(step, losses, rows["told"])
 
 
-def _mean_loss(losses: list[float], counts: list[float], batch: int) -> float:
+def mean_loss(losses: list[float], counts: list[float], batch: int) -> float:
     """Of each rank's summed loss, over what they are sums of: samples where no rank counted something else."""
     counted = [count for count in counts if not math.isnan(count)]
-    many = sum(counted) if counted else batch
-    return sum(losses) / many if many else math.nan
+    many = total(counted) if counted else batch
+    return total(losses) / many if many else math.nan
 
 
 class Finite:

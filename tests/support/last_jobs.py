@@ -1,0 +1,209 @@
+"""Rounds whose last backward pass one rank only begins when the other has told of its own.
+
+Whoever first waits for the gradients of others, and then tells, waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace
+from support.scripted import Script
+from support.torch_jobs import Net, Samples, fresh, optimizer_of
+
+ROUNDS, BATCH = 4, 8
+SECONDS = timedelta(seconds=60)
+LOSS = nn.CrossEntropyLoss()
+
+
+class Again(Net):
+    """A first layer that is computed again in a backward pass of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(lambda x: torch.tanh(self.first(x)), x.requires_grad_(), use_reentrant=True)
+        return self.second(hidden)
+
+
+class WithLoss(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return LOSS(self.model(x), y)
+
+
+def sum_at_once(_, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, and not as text
+    """A hook of DDP's that waits for the other ranks."""
+    buffer = bucket.buffer().div_(2)
+    dist.all_reduce(buffer)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done
+
+
+class Loop:
+    """One way to run backward passes; by default the usual one."""
+
+    model: Callable[[], nn.Module] = staticmethod(lambda: fresh(torch.float64))
+    ddp: ClassVar[dict[str, Any]] = {}
+    pace: ClassVar[dict[str, Any]] = {}
+
+    def prepare(self, ddp: DistributedDataParallel) -> None:
+        pass
+
+    def loss(self, ddp: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return LOSS(ddp(x), y)
+
+    def backward(self, pace: Pace, loss: torch.Tensor) -> None:
+        pace.backward(loss)
+
+
+class Plain(Loop):
+    pass
+
+
+class Scaled(Loop):
+    def __init__(self) -> None:
+        self.scaler = torch.amp.GradScaler("cpu")
+
+    def backward(self, pace: Pace, loss: torch.Tensor) -> None:
+        pace.backward(loss, scaler=self.scaler)
+
+
+class NothingToDo(Loop):
+    pace: ClassVar[dict[str, Any]] = {"policy": Script(((0, 1),))}
+
+
+class Sums(Loop):
+    def backward(self, pace: Pace, loss: torch.Tensor) -> None:
+        pace.backward(loss * 3, "sum", count=3)
+
+
+class Unused(Loop):
+    model = staticmethod(lambda: fresh(torch.float64, sometimes=True))
+    ddp: ClassVar[dict[str, Any]] = {"find_unused_parameters": True}
+
+
+class Static(Loop):
+    ddp: ClassVar[dict[str, Any]] = {"static_graph": True}
+
+
+class TwoForwardPasses(Loop):
+    def loss(self, ddp: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return LOSS(ddp(x), y) + LOSS(ddp(x * 2), y)
+
+
+class Compiled(Loop):
+    """The loss comes from the compiled model itself."""
+
+    model = staticmethod(lambda: torch.compile(WithLoss(fresh(torch.float64)), backend="aot_eager"))
+
+    def loss(self, ddp: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ddp(x, y)
+
+
+class InPieces(Loop):
+    pace: ClassVar[dict[str, Any]] = {"loop": "pieces", "micro_batch": 2}
+
+
+class ByTheUser(Loop):
+    def backward(self, pace: Pace, loss: torch.Tensor) -> None:
+        pace.weighted(loss).backward()
+        pace.backward_done()
+
+
+class ByAHost(Loop):
+    """Which only asks for the weight, in every other round."""
+
+    def backward(self, pace: Pace, loss: torch.Tensor) -> None:
+        (loss * pace.weight(loss)).backward()
+        pace.backward_done()
+
+
+class Reentrant(Loop):
+    model = staticmethod(Again)
+
+
+class WaitingHook(Loop):
+    def prepare(self, ddp: DistributedDataParallel) -> None:
+        ddp.register_comm_hook(None, sum_at_once)
+
+
+QUICK = (
+    Plain,
+    Scaled,
+    NothingToDo,
+    Sums,
+    Unused,
+    Static,
+    TwoForwardPasses,
+    Compiled,
+    InPieces,
+    ByTheUser,
+)  # ways in which no parameter needs a hook
+WAYS = (*QUICK, ByAHost, Reentrant, WaitingHook)
+
+
+def told_in_time(rank: int, ranks: int) -> dict[str, bool]:
+    """For each way, whether the parameters had hooks at its end."""
+    return {way.__name__: _hooked_after(rank, way()) for way in WAYS}
+
+
+def _hooked_after(rank: int, loop: Loop) -> bool:
+    store, name = dist.distributed_c10d._get_default_store(), type(loop).__name__
+    torch.manual_seed(3)
+    model = loop.model().to(torch.float64)
+    ddp = DistributedDataParallel(model, **loop.ddp)
+    loop.prepare(ddp)
+    pace, optimizer = Pace(ddp, BATCH, **{"policy": "equal", **loop.pace}), optimizer_of(model)
+    meter = pace.turns._meter
+    stop = meter.stop
+
+    def telling(step: int, *more: Any) -> None:
+        stop(step, *more)
+        if rank == 0:
+            store.set(f"{name}{step}", "told")
+
+    meter.stop = telling  # type: ignore[method-assign]
+    for x, y, _ in pace.loader(Samples(BATCH * ROUNDS)):
+        loss = loop.loss(ddp, x, y)
+        if rank == 1 and pace.last:
+            store.wait([f"{name}{pace.rounds}"], SECONDS)
+        loop.backward(pace, loss)
+        pace.step(optimizer)
+    hooked = any(parameter._backward_hooks for parameter in model.parameters())
+    pace.detach()
+    return hooked
+
+
+def wrong_rounds(rank: int, ranks: int) -> list[str]:
+    """What is said where a later round runs ``loss.backward()`` by itself, and where it has no backward pass."""
+    return [_wrong_round(foreign) for foreign in (True, False)]
+
+
+def _wrong_round(foreign: bool) -> str:
+    model = fresh(torch.float64)
+    ddp = DistributedDataParallel(model)
+    pace, optimizer = Pace(ddp, BATCH, "equal"), optimizer_of(model)
+    try:
+        for x, y, _ in pace.loader(Samples(BATCH * ROUNDS)):
+            if pace.rounds < 2:
+                pace.backward(LOSS(ddp(x), y))
+            elif foreign:
+                LOSS(ddp(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)  # zeros are no gradients that somebody has computed
+    except PacelineError as error:
+        return str(error)
+    finally:
+        pace.detach()
+    return ""
