@@ -36,12 +36,13 @@ class Rows(torch.utils.data.Dataset):
         generator = torch.Generator().manual_seed(5)
         self.x = torch.randn(samples, WIDTH, generator=generator, dtype=torch.float64)
         self.y = self.x.sum(1, keepdim=True).sin()
+        self.tokens = torch.from_numpy(lengths(samples))
 
     def __len__(self) -> int:
         return len(self.x)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.x[index], self.y[index]
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.x[index], self.y[index], self.tokens[index]
 
 
 class Seldom(nn.Module):
@@ -75,23 +76,58 @@ def optimizers(model: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
     return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
 
 
-def alone(rounds: int, batch: int = BATCH, norm: bool = False) -> torch.Tensor:
+def lengths(samples: int) -> np.ndarray:
+    """What samples cost, and how many tokens they have."""
+    return np.random.default_rng(8).integers(1, 40, samples)
+
+
+def squares(model: nn.Module, x: torch.Tensor, y: torch.Tensor, tokens: torch.Tensor | None) -> Any:
+    """The loss of a batch: a mean over its samples, or over the tokens of each, which are returned with it."""
+    each = (model(x) - y).square()
+    if tokens is None:
+        return each.mean()
+    count = int(tokens.sum())
+    return (each.flatten() * tokens).sum() / max(count, 1), count
+
+
+def alone(
+    rounds: int, batch: int = BATCH, norm: bool = False, tokens: bool = False, samples: int = SAMPLES
+) -> torch.Tensor:
     """The parameters of one process after so many rounds, with the same samples in each."""
-    data, model = Rows(SAMPLES), network(norm=norm)
+    data, model = Rows(samples), network(norm=norm)
     optimizer, scheduler = optimizers(model)
     done, epoch = 0, 0
     while done < rounds:
-        order = np.random.default_rng((3, epoch)).permutation(SAMPLES)
-        for start in range(0, SAMPLES, batch):
+        order = np.random.default_rng((3, epoch)).permutation(samples)
+        for start in range(0, samples, batch):
             chosen = torch.from_numpy(order[start : start + batch])
             optimizer.zero_grad()
-            (model(data.x[chosen]) - data.y[chosen]).square().mean().backward()
+            of = data.tokens[chosen] if tokens else None
+            loss = squares(model, data.x[chosen], data.y[chosen], of)
+            (loss[0] if tokens else loss).backward()
             optimizer.step()
             scheduler.step()
             done += 1
             if done == rounds:
                 break
         epoch += 1
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def exactly(rounds: int, samples: int, cell: int) -> torch.Tensor:
+    """The parameters of one process that is not elastic after so many rounds, under ``deterministic=True``."""
+    torch.set_num_threads(1)
+    model = network()
+    optimizer, scheduler = optimizers(model)
+    with Pace(model, BATCH, "factoring", loop="round", deterministic=True, quantum=cell) as pace:
+        loader = pace.loader(Rows(samples), seed=3)
+        while pace.rounds < rounds:
+            for batch in loader:
+                pace.round(batch, lambda x, y, tokens: squares(model, x, y, None))
+                if pace.step(optimizer):
+                    scheduler.step()
+                    if pace.rounds >= rounds:
+                        break
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
@@ -118,7 +154,7 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
             orders.watch()
             orders.at("start")
         nap = options.get("nap", 0.0) * options.get("slow", [1] * where.places)[where.place]
-        norm = bool(options.get("norm"))
+        norm, by_cost = bool(options.get("norm")), "costs" in options
         model = network(where.ident, norm)  # all begin with what worker 0 has
         optimizer, scheduler = optimizers(model)
         pace = Pace(
@@ -128,6 +164,8 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
             elastic=True,
             loop="round",
             micro_batch=None if (fits := options.get("micro_batch")) is None else fits[where.place],
+            quantum=options.get("quantum", 1),
+            deterministic=bool(options.get("deterministic")),
             on_members=lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
             on_round=lambda done: say(
                 kind="round",
@@ -135,15 +173,16 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
                 at=time.time(),
                 loads=done.loads.tolist(),
                 shares=done.shares.tolist(),
+                pieces=0 if done.within is None else max(map(len, done.within.pieces)),
                 statistics=statistics(model),
             ),
         )
         signal.signal(signal.SIGTERM, lambda *_: pace.leave())
 
-        def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        def loss_of(x: torch.Tensor, y: torch.Tensor, tokens: torch.Tensor) -> Any:
             orders.at("piece")
-            time.sleep(nap * len(x))
-            return (model(x) - y).square().mean()
+            time.sleep(nap * (float(tokens.sum()) / 20 if by_cost else len(x)))
+            return squares(model, x, y, tokens if by_cost else None)
 
         def halfway(grad: torch.Tensor) -> None:
             if pace.rounds == options.get("oops") and pace.rank == 1 and not (out / "oops").exists():
@@ -153,7 +192,9 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
         list(model.parameters())[2].register_hook(halfway)
 
         with pace:
-            loader = pace.loader(Rows(SAMPLES), seed=3)
+            samples = options.get("samples", SAMPLES)
+            costs = {"cost": lengths(samples), **options["costs"]} if by_cost else {}
+            loader = pace.loader(Rows(samples), seed=3, **costs)
             pace.register(optimizer, scheduler)
             say(kind="joined", at=time.time(), rounds=pace.rounds, statistics=statistics(model))
             last = rounds

@@ -13,12 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.torch.elastic import buckets, group, handover, link, member
+from paceline.torch.claiming import claims
+from paceline.torch.elastic import buckets, group, handover, link, member, pool
 from paceline.torch.elastic.keeper import Keeper
 from support.elastic_jobs import Fault, Plan, Told
 
 # Instants of a usual round, of a change of members, and in the life of one that joins.
 ROUND = ("piece", "backward", "sums", "committed", "step")
+CLAIMS = ("claiming", "counted")  # where work moves within the round
 CHANGE = ("claim", "meeting", "met", "connecting", "connected", "entering")
 JOINER = ("start", "meeting", "met", "connecting", "connected", "handed over", "taken", "entering")
 KINDS = ("kill", "freeze", "thaw", "leave", "fail", "two", "joiner", "joiner freezes", "first", "stall")
@@ -75,6 +77,8 @@ class Orders:
         around(group.GlooGroup, "all_done", "sums")
         around(member.Member, "_over", None, "committed")
         around(member.Member, "_claim", "claim")
+        around(claims.Claims, "take", "claiming")
+        around(pool.Pool, "add", None, "counted")
         around(link.Link, "meet", "meeting", "met")
         around(group, "connect", "connecting", "connected")
         around(link.Link, "entered", "entering")
@@ -89,7 +93,15 @@ def write(path: Path, order: dict[str, Any]) -> None:
     part.rename(path)
 
 
-def phased(out: Path, many: int, *, seed: int = 0, kinds: tuple[str, ...] = KINDS, dead: float = 0.5) -> Plan:
+def phased(
+    out: Path,
+    many: int,
+    *,
+    seed: int = 0,
+    kinds: tuple[str, ...] = KINDS,
+    dead: float = 0.5,
+    phases: tuple[str, ...] = ROUND,
+) -> Plan:
     """The run ends some rounds after the last of ``many`` faults at named instants, chosen at random.
 
     One after the other, each when all members are there and have the model, and at least two of them are let alone:
@@ -143,7 +155,7 @@ def phased(out: Path, many: int, *, seed: int = 0, kinds: tuple[str, ...] = KIND
         state["kind"] = kind = chance.choice(kinds)
         state["until"], state["next"] = now + PATIENCE, now + 0.3
         who, other = (m.ident for m in chance.sample(there, 2))
-        phase, after = chance.choice(ROUND), chance.randrange(4)
+        phase, after = chance.choice(phases), chance.randrange(4)
         if kind in ("kill", "freeze", "thaw", "leave"):
             order(who, kind, phase, after)
         elif kind == "fail":
@@ -154,7 +166,7 @@ def phased(out: Path, many: int, *, seed: int = 0, kinds: tuple[str, ...] = KIND
             order(
                 other,
                 chance.choice(["kill", "freeze", "leave"]),
-                chance.choice(ROUND + CHANGE),
+                chance.choice(phases + CHANGE),
                 chance.randrange(2),
             )
             order(who, chance.choice(["kill", "kill", "leave"]), phase, after)

@@ -13,24 +13,27 @@ import pytest
 import torch
 
 from paceline.errors import PacelineError, WorkerError
+from paceline.samples import CostModel, SampleCosts
 from paceline.torch import Pace
 from paceline.torch.elastic import buckets, meter, note, orphans
 from paceline.torch.elastic.buckets import Buckets
 from paceline.torch.elastic.keeper import Keeper
 from support import elastic_jobs
-from support.elastic_jobs import FOR_EVER, Told, alone, faults, hit, run
+from support.elastic_jobs import FOR_EVER, Told, alone, exactly, faults, hit, run
 from support.elastic_phases import phased, write
 
 pytestmark = pytest.mark.xdist_group("elastic")
 
 
-def check(told: Told, rounds: int | None = None) -> None:
-    """Every round was run once, with the whole batch, and the parameters are those of one process."""
+def check(told: Told, rounds: int | None = None, whole: bool = True, **options: Any) -> None:
+    """Every round was run once, with the whole batch, and the parameters are those of one process.
+
+    whole: no round is short. options: for that process."""
     assert not told.of("crash"), told.of("crash")[0][1]["trace"]
     ends = told.of("end")
     assert ends, "nobody has come to the end"
     rounds = rounds or ends[0][1]["rounds"]
-    expected = alone(rounds)
+    expected = alone(rounds, **options)
     for _, end in ends:
         assert end["rounds"] == rounds
         found = torch.tensor(end["parameters"], dtype=torch.float64)
@@ -40,7 +43,7 @@ def check(told: Told, rounds: int | None = None) -> None:
         both = [line["loads"], line["shares"]]
         assert by_step.setdefault(line["step"], both) == both  # all make the same plans
     assert sorted(by_step) == list(range(rounds))
-    assert all(sum(loads) == elastic_jobs.BATCH for loads, _ in by_step.values())
+    assert all(sum(loads) == elastic_jobs.BATCH for loads, _ in by_step.values()) or not whole
 
 
 def test_nothing_happens(tmp_path: Path) -> None:
@@ -73,6 +76,68 @@ def test_faults_at_named_instants(tmp_path: Path) -> None:
     told = run(tmp_path, 4, FOR_EVER, plan, restarts=1000, nap=1e-4, phases=True)
     check(told)
     assert len(told.faults) >= 16
+
+
+MOVING = ("kill", "kill", "leave", "fail", "two", "joiner")
+CLAIMED = ("piece", "backward", "sums", "committed", "claiming", "counted")
+
+
+def most_pieces(told: Told) -> int:
+    """Of a rank in a round."""
+    return max(line["pieces"] for _, line in told.of("round"))
+
+
+def test_work_moves_within_rounds(tmp_path: Path) -> None:
+    """What a lost rank has claimed and not run, or run and not summed, is run by the others."""
+    plan = phased(tmp_path, 10, seed=2, kinds=MOVING, phases=CLAIMED)
+    told = run(
+        tmp_path,
+        4,
+        FOR_EVER,
+        plan,
+        restarts=1000,
+        nap=1e-4,
+        phases=True,
+        policy="factoring",
+        slow=[1, 3, 1, 1],
+    )
+    check(told)
+    assert len(told.faults) >= 10
+    assert most_pieces(told) > 3
+
+
+def test_the_same_bits_whoever_is_lost(tmp_path: Path) -> None:
+    """Those of one process that is not elastic, also where ranks are lost in the middle of a round."""
+    plan = phased(tmp_path, 5, seed=3, kinds=MOVING, phases=tuple(p for p in CLAIMED if p != "backward"))
+    exact: dict[str, Any] = {"policy": "factoring", "deterministic": True, "quantum": 4, "samples": 1210}
+    told = run(tmp_path, 3, FOR_EVER, plan, restarts=1000, nap=1e-4, phases=True, slow=[1, 3, 1], **exact)
+    check(told, whole=False, samples=1210)
+    assert len(told.faults) >= 5
+    assert most_pieces(told) > 4
+    ends = [end for _, end in told.of("end")]
+    for end in ends:
+        assert end["parameters"] == exactly(ends[0]["rounds"], 1210, 4).tolist()
+
+
+@pytest.mark.parametrize(("policy", "padded"), [("auto", False), ("level", True)])
+def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool) -> None:
+    """A lost rank's are run by the others in parts of equal cost; the loss is a mean over their tokens."""
+    phases = CLAIMED if policy == "auto" else CLAIMED[:4]
+    plan = phased(tmp_path, 6, seed=5, kinds=MOVING, phases=phases)
+    told = run(
+        tmp_path,
+        3,
+        FOR_EVER,
+        plan,
+        restarts=1000,
+        nap=1e-4,
+        phases=True,
+        policy=policy,
+        slow=[1, 3, 1],
+        costs={"padded": padded, "micro_batch_cost": 160.0},
+    )
+    check(told, tokens=True)
+    assert len(told.faults) >= 6
 
 
 def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
@@ -149,7 +214,7 @@ def test_all_are_lost_at_once(tmp_path: Path) -> None:
 
 
 def options(**changed: Any) -> dict[str, Any]:
-    return {"loop": "round", "weigh": "loss", "deterministic": False, "turns": None, "record": None} | changed
+    return {"loop": "round", "weigh": "loss", "turns": None, "record": None} | changed
 
 
 @pytest.mark.parametrize(
@@ -157,7 +222,6 @@ def options(**changed: Any) -> dict[str, Any]:
     [
         ({"loop": "whole"}, "use loop='round'"),
         ({"weigh": "hook"}, "weigh='hook' leaves the sum to DDP"),
-        ({"deterministic": True}, "fixes who is there"),
         ({"turns": 2}, "turns=2"),
         ({"record": "runs/one"}, "would end with the rank that writes it"),
     ],
@@ -237,6 +301,29 @@ def test_a_gradient_stays_what_it_was(to_none: bool, tells: bool, monkeypatch: p
             kept.append((row, row.clone()))
     assert all(one.equal(was) for one, was in kept)
     held.close()
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_parts_of_equal_cost(padded: bool) -> None:
+    """Every sample once, within the limits of a micro-batch; two parts for each member, as equal as samples allow."""
+    chance = np.random.default_rng(6)
+    for _ in range(200):
+        model = SampleCosts(chance.uniform(1, 40, 50)).model(0.3, padded=padded)
+        sizes, members, floor = chance.integers(4, 40, 3).tolist(), int(chance.integers(1, 6)), 2
+        spans = [(start, size) for start, size in zip((0, 60, 200), sizes, strict=True)]
+        lengths = [chance.uniform(1, 40, size) for size in sizes]
+        most, budget = int(chance.integers(3, 30)), float(chance.choice([120.0, np.inf]))
+        cut = orphans.parts_by_cost(spans, lengths, model, members, most, budget, floor)
+        assert [i for a, n in cut for i in range(a, a + n)] == [i for a, n in spans for i in range(a, a + n)]
+        assert all(floor <= n <= most for _, n in cut)
+        for start, n in cut:
+            span = max(s for s, _ in spans if s <= start)
+            own = lengths[[s for s, _ in spans].index(span)][start - span :][:n]
+            assert (n * own.max() if padded else own.sum()) <= budget
+    even = orphans.parts_by_cost([(0, 60)], [np.repeat([1.0, 5.0], 30)], CostModel(1.0), 3, 60, np.inf)
+    costs = [sum(1 if at < 30 else 5 for at in range(start, start + size)) for start, size in even]
+    assert len(even) == 6
+    assert max(costs) - min(costs) <= 5
 
 
 def test_parts_that_a_model_can_take() -> None:

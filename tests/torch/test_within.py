@@ -21,7 +21,7 @@ from paceline.torch import Pace
 from paceline.torch.claiming.claims import Claims
 from paceline.torch.claiming.counter import SPEED_UNITS, LocalCounter, StoreCounter
 from paceline.torch.gradients.same_bits import ExactSum
-from paceline.torch.plan import Division, Piece, RoundPlan
+from paceline.torch.plan import Division, Piece, RoundPlan, divide
 from support.ranks import run_ranks
 from support.torch_jobs import (
     Samples,
@@ -253,6 +253,17 @@ def test_three_numbers_travel_in_one(additions: list[tuple[int, int, int]]) -> N
     counter._store, counter._rank, counter._newest = store, 1, -1
     for samples, told, speed in additions:
         assert counter.add(7, samples, told, speed) == alone.add(7, samples, told, speed)
+
+
+def test_a_short_round_on_few_ranks_has_room_for_its_last_cell() -> None:
+    """Of 10 samples in cells of 4, one rank runs 8 as planned, and claims the other 2."""
+    half, one = np.array(0.5), np.ones(1)
+    piece_plan, most = PiecePlan(half, half, half, least=one, speeds=one), np.array([48])
+    division = divide(piece_plan, np.array([10]), 0, most, most, unit=4, cell=4)
+    assert division is not None
+    assert (division.pool, division.batch) == (10 - int(division.first[0] + division.kept[0]), 10)
+    with pytest.raises(PacelineError, match="no room for whole cells"):
+        divide(piece_plan, np.array([10]), 0, np.array([7]), most, unit=4, cell=4)
 
 
 def test_a_rank_that_has_no_room_for_a_claim_tells_its_speed_all_the_same() -> None:

@@ -71,7 +71,7 @@ def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
     ("changed", "words"),
     [
         ({"weigh": "hook"}, "the hook leaves the sum to DDP"),
-        ({"policy": "factoring"}, "moves work within them"),
+        ({"policy": "level:forecast=narx"}, "trains beside the rounds"),
         ({"dead_after": 0.0}, "--dead-after of at least 0.2"),
         ({"max_restarts": -1}, "max-restarts=-1"),
     ],

@@ -174,9 +174,7 @@ def check_pieces(
         )
 
 
-def check_elastic(
-    *, loop: str, weigh: str, deterministic: bool, turns: int | None, record: Any, sinks: Sequence[str]
-) -> None:
+def check_elastic(*, loop: str, weigh: str, turns: int | None, record: Any, sinks: Sequence[str]) -> None:
     """Raises PacelineError for what does not go together with ranks that may be lost or join."""
     wrong = (
         "a round whose rank is lost takes more turns than one on the others; use loop='round' and "
@@ -184,8 +182,6 @@ def check_elastic(
         if loop == "whole"
         else "weigh='hook' leaves the sum to DDP, which ends with a lost rank; use weigh='loss'"
         if weigh == "hook"
-        else "deterministic=True fixes who is there; leave one of them out"
-        if deterministic
         else f"turns={turns} fixes what the loss of a rank changes; leave it out"
         if turns is not None
         else "record= would end with the rank that writes it; take the rounds from on_round, or use "
@@ -199,13 +195,12 @@ def check_elastic(
         raise PacelineError(f"elastic=True: {wrong}")
 
 
-def check_planned(policy: str, moves_work: bool, trains: bool) -> None:
-    """Raises PacelineError for a policy that cannot plan for ranks that may be lost or join."""
-    if moves_work or trains:
-        how = "moves work within the round" if moves_work else "decides beside the training"
+def check_joins(policy: str, trains: bool) -> None:
+    """Raises PacelineError for a policy of which a rank that joins cannot be handed over what it knows."""
+    if trains:
         raise PacelineError(
-            f"elastic=True: policy {policy} {how}, which a rank that joins cannot take part in yet; use level or "
-            "another that plans whole rounds"
+            f"elastic=True: policy {policy} decides beside the training, which a rank that joins cannot take part "
+            "in yet; use auto, level or another that does not train"
         )
 
 

@@ -152,9 +152,7 @@ class Pace:
         sinks = asked(report_to, metrics_port)
         link: Link | None = None
         if elastic:
-            allowed.check_elastic(
-                loop=loop, weigh=weigh, deterministic=deterministic, turns=turns, record=record, sinks=sinks
-            )
+            allowed.check_elastic(loop=loop, weigh=weigh, turns=turns, record=record, sinks=sinks)
             self._parallel: Parallel = unparalleled(model)
             link = company()
         self.rank, self.ranks = peers.rank(), peers.ranks()
@@ -255,13 +253,14 @@ class Pace:
         lags = peers.agree(facts, draws_ahead(options))
         dealer = None
         if cost is not None:
-            self._indexed_alone("pace.loader(cost=...)")
             collate = options.get("collate_fn") or default_collate
             dealer = agreed_dealer(self.terms, dataset, collate, cost, padded, micro_batch_cost, self.rounds)
         elif padded is not None or micro_batch_cost is not None:
             raise PacelineError("padded= and micro_batch_cost= say how cost= counts; expected cost=, too")
         if isinstance(self.turns, ElasticTurns):
-            loader: BalancedLoader = ElasticLoader(self.turns, dataset, order, number, drop_last, options)
+            loader: BalancedLoader = ElasticLoader(
+                self.turns, dataset, order, number, drop_last, options, dealer
+            )
             self.turns.drawn_ahead()
         else:
             loader = BalancedLoader(self.turns, dataset, order, number, drop_last, options, dealer)

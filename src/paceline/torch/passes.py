@@ -56,7 +56,7 @@ class Passes:
             device,
             parallel,
             by_hook=self._by_hook,
-            exact=bool(terms.cell),
+            exact=bool(terms.cell) and not parallel.counts,  # which sums without rounding by itself
             counted=meter.counted_by_all,
         )
         self._hooks: list[Any] = []

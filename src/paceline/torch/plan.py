@@ -131,7 +131,8 @@ def divide(
     else:
         first, kept = rule.divide(piece_plan, loads, unit, largest)
     own = first + kept
-    room = np.maximum(np.minimum(most, loads.sum()) - own, 0) // unit * unit
+    whole = -(-loads.sum() // unit) * unit  # the last piece of a short round may be smaller than the others
+    room = np.maximum(np.minimum(most, whole) - own, 0) // unit * unit
     pool = int((loads - own).sum())
     if cell and room.sum() < pool:
         raise PacelineError(

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline import policies
 from paceline.balance import factoring
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Cluster, Indices
+from paceline.rounds import Cluster, Indices, PiecePlan
 from paceline.torch import options, peers, plan
 from paceline.torch.gradients import same_bits
 from paceline.torch.options import Limits, has_batch_norm, least_and_most
@@ -44,13 +45,25 @@ class Terms:
     loop: str  # how the training loop takes a round
     weigh: str  # what weighs the gradients: "loss" or "hook"
 
-    def divided(self, step: int, loads: Indices, start: int) -> RoundPlan:
-        """Round ``step`` of these ``loads``, whose samples begin at ``start``, with what of it is claimed."""
-        piece_plan = self.balancer.piece_plan(step) if self.moves_work else None
+    def divided(
+        self, step: int, loads: Indices, start: int, present: NDArray[np.bool_] | None = None
+    ) -> RoundPlan:
+        """Round ``step`` of these ``loads``, whose samples begin at ``start``, with what of it is claimed.
+
+        present: who takes part, (n,); by default all."""
+        piece_plan = self.piece_plan(step, present)
         division = None
         if piece_plan is not None:
-            division = plan.divide(piece_plan, loads, start, self.most, self.largest, self.unit, self.cell)
+            most = self.most if present is None else np.where(present, self.most, 0)
+            division = plan.divide(piece_plan, loads, start, most, self.largest, self.unit, self.cell)
         return RoundPlan(step, loads, int(loads.sum()), division)
+
+    def piece_plan(self, step: int, present: NDArray[np.bool_] | None = None) -> PiecePlan | None:
+        """How round ``step`` is run in pieces by those ``present``, (n,); None where it is run as planned."""
+        found = self.balancer.piece_plan(step) if self.moves_work else None
+        if found is None or present is None:
+            return found
+        return found._replace(speeds=np.where(present, found.speeds, 0.0))
 
     def turns(self, loads: Indices) -> int | None:
         """In how many turns every rank runs a round of these loads; None where that is a rank's own affair."""
@@ -99,7 +112,7 @@ def agree(
     cluster = Cluster(ranks, global_batch, np.array(least, float), np.array(most, float), peers.machines())
     chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
     name = policy if isinstance(policy, str) else type(chosen).__name__
-    whole = fixed is not None or in_step or norms or elastic or (fill and weigh == "hook")
+    whole = fixed is not None or in_step or norms or (fill and weigh == "hook")
     if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not deterministic:
         # Pieces can't be, gain nothing, or leave batch norm only few samples.
         plans: Any = chosen.planner()
@@ -122,7 +135,7 @@ def agree(
     moves_work, fills = balancer.piece_plan(0) is not None, fill or norms
     options.check_pieces(name, moves_work, loop=loop, turns=turns, in_step=in_step, fills=fills, weigh=weigh)
     if elastic:
-        options.check_planned(name, moves_work, balancer.policy.trains)
+        options.check_joins(name, balancer.policy.trains)
     unit, cell = quantum if quantum >= floor else floor, 0
     if deterministic:
         unit = cell = quantum if quantum > 1 else max(1, global_batch // CELLS)

@@ -16,6 +16,7 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
 from paceline.torch.claiming.claims import Claims
+from paceline.torch.claiming.counter import Counter
 from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
 from paceline.torch.host import Host
@@ -83,8 +84,7 @@ class Turns:
         self.rank, self.ranks = peers.rank(), peers.ranks()
         parameters = [p for p in model.parameters() if p.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
-        most, largest = int(terms.most[self.rank]), None if terms.cell else terms.micro_batch
-        self._claims = Claims(device, terms.unit, largest, most, terms.cell) if terms.moves_work else None
+        self._claims = self._claiming(device) if terms.moves_work else None
         self._meter = self._measuring(device, parallel)
         self.passes = Passes(parameters, device, parallel, terms, self._meter, self._halfway, self._ready)
         self._gradients = self.passes.gradients
@@ -176,8 +176,8 @@ class Turns:
         self._check_turn(running)
         if self.last:
             self._end_round()
-        elif self.in_round and self._claims is not None:
-            self._claims.done(self.passes.piece)
+        elif self.in_round:
+            self._piece_over(self.passes.piece)
 
     def close_epoch(self) -> None:
         """Every sample of the epoch has been used."""
@@ -286,6 +286,17 @@ class Turns:
     def _measuring(self, device: torch.device, parallel: Parallel) -> Meter:
         """What measures this rank's rounds, and tells the others. Collective."""
         return Meter(device, self.terms.balancer.needs_readings, self.terms.moves_work, parallel.waited)
+
+    def _claiming(self, device: torch.device, shared: Counter | None = None) -> Claims:
+        """This rank's part in rounds whose work moves. Collective, but with a counter that is there already."""
+        terms = self.terms
+        most, largest = int(terms.most[self.rank]), None if terms.cell else terms.micro_batch
+        return Claims(device, terms.unit, largest, most, terms.cell, shared)
+
+    def _piece_over(self, piece: Piece) -> None:
+        """The turn of a piece is over, which is not the round's last on this rank."""
+        if self._claims is not None:
+            self._claims.done(piece)
 
     def _open(self, source: Source) -> object:
         """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one. Returns what tells

@@ -152,14 +152,14 @@ class TrainConfig:
 
     def _check_elastic(self) -> None:
         policy = policies.create(self.policy, Cluster(self.workers, self.global_batch))
-        moves = Balancer(policy).piece_plan(0) is not None and self.policy.partition(":")[0] != "auto"
         wrong = (
             "is for --engine torch; with ray, lost workers are started again anyway"
             if self.engine != "torch"
             else "needs --weigh loss: the hook leaves the sum to DDP, which ends with a lost worker"
             if self.weigh != "loss"
-            else f"plans whole rounds, and {self.policy} moves work within them; choose auto, level or another"
-            if moves or policy.trains
+            else f"hands over what a policy knows, and {self.policy} trains beside the rounds; choose auto, level or "
+            "another"
+            if policy.trains
             else f"expects --dead-after of at least 0.2, and {self.dead_after:g} s was given"
             if not self.dead_after >= 0.2
             else ""

@@ -21,7 +21,7 @@ import torch
 from paceline.errors import WorkerError
 from paceline.pieces.rule import claim, portion
 from paceline.torch import peers
-from paceline.torch.claiming.counter import MOST_SPEED, SPEED_UNITS, counter
+from paceline.torch.claiming.counter import MOST_SPEED, SPEED_UNITS, Counter, counter
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.measuring import piece_reports
 from paceline.torch.plan import Claim, Division, Piece, claimed
@@ -53,7 +53,8 @@ class Claims:
     """This rank's part in the rounds that are run in pieces.
 
     unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: that
-    this rank may take in a round. cell: samples of every turn, 0 where turns differ.
+    this rank may take in a round. cell: samples of every turn, 0 where turns differ. shared: counts what is claimed;
+    by default what suits the process group. workers: how many ranks take part, which may change from round to round.
 
     How much a piece holds is counted in samples, or by their cost where samples cost differently (``Piece.amount``).
     For each round: ``open``; for each piece ``begin``, ``halfway`` and ``done``; ``take`` between two of them;
@@ -61,10 +62,16 @@ class Claims:
     """
 
     def __init__(
-        self, device: torch.device, unit: int, largest: int | None, most: int, cell: int = 0
+        self,
+        device: torch.device,
+        unit: int,
+        largest: int | None,
+        most: int,
+        cell: int = 0,
+        shared: Counter | None = None,
     ) -> None:
-        self._counter = counter()
-        self._rank, self._ranks = peers.rank(), peers.ranks()
+        self._counter = counter() if shared is None else shared
+        self._rank, self.workers = peers.rank(), peers.ranks()
         self._device, self._unit, self._most = device, unit, most
         self._largest, self._cell = most if largest is None else largest, cell
         self._asker = Calls("claims")
@@ -144,9 +151,9 @@ class Claims:
             taken = self._answer.result(self._timeout)
         except TimeoutError:
             raise WorkerError(
-                f"rank 0, where work is claimed, has not answered rank {self._rank} for {self._timeout:.0f} s, as "
-                "long as the process group waits; it may be stopped or cut off: end the run and go on from the last "
-                "checkpoint"
+                f"{self._counter.keeper}, where work is claimed, has not answered rank {self._rank} for "
+                f"{self._timeout:.0f} s, as long as the process group waits; it may be stopped or cut off: end the "
+                "run and go on from the last checkpoint"
             ) from None
         self._answer = None
         self.waited(time.perf_counter() - began)
@@ -156,8 +163,17 @@ class Claims:
         """The next piece's beginning was held up."""
         self._waited += seconds
 
-    def report(self) -> list[float]:
-        """What the other ranks should know of the round's pieces: the numbers of a ``piece_reports.ROW``."""
+    def report(self, as_one: bool = False) -> list[float]:
+        """What the other ranks should know of the round's pieces: the numbers of a ``piece_reports.ROW``.
+
+        as_one: tell of one piece, where the round did not go as rounds do, and its pieces say nothing of the next."""
+        if as_one:
+            sizes, seconds, amounts = (
+                [sum(self._sizes)],
+                [sum(self._seconds) - sum(self._waits)],
+                [sum(self._amounts)],
+            )
+            return piece_reports.report(sizes, seconds, self._cost, amounts, self._parts.tolist())
         pure = [seconds - wait for seconds, wait in zip(self._seconds, self._waits, strict=True)]
         self._cost = piece_reports.cost(self._amounts, pure, self._cost)
         claimed = self._waits[1:-1]  # neither the first nor the last piece is claimed
@@ -232,7 +248,7 @@ class Claims:
         told, before = 0, self._told or 0
         if measured and known:
             told = int(self._told is None)
-            fastest = min(FASTEST, (MOST_SPEED - 1) / self._ranks)
+            fastest = min(FASTEST, (MOST_SPEED - 1) / self.workers)
             self._told = round(min((speed - expected) / together, fastest) * SPEED_UNITS)
         count = self._counter.add(self._opened, told=told, speed=(self._told or 0) - before)
         left = division.pool - count.samples
@@ -240,13 +256,13 @@ class Claims:
             return None
         reserved = division.kept if division.reserved is None else division.reserved
         known_now: dict[str, Any] = {
-            "told": count.told == self._ranks,
+            "told": count.told == self.workers,
             "left": left if costs is None else costs.left(count.samples),
             "batch": division.batch if costs is None else division.whole,
             "held": held + reserved[rank],
             "speed": speed,
             "together": together * max(1.0 + count.speed / SPEED_UNITS, 1e-6),
-            "workers": self._ranks,
+            "workers": self.workers,
         }
         if costs is None:
             wanted = int(claim(piece_plan, rank, most=room, unit=self._unit, **known_now))

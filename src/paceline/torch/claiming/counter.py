@@ -28,8 +28,21 @@ class Count(NamedTuple):
     speed: int
 
 
+def packed(samples: int, told: int, speed: int) -> int:
+    """Three numbers in one."""
+    return samples + (told << SAMPLES) + (speed << SAMPLES + RANKS)
+
+
+def count_of(after: int, samples: int) -> Count:
+    """What the number says once ``samples`` were added to it."""
+    claimed, others = after & ((1 << SAMPLES) - 1), after >> SAMPLES
+    return Count(claimed - samples, others & ((1 << RANKS) - 1), others >> RANKS)
+
+
 class Counter(Protocol):
-    """Adds to numbers that all ranks share."""
+    """Adds to numbers that all ranks share. keeper: who holds them, for the message where nobody answers."""
+
+    keeper: str
 
     def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
         """Add to the counts of this round; the numbers of rounds never fall."""
@@ -40,6 +53,8 @@ class Counter(Protocol):
 
 class LocalCounter:
     """One process: nobody to share with."""
+
+    keeper = "this process"
 
     def __init__(self) -> None:
         self._step, self._count = -1, Count(0, 0, 0)
@@ -60,6 +75,8 @@ class StoreCounter:
     ``add`` hangs for as long as rank 0 is stopped.
     """
 
+    keeper = "rank 0"
+
     def __init__(self) -> None:
         self._rank = peers.rank()
         self._store: dist.TCPStore | None = peers.own_store(CONNECT_SECONDS)
@@ -72,14 +89,13 @@ class StoreCounter:
             if self._rank == 0:  # everybody has left that round: its gradients have been reduced
                 self._store.delete_key(str(step - 2))
         try:
-            after = self._store.add(str(step), samples + (told << SAMPLES) + (speed << SAMPLES + RANKS))
+            after = self._store.add(str(step), packed(samples, told, speed))
         except dist.DistError as error:
             raise WorkerError(
                 f"rank {self._rank} got no answer from rank 0, where work is claimed; rank 0 has left the run, look "
                 "there for the reason"
             ) from error
-        claimed, others = after & ((1 << SAMPLES) - 1), after >> SAMPLES
-        return Count(claimed - samples, others & ((1 << RANKS) - 1), others >> RANKS)
+        return count_of(after, samples)
 
     def close(self) -> None:
         self._store = None

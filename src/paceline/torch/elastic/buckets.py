@@ -81,6 +81,9 @@ class Buckets:
         for bucket in self._buckets:
             bucket.waits = len(bucket.parameters)
 
+    def add(self) -> None:
+        """A backward pass is through; its gradients stay where they are."""
+
     def finish(self, sum: Callable[[torch.Tensor], Any]) -> list[Any]:
         """No more gradients will come: start what has not been started. What to wait for."""
         if self._sum is None:

@@ -182,11 +182,11 @@ class Link:
 
     def arrive(self, key: str) -> None:
         """One more worker is at this point; once for each."""
-        self._call("add", key, 1)
+        self.add(key, 1)
 
     def arrived(self, key: str) -> int:
         """How many are."""
-        return int(self._call("add", key, 0))
+        return self.add(key, 0)
 
     def post(self, key: str) -> None:
         """Tell all something that all can see."""
@@ -196,9 +196,17 @@ class Link:
         """Whether somebody has told it."""
         return bool(self._call("check", [key]))
 
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number that all share; what it comes to."""
+        return int(self._call("add", key, amount))
+
+    def forget(self, key: str) -> None:
+        """Nobody asks for this key any more."""
+        self._call("delete_key", key)
+
     def claim(self, key: str) -> int:
         """How many have asked for this key before."""
-        return int(self._call("add", f"claim/{key}", 1)) - 1
+        return self.add(f"claim/{key}", 1) - 1
 
     # -- within ---------------------------------------------------------------------------------------------------
 

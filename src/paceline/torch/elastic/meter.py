@@ -8,18 +8,27 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from paceline.torch.claiming.claims import Claims
 from paceline.torch.measuring import exchange, measure
 from paceline.torch.measuring.exchange import Rows
-from paceline.torch.measuring.meter import FIELDS, Meter, summed
+from paceline.torch.measuring.meter import FIELDS, ROW_WITH_PIECES, Meter, summed
+from paceline.torch.plan import Piece
 
-ROW = np.dtype([*FIELDS, ("samples", "f8")])  # samples: that the rank ran
+# samples: that the rank ran; parts: what they add up to, see ``Deal.parts``, where samples cost differently
+ROW = np.dtype([*FIELDS, ("samples", "f8"), ("parts", "f8", (3,))])
 
 
 class ElasticMeter(Meter):
-    """For each round ``start``, then ``add_loss`` and ``add_count`` for each piece, ``row`` as often as the gradients
-    are to be summed, and ``complete`` when they are."""
+    """For each round ``start``, then ``add_loss``, ``add_count`` and ``ran`` for each piece, ``row`` as often as the
+    gradients are to be summed, and ``complete`` when they are.
 
-    def __init__(self, readings: bool) -> None:
+    pieces: work may move within rounds, and ``claims`` is set, this rank's part in that.
+    """
+
+    def __init__(self, readings: bool, pieces: bool) -> None:
+        self.claims: Claims | None = None
+        self._row = ROW_WITH_PIECES if pieces else ROW
+        self._samples, self._parts = 0, np.zeros(3)
         self.lost = exchange.nobody
         self._readings = measure.Readings() if readings else None
         self._exchange = self  # type: ignore[assignment]  # what is told needs no way of its own
@@ -35,6 +44,11 @@ class ElasticMeter(Meter):
         return 0
 
     @property
+    def dtype(self) -> np.dtype[np.void]:
+        """Of a row."""
+        return self._row
+
+    @property
     def counted(self) -> float | None:
         """What this rank's losses of the round are means over, where that is not the samples."""
         return self._count
@@ -42,6 +56,7 @@ class ElasticMeter(Meter):
     def start(self, step: int, carry: float) -> None:
         self._running, self._carried, self._waited_for = step, carry, 0.0
         self._told, self._count = [], None
+        self._samples, self._parts = 0, np.zeros(3)
         self._began = time.perf_counter()
 
     def add_loss(self, step: int, loss: torch.Tensor, factor: float = 1.0) -> None:
@@ -50,16 +65,28 @@ class ElasticMeter(Meter):
     def add_count(self, step: int, count: float) -> None:
         self._count = (self._count or 0.0) + count
 
+    def ran(self, piece: Piece) -> None:
+        """This rank has run a piece of the round."""
+        if self.claims is not None:
+            self.claims.done(piece, last=True)
+        self._samples += piece.samples
+        if piece.parts is not None and piece.samples:
+            self._parts = self._parts + piece.parts
+
     def waited(self, seconds: float) -> None:
         """So much of the round was spent waiting for other ranks."""
         self._waited_for += seconds
+        if self.claims is not None:
+            self.claims.waited(seconds)
 
-    def row(self, digest: int, samples: int) -> Rows:
-        """What this rank tells of the running round, of which it ran so many samples; shape ()."""
-        row = np.full((), np.nan, ROW)
+    def row(self, digest: int, mended: bool) -> Rows:
+        """What this rank tells of the running round, which is mended or not; shape ()."""
+        claims = self.claims
+        numbers = [self._samples, *self._parts.tolist()] if claims is None else claims.report(as_one=mended)
+        row = np.array([np.nan] * len(FIELDS) + numbers).view(self._row).reshape(())
         row["digest"], row["step"], row["overhead"] = digest, self._running, self._carried
         row["seconds"] = time.perf_counter() - self._began - self._waited_for + self._carried
-        row["told"], row["samples"] = bool(self._told), samples
+        row["told"] = bool(self._told)
         row["count"] = np.nan if self._count is None else self._count
         if self._told:
             row["loss"] = summed(self._told)
@@ -72,10 +99,14 @@ class ElasticMeter(Meter):
         one = rows[int(np.argmax(present))]
         for name, value in (("seconds", np.nan), ("loss", 0.0), ("overhead", 0.0), ("told", 0.0)):
             rows[name][~present] = value
-        for name in ("count", "cpu", "memory"):
+        for name in ("cpu", "memory"):
             rows[name][~present] = np.nan
+        rows["count"][~present] = np.nan if np.isnan(one["count"]) else 0.0
         for name in ("step", "digest"):
             rows[name][~present] = one[name]
+        if self._row is ROW_WITH_PIECES:
+            cost = rows["pieces"]["cost"]
+            cost[~present] = cost[present].mean()
         self._rows, self._newest = {step: rows}, None
         self._sequence = self._sent = step
 

@@ -46,7 +46,7 @@ def write(
     """One member's part of the sum. first: of the round's samples. row: its measurements, shape ()."""
     each = [_sums(start - first, size) for start, size in ran]
     sums = [sum(numbers) % WHOLE for numbers in zip((0, 0, 0), *each, strict=True)]
-    width = len(row.dtype.descr)
+    width = row.dtype.itemsize // 8
     mask, rows = np.zeros(places), np.zeros((places, width))
     mask[place], rows[place] = 1.0, np.frombuffer(row.tobytes())
     head = np.array([switch, *sums, counted or 0.0, counted is not None], float)
@@ -72,7 +72,7 @@ def read(total: NDArray[np.float64], places: int, dtype: np.dtype[np.void], size
             f"round {step}: some ranks gave pace.backward() a count, others none; expected it on all or none"
         )
     mask, rest = total[HEAD : HEAD + places], total[HEAD + places :]
-    width = len(dtype.descr)
+    width = dtype.itemsize // 8
     rows = np.frombuffer(rest[: places * width].tobytes(), dtype).copy()
     return Note(bool(switch), float(counted) if given else None, mask > 0, rest[places * width :] > 0, rows)
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from paceline.rounds import Array
+from paceline.samples.cost import CostModel
+from paceline.samples.deal import at_least
 
 Span = tuple[int, int]  # first sample of the epoch's order, and how many
 
@@ -16,6 +22,39 @@ def missing(ran: Iterable[Span], first: int, size: int) -> list[Span]:
         at = max(at, start + count)
     if at < end:
         found.append((at, end - at))
+    return found
+
+
+def parts_by_cost(
+    spans: Iterable[Span],
+    lengths: Sequence[Array],
+    model: CostModel,
+    members: int,
+    most: int,
+    budget: float,
+    floor: int = 1,
+) -> list[Span]:
+    """As ``parts``, about two of equal cost for each member, where samples cost differently.
+
+    lengths: of the samples of each span. budget: length of a part at most, as ``samples.Room.budget``."""
+    found = []
+    costs = [model.of(each) for each in lengths]
+    aim = sum(float(each.sum()) for each in costs) / (2 * members)
+    for (start, _), each, cost in zip(spans, lengths, costs, strict=True):
+        sizes: list[int] = []
+        size, longest, tokens, dearest, together = 0, 0.0, 0.0, 0.0, 0.0
+        for length, own in zip(each.tolist(), cost.tolist(), strict=True):
+            longest, dearest = max(longest, length), max(dearest, own)
+            tokens, together = tokens + length, together + own
+            if model.padded:
+                tokens, together = (size + 1) * longest, (size + 1) * dearest
+            if size and (size >= most or tokens > budget or together > aim + own / 2):
+                sizes.append(size)
+                size, longest, tokens, dearest, together = 0, length, length, own, own
+            size += 1
+        for part in at_least(np.array([*sizes, size], np.int64), floor).tolist():
+            found.append((start, part))
+            start += part
     return found
 
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
+from paceline.torch.claiming.claims import Claims
+from paceline.torch.claiming.counter import Counter
+from paceline.torch.elastic.buckets import Buckets
+from paceline.torch.elastic.exact import ExactBuckets
 from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.member import Member, Mended
+from paceline.torch.elastic.member import Member, Mended, Turn
 from paceline.torch.elastic.meter import ElasticMeter
 from paceline.torch.elastic.orphans import Span
 from paceline.torch.elastic.parallel import Elastic
+from paceline.torch.elastic.pool import Pool
+from paceline.torch.elastic.running import Missing
 from paceline.torch.gradients.parallel import Alone
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
@@ -25,8 +34,16 @@ from paceline.torch.turns import Source, Turns
 class Indexed(Source, Protocol):
     """A source that can give any samples of its epoch."""
 
+    def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_]) -> RoundPlan:
+        """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on; among: places, (places,)."""
+        ...
+
     def pieces(self, plan: RoundPlan) -> Iterator[Piece]:
         """This rank's turns of a round as planned."""
+        ...
+
+    def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Turn]:
+        """What is missing of a round whose samples begin at ``first``, as turns: the same on all members."""
         ...
 
     def load(self, span: Span | None) -> Any:
@@ -47,12 +64,14 @@ class ElasticTurns(Turns):
         link: Link,
         told: Callable[[Mended], None],
     ) -> None:
-        self._carried = ElasticMeter(terms.balancer.needs_readings)
+        self._carried, self._pool = ElasticMeter(terms.balancer.needs_readings, terms.moves_work), Pool(link)
         super().__init__(model, parallel, terms, listeners, on_nan)
+        self._carried.claims = self._claims
         self._joined = self._failed = self._closed = False
         self._given = Handover(model, self._stands, super().load_state_dict)
         parameters = [p for p in model.parameters() if p.requires_grad]
-        self.member = Member(link, parameters, terms, self._carried, self._given, told)
+        sums = ExactBuckets(parameters) if terms.cell else Buckets(parameters)
+        self.member = Member(link, parameters, sums, terms, self._carried, self._given, told)
         parallel.begins = self.member.backward_begins
         self.passes.summed = self.member.ended
 
@@ -78,9 +97,15 @@ class ElasticTurns(Turns):
         try:
             while (coming := next(progress.remaining(), None)) is not None:
                 self.settle()
-                plan = self.member.begin(progress.rounds, *coming)
+                step, member = progress.rounds, self.member
+                member.begin(step, *coming)
+                plan = source.divided(step, *coming, member.among)
                 self._before_turn()
-                for span, piece in self.member.pieces(plan, source.pieces(plan)):
+                if self._claims is not None:
+                    self._claims.workers = int(member.among.sum())
+                    self._pool.open(member.key, member.chief)
+                cut = partial(source.parts, plan, coming[0])
+                for span, piece in member.turns(plan, self._planned(source, plan, coming[0]), cut):
                     batch = source.load(span)
                     self._begin(piece)
                     yield self.host.place(batch)
@@ -89,6 +114,22 @@ class ElasticTurns(Turns):
         finally:
             source.end()
             self._leave(running)
+
+    def _planned(self, source: Indexed, plan: RoundPlan, first: int) -> Iterator[Turn]:
+        """This rank's turns of a round as planned, and between them those that it claims."""
+        division = plan.division
+        own = plan.loads if division is None else division.first + division.kept
+        start = first + int(own[: self.rank].sum())
+        for piece in source.pieces(plan):
+            while (claimed := self._claim(piece)) is not None:
+                at, left = claimed.start, len(claimed.sizes)
+                for size, parts in zip(claimed.sizes, claimed.parts, strict=True):
+                    left -= 1
+                    turn = piece._replace(samples=size, parts=parts, last=False, claims=not left)
+                    yield (at, size), turn
+                    at += size
+            yield ((start, piece.samples) if piece.samples else None), piece
+            start += piece.samples
 
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         if not (self.passes.complete and self.member.behind):
@@ -124,6 +165,12 @@ class ElasticTurns(Turns):
 
     def _measuring(self, device: torch.device, parallel: Alone) -> Meter:
         return self._carried
+
+    def _claiming(self, device: torch.device, shared: Counter | None = None) -> Claims:
+        return super()._claiming(device, self._pool)
+
+    def _piece_over(self, piece: Piece) -> None:
+        """Nothing: ``Member`` has told of the piece when its backward pass was through."""
 
     def _ready(self, piece: Piece) -> None:
         """Nothing: a round is complete when its gradients are summed, and ``Member`` says when."""

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
 from paceline.samples import CostLearner, Room, SampleCosts
@@ -58,15 +61,24 @@ class Dealer:
                 "the same for both: make a Pace for each"
             )
 
-    def divided(self, step: int, order: Indices, first: int, size: int) -> RoundPlan:
+    @property
+    def budget(self) -> float:
+        """Length of a micro-batch at most."""
+        return np.inf if self._room.budget is None else self._room.budget
+
+    def divided(
+        self, step: int, order: Indices, first: int, size: int, present: NDArray[np.bool_] | None = None
+    ) -> RoundPlan:
         """Round ``step`` of ``size`` samples from ``first`` of the epoch's ``order``, put there in the order in
-        which they are dealt: rank after rank, and then what is claimed."""
+        which they are dealt: rank after rank, and then what is claimed.
+
+        present: who takes part, (n,); by default all."""
         part = order[first : first + size]
         lengths, balancer = self._costs.lengths[part], self._terms.balancer
-        pieces = balancer.in_pieces(step, lengths, room=self._room) if self._terms.moves_work else None
-        dealt = balancer.deal(step, lengths, room=self._room) if pieces is None else pieces.own
+        pieces = balancer.in_pieces(step, lengths, present, self._room) if self._terms.moves_work else None
+        dealt = balancer.deal(step, lengths, present, self._room) if pieces is None else pieces.own
         part[:] = part[dealt.order]
-        piece_plan, division = balancer.piece_plan(step), None
+        piece_plan, division = self._terms.piece_plan(step, present), None
         if pieces is not None and piece_plan is not None:
             division = Division(
                 pieces.first,

@@ -39,7 +39,7 @@ class ExactSum:
 
     def add(self) -> None:
         """Take the gradients from the parameters."""
-        sums = self._gathered()
+        sums = self.gathered()
         start = 0
         for number, (p, size) in enumerate(zip(self._parameters, self._sizes, strict=True)):
             if p.grad is not None:
@@ -57,9 +57,13 @@ class ExactSum:
 
     def finish(self) -> None:
         """Give every rank's parameters the sum over all ranks. Collective."""
-        sums = self._gathered()
+        sums = self.gathered()
         if peers.ranks() > 1:
             torch.distributed.all_reduce(sums)
+        self.give(sums)
+
+    def give(self, sums: torch.Tensor) -> None:
+        """These sums become the parameters' gradients, and what was gathered is over."""
         start, failed = 0, bool(sums[-1])
         for number, (p, size) in enumerate(zip(self._parameters, self._sizes, strict=True)):
             if sums[2 * self._total + number]:  # else nobody's pieces used it
@@ -68,9 +72,18 @@ class ExactSum:
                 grad = (coarse / COARSE + fine / (COARSE * FINE)).to(p.dtype).reshape(p.shape)
                 p.grad = torch.full_like(grad, torch.nan) if failed else grad
             start += size
+        self.clear()
+
+    def clear(self) -> None:
+        """What was gathered does not count."""
         self._sums = None
 
-    def _gathered(self) -> torch.Tensor:
+    def used(self) -> list[bool]:
+        """Which parameters have got a gradient."""
+        return [bool(times) for times in self.gathered()[2 * self._total : -1].tolist()]
+
+    def gathered(self) -> torch.Tensor:
+        """What ``add`` has taken so far, as whole numbers that may be summed over ranks: int64, one dimension."""
         if self._sums is None:
             device = self._parameters[0].device if self._parameters else "cpu"
             self._sums = torch.zeros(2 * self._total + len(self._sizes) + 1, dtype=torch.int64, device=device)

@@ -130,6 +130,7 @@ class OpenRounds:
                 )
         elif "samples" in (rows.dtype.names or ()):  # a rank that was lost left its part to others
             loads = rows["samples"].astype(np.int64)
+            parts = None if plan.deal is None else rows["parts"]
         times = None if reports is None else reports.times()
         cpu, memory = (rows["cpu"], rows["memory"]) if self._balancer.needs_readings else (None, None)
         overhead, shares = self._balancer.report(step, loads, took, known, cpu, memory, times, parts, first)
