@@ -127,6 +127,9 @@ def main() -> None:
                 def status(self) -> int | None:
                     return None if self.process.is_alive() else self.process.exitcode or 0
 
+                def leave(self) -> None:
+                    self.process.terminate()
+
                 def kill(self) -> None:
                     self.process.kill()
 

@@ -72,8 +72,10 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
     found = []
     for fault, end in zip(faults, until, strict=True):
         until_then = min(end if end > fault.at + 0.5 else float("inf"), fault.at + AFTER_SECONDS)
-        longest = max((b - a for a, b in gaps if b > fault.at and a < until_then), default=0.0)
-        found.append([fault.kind, fault.phase, max(longest - usual, 0.0)])
+        longest, over = max(
+            ((b - a, b) for a, b in gaps if b > fault.at and a < until_then), default=(0.0, 0.0)
+        )
+        found.append([fault.kind, fault.phase, max(longest - usual, 0.0), *parts(told, fault, over)])
     ends = [end for _, end in told.of("end")]
     most = 0.0
     if ends:
@@ -95,6 +97,21 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def parts(told: Any, fault: Any, over: float) -> list[float]:
+    """Seconds from a fault until the launcher saw it, from then until all members could go on, and from then until
+    the round ended at ``over``: in these the samples of the lost are run. None where nobody was lost."""
+    seen = [loss.time for loss in told.losses if loss.ident == fault.who and loss.time <= over]
+    mended = [
+        line
+        for _, line in told.of("mended")
+        if seen and seen[0] - 1.0 < line["at"] <= over and line["within"]
+    ]
+    after = [line for line in mended if fault.place not in line["members"] and line["at"] > fault.at]
+    first = min((line["generation"] for line in after), default=-1)
+    settled = max((line["at"] for line in after if line["generation"] == first), default=0.0)
+    return [seen[0] - fault.at, settled - seen[0], over - settled] if after else []
+
+
 def summary(parts: list[dict[str, Any]]) -> None:
     """All runs together."""
     every = [fault for part in parts for fault in part["faults"]]
@@ -112,6 +129,15 @@ def summary(parts: list[dict[str, Any]]) -> None:
                 f"{what:>8} {name:<15} {len(lost):4} times, {statistics.median(lost):.2f} s lost, at worst "
                 f"{max(lost):.2f} s"
             )
+    for kind in ("kill", "freeze"):
+        whole = [fault for part in parts for fault in part["faults"] if fault[0] == kind and len(fault) > 3]
+        for place, what in enumerate(
+            ("until it was seen", "until all could go on", "to run what was missing"), 3
+        ):
+            if whole:
+                each = [fault[place] for fault in whole]
+                text = f"{statistics.median(each):.2f} s, at worst {max(each):.2f} s"
+                print(f"{kind:>8} {what:<24} {len(each):4} times, {text}")
     print(
         f"rounds with a sample too few or too many: {sum(part['wrong'] for part in parts)}; unlike plans or ends: "
         f"{sum(part['unlike'] for part in parts)}; survivors that ended: {sum(len(p['crashes']) for p in parts)}; "

@@ -102,6 +102,8 @@ def test_what_a_lost_worker_had_is_done_by_the_others_in_the_same_round(number):
     assert lost.version == 5
     assert lost.loads[2] == 0
     assert lost.present == 2
+    words = "worker 2 died" if number == signal.SIGKILL else "worker 2 was given up"
+    assert [update.changed for update in log if update.changed] == [[words]]
     assert notes[5] - notes["at"] < 2.0
 
 

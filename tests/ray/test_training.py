@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,10 @@ from paceline import runs
 from paceline.cli import run
 from paceline.data import traces
 from paceline.errors import PacelineError
+from paceline.runs import happened
+from paceline.runs.findings import findings
+from paceline.train import ray_engine
+from paceline.train.config import TrainConfig
 
 BASE = ["train", "--engine", "ray", "--workers", "3", "--lr", "0.1"]
 
@@ -115,12 +120,37 @@ class TestWithRay:
         assert record.round.tolist() == list(range(len(record.round)))
         assert record.batch.sum() == 3 * 1500
 
-    def test_the_accounts_of_an_epoch_balance(self, tmp_path):
-        out = tmp_path / "run"
-        assert (
-            run([*BASE, "--epochs", "1", "--backup", "static:2", "--policy", "level", "--out", str(out)]) == 0
+    def test_a_worker_dies_the_accounts_of_the_epoch_balance_and_the_record_tells_of_it(
+        self, tmp_path, monkeypatch
+    ):
+        servers = []
+
+        class Watched(ray_engine.Server):
+            def run(self, *arguments, **options):
+                servers.append(self)
+                return super().run(*arguments, **options)
+
+        def take(event):
+            if event["type"] == "round" and event["round"] == 5:
+                os.kill(servers[0].processes[2], signal.SIGKILL)
+
+        monkeypatch.setattr(ray_engine, "Server", Watched)
+        config = TrainConfig(
+            engine="ray",
+            workers=3,
+            epochs=1,
+            backup="static:2",
+            policy="level",
+            lr=0.1,
+            slowdown_ms=[1.0, 1.0, 1.0],
         )
-        assert runs.read(out).batch.sum() == 1500
+        ray_engine.run(config, tmp_path / "run", take)
+        record = runs.read(tmp_path / "run")
+        assert record.batch.sum() == 1500
+        (event,) = happened.events(record)
+        assert (event.worker, event.what) == (2, "died")
+        assert event.round >= 5
+        assert any(said.startswith("Worker 2 died in round") for said in findings(record))
 
 
 @pytest.mark.parametrize(

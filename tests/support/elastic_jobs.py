@@ -255,6 +255,9 @@ class Forked:
     def kill(self) -> None:
         self.process.kill()
 
+    def leave(self) -> None:
+        self.process.terminate()
+
 
 @dataclass
 class Fault:

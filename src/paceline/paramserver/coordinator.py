@@ -28,6 +28,7 @@ from paceline.rounds import Machines
 from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
 
 STORY = 20  # events that are told with an error
+WORDS = {"given up": "was given up", "lost": "was lost"}  # of why a worker leaves, in a sentence about it
 _log = logging.getLogger(__name__)
 
 
@@ -61,6 +62,7 @@ class Coordinator:
         self._deadlines = Deadlines()
         self._dropped: Counter[str] = Counter()
         self._dropped_samples = 0
+        self._changed: list[str] = []  # who takes part, since the update before
         self._quorum, self._noise = Quorum(backup, n), GradientNoise()
         self._loads = Loads(self.balancer, n, config.global_batch)
         # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
@@ -143,6 +145,7 @@ class Coordinator:
         if worker not in self.present:
             return
         _log.info("worker %d takes part no longer: %s", worker, why)
+        self._changed.append(f"worker {worker} {WORDS.get(why, why)}")
         self.present.discard(worker)
         self._starved.discard(worker)
         self._deadlines.heard(worker, None)
@@ -154,6 +157,7 @@ class Coordinator:
         if worker >= self.workers:
             raise PacelineError(f"worker {worker}: expected a place below {self.workers}")
         _log.info("worker %d takes part", worker)
+        self._changed.append(f"worker {worker} joined")
         self.present.add(worker)
         self._deadlines.joined(worker, None if late is None else (now - late.began) / late.load)
         effects, self._state = self._gate.join(self._state, worker, now)
@@ -240,8 +244,9 @@ class Coordinator:
             dropped_samples=self._dropped_samples,
             shares=shares,
             moved=[task for _, task, _ in used],
+            changed=self._changed,
         )
-        self._updated_at, self._dropped, self._dropped_samples = now, Counter(), 0
+        self._updated_at, self._dropped, self._dropped_samples, self._changed = now, Counter(), 0, []
         self._on_update(update)
 
     def _expect(self, now: float) -> None:

@@ -60,6 +60,7 @@ class Update:
     shares: Array
     moved: list[Task] = field(default_factory=list)
     within: PieceRecord | None = None  # its pieces, where work moves within the round
+    changed: list[str] = field(default_factory=list)  # who was lost, left or joined since the one before
 
     @property
     def samples(self) -> int:

@@ -1,35 +1,47 @@
-"""Starts the workers of a script of your own on this machine, in place of torchrun, and outlives them all:
+"""Starts the workers of a script of your own, in place of torchrun or by it, and outlives them all:
 
     python -m paceline.torch.guard --workers 4 train.py --lr 0.1
 
 The script makes a ``Pace(model, ..., elastic=True)`` of a plain model, without a process group. It goes on when a
-worker is killed, freezes, leaves (``pace.leave()``) or joins.
+worker is killed, freezes, leaves (``pace.leave()``) or joins. With several machines, the guard of the first keeps the
+store in which all workers meet, and each of the others has a guard that joins it:
+
+    python -m paceline.torch.guard --workers 4 --elsewhere 4 --host 10.0.0.1 --port 29400 train.py
+    python -m paceline.torch.guard --workers 4 --join 10.0.0.1:29400 train.py
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
-from paceline.errors import PacelineError
+import psutil
+
+from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.keeper import Keeper
+from paceline.torch.elastic.keeper import LOOPBACK, Keeper
 from paceline.torch.elastic.membership import DEAD_SECONDS
+from paceline.torch.elastic.station import Station
 from paceline.torch.liveness.patience import last_words
 
 LOOK = 0.005  # seconds between two looks at the workers
+PATIENCE = 60.0  # seconds for which the store may be away
 
 
 class _Process:
     """A worker of the script."""
 
-    def __init__(self, command: Sequence[str], where: Where) -> None:
-        beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"} | dict(os.environ)
+    def __init__(self, command: Sequence[str], where: Where, interface: str) -> None:
+        beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface} | dict(os.environ)
         self._process = subprocess.Popen(command, env=beside | where.environment())
 
     def status(self) -> int | None:
@@ -38,6 +50,10 @@ class _Process:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+    def leave(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.terminate()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,12 +66,18 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; its exit status: 0 where a worker came to the end."""
     parser = _Parser("python -m paceline.torch.guard", description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=2, help="how many")
+    parser.add_argument("--workers", type=int, default=2, help="how many on this machine")
     parser.add_argument("--max-restarts", type=int, default=3, help="workers started in place of lost ones")
     parser.add_argument(
         "--dead-after", type=float, default=DEAD_SECONDS, help="seconds without a sign of life"
     )
     parser.add_argument("--port", type=int, default=0, help="where the workers meet; 0 takes any")
+    parser.add_argument("--elsewhere", type=int, default=0, help="how many workers are on other machines")
+    parser.add_argument("--host", default="", help="this machine's address, as the others reach it")
+    parser.add_argument("--join", default="", metavar="HOST:PORT", help="the guard of the first machine")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, help="with --join: seconds that the first may be away"
+    )
     parser.add_argument("script", help="of your own, with its arguments behind it")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
@@ -63,30 +85,64 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(
             "expected --workers of at least 1, --max-restarts of 0 or more, --dead-after of at least 0.2"
         )
+    if asked.elsewhere < 0 or not 0 <= asked.patience < 1e9:
+        parser.error("expected --elsewhere of 0 or more, and --patience in seconds")
     if not os.path.exists(asked.script):
         parser.error(f"{asked.script} does not exist; expected a Python script")
+    if asked.elsewhere and not (asked.host and asked.port):
+        parser.error("--elsewhere needs --host and --port, by which the other machines reach this one")
+    if asked.join and not re.fullmatch(r".+:\d{1,5}", asked.join):
+        parser.error(
+            f"--join {asked.join}: expected HOST:PORT, as --host and --port of the first machine's guard"
+        )
     command = [sys.executable, asked.script, *asked.arguments]
     try:
-        keeper = Keeper(
-            asked.workers,
-            lambda where: _Process(command, where),
-            asked.max_restarts,
-            asked.dead_after,
-            asked.port,
-        )
+        _as_torchrun_says(asked)
+        first, _, port = asked.join.rpartition(":")
+        interface = _interface(_address_towards(first) if asked.join else asked.host or LOOPBACK)
+        if asked.join:
+            return _join(asked, first, int(port), lambda where: _Process(command, where, interface))
+        return _keep(asked, lambda where: _Process(command, where, interface))
+    except WorkerError as error:
+        last_words(str(error))
+        return 1
     except PacelineError as error:
         parser.error(str(error))
-    try:
-        return _watch(keeper)
     except KeyboardInterrupt:
         return 130
+
+
+def _keep(asked: argparse.Namespace, start: Callable[[Where], _Process]) -> int:
+    """As the guard of the first machine."""
+    keeper = Keeper(
+        asked.workers + asked.elsewhere,
+        start,
+        asked.max_restarts,
+        asked.dead_after,
+        asked.port,
+        asked.host or LOOPBACK,
+        asked.elsewhere,
+    )
+    asked_to_end: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked_to_end.append(number))
+    status = 130
+    try:
+        status = _watch(keeper, asked_to_end)
+        return status
     finally:
-        keeper.close()
+        keeper.close(status)
 
 
-def _watch(keeper: Keeper) -> int:
+def _join(asked: argparse.Namespace, host: str, port: int, start: Callable[[Where], _Process]) -> int:
+    """As the guard of another machine."""
+    station = Station(host, port, asked.workers, start, asked.dead_after, asked.patience, last_words)
+    signal.signal(signal.SIGTERM, lambda *_: station.leave())
+    return station.run()
+
+
+def _watch(keeper: Keeper, asked_to_end: list[int]) -> int:
     """Until the last worker has ended."""
-    ended = False
+    ended, told = False, 0
     while keeper.workers:
         began = keeper.running
         for loss in keeper.look():
@@ -95,10 +151,60 @@ def _watch(keeper: Keeper) -> int:
                 last_words(f"worker {loss.place} {loss.words}")
             if not began and loss.words != "left":  # all are needed to begin
                 return 0 if not loss.lost and not keeper.workers else 1
+        for sentence in keeper.news[told:]:
+            last_words(sentence)
+        told = len(keeper.news)
+        if asked_to_end:
+            asked_to_end.clear()
+            keeper.leave()
         time.sleep(LOOK)
     if not ended:
         last_words("no worker is left; start the script again from its checkpoint")
     return 0 if ended else 1
+
+
+def _as_torchrun_says(asked: argparse.Namespace) -> None:
+    """Under torchrun each process is a guard: that of rank 0 is the first, and the others join it."""
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    if ranks < 2 or asked.join or asked.elsewhere or "MASTER_ADDR" not in os.environ:
+        return
+    asked.port = asked.port or int(os.environ["MASTER_PORT"]) + 1
+    asked.host = asked.host or _address(os.environ["MASTER_ADDR"])
+    asked.elsewhere = 0 if rank else (ranks - 1) * asked.workers
+    asked.join = f"{asked.host}:{asked.port}" if rank else ""
+
+
+def _address(name: str) -> str:
+    """A machine's own address. Raises PacelineError where there is none."""
+    try:
+        return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
+    except OSError as error:
+        raise PacelineError(
+            f"no machine is known by the name {name}; expected a name or an address"
+        ) from error
+
+
+def _address_towards(name: str) -> str:
+    """That of this machine, by which it reaches another; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((_address(name), 9))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise PacelineError(f"{name} cannot be reached from this machine: {error.strerror}") from error
+
+
+def _interface(address: str) -> str:
+    """The network interface with this address. Raises PacelineError where there is none on this machine."""
+    found = _address(address)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == found for each in addresses):
+            return name
+    if found.startswith("127."):
+        return "lo"
+    raise PacelineError(
+        f"--host {address} is no address of this machine; expected one by which others reach it"
+    )
 
 
 if __name__ == "__main__":

@@ -96,6 +96,9 @@ class _Local:
     def kill(self) -> None:
         self._process.kill()
 
+    def leave(self) -> None:
+        self._process.terminate()
+
     def said(self) -> list[dict[str, Any]]:
         """Since the last call."""
         events = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import statistics
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from paceline.train.checkpoint import Checkpoints
 from paceline.train.config import TrainConfig
 
 CHECKPOINT = "server.npz"
+RECENT = 20  # updates, whose median is what one usually takes
 
 
 def run(
@@ -112,6 +115,7 @@ class _Log:
         self._saved = server.updates
         self._dropped: dict[str, int] = {}
         self._dropped_samples = 0
+        self._usual: deque[float] = deque(maxlen=RECENT)
         self.rounds = config.rounds(samples)
 
     def __call__(self, update: Update) -> None:
@@ -142,6 +146,7 @@ class _Log:
             dropped=dict(update.dropped),
             dropped_samples=update.dropped_samples,
             **_pieces(update),
+            **self._events(update),
         )
         left = self._pool.epochs * self._samples - self._used
         ahead = -(-left // max(update.samples, 1))
@@ -159,6 +164,15 @@ class _Log:
         )
         if update.version - self._saved >= self._config.checkpoint_every:
             self.save()
+
+    def _events(self, update: Update) -> dict[str, Any]:
+        """Who was lost, left or joined, and how much longer than usual the update took."""
+        usual = statistics.median(self._usual) if self._usual else update.seconds
+        if not update.changed:
+            self._usual.append(update.seconds)
+            return {}
+        late = round(max(update.seconds - usual, 0.0), 4)
+        return {"events": [{"what": what, "seconds_lost": late} for what in update.changed]}
 
     def save(self) -> None:
         """Write a checkpoint."""

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.link import has
+from paceline.torch.elastic.machines import GONE, Machines
 from paceline.torch.elastic.membership import DEAD_SECONDS, Membership
 
 LOOPBACK = "127.0.0.1"
@@ -30,6 +31,10 @@ class Worker(Protocol):
         """By SIGKILL, also where it is stopped."""
         ...
 
+    def leave(self) -> None:
+        """By SIGTERM: it takes part until the end of the round."""
+        ...
+
 
 class Loss(NamedTuple):
     """A worker that takes part no more."""
@@ -43,7 +48,8 @@ class Loss(NamedTuple):
 
 class Keeper:
     """start: starts a worker process. restarts: how many may be started in place of lost ones. dead: seconds without
-    a sign of life after which a worker is killed. port: of the store, 0 for any.
+    a sign of life after which a worker is killed. port: of the store, 0 for any. host: this machine, as others reach
+    it. elsewhere: so many of the places, the last ones, are on other machines.
 
     Raises PacelineError where the port cannot be used.
     """
@@ -56,12 +62,16 @@ class Keeper:
         dead: float = DEAD_SECONDS,
         port: int = 0,
         host: str = LOOPBACK,
+        elsewhere: int = 0,
     ) -> None:
         self.store = _store(host, port)
         self.membership = Membership(self.store, places, dead)
         self.workers: dict[int, Worker] = {}  # that live
         self.restarts = restarts
         self._start, self._host, self._places, self._dead = start, host, places, dead
+        self._here = places - elsewhere
+        self._machines = Machines(self.store, dead)
+        self.news: list[str] = []  # of the other machines
         self._fenced: set[int] = set()
         self._ends = (
             False  # no more workers are started: those who take part come to their end, or none is left
@@ -79,11 +89,14 @@ class Keeper:
         """Start a worker for this place; its number."""
         ident, self._next = self._next, self._next + 1
         self.membership.started(ident, place)
-        self.workers[ident] = self._start(Where(self._host, self.store.port, ident, place, self._places))
+        where = Where(self._host, self.store.port, ident, place, self._places)
+        self.workers[ident] = self._start(where) if place < self._here else self._machines.start(where)
         return ident
 
     def look(self) -> list[Loss]:
         """See to everything, and return at once: who takes part no more since the last call."""
+        if self._here < self._places:
+            self._look_elsewhere()
         places = {member.ident: member.place for member in self.membership.workers.values()}
         ends = {
             ident: status for ident, worker in self.workers.items() if (status := worker.status()) is not None
@@ -104,6 +117,8 @@ class Keeper:
             words = (
                 f"gave no sign of life for {self._dead:g} s"
                 if status is None
+                else f"was on a machine that gave no sign of life for {self._dead:g} s"
+                if status == GONE
                 else ("left" if ident in left else "ended")
                 if order
                 else f"was killed by {signal.Signals(-status).name}"
@@ -112,18 +127,35 @@ class Keeper:
             )
             found.append(Loss(ident, places[ident], words, time.time(), not order))
             self._ends |= order and ident not in left
-            if not order and self.restarts > 0 and self.running and not self._ends:
+            again = not order and status != GONE  # who was lost with a machine comes again with one
+            if again and self.restarts > 0 and self.running and not self._ends:
                 self.restarts -= 1
                 self.start(places[ident])
         if self._ends:
             self._dismiss()
         return found
 
-    def close(self) -> None:
-        """Kill all who still live."""
+    def leave(self) -> None:
+        """Tell all to take part until the end of the round, and go."""
+        self.restarts = 0
+        for worker in self.workers.values():
+            worker.leave()
+
+    def close(self, status: int = 0) -> None:
+        """Kill all who still live. status: with what the run ends."""
         for worker in self.workers.values():
             worker.kill()
         self.workers = {}
+        self._machines.close(status)
+
+    def _look_elsewhere(self) -> None:
+        news = self._machines.look()
+        self.news += news
+        taken = {member.place for member in self.membership.workers.values()}
+        free = [place for place in range(self._here, self._places) if place not in taken]
+        if news and free and not self._ends:
+            for place in free[: max(self._machines.free, 0)]:
+                self.start(place)
 
     def _dismiss(self) -> None:
         """Nobody hands anything over any more to those who do not have the model yet."""

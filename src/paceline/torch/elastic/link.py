@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
 import pickle
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +30,11 @@ STAY_SECONDS = 5.0  # how long one that leaves waits for the others to let go of
 def life(ident: int) -> str:
     """The key of a worker's signs of life."""
     return f"life/{ident}"
+
+
+def ending(ident: int) -> str:
+    """The key that tells that a worker's program ends, and gives no more signs of life."""
+    return f"ending/{ident}"
 
 
 def has(ident: int) -> str:
@@ -56,6 +63,7 @@ class Link:
         self._hard = self._newest = -1
         self._having: set[int] = set()  # who has the model, by the generation that this worker is in
         self._lost = self._leaving = self._joined = False
+        atexit.register(self._end)  # what comes then may take longer than others wait for a sign of life
         for name, target in (("signs of life", self._beat), ("generations", self._watch)):
             threading.Thread(target=target, name=name, daemon=True).start()
 
@@ -223,6 +231,10 @@ class Link:
                 break  # all have left
             time.sleep(LOOK)
         raise Left(0)
+
+    def _end(self) -> None:
+        with suppress(RuntimeError):
+            self._store.set(ending(self.ident), "1")
 
     def _ring(self, key: str) -> None:
         self._call("set", key, "1")

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.torch.elastic.generation import Generation, Member
-from paceline.torch.elastic.link import BEAT_SECONDS, life
+from paceline.torch.elastic.link import BEAT_SECONDS, ending, life
 
 DEAD_SECONDS = 1.0  # without a sign of life
 LOOKS = 4  # without a new sign of life, at least: a launcher that stood still itself blames nobody for it
 EVERY = BEAT_SECONDS / 2  # seconds between two looks at the signs of life
+ENDING_SECONDS = 30.0  # that a program may take to end, without a sign of life
 GRACE = 0.1  # seconds for the end of a worker to be seen, after sums have failed
 
 
@@ -50,10 +51,12 @@ class Membership:
         sure that they are dead."""
         now = time.monotonic()
         lost = [ident for ident in ended if self.workers.pop(ident, None) is not None]
-        frozen = self._silent(now) if now - self._looked >= EVERY else []
+        silent = self._silent(now) if now - self._looked >= EVERY else {}
+        ending_ones = {ident for ident in silent if self._store.check([ending(ident)])}
+        frozen = [i for i in silent if i not in ending_ones or silent[i] >= self._dead + ENDING_SECONDS]
         for ident in frozen:
             self.workers.pop(ident)
-        gone = {*lost, *frozen}
+        gone = {*lost, *frozen, *ending_ones}
         bell = self._store.add("bell", 0)
         rung, self._bell = bell != self._bell, bell
         if not self.running:
@@ -113,12 +116,12 @@ class Membership:
         self._store.set(f"generation/{self.newest}", generation.encode())
         self._waiting = True
 
-    def _silent(self, now: float) -> list[int]:
-        """Workers without a sign of life for too long."""
+    def _silent(self, now: float) -> dict[int, float]:
+        """Workers without a sign of life for too long, and for how long."""
         seconds, self._looked = min(now - self._looked, 3 * EVERY), now
         idents = list(self.workers)
         raws = self._store.multi_get([life(ident) for ident in idents]) if idents else []
-        found = []
+        found = {}
         for ident, raw in zip(idents, raws, strict=True):
             number, since, looks = self._lives.get(ident, (b"0", 0.0, 0))
             if bytes(raw) == b"0" or bytes(raw) != number:
@@ -126,5 +129,5 @@ class Membership:
                 continue
             self._lives[ident] = (number, since + seconds, looks + 1)
             if since + seconds >= self._dead and looks + 1 >= LOOKS:
-                found.append(ident)
+                found[ident] = since + seconds
         return found

@@ -1,0 +1,168 @@
+"""A machine's part in a run whose store another machine keeps: starts and ends workers here as it is told."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, NoReturn, Protocol
+
+import torch.distributed as dist
+
+from paceline.errors import WorkerError
+from paceline.torch.elastic.generation import Where
+from paceline.torch.elastic.link import BEAT_SECONDS
+from paceline.torch.elastic.machines import COUNT, FIRST, OVER, Keys, ended
+from paceline.torch.liveness.calls import Calls
+
+LOOK = 0.01  # seconds between two looks
+FIRST_SECONDS = 5.0  # that a call may take by which a machine joins; it is tried again
+
+
+class Process(Protocol):
+    """A worker on this machine."""
+
+    def status(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
+class Lost(Exception):
+    """The store does not answer."""
+
+
+class Station:
+    """start: starts a worker. room: for so many. dead: seconds without an answer of the store after which the workers
+    here are killed, since the others go on without them. patience: seconds for which the store may be away.
+
+    tell: takes sentences about what happens.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        room: int,
+        start: Callable[[Where], Process],
+        dead: float,
+        patience: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._host, self._port, self._room = host, port, room
+        self._start, self._dead, self._patience, self._tell = start, dead, patience, tell
+        self._workers: dict[int, Process] = {}
+        self._leaving = False
+
+    def run(self) -> int:
+        """Until the run is over: its exit status. Raises WorkerError where the store stays away."""
+        away = time.monotonic()
+        told = False
+        try:
+            while True:
+                try:
+                    store, keys = self._join()
+                    self._tell(f"machine {keys.number} of the run at {self._host}:{self._port}")
+                    told = False
+                    return self._serve(store, keys)
+                except Lost as lost:
+                    if self._workers or not told:
+                        away, told = time.monotonic(), True
+                        self._tell(
+                            f"{lost}; the workers here end, and this machine joins again when it answers"
+                        )
+                    self._end()
+                if time.monotonic() - away > self._patience:
+                    self._give_up()
+                time.sleep(0.2)
+        finally:
+            self._end()
+
+    def leave(self) -> None:
+        """Have all workers here leave, and end; may be called from a signal handler."""
+        self._leaving = True
+        for worker in list(self._workers.values()):
+            worker.leave()
+
+    def _join(self) -> tuple[_Store, Keys]:
+        store = _Store(self._host, self._port, self._dead)
+        keys = Keys(store.first("add", COUNT, 1) - 1 + FIRST)
+        store.first("set", keys.life, "1")
+        store.first("set", keys.orders, "0")
+        store.first("set", keys.room, str(self._room))
+        return store, keys
+
+    def _serve(self, store: _Store, keys: Keys) -> int:
+        beat, beaten, done = 1, 0.0, 0
+        while True:
+            if time.monotonic() - beaten >= BEAT_SECONDS:
+                beat, beaten = beat + 1, time.monotonic()
+                store.ask("set", keys.life, str(beat))
+                if store.ask("check", [keys.lost]):
+                    raise Lost("the others have gone on without this machine")
+                if store.ask("check", [OVER]):
+                    store.ask("set", keys.bye, "1")
+                    return int(store.ask("get", OVER))
+            orders = int(store.ask("get", keys.orders))
+            for number in range(done, orders):
+                self._carry_out(*json.loads(bytes(store.ask("get", f"{keys.order}/{number}"))))
+            done = orders
+            for ident, worker in list(self._workers.items()):
+                if (status := worker.status()) is not None:
+                    del self._workers[ident]
+                    store.ask("set", ended(ident), str(status))
+            if self._leaving and not self._workers:
+                store.ask("set", keys.left, "1")
+                return 0
+            time.sleep(LOOK)
+
+    def _carry_out(self, what: str, words: list[Any]) -> None:
+        where = Where(*words)
+        if what == "start" and not self._leaving:
+            self._workers[where.ident] = self._start(where)
+        elif (worker := self._workers.get(where.ident)) is not None:
+            worker.kill() if what == "kill" else worker.leave()
+
+    def _end(self) -> None:
+        for worker in self._workers.values():
+            worker.kill()
+        self._workers = {}
+
+    def _give_up(self) -> NoReturn:
+        raise WorkerError(
+            f"the machine at {self._host}:{self._port}, which keeps the run together, has not answered for "
+            f"{self._patience:g} s; start the script again from its checkpoint"
+        )
+
+
+class _Store:
+    """A connection on which no call waits for longer than ``dead`` seconds. Raises Lost."""
+
+    def __init__(self, host: str, port: int, dead: float) -> None:
+        self._host, self._port, self._dead = host, port, dead
+        self._calls = Calls("store")
+        self._store: Any = None
+        self._store = self._within(FIRST_SECONDS, self._connect)
+
+    def first(self, name: str, *arguments: Any) -> Any:
+        """A call by which a machine joins: the store may be busy with many."""
+        return self._within(FIRST_SECONDS, getattr(self._store, name), *arguments)
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """A call."""
+        return self._within(self._dead, getattr(self._store, name), *arguments)
+
+    def _connect(self) -> dist.TCPStore:
+        return dist.TCPStore(
+            self._host, self._port, None, False, timedelta(seconds=FIRST_SECONDS), wait_for_workers=False
+        )
+
+    def _within(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return self._calls.within(seconds, call, *arguments)
+        except TimeoutError as error:
+            raise Lost(f"{self._host}:{self._port} has not answered for {seconds:g} s") from error
+        except (RuntimeError, OSError) as error:  # torch's own are RuntimeErrors
+            raise Lost(f"nobody answers at {self._host}:{self._port}") from error

@@ -1,0 +1,160 @@
+"""Guards of several machines: one disappears and comes back; the one that keeps the store is lost.
+
+The machines are network namespaces with a cable between them. Where they may not be made, they are addresses of one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from support import guarded
+from support.elastic_jobs import alone
+
+pytestmark = pytest.mark.xdist_group("elastic")
+PORT = 29417
+
+
+def ip(*words: str) -> bool:
+    try:
+        return subprocess.run(["ip", *words], capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+class Machines:
+    """Two of them, "a" and "b", each with an address, and commands that run there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.guards = folder, dict[str, subprocess.Popen[str]]()
+        self.names = {which: f"pace{os.getpid()}{which}" for which in "ab"}
+        self.apart = all(ip("netns", "add", name) for name in self.names.values())
+        a, b = self.names.values()
+        self.apart &= ip("link", "add", a, "netns", a, "type", "veth", "peer", "name", b, "netns", b)
+        self.address = {
+            which: f"10.77.0.{n}" if self.apart else f"127.0.0.{n}" for n, which in enumerate("ab", 1)
+        }
+        for which, name in self.names.items() if self.apart else ():
+            assert ip("-n", name, "addr", "add", f"{self.address[which]}/24", "dev", name)
+            assert ip("-n", name, "link", "set", name, "up")
+            assert ip("-n", name, "link", "set", "lo", "up")
+
+    def start(self, which: str, *words: str, rounds: int = 10**6, **told: str) -> None:
+        """A guard on this machine. told: variables of a launcher, such as torchrun."""
+        inside = ["ip", "netns", "exec", self.names[which]] if self.apart else []
+        command = [*inside, sys.executable, "-m", "paceline.torch.guard", *words]
+        path = os.pathsep.join(sys.path)
+        self.guards[which] = subprocess.Popen(
+            [*command, guarded.__file__, str(self.folder), str(rounds)],
+            env=os.environ | {"PYTHONPATH": path} | told,
+            stderr=(self.folder / f"{which}.err").open("a"),
+        )
+
+    def cut(self, which: str) -> None:
+        """Nothing reaches this machine any more: its link is down, or all of its processes stand still."""
+        if self.apart:
+            assert ip("-n", self.names[which], "link", "set", self.names[which], "down")
+        else:
+            self.signal(which, signal.SIGSTOP)
+
+    def mend(self, which: str) -> None:
+        if self.apart:
+            assert ip("-n", self.names[which], "link", "set", self.names[which], "up")
+        else:
+            self.signal(which, signal.SIGCONT)
+
+    def signal(self, which: str, number: int) -> None:
+        """To the guard there and all of its workers."""
+        guard = psutil.Process(self.guards[which].pid)
+        for process in [guard, *guard.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def said(self, which: str) -> str:
+        return (self.folder / f"{which}.err").read_text()
+
+    def until(self, true: Callable[[], bool], seconds: float = 240.0) -> None:
+        end = time.monotonic() + seconds
+        while not true():
+            said = {which: self.said(which) for which in self.guards}
+            assert all(guard.poll() in (None, 0) for guard in self.guards.values()), said
+            assert time.monotonic() < end, said
+            time.sleep(0.02)
+
+    def rounds(self, rank: int) -> list[list[int]]:
+        """That each worker in this place has run."""
+        files = sorted(self.folder.glob(f"rounds-{rank}-*"), key=lambda path: path.stat().st_mtime)
+        return [[int(line) for line in path.read_text().split("\n")[:-1]] for path in files]
+
+    def goes_on(self) -> None:
+        since = self.newest()
+        self.until(lambda: self.newest() > since + 10)
+
+    def newest(self) -> int:
+        return max((numbers[-1] for numbers in self.rounds(0) if numbers), default=0)
+
+    def end(self) -> None:
+        for which, guard in self.guards.items():
+            if guard.poll() is None:
+                self.signal(which, signal.SIGKILL)
+            guard.wait()
+        for name in self.names.values():
+            ip("netns", "del", name)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    made = Machines(tmp_path)
+    yield made
+    made.end()
+
+
+def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(machines: Machines) -> None:
+    address = machines.address["a"]
+    torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(PORT - 1)}
+    machines.start("a", "--workers=1", "--dead-after=2", **torchrun)
+    join = [f"--join={address}:{PORT}", "--workers=1", "--dead-after=2", "--patience=3"]
+    machines.start("b", *join)
+    machines.until(lambda: machines.newest() > 10)
+    assert len(machines.rounds(1)) == 1
+
+    machines.cut("b")
+    machines.until(lambda: "no sign of life for 2 s" in machines.said("a"))
+    machines.goes_on()
+    machines.mend("b")
+    machines.until(lambda: len(back := machines.rounds(1)) == 2 and len(back[1]) > 10)
+    assert "the workers here end, and this machine joins again" in machines.said("b")
+    before, after = machines.rounds(1)
+    assert before[-1] < after[0]
+
+    machines.guards["b"].terminate()  # as where a machine is taken away
+    assert machines.guards["b"].wait(120) == 0
+    machines.until(
+        lambda: "worker 1 left" in machines.said("a") and "machine 3 has left" in machines.said("a")
+    )
+    machines.goes_on()
+    machines.start("b", *join)
+    machines.until(lambda: len(back := machines.rounds(1)) == 3 and len(back[2]) > 10)
+    (every,) = machines.rounds(0)
+    assert every == list(range(1, every[-1] + 1))  # the worker of the first machine was never started again
+
+    machines.signal("a", signal.SIGKILL)
+    assert machines.guards["b"].wait(120) == 1
+    last = machines.said("b").strip().split("\n")[-1]
+    assert last.startswith(f"paceline: the machine at {address}:{PORT}, which keeps the run together, has")
+    assert last.endswith("start the script again from its checkpoint")
+    done = torch.load(machines.folder / "checkpoint.pt", weights_only=False)["pace"]["rounds"]
+    machines.start("a", "--workers=1", rounds=done + 20)
+    assert machines.guards["a"].wait(240) == 0, machines.said("a")
+    (end,) = machines.folder.glob("end-*.pt")
+    assert (torch.load(end) - alone(done + 20)).abs().max() < 1e-12
