@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from paceline.torch import Pace
+from paceline.torch.elastic import handover
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper, Loss
 from paceline.torch.elastic.link import Link
@@ -148,6 +149,8 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
 
     orders, opened = Orders(out, where.ident, say), itertools.count()
     real = Link.connect
+    handed, send = itertools.count(), handover.send
+    handover.send = lambda *arguments: (next(handed), send(*arguments))[1]
     Link.connect = lambda link: (next(opened), real(link))[1]  # type: ignore[method-assign]
     try:
         if options.get("phases"):
@@ -228,6 +231,7 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
                 epoch=pace.epoch,
                 files=files,
                 opened=next(opened),
+                handed=next(handed),
                 parameters=flat.tolist(),
             )
     except SystemExit:

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,9 @@ from paceline.data import datasets
 from paceline.errors import PacelineError, WorkerError
 from paceline.runs import read, trace
 from paceline.runs.findings import findings
+from paceline.torch.elastic.keeper import Loss
+from paceline.torch.elastic.member import Mended
+from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.train import elastic_launch, launch
 from paceline.train.config import TrainConfig
 
@@ -65,6 +69,30 @@ def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
     assert any(words.startswith("Worker 0 was killed by SIGKILL in round") for words in findings(run))
     names = {event["name"] for event in json.loads(trace.write(run).read_text())["traceEvents"]}
     assert any(name.startswith("worker 2 gave no sign of life for 1 s, ") for name in names)
+
+
+def test_a_lost_worker_that_had_completed_a_round_alone_is_told_of(tmp_path: Path) -> None:
+    """Its round is on record by then; what became of it is told with the next."""
+    said: list[dict[str, Any]] = []
+    story = elastic_launch._Story(TrainConfig(workers=2), tmp_path, said.append, False)
+    half, loads = np.full(2, 0.5), np.array([30, 30])
+
+    def ran(step: int) -> dict[str, Any]:
+        result = RoundResult(step, 0, 60, loads, half, 0 * half, 0.5, 1.0, half)
+        return {"type": "round", "result": result}
+
+    story.take({"type": "start", "first": 0}, 0)
+    story.take({"type": "members", "mended": Mended(0, 0, (0, 1), 0.1, False)}, 0)
+    story.take(ran(0), 0)
+    story.take(ran(1), 1)  # whom the launcher loses now, while the other still sums
+    story.lost([Loss(1, 1, "was killed by SIGKILL", 0.0, True)], True)
+    story.take({"type": "members", "mended": Mended(1, 1, (0,), 0.1, True)}, 0)
+    story.take(ran(1), 0)
+    story.take(ran(2), 0)
+    story.close()
+    words = [event["text"] for event in said if event["type"] == "note"]
+    assert len(words) == 1
+    assert words[0].startswith("worker 1 was killed by SIGKILL in round 2; 0.00 s lost; no sample lost")
 
 
 @pytest.mark.parametrize(

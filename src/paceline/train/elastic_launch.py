@@ -196,7 +196,9 @@ class _Story:
         if result.step <= self._newest or self._record is None:
             return
         self._newest = result.step
-        said = self._events.pop(result.step, [])
+        # A worker that was lost later may have told of a round that the others were still to mend.
+        told = [step for step in self._events if step <= result.step]
+        said = [words for step in sorted(told) for words in self._events.pop(step)]
         usual = statistics.median(self._usual) if self._usual else result.seconds
         late = max(result.seconds - usual, 0.0)
         if said:

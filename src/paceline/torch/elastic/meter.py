@@ -9,13 +9,32 @@ import numpy as np
 import torch
 
 from paceline.torch.claiming.claims import Claims
-from paceline.torch.measuring import exchange, measure
-from paceline.torch.measuring.exchange import Rows
+from paceline.torch.measuring import exchange
+from paceline.torch.measuring.exchange import Row, Rows
 from paceline.torch.measuring.meter import FIELDS, ROW_WITH_PIECES, Meter, summed
 from paceline.torch.plan import Piece
 
 # samples: that the rank ran; parts: what they add up to, see ``Deal.parts``, where samples cost differently
 ROW = np.dtype([*FIELDS, ("samples", "f8"), ("parts", "f8", (3,))])
+
+
+class Carried:
+    """The way of what is told that has travelled with the gradients: it is there already."""
+
+    rows: Rows  # of the newest complete round, (places,)
+
+    def send(self, step: int, row: Row) -> None:
+        """Nothing is left to be sent."""
+
+    def receive(self, step: int, lost: exchange.Lost = exchange.nobody) -> Rows:
+        """All ranks' rows."""
+        return self.rows
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def abandon(self) -> None:
+        """Nobody is waited for."""
 
 
 class ElasticMeter(Meter):
@@ -26,22 +45,14 @@ class ElasticMeter(Meter):
     """
 
     def __init__(self, readings: bool, pieces: bool) -> None:
+        self._carried = Carried()
+        super().__init__(torch.device("cpu"), readings, pieces, way=self._carried)
         self.claims: Claims | None = None
         self._row = ROW_WITH_PIECES if pieces else ROW
         self._samples, self._parts = 0, np.zeros(3)
-        self.lost = exchange.nobody
-        self._readings = measure.Readings() if readings else None
-        self._exchange = self  # type: ignore[assignment]  # what is told needs no way of its own
-        self._sequence = self._sent = self._running = -1
-        self._began = self._carried = self._waited_for = 0.0
+        self._began = self._before = self._held_up = 0.0
         self._told: list[tuple[torch.Tensor, float]] = []
         self._count: float | None = None
-        self._rows: dict[int, Rows] = {}
-        self._newest = None
-
-    @property
-    def lag(self) -> int:
-        return 0
 
     @property
     def dtype(self) -> np.dtype[np.void]:
@@ -54,7 +65,7 @@ class ElasticMeter(Meter):
         return self._count
 
     def start(self, step: int, carry: float) -> None:
-        self._running, self._carried, self._waited_for = step, carry, 0.0
+        self._running, self._before, self._held_up = step, carry, 0.0
         self._told, self._count = [], None
         self._samples, self._parts = 0, np.zeros(3)
         self._began = time.perf_counter()
@@ -75,7 +86,7 @@ class ElasticMeter(Meter):
 
     def waited(self, seconds: float) -> None:
         """So much of the round was spent waiting for other ranks."""
-        self._waited_for += seconds
+        self._held_up += seconds
         if self.claims is not None:
             self.claims.waited(seconds)
 
@@ -84,8 +95,8 @@ class ElasticMeter(Meter):
         claims = self.claims
         numbers = [self._samples, *self._parts.tolist()] if claims is None else claims.report(as_one=mended)
         row = np.array([np.nan] * len(FIELDS) + numbers).view(self._row).reshape(())
-        row["digest"], row["step"], row["overhead"] = digest, self._running, self._carried
-        row["seconds"] = time.perf_counter() - self._began - self._waited_for + self._carried
+        row["digest"], row["step"], row["overhead"] = digest, self._running, self._before
+        row["seconds"] = time.perf_counter() - self._began - self._held_up + self._before
         row["told"] = bool(self._told)
         row["count"] = np.nan if self._count is None else self._count
         if self._told:
@@ -107,21 +118,12 @@ class ElasticMeter(Meter):
         if self._row is ROW_WITH_PIECES:
             cost = rows["pieces"]["cost"]
             cost[~present] = cost[present].mean()
-        self._rows, self._newest = {step: rows}, None
+        self._carried.rows, self._newest = rows, None
         self._sequence = self._sent = step
 
     def stop(self, step: int, digest: int, pieces: Callable[[], list[float]] | None = None) -> None:
         """Nothing: ``complete`` ends the round."""
 
     def flush(self, digest: int) -> Rows | None:
+        """Nothing is late."""
         return None
-
-    def receive(self, step: int, lost: exchange.Lost = exchange.nobody) -> Rows:
-        """All ranks' rows of the round that is complete, (places,)."""
-        return self._rows[step]
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def abandon(self) -> None:
-        """Nobody is waited for."""

@@ -17,7 +17,7 @@ from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.torch.liveness.patience import named
 from paceline.torch.measuring import exchange, measure, piece_reports
-from paceline.torch.measuring.exchange import Rows
+from paceline.torch.measuring.exchange import Exchange, Rows
 
 FIELDS = [
     ("step", "f8"),  # the round that this tells of; NaN where no reading is there yet
@@ -40,6 +40,7 @@ class Meter:
     readings: also report CPU and memory of the machine, for forecasts that use them.
     pieces: each round's ``stop`` also hands in what became of its pieces.
     waited: seconds that this rank has spent waiting for others within rounds, so far in all; not its own.
+    way: how what is told travels, by default the one that suits the ranks.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class Meter:
         readings: bool = False,
         pieces: bool = False,
         waited: Callable[[], float] | None = None,
+        way: Exchange | None = None,
     ) -> None:
         self.lost = exchange.nobody  # tells of a rank that need not be waited for any more
         self._watch = measure.stopwatch(device)
         self._waited = waited or (lambda: 0.0)
         self._row = ROW_WITH_PIECES if pieces else ROW
         self._packed = struct.Struct(f"={self._row.itemsize // 8}d")
-        self._exchange = exchange.connect(self._row)
+        self._exchange = exchange.connect(self._row) if way is None else way
         self._readings = measure.Readings() if readings else None
         self._carry: dict[int, float] = {}
         self._waits: dict[int, float] = {}
