@@ -217,5 +217,16 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links into examples/ lead to the pages made of it; beside the sources they lead to the files."""
+    """Links into examples/ lead to the pages made of it; beside the sources they lead to the files.
+
+    A picture that has a dark twin is shown beside it, and the theme hides one of the two.
+    """
+    markdown = re.sub(r"!\[([^\]]*)\]\((pictures/\w+)(\.png)\)", _in_both_schemes, markdown)
     return re.sub(r"\]\(\.\./examples/(?:\w+/)*(\w+)\.py\)", r"](examples/\1.md)", markdown)
+
+
+def _in_both_schemes(picture: re.Match[str]) -> str:
+    says, name, kind = picture.groups()
+    if not (ROOT / "docs" / f"{name}-dark{kind}").is_file():
+        return picture[0]
+    return f"![{says}]({name}{kind}#only-light) ![{says}]({name}-dark{kind}#only-dark)"

@@ -9,7 +9,7 @@ exponential stall of 45 ms on average.
 from __future__ import annotations
 
 import numpy as np
-from common import COLOURS, figure, save
+from common import COLOURS, figure, plain, save
 
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate.learning import learn, server_config
@@ -32,9 +32,10 @@ def main() -> None:
         curve.plot(now[4:][shown], smooth[shown], color=colour, label=way)
         bars.barh(way, 1e3 * np.diff(now).mean(), color=colour)
     curve.set(xlabel="virtual seconds", ylabel="training loss", yscale="log")
+    plain(curve, 0.03, 0.1, 0.3, 1)
     curve.legend(frameon=False, fontsize=9)
     curve.set_title("16 workers that stall at random", loc="left", fontsize=10)
-    bars.set(xlabel="ms an update")
+    bars.set(xlabel="milliseconds per update")
     bars.invert_yaxis()
     save(made, __file__)
 

@@ -1,7 +1,8 @@
-"""What the pictures share: colours that stay apart for the colour-blind, sizes, and where they go."""
+"""What the pictures share: colours that stay apart for the colour-blind, sizes, where they go, their dark twins."""
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,30 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
+from matplotlib.colors import to_hex, to_rgba
+from PIL import Image
 
 FOLDER = Path(__file__).parent
-BLUE, ORANGE, GREEN, PURPLE, YELLOW, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#8a8f98"
-WAIT = "#d5d8de"
-COLOURS = (BLUE, ORANGE, GREEN, PURPLE, YELLOW, GREY)
+BLUE, ORANGE, GREEN, PURPLE, BROWN, GREY = "#0072b2", "#d55e00", "#009e73", "#8a3ffc", "#8a6d00", "#7d828a"
+WAIT, HATCH = "#d5d8de", "#7b8694"
+COLOURS = (BLUE, ORANGE, GREEN, PURPLE, BROWN, GREY)
+# Of each colour on white: the one that stands for it in a dark picture, on the background of the site's dark pages.
+DARK = {
+    "#ffffff": "#1e2129",
+    "#000000": "#dfe2e8",
+    "#b0b0b0": "#4a4f5a",  # grids
+    "#cccccc": "#4a4f5a",  # frames of legends
+    BLUE: "#4aa8e0",
+    ORANGE: "#ff8a4c",
+    GREEN: "#2bc79a",
+    PURPLE: "#c39bff",
+    BROWN: "#e8d060",
+    GREY: "#9aa0ab",
+    WAIT: "#454a55",
+    HATCH: "#8592a5",
+}
+SHADES = 128  # colours of a written picture: enough for smooth letters, a third of the size
 
 
 def figure(columns: int = 1, height: float = 3.4, width: float = 9.0, **options: Any) -> tuple[Any, Any]:
@@ -24,8 +44,55 @@ def figure(columns: int = 1, height: float = 3.4, width: float = 9.0, **options:
     return made, axes
 
 
+def waiting(axes: Any, places: Any, widths: Any, left: Any, height: float = 0.7) -> None:
+    """Bars for the time that workers wait, hatched as on the pages of a run."""
+    axes.barh(
+        places, widths, left=left, height=height, color=WAIT, hatch="/////", edgecolor=HATCH, linewidth=0
+    )
+
+
+def plain(axes: Any, *values: float) -> None:
+    """Ticks of a logarithmic axis as plain numbers."""
+    axes.set_yticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
+
+
 def save(made: Any, script: str) -> None:
-    """Write the picture beside its script, under its name."""
-    path = FOLDER / f"{Path(script).stem}.png"
-    made.savefig(path, dpi=110)
+    """Write the picture beside its script, under its name, and the dark one with -dark after it."""
+    name = Path(script).stem
+    _write(made, FOLDER / f"{name}.png")
+    darken(made)
+    _write(made, FOLDER / f"{name}-dark.png")
+
+
+def darken(made: Any) -> None:
+    """Give every part of a figure the colour that stands for its own in a dark picture.
+
+    Raises KeyError for a colour that has no dark one.
+    """
+    made.canvas.draw()  # ticks have all their parts only then
+    for artist in made.findobj(Artist):
+        for part in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            get, put = (getattr(artist, f"{do}_{part}", None) for do in ("get", "set"))
+            if get is not None and put is not None:
+                old = get()
+                new = [_dark(each) for each in old] if getattr(old, "ndim", 1) == 2 else _dark(old)
+                put(new)
+
+
+def _dark(colour: Any) -> Any:
+    """One colour; what is invisible stays so, and what shines through does as much."""
+    if isinstance(colour, str) and colour in ("none", "auto"):
+        return colour
+    rgba = to_rgba(colour)
+    given = to_hex(rgba)
+    # A colour that has been changed already, through another name of the same property, stays.
+    return rgba if given in DARK.values() else (*to_rgba(DARK[given])[:3], rgba[3])
+
+
+def _write(made: Any, path: Path) -> None:
+    drawn = io.BytesIO()
+    made.savefig(drawn, dpi=110)
+    image = Image.open(drawn).convert("RGB").quantize(SHADES, dither=Image.Dither.NONE)
+    image.save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1e3:.0f} kB")

@@ -1,22 +1,19 @@
-"""Draws docs/pictures/demo.png, the picture of the README, from the runs that ``make demo`` leaves.
+"""Draws demo.png, the first picture of the README, from the runs that ``make demo`` leaves.
 
-python docs/pictures/demo.py runs/digits-mlp-compare/equal runs/digits-mlp-compare/level docs/pictures/demo.png
+python docs/pictures/demo.py runs/digits-mlp-compare/equal runs/digits-mlp-compare/level
 """
 
 from __future__ import annotations
 
 import sys
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from common import BLUE, ORANGE, save, waiting
 
 from paceline.runs import Run, read
 
 ROUNDS = 6
-COMPUTE, WAIT = "#0072b2", "#d5d8de"
 
 
 def timeline(axes: plt.Axes, run: Run, first: int, title: str) -> float:
@@ -24,8 +21,8 @@ def timeline(axes: plt.Axes, run: Run, first: int, title: str) -> float:
     start = 0.0
     for t in range(first, first + ROUNDS):
         length = run.seconds[t]
-        axes.barh(range(run.workers), [length] * run.workers, left=start, color=WAIT, height=0.7)
-        axes.barh(range(run.workers), run.compute[t], left=start, color=COMPUTE, height=0.7)
+        waiting(axes, range(run.workers), [length] * run.workers, start)
+        axes.barh(range(run.workers), run.compute[t], left=start, color=BLUE, height=0.7)
         start += length
         axes.axvline(start, color="white", linewidth=1.5)
     axes.set_title(title, loc="left", fontsize=10)
@@ -36,7 +33,7 @@ def timeline(axes: plt.Axes, run: Run, first: int, title: str) -> float:
     return start
 
 
-def main(equal_dir: str, level_dir: str, out: str) -> None:
+def main(equal_dir: str, level_dir: str) -> None:
     equal, level = read(equal_dir), read(level_dir)
     figure = plt.figure(figsize=(10, 3.6), layout="constrained")
     grid = figure.add_gridspec(2, 5)
@@ -47,8 +44,8 @@ def main(equal_dir: str, level_dir: str, out: str) -> None:
     timeline(below, level, middle, f"the same {ROUNDS} rounds under Paceline")
     for axes in (above, below):
         axes.set_xlim(0, span)
-    below.set_xlabel("seconds (blue: computing, grey: waiting)", fontsize=8)
-    for run, name, colour in ((equal, "plain DDP", "#d55e00"), (level, "Paceline", COMPUTE)):
+    below.set_xlabel("seconds (blue: computing, hatched: waiting)", fontsize=8)
+    for run, name, colour in ((equal, "plain DDP", ORANGE), (level, "Paceline", BLUE)):
         ended = np.cumsum(run.seconds)
         curve.plot(ended, run.loss, color=colour, label=f"{name}: {ended[-1]:.0f} s")
     curve.legend(frameon=False, fontsize=9)
@@ -56,10 +53,10 @@ def main(equal_dir: str, level_dir: str, out: str) -> None:
     curve.set_xlabel("seconds", fontsize=8)
     curve.set_ylabel("training loss", fontsize=8)
     curve.spines[["top", "right"]].set_visible(False)
-    figure.savefig(out, dpi=110)
+    save(figure, __file__)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4:
+    if len(sys.argv) != 3:
         sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -6,7 +6,7 @@ python docs/pictures/gates.py
 from __future__ import annotations
 
 import numpy as np
-from common import BLUE, ORANGE, WAIT, figure, save
+from common import BLUE, ORANGE, figure, save, waiting
 
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws
@@ -49,7 +49,7 @@ def main() -> None:
         updates = Server(Nothing(), ServerConfig(len(SECONDS), 64, sync=gate), trips, Draws(1000, 0)).run(
             seconds=UNTIL
         )
-        axes.barh(range(len(SECONDS)), UNTIL, color=WAIT, height=0.7)
+        waiting(axes, range(len(SECONDS)), UNTIL, 0)
         for worker, began, took in trips.tasks:
             length = min(took, UNTIL - began)
             axes.barh(worker, length, left=began, color=BLUE, edgecolor="white", linewidth=1, height=0.7)

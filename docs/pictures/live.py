@@ -1,5 +1,5 @@
-"""Takes the pictures of the live page of a recorded run: live-light.png and live-dark.png, as it was after so many
-rounds, and live-light.webp and live-dark.webp, which move from its first rounds to its last.
+"""Takes the pictures of the live page of a recorded run: live.png and live-dark.png, as it was after so many
+rounds, and live.webp and live-dark.webp, which move from its first rounds to its last.
 
 python docs/pictures/live.py runs/digits-mlp-level 180 docs/pictures/live
 
@@ -97,14 +97,14 @@ def moving(page: Any, address: str, run_dir: Path, target: Path, path: str) -> N
 def main(run_dir: str, rounds: str, out: str) -> None:
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for scheme in ("light", "dark"):
+        for scheme, name in (("light", out), ("dark", f"{out}-dark")):
             target = Path(directory) / scheme
             grow(Path(run_dir), int(rounds), target)
             with served(target) as address:
                 page = browser.new_page(color_scheme=scheme)
-                still(page, address, Path(run_dir), int(rounds), target, f"{out}-{scheme}.png")
+                still(page, address, Path(run_dir), int(rounds), target, f"{name}.png")
                 grow(Path(run_dir), 3, target)
-                moving(page, address, Path(run_dir), target, f"{out}-{scheme}.webp")
+                moving(page, address, Path(run_dir), target, f"{name}.webp")
                 page.close()
         browser.close()
 

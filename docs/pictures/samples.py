@@ -6,7 +6,7 @@ python docs/pictures/samples.py
 from __future__ import annotations
 
 import numpy as np
-from common import BLUE, ORANGE, WAIT, figure, save
+from common import BLUE, ORANGE, figure, save, waiting
 
 from paceline.samples import SampleCosts, deal
 
@@ -35,8 +35,8 @@ def main() -> None:
                 start += cost
             ends.append(start)
         for rank, end in enumerate(ends):
-            each.barh(rank, max(ends) - end, left=end, height=0.8, color=WAIT)
-        each.set_title(f"{title}: {max(ends):.0f}", loc="left", fontsize=10)
+            waiting(each, rank, max(ends) - end, end, 0.8)
+        each.set_title(f"{title}: {max(ends):.0f} s", loc="left", fontsize=10)
         each.set(xlabel="seconds" if each is axes[1] else "")
     axes[0].set(ylabel="rank", yticks=range(RANKS))
     axes[0].invert_yaxis()

@@ -6,7 +6,7 @@ python docs/pictures/simulate.py
 from __future__ import annotations
 
 import numpy as np
-from common import COLOURS, FOLDER, figure, save
+from common import COLOURS, FOLDER, figure, plain, save
 
 from paceline.simulate import read, run
 from paceline.simulate.measures import band
@@ -23,8 +23,9 @@ def main() -> None:
         axes.plot(rounds, mean, color=colour, label=name)
         axes.fill_between(rounds, mean - half, mean + half, color=colour, alpha=0.25, linewidth=0)
     axes.set(xlabel="round", ylabel="seconds of the round", yscale="log")
+    plain(axes, 0.03, 0.05, 0.1, 0.2)
     axes.set_title("30 workers of five kinds, 100 realizations, 95 % bands", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc=(0.72, 0.55))
     save(made, __file__)
 
 

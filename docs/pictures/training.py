@@ -26,6 +26,8 @@ def main() -> None:
         trace, out = Path(folder) / "speeds.csv", Path(folder) / "run"
         traces.write(trace, traces.Trace(pace, np.zeros_like(pace)))
         words = [
+            "--policy",
+            "level",
             "--slowdown-trace",
             str(trace),
             "--global-batch",

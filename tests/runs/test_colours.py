@@ -9,6 +9,8 @@ from importlib import resources
 import numpy as np
 import pytest
 
+from support.colours import contrast, linear
+
 CSS = resources.files("paceline.runs").joinpath("page.css").read_text(encoding="utf-8")
 DARK_BY_SYSTEM, DARK_BY_CHOICE = re.findall(
     r"prefers-color-scheme: \w+\) \{\s*:root[^{]*\{(.*?)\}", CSS, re.DOTALL
@@ -27,18 +29,6 @@ VISIONS = {
 
 def colours(theme):
     return {name: linear(value) for name, value in re.findall(r"--([\w-]+): #(\w{6});", THEMES[theme])}
-
-
-def linear(text):
-    """The light of a colour's red, green and blue."""
-    value = np.array([int(text[i : i + 2], 16) for i in (0, 2, 4)]) / 255
-    return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
-
-
-def contrast(one, other):
-    """Of WCAG 2: from 1 to 21."""
-    low, high = sorted(float(each @ [0.2126, 0.7152, 0.0722]) for each in (one, other))
-    return (high + 0.05) / (low + 0.05)
 
 
 def oklab(light):

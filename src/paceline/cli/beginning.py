@@ -1,10 +1,12 @@
-"""What ``paceline train`` says before PyTorch is loaded, which takes seconds: where the run goes, how to watch it."""
+"""What ``paceline train`` says first: that PyTorch is being loaded, which takes seconds, and how to watch the run."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import PacelineError
@@ -26,6 +28,22 @@ def place(out: str | None, data: str, model: str, chosen: list[str]) -> Path:
             f"run directory {base} exists; choose another with --out, or go on with --resume {base}"
         )
     return base
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Say on a terminal that PyTorch is being loaded, as long as the context lasts.
+
+    Nobody waits before an empty screen then, and nothing of it stays: what is wrong with the options is told alone.
+    """
+    shown = leads() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    if shown:
+        print("Loading PyTorch ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def announce(base: Path, target: str | None) -> None:

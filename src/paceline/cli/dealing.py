@@ -39,7 +39,7 @@ def table(outcome: DealtOutcome) -> Table:
             name,
             way,
             f"{total.mean:.4g}" + (f" ±{total.half:.2g}" if total.half else ""),
-            f"{outcome.of_bound(name, way):.3f}",
+            words.percent(outcome.of_bound(name, way), 1),
             words.percent(float(each.wait.mean())),
             f"{each.micro_batches:.1f}",
         )

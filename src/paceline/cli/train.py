@@ -168,13 +168,12 @@ def command(
         policy = "level" if engine == "ray" else "auto"
     chosen = fields(compare) if compare is not None else [policy]
     place = Path(resume) if resume is not None else beginning.place(out, data, model, chosen)
-    if resume is None or place.exists():
-        beginning.announce(place, json_)
-    try:
-        from paceline.train.config import TrainConfig
-    except ModuleNotFoundError as error:
-        raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
-    from paceline.cli.training import Session, launched_ranks
+    with beginning.loading():
+        try:
+            from paceline.train.config import TrainConfig
+        except ModuleNotFoundError as error:
+            raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
+        from paceline.cli.training import Session, launched_ranks
 
     ranks = launched_ranks()
     config = TrainConfig(

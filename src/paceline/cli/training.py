@@ -55,6 +55,7 @@ class Session:
         for policy in chosen:
             dataclasses.replace(config, policy=policy).check(data)
         check_json(self._target)
+        beginning.announce(base, self._target)
         restarted = beginning.restarted()
         images, width = len(data.x_train), max(len(policy) for policy in chosen)
         self._console.print(
@@ -92,11 +93,12 @@ class Session:
             config = dataclasses.replace(config, workers=ranks)
         data = datasets.load(config.data)
         config.check(data)
-        if (found := _done(config, run_dir, len(data.x_train))) is not None:
-            done, finished = found
-            if finished:
-                raise PacelineError(f"{run_dir} is finished after {done} steps; there is nothing to resume")
-            self._console.print(f"{run_dir}: going on from step {done}")
+        found = _done(config, run_dir, len(data.x_train))
+        if found is not None and found[1]:
+            raise PacelineError(f"{run_dir} is finished after {found[0]} steps; there is nothing to resume")
+        beginning.announce(run_dir, self._target)
+        if found is not None:
+            self._console.print(f"{run_dir}: going on from step {found[0]}")
         else:
             self._console.print(f"{run_dir}: no checkpoint yet, starting from the beginning")
         result = self._run(config, run_dir, config.policy, True, port, config.rounds(len(data.x_train)))

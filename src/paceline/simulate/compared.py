@@ -13,7 +13,9 @@ from paceline.simulate.whatif import Answer, Predicted
 def table(answer: Answer) -> Table:
     """Every policy's figures, the quickest first."""
     shown = tables.begun("policy", figures=("time", "as fast", "waiting", "loads in the last round"))
-    shown.add_row(f"{before(answer)} (recorded)", seconds(answer.seconds), "1", percent(answer.idle), "")
+    shown.add_row(
+        f"{before(answer)} (recorded)", seconds(answer.seconds), times(1.0), percent(answer.idle), ""
+    )
     for name, would in sorted(answer.policies.items(), key=lambda item: item[1].seconds):
         loads = [int(load) for load in np.nan_to_num(would.loads[_full(would)])]
         few = "/".join(map(str, loads)) if len(loads) <= 8 else f"{min(loads)} to {max(loads)}"
