@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cli import COMMANDS
 from paceline.cli.counter import Counter
 from paceline.cli.progress import Progress
 from support.commands import assert_refused, paceline
@@ -42,12 +43,24 @@ def on_a_terminal(arguments: list[str], place: Path) -> tuple[int, str]:
 
 def test_a_terminal_is_told_at_once_that_pytorch_is_loaded(tmp_path: Path) -> None:
     status, said = on_a_terminal(["-c", WITHOUT], tmp_path)
-    first, _, rest = said.partition("\r\x1b[K")
-    assert first == "Loading PyTorch ...", "before anything that takes its time to load"
+    *first, rest = said.split("\r\x1b[K")
+    assert first == ["Loading ...", "Loading PyTorch ..."], "before anything that takes its time to load"
     assert status == 2
     assert "is not installed; install paceline[torch]" in rest
     assert "Watch" not in rest
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("asked", ["--version", "--help"])
+def test_what_asks_for_no_command_loads_none(asked: str, tmp_path: Path) -> None:
+    code = WITHOUT.replace('["train", "--policy", "level"]', f"[{asked!r}]")
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    if asked == "--help":
+        assert all(f" {name} " in done.stdout for name in COMMANDS)
+        assert "Train a model on uneven workers, at the pace of them all." in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(

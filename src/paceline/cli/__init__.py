@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
+import inspect
 import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
 
-from paceline.cli import mistakes, renamed
+from paceline.cli import beginning, mistakes, renamed
 from paceline.cli.interrupts import Ended
 from paceline.errors import PacelineError, WorkerError
 
@@ -58,7 +61,10 @@ def run(arguments: list[str]) -> int:
 
 
 def _app(command: str = ""):  # type: ignore[no-untyped-def]
-    """The command line. command: the one that is asked for; the files of others are not loaded then."""
+    """The command line. command: the one that is asked for, whose file alone is loaded.
+
+    Without one, every command has its help and does nothing.
+    """
     import typer
 
     app = typer.Typer(
@@ -75,10 +81,29 @@ def _app(command: str = ""):  # type: ignore[no-untyped-def]
             print(paceline.__version__)
             raise typer.Exit
 
-    for name in (command,) if command in COMMANDS else COMMANDS:
-        module = importlib.import_module(f"paceline.cli.{name}")
-        app.command(name)(module.command)
+    if command in COMMANDS:
+        with beginning.loading("Loading ..."):
+            module = importlib.import_module(f"paceline.cli.{command}")
+        app.command(command)(module.command)
+    else:
+        for name in COMMANDS:
+            app.command(name, help=_help(name))(lambda: None)
     return app
+
+
+def _help(command: str) -> str:
+    """What a command's docstring says, read without loading its file, which may take seconds."""
+    spec = importlib.util.find_spec(f"paceline.cli.{command}")
+    assert spec is not None
+    assert spec.origin is not None
+    with open(spec.origin, encoding="utf-8") as source:
+        parts = ast.parse(source.read()).body
+    found = [
+        ast.get_docstring(part)
+        for part in parts
+        if isinstance(part, ast.FunctionDef) and part.name == "command"
+    ]
+    return inspect.cleandoc(found[0] or "")
 
 
 def _complain(sentence: str, status: int) -> int:

@@ -1,4 +1,4 @@
-"""What ``paceline train`` says first: that PyTorch is being loaded, which takes seconds, and how to watch the run."""
+"""What commands say first: that something is being loaded, which takes seconds; of a training, how to watch it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def place(out: str | None, data: str, model: str, chosen: list[str]) -> Path:
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """Say on a terminal that PyTorch is being loaded, as long as the context lasts.
+def loading(words: str) -> Iterator[None]:
+    """Say on a terminal what is being loaded, as long as the context lasts.
 
     Nobody waits before an empty screen then, and nothing of it stays: what is wrong with the options is told alone.
     """
     shown = leads() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     if shown:
-        print("Loading PyTorch ...", end="", file=sys.stderr, flush=True)
+        print(words, end="", file=sys.stderr, flush=True)
     try:
         yield
     finally:

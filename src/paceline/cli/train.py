@@ -168,7 +168,7 @@ def command(
         policy = "level" if engine == "ray" else "auto"
     chosen = fields(compare) if compare is not None else [policy]
     place = Path(resume) if resume is not None else beginning.place(out, data, model, chosen)
-    with beginning.loading():
+    with beginning.loading("Loading PyTorch ..."):
         try:
             from paceline.train.config import TrainConfig
         except ModuleNotFoundError as error:
