@@ -197,14 +197,15 @@ def beside(way: str, python: str) -> float:
     running = []
     if way == "torchft":
         lighthouse = [str(Path(python).with_name("torchft_lighthouse")), "--bind", "127.0.0.1:29612"]
-        running.append(subprocess.Popen([*lighthouse, "--min_replicas", str(len(MILLISECONDS))], **quiet))
+        least = ["--min_replicas", str(len(MILLISECONDS)), "--join_timeout_ms", "400"]
+        running.append(subprocess.Popen([*lighthouse, *least], **quiet))
     with tempfile.TemporaryDirectory() as folder:
         for rank in range(len(MILLISECONDS)):
             command = [python, str(HERE), "--way", way, "--rank", str(rank), "--folder", folder]
             with open(Path(folder) / f"said-{rank}", "wb") as said:
                 running.append(subprocess.Popen(command, **quiet | {"stderr": said}))
         try:
-            until = time.monotonic() + 90
+            until = time.monotonic() + 180
             while not (Path(folder) / "rate").exists():
                 if time.monotonic() > until or any(each.poll() for each in running):
                     raise SystemExit(f"{way}: " + (Path(folder) / "said-0").read_text()[-2000:])

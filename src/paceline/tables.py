@@ -1,6 +1,8 @@
-"""Tables of figures for a terminal."""
+"""Sentences and tables of figures for a terminal."""
 
 from __future__ import annotations
+
+import textwrap
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -17,6 +19,15 @@ def begun(*first: str, figures: tuple[str, ...] = ()) -> Table:
     for head in figures:
         shown.add_column(head, justify="right", no_wrap=True)
     return shown
+
+
+def say(console: Console, sentence: str) -> None:
+    """One line, which a terminal shows broken between words."""
+    if console.is_terminal:
+        sentence = "\n".join(
+            textwrap.wrap(sentence, console.width, break_on_hyphens=False, break_long_words=False)
+        )
+    console.print(sentence, markup=False, highlight=False)
 
 
 def print_whole(console: Console, table: Table) -> None:

@@ -144,8 +144,8 @@ def _show(made: CodedPlan, fitted: Fit | None) -> None:
     from paceline.runs import words
 
     console = Console(highlight=False, soft_wrap=True)
-    console.print(verdict(made), markup=False)
-    console.print(explained(made), markup=False)
+    tables.say(console, verdict(made))
+    tables.say(console, explained(made))
     console.print()
     whole, problem = made.rows_assigned, made.problem
     drawn = bool((made.probability[whole > 0] < 1).any())

@@ -53,13 +53,14 @@ def command(
     console = Console(stderr=json_ == "-")
     if len(records) == 1:
         page = write_whole(out or records[0].path / report.REPORT, pages[0])
-        _say(console, findings(records[0]))
+        for sentence in findings(records[0]):
+            tables.say(console, sentence)
     else:
         page = report.write_comparison(records, out or _beside(runs))
         for run, content in zip(records, pages, strict=True):
             write_whole(run.path / report.REPORT, content)
-        console.print(comparison_table(records, summaries))
-        _say(console, compare(records)[:1])
+        tables.print_whole(console, comparison_table(records, summaries))
+        tables.say(console, compare(records)[0])
         trace.write_comparison(records, page.parent / trace.TRACE)
     for run in records:
         trace.write(run)
@@ -72,7 +73,7 @@ def command(
 
 def comparison_table(runs: list[Run], summaries: list[dict[str, Any]]) -> Table:
     """The figures of several runs side by side, for a terminal."""
-    table = tables.begun("run", "samples/s", "of bound", "waiting", "time", "loss", "accuracy", "loads")
+    table = tables.begun("run", "samples/s", "of bound", "waiting", "time", "mean loss", "accuracy", "loads")
     for name, summary in zip(labels(runs), summaries, strict=True):
         loads = summary["final_batches"]
         table.add_row(
@@ -86,11 +87,6 @@ def comparison_table(runs: list[Run], summaries: list[dict[str, Any]]) -> Table:
             "/".join(map(str, loads)) if len(loads) <= 8 else f"{min(loads)} to {max(loads)}",
         )
     return table
-
-
-def _say(console: Console, sentences: list[str]) -> None:
-    for sentence in sentences:
-        console.print(sentence, markup=False, highlight=False)
 
 
 def _beside(runs: list[Path]) -> Path:

@@ -155,13 +155,13 @@ def tell(console: Console, outcomes: list[Outcome], verbose: bool) -> None:
     """Every verdict first, then what each is about and its figures."""
     for outcome in outcomes:
         name = f"{outcome.scenario.name}: " if len(outcomes) > 1 else ""
-        console.print(name + verdict(outcome), markup=False)
+        tables.say(console, name + verdict(outcome))
     for outcome in outcomes:
         console.print()
-        console.print(heading(outcome.scenario), markup=False)
+        tables.say(console, heading(outcome.scenario))
         tables.print_whole(console, table(outcome, verbose))
         for sentence in bounds(outcome) if verbose else ():
-            console.print(sentence, markup=False)
+            tables.say(console, sentence)
 
 
 def _by_cost(
@@ -180,9 +180,9 @@ def _by_cost(
     for outcome in outcomes:
         if outcome is not outcomes[0]:
             console.print()
-        console.print(dealing.verdict(outcome), markup=False)
+        tables.say(console, dealing.verdict(outcome))
         console.print()
-        console.print(heading(outcome.scenario), markup=False)
+        tables.say(console, heading(outcome.scenario))
         tables.print_whole(console, dealing.table(outcome))
     told = [dealing.to_json(outcome) for outcome in outcomes]
     write_json(json_, told[0] if len(told) == 1 else told)

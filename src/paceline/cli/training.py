@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from paceline import tables
 from paceline.cli import beginning
 from paceline.cli.counter import Counter
 from paceline.cli.options import check_port
@@ -151,9 +152,9 @@ class Session:
 
     def _sum_up(self, base: Path, directories: list[Path], results: list[dict[str, Any]]) -> None:
         runs = [read(directory) for directory in directories]
-        self._console.print(comparison_table(runs, results))
+        tables.print_whole(self._console, comparison_table(runs, results))
         for sentence in compare(runs)[:1] if len(runs) > 1 else findings(runs[0]):
-            self._console.print(sentence, markup=False)
+            tables.say(self._console, sentence)
         for run in runs:
             report.write(run)
             trace.write(run)
@@ -166,7 +167,7 @@ class Session:
             report.write_comparison(runs, page)
             trace.write_comparison(runs, base / trace.TRACE)
         self._console.print(f"Report: {page} (open it in a browser)")
-        self._console.print(f"Next: {_next(directories)}", markup=False)
+        tables.say(self._console, f"Next: {_next(directories)}")
 
 
 def _next(directories: list[Path]) -> str:

@@ -19,7 +19,7 @@ from paceline.simulate.toml import of_trace
 from paceline.simulate.whatif import Answer
 from paceline.simulate.whatif import of_run as answer_of_run
 from paceline.simulate.whatif import of_trace as answer_of_trace
-from paceline.tables import print_whole
+from paceline.tables import print_whole, say
 
 DEFAULT = ("equal", "dolbie", "level", "auto")
 
@@ -56,7 +56,7 @@ def command(
             answer = answer_of_run(read(record), names, progress)
     why = [causes.sentence(answer.causes)] if answer.causes is not None else []
     for sentence in (verdict(answer), losses(answer), *why, *answer.notes):
-        console.print(sentence, markup=False)
+        say(console, sentence)
     print_whole(console, table(answer))
     write_json(json_, to_json(answer))
 

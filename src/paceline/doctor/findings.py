@@ -61,7 +61,7 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
         *why,
         *collections(run),
         *lost,
-        say.cost(figures, answer.blame, idle),
+        say.cost(figures, answer.blame, idle, len(run.round)),
         *say.exchange(figures, form),
         *say.everybody(figures, slowest, form, told=any("num_workers" in each for each in lost)),
     ]

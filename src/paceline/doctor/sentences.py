@@ -155,15 +155,17 @@ def _processes(loop: Loop) -> int:
     return 0 if loop.loader is None else int(loop.loader["processes"])
 
 
-def cost(spent: Spent, blame: Array, idle: float) -> str:
-    """What waiting costs. blame: seconds that the others waited for each rank, shape (n,)."""
+def cost(spent: Spent, blame: Array, idle: float, steps: int) -> str:
+    """What waiting costs. blame: seconds that the others waited for each rank, shape (n,); idle: of all ``steps``."""
     if idle < LITTLE:
         return f"Waiting for each other takes {percent(idle)} of all ranks' time."
     whom = np.flatnonzero(blame >= 0.8 * blame.sum())
     whose = f" for rank {whom[0]}" if len(whom) else " for each other"
+    # The figures of a step are of the steps since the last change of speed, the share is of all.
+    now = ":" if spent.steps == steps else f" over {steps:,} steps; in the last {spent.steps:,} of them,"
     return (
-        f"Waiting{whose} takes {percent(idle)} of all ranks' time: a step takes {seconds(spent.step)}, and a rank "
-        f"works for {seconds(float(np.mean(spent.own)))} of it on average."
+        f"Waiting{whose} takes {percent(idle)} of all ranks' time{now} a step takes {seconds(spent.step)}, and a "
+        f"rank works for {seconds(float(np.mean(spent.own)))} of it on average."
     )
 
 

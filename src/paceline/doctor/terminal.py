@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -23,24 +21,19 @@ def show(found: Diagnosis, console: Console | None = None) -> None:
     """Print the sentences, each rank's time, what each policy would give, and the change to the script."""
     console = console or Console(highlight=False, soft_wrap=True)
     for sentence in found.sentences:
-        _say(console, sentence)
+        tables.say(console, sentence)
     unit = "ms" if found.spent.step < MILLISECONDS else "s"
     console.print()
-    _say(console, f"Where a step goes on each rank, in {unit} (medians of {found.spent.steps:,} steps):")
+    tables.say(
+        console, f"Where a step goes on each rank, in {unit} (medians of {found.spent.steps:,} steps):"
+    )
     tables.print_whole(console, _ranks(found, 1e3 if unit == "ms" else 1.0))
-    _say(console, "What other divisions of the same batches would have made of it:")
+    tables.say(console, "What other divisions of the same batches would have made of it:")
     tables.print_whole(console, compared.table(found.answer))
     if found.lines:
-        _say(console, "The change that balances it (docs/training.md explains it):")
+        tables.say(console, "The change that balances it (docs/training.md explains it):")
         for line in found.lines:
             console.print(f"  {line}", markup=False, highlight=False)
-
-
-def _say(console: Console, text: str) -> None:
-    """One line, broken between words on a terminal."""
-    if console.is_terminal:
-        text = "\n".join(textwrap.wrap(text, console.width, break_on_hyphens=False))
-    console.print(text, markup=False, highlight=False)
 
 
 def _ranks(found: Diagnosis, scale: float) -> Table:
