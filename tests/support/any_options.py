@@ -77,11 +77,13 @@ class Command(NamedTuple):
 
 def commands() -> dict[str, Command]:
     """Every command by its name."""
-    made = typer.main.get_command(cli._app()).commands
     found = {}
     for name in cli.COMMANDS:
         told = get_params_from_function(importlib.import_module(f"paceline.cli.{name}").command)
-        found[name] = Command(made[name].params, {key: str(each.annotation) for key, each in told.items()})
+        found[name] = Command(
+            typer.main.get_command(cli._app(name)).commands[name].params,
+            {key: str(each.annotation) for key, each in told.items()},
+        )
     return found
 
 
@@ -156,9 +158,10 @@ def no_work() -> Iterator[None]:
     def unperformed(paper: str) -> dict[str, Any]:
         return dict.fromkeys(experiments(paper), begun)
 
-    made = typer.main.get_command(cli._app())  # once: that takes longer than most commands
+    # Made once: that takes longer than most commands.
+    made = {name: typer.main.get_command(cli._app(name)) for name in ("", *cli.COMMANDS)}
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cli, "_app", lambda *_: made)
+        patched.setattr(cli, "_app", lambda name: made.get(name, made[""]))
         patched.setattr(paceline.cli.training.launch, "run", begun)
         patched.setattr(paceline.train.ray_engine, "run", begun)
         patched.setattr(paceline.serve.app, "make", lambda *_: None)  # its routes take most of the time

@@ -198,7 +198,7 @@ def _paceline(arguments: list[str], line: str) -> None:
 
 def parse_paceline(arguments: list[str]) -> None:
     """Hold the options against the real command's; files that must be there are looked for by ``_paceline``."""
-    group = typer.main.get_command(cli._app())
+    group = typer.main.get_command(cli._app(arguments[0]))
     name, *rest = arguments
     if name.startswith("--"):
         return
