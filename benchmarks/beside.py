@@ -174,8 +174,9 @@ WAYS: dict[str, Callable[[int, Path], Step]] = {
 def work(way: str, rank: int, folder: Path) -> None:
     """One worker: measures its steps once all have had time to warm up, and leaves the figure in the folder."""
     step = WAYS[way](rank, folder)
-    step()
-    begun, done, since = time.perf_counter(), 0, 0.0
+    while not step():
+        pass
+    begun, start, done, since = time.perf_counter(), 0.0, 0, 0.0
     while since < WARM_UP + SECONDS:
         samples = step()
         since = time.perf_counter() - begun
@@ -241,7 +242,7 @@ def queue(samples: int) -> float:
 
     workers = [Worker.remote(rank) for rank in range(len(MILLISECONDS))]  # type: ignore[attr-defined]
     pool, values = ActorPool(workers), np.zeros(20 * 64 + 64 + 64 * 10 + 10, np.float32)
-    begun, done, since = time.perf_counter(), 0, 0.0
+    begun, start, done, since = time.perf_counter(), 0.0, 0, 0.0
     while since < WARM_UP + SECONDS:
         tasks = [(ray.put(values), samples)] * (BATCH // samples)
         parts = pool.map_unordered(lambda worker, task: worker.gradient.remote(*task), tasks)
