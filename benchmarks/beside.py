@@ -12,6 +12,7 @@ same workers and the same batch. The figures are wall-clock, from sleeping worke
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import tempfile
@@ -160,7 +161,7 @@ def adaptdl(rank: int, folder: Path) -> Step:
                 optimizer.step()
                 yield len(batch) * len(MILLISECONDS)
 
-    return turns().__next__  # type: ignore[no-any-return]
+    return turns().__next__
 
 
 WAYS: dict[str, Callable[[int, Path], Step]] = {
@@ -279,7 +280,7 @@ def main() -> None:
             say(name, beside(name, python))
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     for samples in PIECES:
         say(f"Ray task queue, {samples} samples a task", queue(samples))
 
