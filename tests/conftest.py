@@ -5,6 +5,7 @@ A shell or a runner may have started the tests with SIGINT ignored, and what the
 
 import os
 import signal
+import sys
 
 from hypothesis import settings
 
@@ -16,6 +17,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # what PyTorch logs of a name that it did not learn is no business of those who read what a command prints.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+# One thread for each process: several run at once, and threads that wait for their turn spin. (This must be said
+# before numpy and torch are loaded.) And ranks on this machine meet over its loopback.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+# Hundreds of processes import Paceline: each would compile it for itself.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Ray gives its workers the lowest priority but four: beside other tests they would hardly run.
 os.environ.setdefault("RAY_worker_niceness", "0")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.launched import run_script
+from support.ranks import HOSTS
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
@@ -40,20 +41,20 @@ def test_text_lengths() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.xdist_group("examples")
+@pytest.mark.xdist_group("hosts")
 @pytest.mark.parametrize(
-    ("name", "needs", "loaded"),
+    ("name", "needs"),
     [
-        ("lightning_trainer", "lightning", ["lightning"]),
-        ("fabric_loop", "lightning", ["lightning"]),
-        ("fsdp2", "torch", []),
-        ("accelerate_loop", "accelerate", ["accelerate"]),
-        ("hf_trainer", "transformers", ["transformers.trainer"]),
+        ("lightning_trainer", "lightning"),
+        ("fabric_loop", "lightning"),
+        ("fsdp2", "torch"),
+        ("accelerate_loop", "accelerate"),
+        ("hf_trainer", "transformers"),
     ],
 )
-def test_hosts(name: str, needs: str, loaded: list[str]) -> None:
+def test_hosts(name: str, needs: str) -> None:
     pytest.importorskip(needs)
-    out, err = run_script(3, EXAMPLES / f"{name}.py", *loaded)
+    out, err = run_script(3, EXAMPLES / f"{name}.py", *HOSTS)
     assert "terminate called" not in err
     (line,) = (line for line in out.splitlines() if line.startswith("loss"))
     loads = [int(load) for load in line.split("[")[1].split("]")[0].split(", ")]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special
 
 from paceline import Cluster, few, policies
 from paceline.balance import caution
@@ -50,6 +51,19 @@ def test_logarithms_and_exponentials_are_those_of_the_c_library_to_a_bit():
     with np.errstate(over="ignore"):
         np.testing.assert_allclose(few.exp(powers), np.exp(powers), rtol=3e-16)
     assert few.log(np.float64(2.0)).shape == ()
+
+
+def test_quantiles_are_those_of_scipy_and_one_for_plain_numbers_and_arrays():
+    parts = np.concatenate(
+        [[0.0, 5e-324, 1e-300, 0.5, np.nan], np.random.default_rng(0).uniform(0, 0.5, 500)]
+    )
+    found = few.quantile(parts)
+    np.testing.assert_allclose(found, special.ndtri(parts), rtol=1e-14)
+    np.testing.assert_array_equal(found[1:], [few.normal(part) for part in parts[1:].tolist()])
+    with pytest.raises(ValueError, match="in the range"):  # and then arrays decide
+        few.normal(0.0)
+    many = np.full((2, 3), 0.1)
+    np.testing.assert_allclose(few.quantile(many), special.ndtri(many), rtol=0)
 
 
 def decided(n, seed, policy, rounds, unit, limited):
@@ -122,8 +136,10 @@ def test_the_usual_round_needs_no_arrays(n, monkeypatch):
         errors = caution.learn(errors, Linear(expected, np.zeros(n)), seconds, np.zeros(n))
 
     cost = Linear(expected, np.zeros(n))
-    for module, name in ((kalman, "log"), (overheads, "log"), (caution, "log"), (caution, "exp")):
+    for module, name in ((kalman, "log"), (overheads, "log"), (caution, "log")):
         monkeypatch.setattr(module, name, None)
+    monkeypatch.setattr(caution, "exp", None)
+    monkeypatch.setattr(caution, "quantile", None)
     monkeypatch.setattr("paceline.shares.level.limits", None)
     monkeypatch.setattr("paceline.shares.whole.limits", None)
     kalman.follow(track, seconds)
@@ -134,6 +150,7 @@ def test_the_usual_round_needs_no_arrays(n, monkeypatch):
 
 
 PLANS = """
+import sys
 import numpy as np
 from paceline import Cluster, policies
 from paceline.balancer import Balancer
@@ -143,6 +160,7 @@ for n in (3, 12, 40):
         loads = balancer.loads(step, 16 * n)
         balancer.report(step, loads, loads * (0.5 + rng.random(n)) / 1000)
         print(balancer.digest)
+assert "scipy" not in sys.modules, "a rank would load it for nothing"
 """
 
 

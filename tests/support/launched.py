@@ -10,6 +10,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from pathlib import Path
 
 import torch
@@ -58,10 +59,16 @@ def run_forked(
     return wrote[0], wrote[1]
 
 
+def share_the_server() -> None:
+    """What this process forks comes from the server that it was forked from itself, which has PyTorch loaded."""
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[attr-defined]
+
+
 def _life(environment: dict[str, str], program: Path | str, arguments: Sequence[str], place: str) -> None:
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(f"{place}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.update(environment)
+    share_the_server()
     torch.set_num_threads(1)  # torch was loaded before
     multiprocessing.set_start_method("fork", force=True)  # of loaders' processes, as in a program of its own
     sys.argv = [str(program), *arguments]

@@ -14,15 +14,15 @@ from typing import Any
 SECONDS = 900  # only a hang lasts so long: two cores may be busy with other tests
 # What the server of forks has loaded: a host framework takes seconds of processor time to import, in each rank.
 LOADED = ("torch", "torch.distributed", "torch._dynamo", "numpy", "paceline.torch")
-OF_JOBS = {
-    "lightning_jobs": ("lightning",),
-    "fabric_jobs": ("lightning",),
-    "accelerate_jobs": ("accelerate",),
-    "accelerate_loops": ("accelerate",),
-    "trainer_jobs": ("transformers.trainer", "transformers.models.llama"),
-    "trainer_evaluates": ("transformers.trainer",),
-    "ported": ("transformers.trainer", "transformers.models.bert"),
-}
+# A server that has them all serves the tests of every host: each start of another one would load PyTorch once more.
+HOSTS = (
+    "lightning", "accelerate", "transformers.trainer", "transformers.models.llama", "transformers.models.bert",
+)  # fmt: skip
+JOBS_OF_HOSTS = {
+    "lightning_jobs", "fabric_jobs", "accelerate_jobs", "accelerate_loops", "trainer_jobs", "trainer_evaluates",
+    "ported",
+}  # fmt: skip
+FROZEN = "paceline.train.forked"
 
 
 def load(*modules: str) -> None:
@@ -31,7 +31,7 @@ def load(*modules: str) -> None:
     if not wanted <= _loaded:
         _loaded.update(wanted)
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
-        forkserver.set_forkserver_preload(sorted(_loaded))
+        forkserver.set_forkserver_preload([*sorted(_loaded), FROZEN])
 
 
 _loaded: set[str] = set()
@@ -48,7 +48,7 @@ def run_ranks(
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    load(*OF_JOBS.get(job.__module__.rpartition(".")[2], ()))
+    load(*(HOSTS if job.__module__.rpartition(".")[2] in JOBS_OF_HOSTS else ()))
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as directory:
         pipes, workers = [], []

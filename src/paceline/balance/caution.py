@@ -15,10 +15,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtri
 
 from paceline.costs import Linear
-from paceline.few import ODD, Numbers, Values, exp, few, log, numbers, total
+from paceline.few import ODD, Numbers, Values, exp, few, log, normal, numbers, quantile, total
 from paceline.rounds import Array
 
 MEMORY = 0.95  # weight of the errors before, each round
@@ -84,7 +83,7 @@ def cautious(expected: Linear, errors: Errors) -> Linear:
     pace, overhead = scatter(errors)
     speed = 1.0 / expected.seconds_per_sample
     last = np.minimum(speed / speed.sum(-1, keepdims=True), 0.5)
-    margin = -ndtri(last)
+    margin = -quantile(last)
     with np.errstate(over="ignore"):  # who strays without measure may well take forever
         return Linear(expected.seconds_per_sample * exp(margin * pace), expected.overhead + margin * overhead)
 
@@ -128,7 +127,7 @@ def cautious_few(paces: Numbers, overheads: Numbers, errors: Errors) -> tuple[Nu
     try:
         speeds = [1.0 / one for one in paces]
         together = total(speeds)
-        margins = (-ndtri([min(speed / together, 0.5) for speed in speeds])).tolist()
+        margins = [-normal(min(speed / together, 0.5)) for speed in speeds]
         scattered, strayed = _deviations(off, weights), _deviations(late, weights)
         slopes = [
             one * math.exp(margin * each) for one, margin, each in zip(paces, margins, scattered, strict=True)

@@ -17,6 +17,7 @@ DECIDE = (
     "balancer.py",
     "costs.py",
     "durations.py",
+    "few.py",
     "options.py",
     "policies.py",
     "rounds.py",

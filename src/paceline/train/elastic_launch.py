@@ -50,7 +50,13 @@ def run(
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch", "torch.distributed", "torch._dynamo", "numpy", "paceline.train.elastic_engine"]
+        [
+            "torch",
+            "torch.distributed",
+            "torch._dynamo",
+            "paceline.train.elastic_engine",
+            "paceline.train.forked",
+        ]
     )
     life, held = context.Pipe(duplex=False)
     story = _Story(config, run_dir, on_event, resume)

@@ -60,7 +60,13 @@ def run(
         ) from error
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch", "torch.distributed", "torch._dynamo", "paceline.train.torch_engine"]
+        [
+            "torch",
+            "torch.distributed",
+            "torch._dynamo",
+            "paceline.train.torch_engine",
+            "paceline.train.forked",
+        ]
     )
     workers: list[ForkServerProcess] = []
     pipes: list[Connection] = []
