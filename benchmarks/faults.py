@@ -1,6 +1,6 @@
 """What is lost when ranks are killed, freeze, leave and join, and whether the training stays exact?
 
-    python benchmarks/faults.py [--faults 30] [--ranks 4] [--seed 0] [--kinds kill,freeze,...] [--out FILE]
+    python benchmarks/faults.py [--faults 30] [--ranks 4] [--seed 0] [--kinds kill,...] [--way moves] [--out FILE]
     python benchmarks/faults.py --summary FILE
 
 Real gloo ranks train a small float64 model under Adam with a scheduler, with rounds of some 30 ms, and one fault
@@ -12,6 +12,10 @@ kill: SIGKILL; freeze: SIGSTOP; thaw: SIGSTOP, and SIGCONT at about the time at 
 leave: SIGTERM; fail: a rank's sums fail though nobody is lost; two: two ranks, the second perhaps while the others
 mend the round; joiner, joiner freezes: one that joins, while it does; first: the first of the members; stall: the
 launcher stands still for 2 s, perhaps with a rank killed meanwhile.
+
+--way: how rounds are divided. planned: as policy level plans; moves: work moves within the round; costs: the same,
+by what samples cost, with a mean over tokens; bits: work moves under deterministic=True, and the parameters must be
+those of one process to the last bit.
 
 Each run adds what it found to the file, so that many short runs come to a large one. Printed, by kind and by instant:
 the longest time without a completed round, beyond a usual round, median and worst; the largest difference between
@@ -39,30 +43,34 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
     """One run, and what became of it."""
     import torch
 
-    from support.elastic_jobs import BATCH, FOR_EVER, Told, alone, run
-    from support.elastic_phases import KINDS, phased
+    from support.elastic_jobs import BATCH, FOR_EVER, WAYS, Told, run, stayed
+    from support.elastic_phases import CLAIMS, KINDS, ROUND, phased
 
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory)
         kinds = tuple(asked.kinds.split(",")) if asked.kinds else KINDS
         slow = [1, 2, *[1] * (asked.ranks - 2)]
+        way = WAYS[asked.way]
+        instants = ROUND + CLAIMS if "policy" in way.options else ROUND
         told: Told = run(
             out,
             asked.ranks,
             FOR_EVER,
-            phased(out, asked.faults, seed=asked.seed, kinds=kinds, dead=asked.dead),
+            phased(out, asked.faults, seed=asked.seed, kinds=kinds, dead=asked.dead, phases=instants),
             restarts=10 * asked.faults,
             nap=2e-4,
             dead=asked.dead,
             seconds=asked.seconds,
             slow=slow,
             phases=True,
+            **way.options,
         )
     ended: dict[int, float] = {}  # each round's, as the first rank told
     plans: dict[int, list[Any]] = {}
     unlike = 0
     for _, line in told.of("round"):
         ended[line["step"]] = min(ended.get(line["step"], line["at"]), line["at"])
+    for line in stayed(told):
         both = [line["loads"], line["shares"]]
         unlike += plans.setdefault(line["step"], both) != both
     gaps = list(pairwise(sorted(ended.values())))
@@ -79,13 +87,14 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
     ends = [end for _, end in told.of("end")]
     most = 0.0
     if ends:
-        expected = alone(ends[0]["rounds"])
+        expected = way.expected(ends[0]["rounds"])
         for end in ends:
             difference = torch.tensor(end["parameters"], dtype=torch.float64) - expected
             most = max(most, float(difference.abs().max()))
     return {
         "seed": asked.seed,
         "ranks": asked.ranks,
+        "way": asked.way,
         "load": os.getloadavg()[0],
         "rounds": len(ended),
         "usual": usual,
@@ -150,6 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--kinds", default="", help="separated by commas; all where left out")
+    parser.add_argument("--way", default="planned", choices=["planned", "moves", "costs", "bits"])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dead", type=float, default=0.5, help="seconds without a sign of life")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from paceline.torch.elastic import handover
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper, Loss
 from paceline.torch.elastic.link import Link
+from paceline.torch.elastic.meeting import Meeting
 from support.ranks import load
 
 WIDTH, SAMPLES, BATCH = 8, 1200, 48
@@ -132,6 +133,25 @@ def exactly(rounds: int, samples: int, cell: int) -> torch.Tensor:
     return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
+class Way(NamedTuple):
+    """How rounds are divided: options of ``run``, and the parameters that the run must come to."""
+
+    options: dict[str, Any]
+    expected: Callable[[int], torch.Tensor]
+
+
+COSTS = {"padded": False, "micro_batch_cost": 160.0}
+WAYS = {
+    "planned": Way({}, alone),
+    "moves": Way({"policy": "factoring"}, alone),
+    "costs": Way({"policy": "auto", "costs": COSTS}, lambda rounds: alone(rounds, tokens=True)),
+    "bits": Way(
+        {"policy": "factoring", "deterministic": True, "quantum": 4},
+        lambda rounds: exactly(rounds, SAMPLES, 4),
+    ),
+}
+
+
 class Oops(Exception):
     """Something in a user's loop."""
 
@@ -149,8 +169,21 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
 
     orders, opened = Orders(out, where.ident, say), itertools.count()
     real = Link.connect
-    handed, send = itertools.count(), handover.send
-    handover.send = lambda *arguments: (next(handed), send(*arguments))[1]
+    received: list[Any] = []  # by this rank, whether it has use for it or not
+    useful: list[Any] = []
+    send, enter = handover.send, Meeting.enter
+
+    def sent(group: Any, mine: Any, *others: Any) -> Any:
+        arrived = send(group, mine, *others)
+        received.extend([] if mine is not None or arrived is None else [arrived])
+        return arrived
+
+    def entered(meeting: Meeting, word: Any) -> Any:
+        met = enter(meeting, word)
+        useful.extend([] if met.packed is None else [met.packed])
+        return met
+
+    handover.send, Meeting.enter = sent, entered  # type: ignore[method-assign]
     Link.connect = lambda link: (next(opened), real(link))[1]  # type: ignore[method-assign]
     try:
         if options.get("phases"):
@@ -231,7 +264,8 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
                 epoch=pace.epoch,
                 files=files,
                 opened=next(opened),
-                handed=next(handed),
+                received=len(received),
+                useful=len(useful),
                 parameters=flat.tolist(),
             )
     except SystemExit:
@@ -286,6 +320,14 @@ class Told:
 
     def of(self, kind: str) -> list[tuple[int, dict[str, Any]]]:
         return [(who, line) for who, lines in self.lines.items() for line in lines if line["kind"] == kind]
+
+
+def stayed(told: Told) -> list[dict[str, Any]]:
+    """What was told of rounds; not of the last one of a worker that went then, since it may alone have completed it,
+    and the others have mended it."""
+    here = {who for who, _ in told.of("end")}
+    newest = {who: line["step"] for who, line in told.of("round")}
+    return [line for who, line in told.of("round") if who in here or line["step"] != newest[who]]
 
 
 Plan = Callable[[Keeper, Told, int], None]  # called again and again, with the newest round

@@ -39,11 +39,7 @@ def check(told: Told, rounds: int | None = None, whole: bool = True, **options: 
         found = torch.tensor(end["parameters"], dtype=torch.float64)
         assert (found - expected).abs().max() < 1e-12
     by_step: dict[int, list[Any]] = {}
-    here = {who for who, _ in ends}
-    newest = {who: line["step"] for who, line in told.of("round")}
-    for who, line in told.of("round"):
-        if who not in here and line["step"] == newest[who]:
-            continue  # before it went it may alone have completed the round, which the others then have mended
+    for line in elastic_jobs.stayed(told):
         both = [line["loads"], line["shares"]]
         assert by_step.setdefault(line["step"], both) == both  # all make the same plans
     assert sorted(by_step) == list(range(rounds))
@@ -181,8 +177,8 @@ def test_batch_norm(tmp_path: Path) -> None:
     assert len(ends) == 3
     assert all((end - ends[0]).abs().max() < 1e-12 for end in ends)
     assert (ends[0] - alone(100, norm=True)).abs().max() < 0.5  # whose batches have other means
-    # When the run begins all are handed over the model; then the first of those who have it and the joiner alone.
-    assert {who: end["handed"] for who, end in told.of("end")} == {2: 1, 3: 2, 4: 1}
+    for _, end in told.of("end"):  # who has all is sent nothing
+        assert end["received"] == end["useful"] > 0
     joiners = [line for who, line in told.of("joined") if who > 2]
     assert len(joiners) == 2
     for line in joiners:

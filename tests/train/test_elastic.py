@@ -47,7 +47,13 @@ def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
                 if child.name == hit[0] and child.pid is not None:
                     os.kill(child.pid, hit[1])
 
-    options: dict[str, Any] = {"global_batch": 60, "steps": STEPS, "seed": 2, "policy": "level", "lr": 0.02}
+    options: dict[str, Any] = {
+        "global_batch": 60,
+        "steps": STEPS,
+        "seed": 2,
+        "policy": "factoring",
+        "lr": 0.02,
+    }
     config = TrainConfig(workers=3, elastic=True, slowdown_ms=[0.5, 0.5, 1.0], checkpoint_every=25, **options)
     config.check(datasets.load(config.data))
     summary = elastic_launch.run(config, tmp_path / "three", take)

@@ -1,4 +1,4 @@
-"""A worker's connection to the store of its launcher: signs of life, the generations, the meeting before each."""
+"""A worker's connection to the store of its launcher: the meeting before each generation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,13 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
 from paceline.torch.elastic.generation import Generation, Where, told
+from paceline.torch.elastic.news import News
 from paceline.torch.elastic.spares import Spares
 
-BEAT_SECONDS = 0.1  # between two signs of life
 CONNECT_SECONDS = 60.0
 START_SECONDS = 300.0  # for the other workers to get as far when the run begins
-LONG = timedelta(days=30)
 LOOK = 0.001  # seconds between two looks in a meeting
 STAY_SECONDS = 5.0  # how long one that leaves waits for the others to let go of it, at most
-
-
-def life(ident: int) -> str:
-    """The key of a worker's signs of life."""
-    return f"life/{ident}"
 
 
 def ending(ident: int) -> str:
@@ -59,13 +53,10 @@ class Link:
         self._store = self.connect()
         self.spares = Spares(self.connect)
         self._gathered = 0
-        self._known: dict[int, Generation] = {}
-        self._hard = self._newest = -1
         self._having: set[int] = set()  # who has the model, by the generation that this worker is in
-        self._lost = self._leaving = self._joined = False
+        self._leaving = self._joined = False
         atexit.register(self._end)  # what comes then may take longer than others wait for a sign of life
-        for name, target in (("signs of life", self._beat), ("generations", self._watch)):
-            threading.Thread(target=target, name=name, daemon=True).start()
+        self._news = News(self.connect, self.ident)
 
     def connect(self) -> dist.TCPStore:
         """Another connection, for calls that may block."""
@@ -137,11 +128,11 @@ class Link:
 
     def lost_since(self, number: int) -> bool:
         """Whether somebody was lost after this generation was made."""
-        return self._hard > number or self._lost
+        return self._news.hard > number or self._news.lost
 
     def newer(self, number: int) -> bool:
         """Whether there is a generation after this one."""
-        return self._newest > number or self._lost
+        return self._news.newest > number or self._news.lost
 
     def next(self, number: int) -> Generation:
         """The newest generation after this one, as soon as there is one that holds this worker.
@@ -149,9 +140,10 @@ class Link:
         Raises Left where this worker has left, once the others have let go of it."""
         while True:
             self._check()
-            newest = self._newest
+            newest = self._news.newest
             if newest > number:
-                found = self._known[newest]
+                found = self._news.generation(newest)
+                assert found is not None
                 if found.holds(self.ident):
                     return found
                 if number >= 0:
@@ -183,7 +175,7 @@ class Link:
     @property
     def first(self) -> bool:
         """Whether this worker is the first of the newest members that have the model."""
-        found = self._known.get(self._newest)
+        found = self._news.generation(self._news.newest)
         if found is None:
             return False
         return self.ident == next((m.ident for m in found.members if m.ident in self._having), None)
@@ -224,10 +216,12 @@ class Link:
             raise WorkerError(
                 f"worker {self.place} gave no sign of life for so long that the others went on without it"
             )
-        until, key = time.monotonic() + STAY_SECONDS, f"gone/{self._newest}"
+        news = self._news
+        until, key = time.monotonic() + STAY_SECONDS, f"gone/{news.newest}"
         self.arrive(key)
-        while time.monotonic() < until and not self._call("check", [f"verdict/{self._newest}"]):
-            if not self._known[self._newest].members and self.arrived(key) >= len(self._having):
+        while time.monotonic() < until and not self.posted(f"verdict/{news.newest}"):
+            found = news.generation(news.newest)
+            if found is not None and not found.members and self.arrived(key) >= len(self._having):
                 break  # all have left
             time.sleep(LOOK)
         raise Left(0)
@@ -244,39 +238,12 @@ class Link:
         try:
             return getattr(self._store, name)(*arguments)
         except RuntimeError as error:
-            self._lost = True
+            self._news.lost = True
             raise WorkerError("the launcher, which keeps the ranks together, has gone") from error
 
     def _check(self) -> None:
-        if self._lost:
+        if self._news.lost:
             raise WorkerError("the launcher, which keeps the ranks together, has gone")
-
-    def _beat(self) -> None:
-        number = 0
-        try:
-            store = self.connect()
-            while True:
-                number += 1
-                store.set(life(self.ident), str(number))
-                time.sleep(BEAT_SECONDS)
-        except (RuntimeError, WorkerError):
-            self._lost = True
-
-    def _watch(self) -> None:
-        number = 0
-        try:
-            store = self.connect()
-            while True:
-                store.wait([f"generation/{number}"], LONG)
-                found = Generation.decode(store.get(f"generation/{number}"))
-                self._known[number] = found
-                if found.hard:
-                    self._hard = number
-                self._newest = number
-                self._known.pop(number - 8, None)
-                number += 1
-        except (RuntimeError, WorkerError):
-            self._lost = True
 
 
 _link: Link | None = None

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.torch.elastic import note
 from paceline.torch.elastic.handover import Handover
+from paceline.torch.elastic.leftover import Leftover, Turn
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.meeting import Meeting
 from paceline.torch.elastic.meter import ElasticMeter
@@ -24,7 +25,6 @@ from paceline.torch.terms import Terms
 
 LOOK = 0.001  # seconds between two looks at who has come to the end of a loop
 TOGETHER_SECONDS = 10.0  # how long one that has is held up by others that go on, at most
-Turn = tuple[Span | None, Piece]  # the samples of a turn, None for one that counts for nothing; and its piece
 
 
 class Mended(NamedTuple):
@@ -77,9 +77,7 @@ class Member:
         self._round = Running()
         self._switch = False  # the members change before the next round
         self._together = ""  # where all members were seen to be at the end of the loop
-        self._cut: Callable[[Missing], list[Turn]] = lambda missing: []
-        self._parts: list[Turn] | None = None  # of a round that is mended, for whoever claims them
-        self._claimed: Turn | None = None  # the next that this rank runs
+        self._leftover = Leftover(link)
         self._span: Span | None = None  # that the running turn is
         self._last_note: torch.Tensor | None = None
         self._late: torch.Tensor | None = (
@@ -148,7 +146,7 @@ class Member:
         """This rank's turns of the round: those that are planned, and then those that it claims of what is missing.
 
         cut: what is missing as turns, the same on all members."""
-        self._cut = cut
+        self._leftover.open(cut)
         if not self.mending:
             for self._span, piece in planned:
                 yield self._span, piece
@@ -156,9 +154,8 @@ class Member:
             self._span = None
             yield None, Piece(plan, 0, True, True)
         while self._round.within:
-            assert self._claimed is not None
-            self._span = self._claimed[0]
-            yield self._claimed
+            self._span = self._leftover.claimed[0]
+            yield self._leftover.claimed
 
     def backward_begins(self, last: bool) -> None:
         """A backward pass begins, of a round's last planned piece where ``last``."""
@@ -251,7 +248,7 @@ class Member:
         """The round is complete."""
         self._meter.complete(self._round.step, found.rows, found.present)
         self._switch, self._last_note = found.switch, total
-        self._parts = self._claimed = None
+        self._leftover.forget()
         self._round.over()
 
     def _take_late(self) -> None:
@@ -262,15 +259,8 @@ class Member:
 
     def _claim(self) -> bool:
         """Whether there is another part of a mended round for this rank."""
-        if self._parts is None:
-            assert self._round.missing is not None
-            self._parts = self._cut(self._round.missing)
-        self._claimed = None
-        if self._parts:
-            number = self._link.claim(self.key)
-            if number < len(self._parts):
-                self._claimed = self._parts[number]
-        return self._claimed is not None
+        assert self._round.missing is not None
+        return self._leftover.claim(self._round.missing, self.key)
 
     def _mend(self, began: float) -> None:
         """A sum has failed: go on with those who are there."""
@@ -293,7 +283,8 @@ class Member:
         generation = self._meeting.generation
         self._link.entered(generation)
         self._round.agree(met.up, len(generation.members), met.fits)
-        self._parts, self._switch = None, False
+        self._leftover.forget()
+        self._switch = False
         took = time.perf_counter() - began
         self._told(Mended(self._round.step, generation.number, generation.places, took, self._round.within))
 

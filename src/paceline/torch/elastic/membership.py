@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from paceline.torch.elastic.generation import Generation, Member
-from paceline.torch.elastic.link import BEAT_SECONDS, ending, life
+from paceline.torch.elastic.link import ending
+from paceline.torch.elastic.news import BEAT_SECONDS, life
 
 DEAD_SECONDS = 1.0  # without a sign of life
 LOOKS = 4  # without a new sign of life, at least: a launcher that stood still itself blames nobody for it

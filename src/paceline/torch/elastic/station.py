@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from paceline.errors import WorkerError
 from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.link import BEAT_SECONDS
 from paceline.torch.elastic.machines import COUNT, FIRST, OVER, Keys, ended
+from paceline.torch.elastic.news import BEAT_SECONDS
 from paceline.torch.liveness.calls import Calls
 
 LOOK = 0.01  # seconds between two looks

@@ -16,8 +16,9 @@ from paceline.torch.claiming.counter import Counter
 from paceline.torch.elastic.buckets import Buckets
 from paceline.torch.elastic.exact import ExactBuckets
 from paceline.torch.elastic.handover import Handover
+from paceline.torch.elastic.leftover import Turn
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.member import Member, Mended, Turn
+from paceline.torch.elastic.member import Member, Mended
 from paceline.torch.elastic.meter import ElasticMeter
 from paceline.torch.elastic.orphans import Span
 from paceline.torch.elastic.parallel import Elastic

@@ -12,7 +12,7 @@ from torch.utils.data import default_collate
 from paceline.rounds import Indices
 from paceline.samples.cost import batch_parts
 from paceline.torch.elastic import orphans
-from paceline.torch.elastic.member import Turn
+from paceline.torch.elastic.leftover import Turn
 from paceline.torch.elastic.orphans import Span
 from paceline.torch.elastic.running import Missing
 from paceline.torch.elastic.turns import ElasticTurns
