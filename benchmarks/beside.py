@@ -75,7 +75,7 @@ def torchft(rank: int, folder: Path) -> Step:
         hostname="127.0.0.1",
     )
 
-    def step() -> int:
+    def step(_: object = store) -> int:  # the store lives as long as this
         try:
             manager.start_quorum()
         except Exception:  # the others are not there yet
@@ -243,6 +243,9 @@ def queue(samples: int) -> float:
 
     workers = [Worker.remote(rank) for rank in range(len(MILLISECONDS))]  # type: ignore[attr-defined]
     pool, values = ActorPool(workers), np.zeros(20 * 64 + 64 + 64 * 10 + 10, np.float32)
+    list(
+        pool.map_unordered(lambda worker, sent: worker.gradient.remote(sent, 1), [values] * 30)
+    )  # loads PyTorch
     begun, start, done, since = time.perf_counter(), 0.0, 0, 0.0
     while since < WARM_UP + SECONDS:
         tasks = [(ray.put(values), samples)] * (BATCH // samples)

@@ -87,4 +87,8 @@ def test_axe_finds_nothing_serious(told, tmp_path):
                 page.goto((tmp_path / "page.html").as_uri())
                 assert browsers.barriers(page) == []
                 assert page.evaluate("document.documentElement.scrollWidth") == width
+                for cell in page.locator(".jobs tbody td").all():
+                    box = cell.bounding_box()
+                    assert box["x"] >= 0, "nothing is out of sight"
+                    assert box["x"] + box["width"] <= width
             page.close()

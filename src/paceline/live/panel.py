@@ -114,7 +114,7 @@ def _cards(
             None,
         ),
         (percent(reach), "", "of the bound lately", reach),
-        (percent(idle), "", "of the workers' time is waiting", idle),
+        (percent(idle), "", "of the workers' time is waiting lately", idle),
     ]
     loss = columns["loss"][~np.isnan(columns["loss"][:])][-1:]
     if len(loss):

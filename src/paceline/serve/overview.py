@@ -52,7 +52,9 @@ def _row(served: Served, now: float, after: str) -> str:
         _sparkline(lately),
     )
     link = f'<th scope="row"><a href="jobs/{name}/{after}">{name}</a></th>'
-    return f"<tr>{link}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    # On a narrow screen each cell has its head before it: page.css shows data-head there.
+    told = "".join(f'<td data-head="{head}">{cell}</td>' for head, cell in zip(HEAD[1:], cells, strict=True))
+    return f"<tr>{link}{told}</tr>"
 
 
 def _aside(name: str, why: str) -> str:
