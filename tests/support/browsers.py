@@ -17,10 +17,13 @@ CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Chromium, driven by Playwright; skips the test where one of them is not there."""
+    """Chromium, driven by Playwright; skips the test where one of them is not there.
+
+    Where CHROMIUM or AXE says where something is, and nothing is there, the test fails.
+    """
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
     if not shutil.which(CHROMIUM):
-        pytest.skip(f"no browser: {CHROMIUM} is not there; set CHROMIUM to where it is")
+        _missing("CHROMIUM", f"no browser: {CHROMIUM} is not there; set CHROMIUM to where it is")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -34,8 +37,15 @@ def axe() -> str:
     if not path.is_file() and package is not None and package.origin is not None:
         path = Path(package.origin).with_name("axe.min.js")
     if not path.is_file():
-        pytest.skip("no axe-core: pip install axe-playwright-python, or set AXE to where axe.min.js is")
+        _missing("AXE", "no axe-core: pip install axe-playwright-python, or set AXE to where axe.min.js is")
     return path.read_text(encoding="utf-8")
+
+
+def _missing(variable: str, why: str) -> None:
+    """Skip the test, or fail it where the environment promised what it needs."""
+    if variable in os.environ:
+        pytest.fail(why)
+    pytest.skip(why)
 
 
 def barriers(page: Any) -> list[str]:
