@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -196,6 +198,7 @@ def beside(way: str, python: str) -> float:
     """Samples a second of three workers of another system."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     quiet: dict[str, Any] = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet["start_new_session"] = True  # each ends with all that it started
     running = []
     if way == "torchft":
         lighthouse = [str(Path(python).with_name("torchft_lighthouse")), "--bind", "127.0.0.1:29612"]
@@ -216,7 +219,8 @@ def beside(way: str, python: str) -> float:
             return float((Path(folder) / "rate").read_text())
         finally:
             for each in running:
-                each.kill()
+                with suppress(ProcessLookupError):
+                    os.killpg(each.pid, signal.SIGKILL)
                 each.wait()
 
 

@@ -92,15 +92,15 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
     gain = before / doubt
     doubt *= CHANGE**2
     np.maximum(doubt, LEAST_CHANGE**2, out=doubt)
-    anew = error * error > doubt
+    fresh = error * error > doubt
     mean = gain * error
     mean += track.mean
     variance = gain * scatter
     if not known:
-        anew |= np.isnan(track.mean)
-    if anew.any():
-        mean, gain = np.where(anew, y, mean), np.where(anew, 1.0, gain)
-        variance = np.where(anew, scatter, variance)
+        fresh |= np.isnan(track.mean)
+    if fresh.any():
+        mean, gain = np.where(fresh, y, mean), np.where(fresh, 1.0, gain)
+        variance = np.where(fresh, scatter, variance)
     if not known:
         seen = ~np.isnan(y)
         mean, gain = np.where(seen, mean, track.mean), np.where(seen, gain, 0.0)

@@ -103,12 +103,12 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
         surprise = np.minimum(off**2 / variance, JUMP**2) - 1.0
         scatter = np.maximum(fit.scatter * (1.0 + MEMORY * blame * surprise), LEAST_SCATTER**2)
 
-    anew = here & (jump | first)
+    fresh = here & (jump | first)
     base = np.where(first, 0.0, np.minimum(fit.overhead, 0.5 * t))
     unsure = np.where(first, (GUESS * t) ** 2, p)
 
     def chosen(restarted: Array, updated: Array, unseen: Array) -> Array:
-        return np.where(anew, restarted, np.where(here, updated, unseen))
+        return np.where(fresh, restarted, np.where(here, updated, unseen))
 
     return Fit(
         overhead=chosen(base, kept, fit.overhead),

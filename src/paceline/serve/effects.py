@@ -65,7 +65,7 @@ class Closed(NamedTuple):
     compute: Array
     overhead: Array
     shares: Array
-    members: NDArray[np.bool_]  # who had a part in the plan
+    members: NDArray[np.bool_]  # that were given a part by the plan
 
 
 class Unlearned(NamedTuple):

@@ -22,8 +22,8 @@ Word = dict[str, Any]
 
 
 class Met(NamedTuple):
-    """What came of a meeting. up: the words of those who had the newest complete round, by place; packed: what this
-    rank, which had not, was handed over by the first of them."""
+    """What came of a meeting. up: the words of the members with the newest complete round, by place; packed: what
+    this rank was given by the first of them, because its own state was older."""
 
     up: list[Word]
     fits: int  # samples that each member has room for at once
@@ -67,7 +67,7 @@ class Meeting:
     def enter(self, word: Word) -> Met:
         """Into the newest generation, which may follow at once by another. word: what this rank tells of itself.
 
-        Raises WorkerError where nobody is left of those who had the model."""
+        Raises WorkerError where no member with the model is left."""
         began, number = time.perf_counter(), -1 if self._generation is None else self._generation.number
         word = {**word, "has": self._has}
         while True:
