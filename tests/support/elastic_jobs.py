@@ -26,6 +26,8 @@ from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper, Loss
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.meeting import Meeting
+from paceline.torch.feed.anywhere import Begun
+from paceline.torch.liveness.shutdown import end_with_parent
 from support.ranks import load
 
 WIDTH, SAMPLES, BATCH = 8, 1200, 48
@@ -171,6 +173,9 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
     real = Link.connect
     received: list[Any] = []  # by this rank, whether it has use for it or not
     useful: list[Any] = []
+    ahead: list[
+        int
+    ] = []  # for each round, whether this rank's first samples of it were loaded before it began
     send, enter = handover.send, Meeting.enter
 
     def sent(group: Any, mine: Any, *others: Any) -> Any:
@@ -230,6 +235,16 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
         with pace:
             samples = options.get("samples", SAMPLES)
             costs = {"cost": lengths(samples), **options["costs"]} if by_cost else {}
+            if workers := options.get("workers"):
+                multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+                costs |= {"num_workers": workers, "worker_init_fn": end_with_parent}
+                expect = Begun.expect
+
+                def expected(begun: Begun, turns: list[Any]) -> None:
+                    ahead.append(sum(map(begun.comes, turns[:1])))
+                    expect(begun, turns)
+
+                Begun.expect = expected  # type: ignore[method-assign]
             loader = pace.loader(Rows(samples), seed=3, **costs)
             pace.register(optimizer, scheduler)
             say(kind="joined", at=time.time(), rounds=pace.rounds, statistics=statistics(model))
@@ -264,6 +279,7 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
                 epoch=pace.epoch,
                 files=files,
                 opened=next(opened),
+                ahead=ahead,
                 received=len(received),
                 useful=len(useful),
                 parameters=flat.tolist(),

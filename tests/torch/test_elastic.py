@@ -140,6 +140,21 @@ def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool
     assert len(told.faults) >= 6
 
 
+@pytest.mark.parametrize("policy", ["level", "factoring"])
+def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
+    """The next round's samples, and what is claimed, also where ranks are lost and what was loaded is of no use."""
+
+    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+        if not told.faults and newest >= 5 and len(keeper.membership.members) == 3:
+            hit(keeper, told, "kill", keeper.membership.members[1].ident)
+
+    told = run(tmp_path, 3, 40, plan, nap=2e-4, policy=policy, workers=1, slow=[1, 3, 1])
+    check(told, 40)
+    assert len(told.of("end")) == 2
+    for _, end in told.of("end"):  # but in the first rounds of an epoch, or of these members
+        assert sum(end["ahead"]) >= len(end["ahead"]) - 12 > 20
+
+
 def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
     """Though nobody is lost; in the last round, too, which one of the ranks has completed by then. Another leaves its
     loop in the middle of a backward pass, and goes on with it. Connections that are not needed are closed."""

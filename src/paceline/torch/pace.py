@@ -261,7 +261,7 @@ class Pace:
             loader: BalancedLoader = ElasticLoader(
                 self.turns, dataset, order, number, drop_last, options, dealer
             )
-            self.turns.drawn_ahead()
+            self.turns.drawn_ahead(min(max(lags), 1))  # processes load the next round's part
         else:
             loader = BalancedLoader(self.turns, dataset, order, number, drop_last, options, dealer)
             self.turns.drawn_ahead(max(lags))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol
 
@@ -39,8 +39,8 @@ class Indexed(Source, Protocol):
         """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on; among: places, (places,)."""
         ...
 
-    def pieces(self, plan: RoundPlan) -> Iterator[Piece]:
-        """This rank's turns of a round as planned."""
+    def pieces(self, plan: RoundPlan, first: int, among: NDArray[np.bool_]) -> list[Turn]:
+        """This rank's turns of a round as planned, whose samples begin at ``first``; among: as for ``divided``."""
         ...
 
     def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Turn]:
@@ -106,7 +106,8 @@ class ElasticTurns(Turns):
                     self._claims.workers = int(member.among.sum())
                     self._pool.open(member.key, member.chief)
                 cut = partial(source.parts, plan, coming[0])
-                for span, piece in member.turns(plan, self._planned(source, plan, coming[0]), cut):
+                planned = [] if member.mending else source.pieces(plan, coming[0], member.among)
+                for span, piece in member.turns(plan, self._with_claims(planned), cut):
                     batch = source.load(span)
                     self._begin(piece)
                     yield self.host.place(batch)
@@ -116,12 +117,9 @@ class ElasticTurns(Turns):
             source.end()
             self._leave(running)
 
-    def _planned(self, source: Indexed, plan: RoundPlan, first: int) -> Iterator[Turn]:
+    def _with_claims(self, planned: Iterable[Turn]) -> Iterator[Turn]:
         """This rank's turns of a round as planned, and between them those that it claims."""
-        division = plan.division
-        own = plan.loads if division is None else division.first + division.kept
-        start = first + int(own[: self.rank].sum())
-        for piece in source.pieces(plan):
+        for span, piece in planned:
             while (claimed := self._claim(piece)) is not None:
                 at, left = claimed.start, len(claimed.sizes)
                 for size, parts in zip(claimed.sizes, claimed.parts, strict=True):
@@ -129,8 +127,7 @@ class ElasticTurns(Turns):
                     turn = piece._replace(samples=size, parts=parts, last=False, claims=not left)
                     yield (at, size), turn
                     at += size
-            yield ((start, piece.samples) if piece.samples else None), piece
-            start += piece.samples
+            yield span, piece
 
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         if not (self.passes.complete and self.member.behind):

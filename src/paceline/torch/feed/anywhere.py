@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import deque
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,14 +19,15 @@ from paceline.torch.elastic.orphans import Span
 from paceline.torch.elastic.running import Missing
 from paceline.torch.elastic.turns import ElasticTurns
 from paceline.torch.feed.dealt import Dealer
-from paceline.torch.feed.fetching import fetcher
+from paceline.torch.feed.fetching import Fetcher, Here, fetcher
 from paceline.torch.feed.loader import BalancedLoader, _EmptyToo, _pinned
 from paceline.torch.feed.pieces import Order, planned_pieces
-from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.plan import Claim, Piece, RoundPlan
 
 
 class ElasticLoader(BalancedLoader):
-    """As its base; what it loads is known when a round begins, and nothing is loaded ahead of that."""
+    """As its base. Where processes load, they load the next round's part of this rank while a round runs, as it will
+    be if the members stay the same; what is loaded for nothing is thrown away."""
 
     def __init__(
         self,
@@ -38,16 +41,29 @@ class ElasticLoader(BalancedLoader):
     ) -> None:
         given = dict(options)
         super().__init__(turns, dataset, order, number, drop_last, options)
-        self._dealer = dealer
         collate = given.pop("collate_fn", None) or default_collate
-        self._fetcher = fetcher(dataset, _EmptyToo(dataset, collate), given)
+        self._here = Here(dataset, _EmptyToo(dataset, collate))
+        # Where processes load: what is planned, in this round and the next; and what is claimed.
+        self._planned = Begun(fetcher(dataset, collate, given))
+        self._others = Begun(self._fetcher or self._here)
+        self._dealer = dealer
         # The epoch's order, and the same with the running round's samples as they are dealt.
         self._order, self._drawn, self._indices = order, np.empty(0, np.int64), np.empty(0, np.int64)
 
     def open(self) -> None:
-        self._length = sum(1 for _ in self._turns.progress.remaining())
-        self._drawn = self._order.epoch(self._turns.progress.epoch)
+        turns = self._turns
+        self._length = sum(1 for _ in turns.progress.remaining())
+        self._drawn = self._order.epoch(turns.progress.epoch)
         self._indices = self._drawn.copy()
+        if self._early and turns.terms.moves_work:
+            turns.claims_ahead(self._claimed, True)
+        for each in (self._planned, self._others):
+            each.reset()
+
+    def close(self) -> None:
+        """No more samples."""
+        for each in (self._planned, self._others):
+            each.close()
 
     def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_]) -> RoundPlan:
         """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on; among: places, (places,)."""
@@ -57,11 +73,16 @@ class ElasticLoader(BalancedLoader):
         self._indices[first : first + size] = self._drawn[first : first + size]
         return self._dealer.divided(step, self._indices, first, size, among)
 
-    def pieces(self, plan: RoundPlan) -> Iterator[Piece]:
-        """This rank's turns of a round as planned."""
-        turns = self._turns
-        every = np.arange(plan.batch)
-        return (piece for _, piece in planned_pieces(turns.terms, turns.rank, plan, 0, every, False))
+    def pieces(self, plan: RoundPlan, first: int, among: NDArray[np.bool_]) -> list[Turn]:
+        """This rank's turns of a round as planned, whose samples begin at ``first``."""
+        turns = self._turned(plan, first)
+        if self._early:
+            wanted = [self._of(span) for span, _ in turns if span is not None]
+            self._planned.expect(wanted)
+            for ahead, (start, size) in enumerate(islice(self._turns.progress.remaining(), 1, 2), 1):
+                following = self._turned(self.divided(plan.step + ahead, start, size, among), start)
+                self._planned.begin([self._of(span) for span, _ in following if span is not None])
+        return turns
 
     def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Turn]:
         """What is missing of a round whose samples begin at ``first``, as turns: the same on all members."""
@@ -82,10 +103,77 @@ class ElasticLoader(BalancedLoader):
 
     def load(self, span: Span | None) -> Any:
         """A batch of these samples of the epoch's order; for None one that counts for nothing."""
-        assert self._fetcher is not None
         terms = self._turns.terms
-        filler: Indices = self._indices[: terms.floor if terms.fills else 0]
-        chosen = filler if span is None else self._indices[span[0] : span[0] + span[1]]
-        self._fetcher.begin([chosen])
-        batch = self._laid(self._fetcher.next(chosen))
+        if span is None or not self._early:
+            filler: Indices = self._indices[: terms.floor if terms.fills else 0]
+            batch = self._here.next(filler if span is None else self._of(span))
+        elif self._planned.comes(chosen := self._of(span)):
+            batch = self._planned.next(chosen)
+        else:
+            began = time.perf_counter()
+            batch = self._others.next(chosen)
+            self._turns.waited(time.perf_counter() - began)
+        batch = self._laid(batch)
         return _pinned(batch) if self._pins else batch
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _of(self, span: Span) -> Indices:
+        return self._indices[span[0] : span[0] + span[1]].copy()
+
+    def _turned(self, plan: RoundPlan, first: int) -> list[Turn]:
+        terms, rank, division = self._turns.terms, self._turns.rank, plan.division
+        own = plan.loads if division is None else division.first + division.kept
+        start, turns = first + int(own[:rank].sum()), []
+        for _, piece in planned_pieces(terms, rank, plan, 0, np.arange(plan.batch), False):
+            turns.append(((start, piece.samples) if piece.samples else None, piece))
+            start += piece.samples
+        return turns
+
+    def _claimed(self, claim: Claim) -> None:
+        """Called from the thread that claims."""
+        at = claim.start
+        for size in claim.sizes:
+            self._others.begin([self._of((at, size))])
+            at += size
+
+
+class Begun:
+    """What processes load while something else runs. ``next`` gives what is asked for, begun or not."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._begun: deque[Indices] = deque()
+
+    def begin(self, turns: list[Indices]) -> None:
+        """Begin to load each of these, behind what was begun before; from any thread."""
+        self._fetcher.begin(turns)
+        self._begun.extend(turns)
+
+    def expect(self, turns: list[Indices]) -> None:
+        """These come next: begin them, if something else was begun."""
+        same = len(turns) == len(self._begun) and all(map(np.array_equal, turns, self._begun))
+        if not same:
+            self.reset()
+            self.begin(turns)
+
+    def comes(self, turn: Indices) -> bool:
+        """Whether this is what was begun first."""
+        return bool(self._begun) and np.array_equal(self._begun[0], turn)
+
+    def next(self, turn: Indices) -> Any:
+        """A batch of these samples."""
+        if not self.comes(turn):
+            self.reset()
+            self.begin([turn])
+        self._begun.popleft()
+        return self._fetcher.next(turn)
+
+    def reset(self) -> None:
+        """Forget what was begun."""
+        self._begun.clear()
+        self._fetcher.reset()
+
+    def close(self) -> None:
+        """No more samples."""
+        self._fetcher.close()
