@@ -10,6 +10,7 @@ import pytest
 
 from support.blocks import PAGES, ROOT, complaints, document, name
 from support.launched import run_forked
+from support.pages import STANDING_RAY
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -17,11 +18,22 @@ def test_every_block_can_be_run(page: Path) -> None:
     assert complaints(page) == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_page(page: Path, tmp_path: Path) -> None:
+ON_RAY = ("docs/coded.md", "docs/server.md")
+"""Pages whose blocks join the Ray that other tests have started, as it would be on a cluster."""
+
+
+def with_its_group(page: Path) -> object:
+    return pytest.param(page, marks=pytest.mark.xdist_group("ray-products") if name(page) in ON_RAY else ())
+
+
+@pytest.mark.parametrize("page", [*map(with_its_group, PAGES)], ids=map(name, PAGES))
+def test_page(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if not list(document(page)):
         pytest.skip("no code")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])}
+    if name(page) in ON_RAY:
+        ray = request.getfixturevalue("cluster")
+        environment[STANDING_RAY] = ray.get_runtime_context().gcs_address
     with contextlib.chdir(tmp_path):
-        run_forked([{"PYTHONPATH": path}], "support.pages", (), [name(page)])
+        run_forked([environment], "support.pages", (), [name(page)])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from paceline.coded.delay import Array
+from paceline.costs import Array
 from paceline.errors import PacelineError
 
 ProductDelay = Callable[[str, str, int, int], float]
