@@ -85,7 +85,12 @@ def decided(n, seed, policy, rounds, unit, limited):
             seconds[rng.integers(n)] = rng.choice([np.nan, 0.0, 1e9])
         pieces = None
         if balancer.piece_plan(step) is not None and rng.random() < 0.9:
-            pieces = PieceTimes(*rng.uniform(1e-5, 1e-2, (3, n)))
+            times = rng.uniform(1e-5, 1e-2, (3, n))
+            if rng.random() < 0.5:  # nothing was claimed
+                times[1:] = 0.0
+            if rng.random() < 0.1:  # somebody told nothing
+                times[:, rng.integers(n)] = np.nan
+            pieces = PieceTimes(*times)
         known = overhead * rng.uniform(0, 1, n)
         told.append(
             (balancer.digest, tuple(loads), *balancer.report(step, loads, seconds, known, None, None, pieces))

@@ -203,7 +203,7 @@ class Balancer:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
         piece_plan = self.piece_plan(step)
-        moved = piece_plan is not None and not np.all(piece_plan.at_once >= 1)
+        moved = piece_plan is not None and not piece_plan.at_once >= 1
         happened = self._happened(ran, seconds, known, cpu, memory, pieces, moved)
         failed: BaseException | None = None
         if self._aside is None:

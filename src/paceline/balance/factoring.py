@@ -27,7 +27,7 @@ from paceline.balance.protocol import Policy
 from paceline.costs import Linear, line_through
 from paceline.errors import PacelineError
 from paceline.few import few, total
-from paceline.rounds import Array, Cluster, PiecePlan, Plan, Round
+from paceline.rounds import Array, Cluster, PiecePlan, PieceTimes, Plan, Round
 
 AT_FIRST = 0.25  # until a plan has been measured once
 PART = 0.5  # of what is due to a worker: a claim before all have told their speeds, as in factoring
@@ -100,15 +100,9 @@ class Factoring(Forecasting, Policy[FactoringState]):
         pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
         losses, weight = portions.learn(state.losses, state.weight, state.planned, state.speeds, pace)
         assert isinstance(plan.costs, Linear)
-        per_sample = plan.costs.seconds_per_sample
-        piece, claimed, strayed = state.piece, state.claimed, state.strayed
-        if round.pieces is not None:
-            piece = _mean_of_known(round.pieces.cost, piece)
-            newest = _sum_of_known(round.pieces.expected)
-            kept = np.where(newest > 0, STRAY_MEMORY, 1.0)
-            claimed = kept * claimed + newest
-            strayed = kept * strayed + _sum_of_known(round.pieces.strayed)
-        state = FactoringState(inner, plan.shares, losses, weight, 1.0 / per_sample, piece, claimed, strayed)
+        speeds = 1.0 / plan.costs.seconds_per_sample
+        pieces = _learned(state, round.pieces)
+        state = FactoringState(inner, plan.shares, losses, weight, speeds, *pieces)
         return self._in_pieces(plan, state), state
 
     def planner(self) -> Level:
@@ -182,6 +176,27 @@ class Auto(Factoring):
     """Each round as planned, or in pieces: whichever would have lost less in the rounds before."""
 
     whole: ClassVar[bool] = True
+
+
+def _learned(state: FactoringState, pieces: PieceTimes | None) -> tuple[Array, Array, Array]:
+    """``piece``, ``claimed`` and ``strayed`` of the state after a round's pieces."""
+    piece, claimed, strayed = state.piece, state.claimed, state.strayed
+    if pieces is None:
+        return piece, claimed, strayed
+    if few(pieces.cost):
+        cost, newest, off = (total(values.tolist()) for values in pieces)
+        if math.isfinite(cost + newest + off):  # all told
+            piece = np.array([cost / len(pieces.cost)])
+            if newest > 0:
+                claimed = np.array([STRAY_MEMORY * float(claimed[0]) + newest])
+                strayed = np.array([STRAY_MEMORY * float(strayed[0]) + off])
+                return piece, claimed, strayed
+            if off == 0:  # nothing was claimed
+                return piece, claimed, strayed
+    expected = _sum_of_known(pieces.expected)
+    kept = np.where(expected > 0, STRAY_MEMORY, 1.0)
+    piece = _mean_of_known(pieces.cost, piece)
+    return piece, kept * claimed + expected, kept * strayed + _sum_of_known(pieces.strayed)
 
 
 def _sum_of_known(values: Array) -> Array:

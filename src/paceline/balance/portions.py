@@ -24,9 +24,12 @@ def learn(losses: Array, weight: Array, planned: Array, speeds: Array, pace: Arr
     planned, 0 where nothing was known; pace: seconds a sample, as measured, NaN where it was not; all (..., n).
     """
     if few(pace) and (ratio := _ratio_of_few(planned, speeds, pace)) is not None:
-        weight = MEMORY * weight + 1.0
+        behind = MEMORY * float(weight[0]) + 1.0
         lost = np.maximum(PORTIONS * ratio - 1.0, 0.0)
-        return losses + 1.0 / np.maximum(weight, 1.0) * (lost - losses), weight
+        lost -= losses
+        lost *= 1.0 / max(behind, 1.0)
+        lost += losses
+        return lost, np.array([behind])
     known = np.isfinite(pace) & (speeds > 0)  # measured, and planned for by what was measured before
     speed = np.where(known, 1.0 / np.where(known, pace, 1.0), 0.0)
     planned = np.where(known, planned, 0.0)
@@ -47,12 +50,13 @@ def best(losses: Array, piece: Array, seconds: Array, part: float, then: Array, 
     take; both (..., 1). part, then: what a claim is of what is due, before and once the speeds are known. whole: all
     at once is a choice, too.
     """
-    smallest = np.maximum(LEAST * piece, QUICKEST)
     if whole and few(losses) and then > 0:
         # What pieces cost at least, whatever the portion: where all at once has lost less, it is the best.
-        cost = (2.0 * float(piece[0]) + float(smallest[0]) / 2.0) / float(seconds[0])
+        own = float(piece[0])
+        cost = (2.0 * own + max(LEAST * own, QUICKEST) / 2.0) / float(seconds[0])
         if losses[-1] < cost and losses.min() >= 0:
             return np.asarray(PORTIONS[-1])
+    smallest = np.maximum(LEAST * piece, QUICKEST)
     after_one_claim = (1 - part) * LEFT * seconds
     later = np.maximum(np.minimum(after_one_claim, LONGEST), smallest)
     stages = log(later / smallest) / -log(1 - np.minimum(then, 0.99))[..., None]

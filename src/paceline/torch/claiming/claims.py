@@ -127,7 +127,8 @@ class Claims:
                 self._ask_in_time(self._asking)
                 self._asking = None
             torch.cuda.current_stream(self._device).synchronize()
-        self._through.set()
+        if self._answer is not None:
+            self._through.set()
         now = time.perf_counter()
         took = now - self._mark
         if self._half:

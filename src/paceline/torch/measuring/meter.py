@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from paceline.errors import PacelineError
-from paceline.rounds import Array
+from paceline.few import total
 from paceline.torch.liveness.patience import named
 from paceline.torch.measuring import exchange, measure, piece_reports
 from paceline.torch.measuring.exchange import Exchange, Rows
@@ -143,8 +143,9 @@ class Meter:
         if self.lag:
             return None
         rows = self._received()
-        check_counts(step, rows["count"])
-        return float(rows["count"].sum())
+        counts = rows["count"].tolist()
+        check_counts(step, counts)
+        return total(counts)
 
     def close(self) -> None:
         self._exchange.close()
@@ -185,13 +186,14 @@ class Meter:
         return self._packed.pack(*numbers)
 
 
-def check_counts(step: int, counts: Array) -> None:
+def check_counts(step: int, counts: list[float]) -> None:
     """Raises PacelineError where some ranks gave a count in a round and others, whose count is NaN, did not."""
-    without = np.isnan(counts)
-    if without.any() and not without.all():
+    without = [rank for rank, count in enumerate(counts) if math.isnan(count)]
+    if 0 < len(without) < len(counts):
+        given = [rank for rank in range(len(counts)) if rank not in without]
         raise PacelineError(
-            f"round {step}: {named(np.flatnonzero(~without).tolist())} gave a count with the loss, and "
-            f"{named(np.flatnonzero(without).tolist())} did not; expected count= on all ranks or on none"
+            f"round {step}: {named(given)} gave a count with the loss, and {named(without)} did not; expected count= "
+            "on all ranks or on none"
         )
 
 

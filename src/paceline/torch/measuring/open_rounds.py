@@ -117,15 +117,17 @@ class OpenRounds:
         parts = None if plan.deal is None else plan.deal.parts
         if self._moves_work:
             reports = PieceReports.of(rows["pieces"])
-            within = PieceRecord(plan.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
+            piece_cost = total(reports.cost.tolist()) / len(reports.cost)
+            within = PieceRecord(plan.at_once, piece_cost, reports.pieces, reports.seconds)
             if plan.deal is None:  # else the cost model has what micro-batches cost
-                known = known + (reports.counts - 1).clip(0) * reports.cost
+                if max(map(len, reports.pieces)) > 1:
+                    known = known + (reports.counts - 1).clip(0) * reports.cost
             elif plan.division is not None:
                 parts, first = reports.parts, reports.before_claims(plan.deal, plan.division)
             loads = reports.loads
-            if loads.sum() != plan.batch:
+            if (ran := sum(loads.tolist())) != plan.batch:
                 raise PacelineError(
-                    f"round {step}: the ranks ran {loads.sum()} of its {plan.batch} samples; expected "
+                    f"round {step}: the ranks ran {ran} of its {plan.batch} samples; expected "
                     "all: check that every rank works through all that its loader yields"
                 )
         elif "samples" in (rows.dtype.names or ()):  # a rank that was lost left its part to others
@@ -134,7 +136,8 @@ class OpenRounds:
         times = None if reports is None else reports.times()
         cpu, memory = (rows["cpu"], rows["memory"]) if self._balancer.needs_readings else (None, None)
         overhead, shares = self._balancer.report(step, loads, took, known, cpu, memory, times, parts, first)
-        check_counts(step, rows["count"])
+        counts = rows["count"].tolist()
+        check_counts(step, counts)
         result = RoundResult(
             step=step,
             epoch=epoch,
@@ -143,7 +146,7 @@ class OpenRounds:
             compute=took,
             overhead=overhead,
             seconds=seconds,
-            loss=mean_loss(losses, rows["count"].tolist(), plan.batch),
+            loss=mean_loss(losses, counts, plan.batch),
             shares=shares,
             within=within,
             learning_rate=learning_rate,

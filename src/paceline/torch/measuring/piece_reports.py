@@ -45,9 +45,10 @@ class PieceReports(NamedTuple):
     def of(cls, rows: Rows) -> PieceReports:
         """From every rank's ROW, shape (n,)."""
         counts = rows["pieces"].astype(np.int64)
+        many = counts.tolist()
         sizes, amounts, times = [], [], []
-        columns = (rows[name].tolist() for name in ("sizes", "amounts", "times"))
-        for count, own, much, took in zip(counts.tolist(), *columns, strict=True):
+        columns = (rows[name][:, : max(many)].tolist() for name in ("sizes", "amounts", "times"))
+        for count, own, much, took in zip(many, *columns, strict=True):
             sizes.append([int(samples) for samples in own[:count]])  # no more than PIECES of each
             amounts.append(much[:count])
             times.append([round(seconds, 6) for seconds in took[:count]])
