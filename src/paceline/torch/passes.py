@@ -143,7 +143,8 @@ class Passes:
         if piece.last:
             if self._last is not None:
                 self._last.ended()
-            self._ready(piece)  # for a graph in which no hooked parameter took part
+            if not self._meter.stopped(piece.step):  # for a graph in which no hooked parameter took part
+                self._ready(piece)
         self.gradients.done(piece)
 
     def check_taken(self) -> None:

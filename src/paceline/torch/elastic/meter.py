@@ -11,7 +11,7 @@ import torch
 from paceline.torch.claiming.claims import Claims
 from paceline.torch.measuring import exchange
 from paceline.torch.measuring.exchange import Row, Rows
-from paceline.torch.measuring.meter import FIELDS, ROW_WITH_PIECES, Meter, summed
+from paceline.torch.measuring.meter import FIELDS, ROW_WITH_PIECES, Loss, Meter, summed, taken_down
 from paceline.torch.plan import Piece
 
 # samples: that the rank ran; parts: what they add up to, see ``Deal.parts``, where samples cost differently
@@ -51,7 +51,7 @@ class ElasticMeter(Meter):
         self._row = ROW_WITH_PIECES if pieces else ROW
         self._samples, self._parts = 0, np.zeros(3)
         self._began = self._before = self._held_up = 0.0
-        self._told: list[tuple[torch.Tensor, float]] = []
+        self._told: list[Loss] = []
         self._count: float | None = None
 
     @property
@@ -71,7 +71,7 @@ class ElasticMeter(Meter):
         self._began = time.perf_counter()
 
     def add_loss(self, step: int, loss: torch.Tensor, factor: float = 1.0) -> None:
-        self._told.append((loss.detach(), factor))
+        self._told.append((taken_down(loss), factor))
 
     def add_count(self, step: int, count: float) -> None:
         self._count = (self._count or 0.0) + count

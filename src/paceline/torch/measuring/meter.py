@@ -33,6 +33,9 @@ FIELDS = [
 ROW = np.dtype(FIELDS)  # what a rank reports of a round
 ROW_WITH_PIECES = np.dtype([*FIELDS, ("pieces", piece_reports.ROW)])  # where work may move within it
 
+Loss = tuple[torch.Tensor | float, float]
+"""Of a piece: the number, or where it is on a device, and what makes a sum of it."""
+
 
 class Meter:
     """This rank's stopwatch, and the exchange with the others.
@@ -60,7 +63,7 @@ class Meter:
         self._readings = measure.Readings() if readings else None
         self._carry: dict[int, float] = {}
         self._waits: dict[int, float] = {}
-        self._losses: dict[int, list[tuple[torch.Tensor, float]]] = {}  # of each piece, and what it counts
+        self._losses: dict[int, list[Loss]] = {}
         self._counts: dict[int, float] = {}
         self._pieces: dict[int, list[float]] = {}
         self._sent = -1  # newest round announced
@@ -85,7 +88,7 @@ class Meter:
 
     def add_loss(self, step: int, loss: torch.Tensor, factor: float = 1.0) -> None:
         """Count this micro-batch's loss, times what makes a sum of it, towards the round's."""
-        self._losses.setdefault(step, []).append((loss.detach(), factor))
+        self._losses.setdefault(step, []).append((taken_down(loss), factor))
 
     def add_count(self, step: int, count: float) -> None:
         """This micro-batch's summed loss is over so many tokens, nodes or the like."""
@@ -197,11 +200,16 @@ def check_counts(step: int, counts: list[float]) -> None:
         )
 
 
-def summed(losses: list[tuple[torch.Tensor, float]]) -> float:
+def taken_down(loss: torch.Tensor) -> torch.Tensor | float:
+    """A loss to be read later; its number at once where nobody need wait for it."""
+    return float(loss.item()) if loss.is_cpu and loss.numel() == 1 else loss.detach()
+
+
+def summed(losses: list[Loss]) -> float:
     """Of a round's pieces, in float64. What counts for nothing is left out: a mean over nothing is NaN."""
     counted = [(loss, factor) for loss, factor in losses if factor]
     if not counted:
         return 0.0
-    if counted[0][0].device.type == "cpu":
-        return sum(loss.item() * factor for loss, factor in counted)
-    return float(torch.stack([loss.double() * factor for loss, factor in counted]).sum())  # one wait for all
+    known = sum(loss * factor for loss, factor in counted if isinstance(loss, float))
+    on_device = [loss.double() * factor for loss, factor in counted if isinstance(loss, torch.Tensor)]
+    return known + float(torch.stack(on_device).sum()) if on_device else known  # one wait for all

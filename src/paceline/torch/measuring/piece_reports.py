@@ -58,8 +58,9 @@ class PieceReports(NamedTuple):
 
     def times(self) -> PieceTimes:
         """What the ranks' pieces cost, and how far claims strayed from what the first pieces promised."""
-        if self.counts.max() < 3:  # nobody has claimed anything
-            return PieceTimes(self.cost, np.zeros(len(self.cost)), np.zeros(len(self.cost)))
+        if max(map(len, self.pieces)) < 3:  # nobody has claimed anything
+            nothing = np.zeros(len(self.cost))
+            return PieceTimes(self.cost, nothing, nothing)
         both = [against_the_first(*each) for each in zip(self.amounts, self.seconds, self.cost, strict=True)]
         return PieceTimes(self.cost, *np.array(both, float).T)
 
