@@ -293,7 +293,7 @@ def test_what_a_frozen_rank_has_not_begun_the_others_run() -> None:
     plan = stuck.within.at_once * 20  # of an even plan, as rank 1's was to be
     assert stuck.within.pieces[1][0] <= 2 * plan
     assert len(stuck.within.pieces[1]) <= 3  # that piece, a claim at most, and its end
-    assert stuck.loads[1] < stuck.loads[[0, 2]].min()
+    assert stuck.loads[1] < 20, "less than its even part, however the others fared beside other programs"
 
 
 @pytest.mark.parametrize("once_a_round", [True, False])
