@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.shell import parse_paceline
+
 LAUNCH = Path(__file__).parents[1] / "examples" / "launch"
 yaml = pytest.importorskip("yaml")
 
@@ -17,13 +19,14 @@ def documents(name: str) -> list[dict]:
     return list(yaml.safe_load_all((LAUNCH / name).read_text(encoding="utf-8")))
 
 
-def torchrun(words: list[str]) -> None:
-    """torchrun itself must take the options, down to the script."""
+def torchrun(words: list[str], script: str = "train_ddp.py") -> list[str]:
+    """torchrun itself must take the options, down to the script; the script's own."""
     pytest.importorskip("torch")
     from torch.distributed.run import get_args_parser
 
     given = get_args_parser().parse_args(words)
-    assert given.training_script == "train_ddp.py"
+    assert given.training_script == script
+    return list(given.training_script_args)
 
 
 def test_the_batch_script_is_a_shell_script() -> None:
@@ -96,7 +99,9 @@ def test_the_containers_form_one_group_of_unequal_speed() -> None:
         assert program == "torchrun"
         assert words[words.index("--node-rank") + 1] == str(rank)
         assert words[words.index("--master-addr") + 1] == "quick"
-        torchrun(words)
+        command, *options = torchrun(words, "paceline")
+        assert command == "train"
+        parse_paceline([command, *options])
     build = services["quick"]["build"]
     assert (LAUNCH / build["context"] / build["dockerfile"]).is_file()
 
