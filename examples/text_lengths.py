@@ -8,6 +8,7 @@ and how quick each rank is, deals each round's texts so that all ranks end toget
 as many micro-batches as pay. Every rank ends with the model of one process that takes the whole batch.
 """
 
+import argparse
 import builtins
 import collections
 import inspect
@@ -57,6 +58,9 @@ class Letters(nn.Module):
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=3)
+    epochs = parser.parse_args().epochs
     paceline.torch.join()
     torch.manual_seed(0)
     ddp = DistributedDataParallel(Letters())
@@ -73,7 +77,7 @@ def main() -> None:
         loss = nn.functional.cross_entropy(ddp(text).flatten(0, 1), following.flatten(), ignore_index=NOTHING)
         return loss, following.ne(NOTHING).sum()  # the mean over so many letters
 
-    for epoch in range(3):
+    for epoch in range(epochs):
         for batch in loader:
             pace.round(batch, loss_of)
             pace.step(optimizer)

@@ -29,10 +29,10 @@ def test_train_ddp() -> None:
 @pytest.mark.processes
 @pytest.mark.xdist_group("examples")
 def test_text_lengths() -> None:
-    out, err = run_script(3, EXAMPLES / "text_lengths.py")
+    out, err = run_script(3, EXAMPLES / "text_lengths.py", arguments=["--epochs", "2"])
     assert "terminate called" not in err
     lines = [line for line in out.splitlines() if line.startswith("epoch")]
-    assert len(lines) == 3
+    assert len(lines) == 2
     losses = [float(line.split("loss ")[1].split(",")[0]) for line in lines]
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < 3.5, "letters drawn at random have 4.85"

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("accelerate")
-
-from support import accelerate_jobs as jobs
 from support import hosts
+from support.later import later
 from support.ranks import run_ranks
+
+jobs = later("support.accelerate_jobs", needs="accelerate")
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from support.hosts import COSTS, COUNT, difference, every_sample_once, whole_batch
+from support.later import later
 from support.ranks import run_ranks
 from support.sharding import possible
 
-pytest.importorskip("lightning")
-from support.fabric_jobs import refusal, trained
+jobs = later("support.fabric_jobs", needs="lightning")
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 
@@ -62,13 +62,17 @@ EVALUATED = -1  # what follows the cases' results
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
-    return run_ranks(3, trained, str(tmp_path_factory.mktemp("fabric")), list(CASES.values()))
+    return run_ranks(3, jobs.trained, str(tmp_path_factory.mktemp("fabric")), list(CASES.values()))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[Any]], tmp_path: Path) -> None:
     names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
-    found = three if ranks == 3 else run_ranks(ranks, trained, str(tmp_path), [CASES[name] for name in names])
+    found = (
+        three
+        if ranks == 3
+        else run_ranks(ranks, jobs.trained, str(tmp_path), [CASES[name] for name in names])
+    )
     for number, name in enumerate(names):
         results = [rank[number] for rank in found]
         every_sample_once([result["used"] for result in results])
@@ -91,6 +95,6 @@ def test_evaluates_as_without_it(three: list[list[Any]]) -> None:
 
 
 def test_what_cannot_be_balanced_is_refused() -> None:
-    assert "expected what fabric.setup" in refusal("plain module")
-    assert "does not leave the plain mean" in refusal("strategy")
-    assert "set its precision" in refusal("scaler")
+    assert "expected what fabric.setup" in jobs.refusal("plain module")
+    assert "does not leave the plain mean" in jobs.refusal("strategy")
+    assert "set its precision" in jobs.refusal("scaler")

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from support.hosts import COSTS, difference, every_sample_once, whole_batch
+from support.later import later
 from support.ranks import run_ranks
 from support.sharding import possible
 
-pytest.importorskip("lightning")
-from support.lightning_jobs import failed_and_resumed, fit, fits, refusal, stopped_and_resumed
+jobs = later("support.lightning_jobs", needs="lightning")
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 
@@ -38,13 +38,13 @@ CLIPPED = {"accumulated and clipped": 0.05, "by cost, accumulated and clipped": 
 
 @pytest.fixture(scope="module")
 def three() -> list[list[Any]]:
-    return run_ranks(3, fits, list(CASES.values()))
+    return run_ranks(3, jobs.fits, list(CASES.values()))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_equals_one_process_with_the_whole_batch(ranks: int, three: list[list[Any]]) -> None:
     names = list(CASES) if ranks == 3 else ["accumulated and clipped"]
-    found = three if ranks == 3 else run_ranks(ranks, fits, [CASES[name] for name in names])
+    found = three if ranks == 3 else run_ranks(ranks, jobs.fits, [CASES[name] for name in names])
     for number, name in enumerate(names):
         results = [rank[number] for rank in found]
         case = CASES[name]
@@ -74,7 +74,7 @@ def test_goes_on_after_a_checkpoint_as_if_unbroken(tmp_path: Path) -> None:
         {"steps": 6, "accumulate_grad_batches": 2},  # at the end of the epoch, before Lightning says so
         {"steps": 0},
     ]
-    ranks = run_ranks(3, stopped_and_resumed, str(tmp_path), cases)
+    ranks = run_ranks(3, jobs.stopped_and_resumed, str(tmp_path), cases)
     unbroken = ranks[0][-1]
     for number, case in enumerate(cases):
         first, then = ranks[0][number]
@@ -90,8 +90,8 @@ def test_goes_on_after_a_checkpoint_as_if_unbroken(tmp_path: Path) -> None:
 
 
 def test_goes_on_after_an_exception_within_a_round(tmp_path: Path) -> None:
-    before, after = failed_and_resumed(str(tmp_path), 4)
-    assert [*before[0], *after["used"][0]] == fit(1, epochs=1)["used"][0]
+    before, after = jobs.failed_and_resumed(str(tmp_path), 4)
+    assert [*before[0], *after["used"][0]] == jobs.fit(1, epochs=1)["used"][0]
     assert difference(after["parameters"], whole_batch()) < 1e-12
 
 
@@ -99,11 +99,11 @@ def test_what_cannot_be_balanced_is_refused() -> None:
     from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
     limited = {"limit_train_batches": 4, "accumulate_grad_batches": 3}
-    assert "expected a multiple of accumulate_grad_batches=3" in refusal(limited, {})
-    assert "overfit_batches" in refusal({"overfit_batches": 2}, {})
+    assert "expected a multiple of accumulate_grad_batches=3" in jobs.refusal(limited, {})
+    assert "overfit_batches" in jobs.refusal({"overfit_batches": 2}, {})
     changing = {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}
-    assert "set accumulate_grad_batches" in refusal(changing, {})
-    assert "comes from a DataLoader" in refusal({}, {}, plain=True)
-    assert "plans whole rounds" in refusal({}, {"policy": "factoring"})
-    assert "leave it out" in refusal({}, {"turns": 2})
-    assert "follows from the Trainer's" in refusal({}, {"loop": "round"})
+    assert "set accumulate_grad_batches" in jobs.refusal(changing, {})
+    assert "comes from a DataLoader" in jobs.refusal({}, {}, plain=True)
+    assert "plans whole rounds" in jobs.refusal({}, {"policy": "factoring"})
+    assert "leave it out" in jobs.refusal({}, {"turns": 2})
+    assert "follows from the Trainer's" in jobs.refusal({}, {"loop": "round"})

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from support import hosts
-from support import trainer_jobs as jobs
+from support.later import later
 from support.ranks import run_ranks
+
+jobs = later("support.trainer_jobs", needs="transformers")
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("hosts")]
 

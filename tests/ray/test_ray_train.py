@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray.train")
 pytest.importorskip("torch")
 
-from support import hosts, ray_jobs
+from support import hosts
+from support.later import later
+
+ray_jobs = later("support.ray_jobs", needs="ray")
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray-products"), pytest.mark.usefixtures("cluster")]
 
@@ -46,7 +48,13 @@ def fit(ranks: int, folder: Path, fails: int | None = None) -> list[dict[str, An
 
 @pytest.fixture(scope="module")
 def found(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return fit(3, tmp_path_factory.mktemp("ray"), fails=1)
+    return fit(3, tmp_path_factory.mktemp("ray"))
+
+
+@pytest.fixture(scope="module")
+def two(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Two workers, one of which fails. Each attempt starts processes, which import PyTorch and Ray Train."""
+    return fit(2, tmp_path_factory.mktemp("two"), fails=1)
 
 
 def test_as_one_process(found: list[dict[str, Any]]) -> None:
@@ -60,10 +68,9 @@ def test_samples_may_cost_differently(found: list[dict[str, Any]]) -> None:
     hosts.every_sample_once([rank["by cost"][1] for rank in found])
 
 
-def test_two_ranks(tmp_path: Path) -> None:
-    both = fit(2, tmp_path)
-    assert max(rank["plain"][0] for rank in both) < 1e-12
-    hosts.every_sample_once([rank["plain"][1] for rank in both])
+def test_two_ranks(two: list[dict[str, Any]]) -> None:
+    assert max(rank["plain"][0] for rank in two) < 1e-12
+    hosts.every_sample_once([rank["plain"][1] for rank in two])
 
 
 def test_work_may_move_within_the_round(found: list[dict[str, Any]]) -> None:
@@ -71,10 +78,10 @@ def test_work_may_move_within_the_round(found: list[dict[str, Any]]) -> None:
     hosts.every_sample_once([rank["moved"][1] for rank in found])
 
 
-def test_goes_on_after_a_failure(found: list[dict[str, Any]]) -> None:
-    assert max(rank["off"] for rank in found) < 1e-12
+def test_goes_on_after_a_failure(two: list[dict[str, Any]]) -> None:
+    assert max(rank["off"] for rank in two) < 1e-12
     hosts.every_sample_once(
-        [[a + b for a, b in zip(rank["before"], rank["after"], strict=True)] for rank in found]
+        [[a + b for a, b in zip(rank["before"], rank["after"], strict=True)] for rank in two]
     )
 
 

@@ -26,6 +26,11 @@ def run_script(ranks: int, script: Path, *loaded: str, arguments: Sequence[str] 
     Raises AssertionError with what it wrote where a rank does not end with status 0.
     """
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    return run_forked(as_torchrun(ranks), script, loaded, arguments)
+
+
+def as_torchrun(ranks: int) -> list[dict[str, str]]:
+    """What torchrun tells each of so many ranks on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -33,8 +38,7 @@ def run_script(ranks: int, script: Path, *loaded: str, arguments: Sequence[str] 
         "GROUP_RANK": "0", "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test",
     }  # fmt: skip
-    own = [dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)) for rank in range(ranks)]
-    return run_forked([shared | each for each in own], script, loaded, arguments)
+    return [shared | dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank)) for rank in range(ranks)]
 
 
 def run_forked(

@@ -72,9 +72,9 @@ def run(page: Path) -> None:
         for example in examples:
             with launched() if example.region.lexemes["language"] == "python" else contextlib.nullcontext():
                 example.evaluate()
-    finally:
         if (shell := names.get(SHELL)) is not None:
             shell.close()
+    finally:
         if (service := names.get("service")) is not None:
             service.end()
         if "torch" in sys.modules:

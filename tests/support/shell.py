@@ -5,7 +5,8 @@
                     the real command and not run
 ``torchrun``        parsed by torchrun's own parser, and the ``paceline`` command behind it by its own. A
                     program that the page itself made is run where there are several nodes: all on
-                    this machine, at once, sleeping a tenth of what is said
+                    this machine, at once, sleeping a tenth of what is said; for the first time by
+                    torchrun itself, and then in processes that have PyTorch loaded
 ``python FILE``     the program exists and knows each ``--option`` (tests/test_examples.py runs the examples)
 ``curl``            a block that has any is run by bash, as it is, against a ``paceline serve`` of its own
 ``make TARGET``     the target exists
@@ -32,6 +33,7 @@ import typer
 from paceline import cli
 from support import served
 from support.commands import paceline
+from support.launched import as_torchrun, run_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,8 +61,8 @@ class Shell:
 
     def __init__(self) -> None:
         self._exported: dict[str, str] = {}
-        self._nodes: list[subprocess.Popen[str]] = []
-        self._port = 0
+        self._nodes: list[tuple[list[str], dict[str, str]]] = []
+        self._launched = False
 
     def run(self, block: str) -> None:
         """Run or check each command of a block, in the working directory; AssertionError says what is wrong."""
@@ -93,10 +95,10 @@ class Shell:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def close(self) -> None:
-        """End the nodes whose peers never came."""
-        for node in self._nodes:
-            node.kill()
-            node.communicate()
+        """The page is over: AssertionError for a node whose peers never came."""
+        assert not self._nodes, (
+            f"torchrun {shlex.join(self._nodes[0][0])}: the page has no command for its peers"
+        )
 
     def _torchrun(self, arguments: list[str], given: dict[str, str]) -> None:
         from torch.distributed.run import get_args_parser
@@ -111,14 +113,29 @@ class Shell:
         nodes = int(parsed.nnodes.split(":")[0])
         if nodes == 1 or not Path(behind[0]).is_file():
             return
-        if not self._nodes:
-            self._port = free_port()
-        here = {"--master-addr": "127.0.0.1", "--master-port": str(self._port)}
-        for option, value in here.items():
-            arguments[arguments.index(option) + 1] = value
         given["GLOO_SOCKET_IFNAME"] = "lo"
         given["SLEEP_MS"] = str(float(given.get("SLEEP_MS", 0)) / 10)
-        self._nodes.append(
+        self._nodes.append((arguments, given))
+        if len(self._nodes) < nodes:
+            return
+        started, self._nodes = self._nodes, []
+        if not self._launched:
+            self._launched = True
+            by_torchrun(started)
+        else:
+            assert int(parsed.nproc_per_node) == 1, "several ranks a node: run them by torchrun"
+            variables = zip(as_torchrun(nodes), started, strict=True)
+            run_forked([told | own for told, (_, own) in variables], Path(behind[0]), (), behind[1:])
+
+
+def by_torchrun(nodes: list[tuple[list[str], dict[str, str]]]) -> None:
+    """Run these nodes' commands at once, on this machine."""
+    here = {"--master-addr": "127.0.0.1", "--master-port": str(free_port())}
+    running = []
+    for arguments, given in nodes:
+        for option, value in here.items():
+            arguments[arguments.index(option) + 1] = value
+        running.append(
             subprocess.Popen(
                 [sys.executable, "-m", "torch.distributed.run", *arguments],
                 env=os.environ | given,
@@ -127,11 +144,9 @@ class Shell:
                 text=True,
             )
         )
-        if len(self._nodes) == nodes:
-            started, self._nodes = self._nodes, []
-            for node in started:
-                said, _ = node.communicate(timeout=300)
-                assert node.returncode == 0, said
+    for node in running:
+        said, _ = node.communicate(timeout=300)
+        assert node.returncode == 0, said
 
 
 def free_port() -> int:

@@ -7,13 +7,14 @@ rate of the last one's cable while they train. Needs Linux, root, and the comman
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,15 @@ MARK = f"pl{os.getpid() % 100_000}"  # in all names, so that two runs at once do
 BRIDGE, PORT, WORKERS = f"{MARK}b", 29517, 3
 SLOWDOWN_MS = "1,1.5,4"  # sleep for each sample: the first two are quick
 ABUNDANT, DEFICIENT = "480mbit", "16mbit"
-SECONDS = 300.0  # for one run, at most
-RUN = "import sys; from paceline.cli import run; sys.exit(run(sys.argv[1:]))"
+SECONDS = 300.0  # for one training, at most
+RUN = """
+import json, os, sys
+from paceline.cli import run
+for number, words in enumerate(json.loads(sys.argv[1])):
+    os.environ["MASTER_PORT"] = str(int(os.environ["PORT"]) + number)
+    if status := run(words):
+        sys.exit(status)
+"""  # one training after another: a process takes seconds to start
 
 
 def missing() -> str:
@@ -72,8 +80,7 @@ def fig13real(out: Path, quick: bool) -> Result:
     names = ("equal", "level") if quick else ("equal", "lbbsp-gpu", "level")
     rows: list[dict[str, Any]] = []
     mean: dict[str, dict[str, float]] = {}
-    for name in names:
-        run = train(name, 3 * period, period)
+    for name, run in train(names, 3 * period, period).items():
         seconds = run.seconds
         picture.axes[0].plot(np.arange(1, len(seconds) + 1), seconds, label=name, linewidth=0.9)
         phase = np.arange(len(seconds)) // period
@@ -109,22 +116,15 @@ def fig13real(out: Path, quick: bool) -> Result:
     return write(out, "fig13real", picture, rows, result)
 
 
-def train(policy: str, steps: int, period: int) -> runs.Run:
-    """Train under one policy; the last worker's link is slow in the second of every two periods."""
+def train(policies: Sequence[str], steps: int, period: int) -> dict[str, runs.Run]:
+    """Train under each policy; the last worker's link is slow in the second of every two periods."""
+    common = f"train --model lenet5 --global-batch 96 --slowdown-ms {SLOWDOWN_MS} --steps {steps} --lr 0.01".split()
     with tempfile.TemporaryDirectory() as folder, _cables() as spaces:
-        record = Path(folder) / "run"
-        words = [
-            "train",
-            "--model",
-            "lenet5",
-            "--global-batch",
-            "96",
-            "--slowdown-ms",
-            SLOWDOWN_MS,
-            "--steps",
-            str(steps),
+        records = [Path(folder) / policy for policy in policies]
+        lines = [
+            [*common, "--policy", policy, "--out", str(record)]
+            for policy, record in zip(policies, records, strict=True)
         ]
-        words += ["--policy", policy, "--out", str(record), "--lr", "0.01"]
         workers = []
         for rank, space in enumerate(spaces):
             env = {
@@ -132,18 +132,19 @@ def train(policy: str, steps: int, period: int) -> runs.Run:
                 "LOCAL_RANK": "0",
                 "WORLD_SIZE": str(WORKERS),
                 "MASTER_ADDR": _address(0),
+                "PORT": str(PORT),
                 "MASTER_PORT": str(PORT),
                 "GLOO_SOCKET_IFNAME": "eth0",
                 "OMP_NUM_THREADS": "1",
             }
-            line = ["ip", "netns", "exec", space, sys.executable, "-c", RUN, *words]
+            line = ["ip", "netns", "exec", space, sys.executable, "-c", RUN, json.dumps(lines)]
             workers.append(
                 subprocess.Popen(
                     line, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
                 )
             )
         try:
-            _turn(workers, record / "rounds.jsonl", spaces[-1], period)
+            _turn(workers, [record / "rounds.jsonl" for record in records], spaces[-1], steps, period)
         finally:
             for worker in workers:
                 if worker.poll() is None:
@@ -156,19 +157,21 @@ def train(policy: str, steps: int, period: int) -> runs.Run:
                 raise PacelineError(
                     f"a worker in its network namespace failed: {told[-1] if told else 'no word'}"
                 )
-        return runs.read(record)
+        return {policy: runs.read(record) for policy, record in zip(policies, records, strict=True)}
 
 
-def _turn(workers: list[subprocess.Popen[bytes]], record: Path, space: str, period: int) -> None:
-    """Change the link's rate as the record grows, until the workers are done."""
+def _turn(
+    workers: list[subprocess.Popen[bytes]], records: list[Path], space: str, steps: int, period: int
+) -> None:
+    """Change the link's rate as one record after another grows, until the workers are done."""
     now = ABUNDANT
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + SECONDS * len(records)
     while any(worker.poll() is None for worker in workers):
         if time.monotonic() > end:
             raise PacelineError(f"the workers were not done after {SECONDS:g} s; look for what holds them up")
         if any(worker.poll() for worker in workers):
             return
-        done = record.read_bytes().count(b"\n") if record.exists() else 0
+        done = sum(record.read_bytes().count(b"\n") for record in records if record.exists()) % steps
         rate = DEFICIENT if (done // period) % 2 else ABUNDANT
         if rate != now:
             _limit(space, rate)
