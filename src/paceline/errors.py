@@ -17,13 +17,19 @@ class WorkerError(PacelineError):
     """A worker failed while the run was on: the command names it and exits with 1."""
 
 
-def meant(word: str, known: Iterable[str]) -> str:
+def among(word: object, known: Iterable[str]) -> str:
+    """The words that there are, and which of them was perhaps meant by another one."""
+    words = list(known)
+    return f"{', '.join(words)}{meant(word, words)}"
+
+
+def meant(given: object, known: Iterable[str]) -> str:
     """``; did you mean level?`` where a known word begins with the given one or is like it; else nothing."""
-    words = sorted(known)
+    words, word = sorted(known), str(given)
     near = [each for each in words if len(word.strip("-")) > 2 and each.startswith(word)]
     near = near or [
         each
-        for each in difflib.get_close_matches(word, words, 2, 0.7)
+        for each in difflib.get_close_matches(word, words, 2, 0.6)
         if _edits(word, each) <= max(1, min(len(word), len(each)) // 4)
     ]
     return f"; did you mean {' or '.join(near[:3])}?" if near else ""

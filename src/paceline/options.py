@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union
 
-from paceline.errors import PacelineError, expected, meant
+from paceline.errors import PacelineError, among, expected, meant
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def _convert(hint: Any, text: str, what: str) -> Any:
         for choice in inner:
             if str(choice) == text:
                 return choice
-        raise PacelineError(f"{what}={text}: expected one of {', '.join(map(str, inner))}")
+        raise PacelineError(f"{what}={text}: expected one of {among(text, map(str, inner))}")
     if hint is bool:
         if text.lower() in ("true", "yes", "on", "1"):
             return True

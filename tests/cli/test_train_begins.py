@@ -94,6 +94,10 @@ def test_help_has_its_options_in_panels(monkeypatch: pytest.MonkeyPatch) -> None
         ("train --policy level:forcast=ema", r"has no option 'forcast=ema'; did you mean forecast\?"),
         ("train --slow 1", r"train has no option --slow; did you mean --slowdown .*\? See paceline train --help"),
         ("train --model resnet", r"model 'resnet' is unknown; did you mean resnet18\?"),
+        ("train --engine rya", r"expected torch or ray; did you mean ray\?"),
+        ("train --weigh hok", r"expected 'loss' or 'hook'; did you mean hook\?"),
+        ("plan w.csv --rows 10 --assign exat", r"probabilistic, sca; did you mean exact\?"),
+        ("reproduce dolbi", r"expected one of dolbie, .*; did you mean dolbie\?"),
         ("trian", r"No such command 'trian'; did you mean 'train'\?"),
         ("serve --prot 1", r"serve has no option --prot; did you mean --port\?"),
     ],
@@ -102,6 +106,7 @@ def test_a_mistyped_word_is_told_what_it_is_like(
     line: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.csv").write_text("master,worker,u,a\nA,w,0.5,0.2\n")
     assert_refused(paceline(*line.split()), words)
 
 

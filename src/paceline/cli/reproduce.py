@@ -22,7 +22,7 @@ def command(
     listing: Annotated[bool, typer.Option("--list", help="Name the papers and their experiments.")] = False,
 ) -> None:
     """Run a paper's experiments again and set our figures beside the paper's."""
-    from paceline.errors import PacelineError
+    from paceline.errors import PacelineError, among
     from paceline.papers import PAPERS, experiments
 
     if listing:
@@ -34,7 +34,7 @@ def command(
     known = experiments(paper)
     for name in names or ():
         if name not in known:
-            raise PacelineError(f"experiment {name!r} of {paper!r}: expected one of {', '.join(known)}")
+            raise PacelineError(f"experiment {name!r} of {paper!r}: expected one of {among(name, known)}")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.coded.coded_plan import CodedPlan, finish
 from paceline.coded.codes import LT
 from paceline.coded.simulate import simulate
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, among
 
 MESSAGES = 8  # parts in which a worker delivers under "chunked" and "lt"
 LT_BLOCKS = 100
@@ -59,7 +59,7 @@ def advice(made: CodedPlan, code: str) -> list[str]:
     """
     times = mean_times(made)
     if code not in times:
-        raise PacelineError(f"code={code!r}: expected one of {', '.join(times)}")
+        raise PacelineError(f"code={code!r}: expected one of {among(code, times)}")
     best = min(times, key=lambda name: times[name])
     if times[code] <= times[best] * (1 + WORSE):
         return []

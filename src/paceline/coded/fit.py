@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from paceline.coded.delay import Array, Delay, Empirical, ShiftedExponential, Weibull
 from paceline.coded.problem import Problem, pair_table, positive, read_table, rows_for
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, among
 
 FAMILIES = ("shifted-exponential", "weibull", "empirical")
 
@@ -46,7 +46,7 @@ def fit(
     spread.
     """
     if family not in FAMILIES:
-        raise PacelineError(f"family={family!r}: expected one of {', '.join(FAMILIES)}")
+        raise PacelineError(f"family={family!r}: expected one of {among(family, FAMILIES)}")
     if finished is not None and family != "shifted-exponential":
         raise PacelineError(f"family={family!r} cannot use cancelled work; choose 'shifted-exponential'")
     if family == "empirical":

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.coded.coded_plan import CodedPlan
 from paceline.coded.codes import LT, MDS, Code, Replicated
 from paceline.coded.codes.mds import split
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, among
 
 CODES = ("mds", "lt", "replicated")
 SEEDS = 50  # random sums of few blocks may miss one of them: other sums are tried
@@ -50,7 +50,7 @@ def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | 
     Raises PacelineError where the workers' blocks do not suffice to tell A x.
     """
     if code not in CODES:
-        raise PacelineError(f"code={code!r}: expected one of {', '.join(CODES)}")
+        raise PacelineError(f"code={code!r}: expected one of {among(code, CODES)}")
     m = plan.master(master)
     rows, loads = int(plan.problem.rows[m]), plan.loads[m]
     if loads.sum() < rows * (1 - 1e-9):

@@ -15,7 +15,7 @@ from paceline.coded.exact import exact, probabilistic
 from paceline.coded.iterated import iterated
 from paceline.coded.loads import completion
 from paceline.coded.problem import Problem
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, among
 
 ASSIGNMENTS: dict[str, Callable[[Array], Array]] = {
     "uniform": uniform,
@@ -42,7 +42,7 @@ def plan(
     covered.
     """
     if assign not in NAMES:
-        raise PacelineError(f"assign={assign!r}: expected one of {', '.join(NAMES)}")
+        raise PacelineError(f"assign={assign!r}: expected one of {among(assign, NAMES)}")
     if not coded and assign in ("probabilistic", "sca"):
         raise PacelineError(
             f"an uncoded plan needs every worker it counts on, so workers cannot be shared by {assign!r}; "

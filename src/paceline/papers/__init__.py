@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, among
 from paceline.files import write_whole
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ REQUIRED = ("claim", "ours", "setting", "command", "why")
 def experiments(paper: str) -> dict[str, Experiment]:
     """A paper's experiments by name; PacelineError for a paper that is not there."""
     if paper not in PAPERS:
-        raise PacelineError(f"paper {paper!r}: expected one of {', '.join(PAPERS)}")
+        raise PacelineError(f"paper {paper!r}: expected one of {among(paper, PAPERS)}")
     found: dict[str, Experiment] = importlib.import_module(PAPERS[paper]).EXPERIMENTS
     return found
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from paceline import durations
 from paceline.data.traces import Trace
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, among
 from paceline.rounds import Array, Cluster, Machines
 from paceline.simulate.lengths import Samples
 from paceline.simulate.ranges import CELLS, ROUNDS, SAMPLES, SHARES, SIZES, SPREAD, require, seconds
@@ -139,7 +139,7 @@ class Event:
         if self.round < 1:
             raise PacelineError(f"round={self.round}: expected 1 or more, the first round being 1")
         if self.kind not in KINDS:
-            raise PacelineError(f"kind={self.kind!r}: expected one of {', '.join(KINDS)}")
+            raise PacelineError(f"kind={self.kind!r}: expected one of {among(self.kind, KINDS)}")
         if self.rounds < 1:
             raise PacelineError(f"rounds={self.rounds}: expected 1 or more")
         if self.worker < 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from paceline.data import traces
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, among
 from paceline.simulate.scenario import Scenario, from_trace
 from paceline.simulate.timing import MODELS, Constant, Replay, TimingModel
 
@@ -64,7 +64,7 @@ class _Reader:
         for name in content:
             if name not in fields:
                 raise PacelineError(
-                    f"{_in(where)}unknown field {name!r}; expected one of {', '.join(fields)}"
+                    f"{_in(where)}unknown field {name!r}; expected one of {among(name, fields)}"
                 )
         for name, field in fields.items():
             needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

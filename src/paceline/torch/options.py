@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, meant
 from paceline.stored import short
 
 LOOPS = ("whole", "round", "pieces")
@@ -87,7 +87,9 @@ def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) ->
 def check_loop(loop: str, deterministic: bool) -> None:
     """Raises PacelineError for a form of the training loop that is none, or that cannot run pieces where it must."""
     if loop not in LOOPS:
-        raise PacelineError(f"loop={loop!r}: expected one of {', '.join(map(repr, LOOPS))}")
+        raise PacelineError(
+            f"loop={loop!r}: expected one of {', '.join(map(repr, LOOPS))}{meant(loop, LOOPS)}"
+        )
     if deterministic and loop == "whole":
         raise PacelineError(
             "deterministic=True runs each round in many small pieces, and loop='whole' takes it in one turn; "
@@ -144,7 +146,7 @@ def check_room(most: Sequence[int], global_batch: int, loop: str) -> None:
 def check_weigh(weigh: str, turns: int | None) -> None:
     """Raises PacelineError for a way of weighing that is none, or that a fixed number of turns rules out."""
     if weigh not in ("loss", "hook"):
-        raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'")
+        raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'{meant(weigh, ('loss', 'hook'))}")
     if turns is not None and (turns < 1 or weigh == "hook"):
         raise PacelineError(f"turns={turns}, weigh={weigh!r}: expected at least one turn, and weigh='loss'")
 

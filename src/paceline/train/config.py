@@ -12,7 +12,7 @@ from paceline import policies
 from paceline.balancer import Balancer
 from paceline.data import traces
 from paceline.data.datasets import Data
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, meant
 from paceline.learners import models
 from paceline.paramserver.config import ServerConfig
 from paceline.rounds import Cluster
@@ -175,7 +175,9 @@ class TrainConfig:
             if self.patience != TrainConfig.patience:
                 raise PacelineError("--patience is for --engine torch; leave it out with --engine ray")
         elif self.engine != "torch":
-            raise PacelineError(f"engine {self.engine!r} is unknown; expected torch or ray")
+            raise PacelineError(
+                f"engine {self.engine!r} is unknown; expected torch or ray{meant(self.engine, ('torch', 'ray'))}"
+            )
         else:
             for name in ("sync", "backup", "mode", "rate", "address"):
                 if getattr(self, name) != getattr(TrainConfig, name):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.coded.delay import Array
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, among
 
 
 def _gaussian(parities: int, k: int, seed: int) -> Array:
@@ -122,7 +122,7 @@ class MDS:
             raise PacelineError(f"a code of {self.n} blocks of which {self.k} suffice: expected 1 <= k <= n")
         if self.construction not in CONSTRUCTIONS:
             raise PacelineError(
-                f"construction {self.construction!r}: expected one of {', '.join(CONSTRUCTIONS)}"
+                f"construction {self.construction!r}: expected one of {among(self.construction, CONSTRUCTIONS)}"
             )
 
     @cached_property
