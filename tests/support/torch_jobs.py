@@ -224,6 +224,23 @@ def measured(rank: int, ranks: int, policy: str, milliseconds: list[float], step
     return results
 
 
+def own_and_waiting(rank: int, ranks: int, milliseconds: list[float], steps: int) -> list[list[float]]:
+    """Of each round: the seconds that Pace found, those until this rank's last gradient, and those of its wait."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    ready, seen, results = [0.0], [], []
+    for parameter in ddp.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: ready.__setitem__(0, time.perf_counter()))
+    with Pace(ddp, 60, "equal", loop="pieces", on_round=results.append) as pace:
+        for x, y, _ in pace.loader(Samples(60 * steps), seed=5):
+            began = time.perf_counter()
+            time.sleep(milliseconds[rank] * len(x) / 1e3)
+            pace.backward(loss_of(ddp(x), y))
+            seen.append([ready[0] - began, time.perf_counter() - ready[0]])
+            pace.step(optimizer)
+    return [[float(each.compute[rank]), *both] for each, both in zip(results, seen, strict=True)]
+
+
 class LateWatch(CpuStopwatch):
     """A stopwatch whose readings come in a round later, as a GPU's do."""
 
