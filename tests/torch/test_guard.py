@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,32 @@ def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.C
     assert words in said
     assert said.startswith("paceline: ")
     assert said.count("\n") == 1
+
+
+def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no member any more, but nothing kills it, for a while."""
+    from paceline.torch.elastic import membership
+    from paceline.torch.elastic.keeper import _store
+    from paceline.torch.elastic.link import ending, life
+
+    monkeypatch.setattr(membership, "ENDING_SECONDS", 1.0)
+    store = _store("127.0.0.1", 0)
+    found = membership.Membership(store, 2, dead=0.2)
+    for ident in (0, 1):
+        found.started(ident, ident)
+        store.set(f"join/{ident}", "1")
+    store.add("bell", 1)
+    frozen, beats, began = [], 1, time.monotonic()
+    while not frozen:
+        beats += 1
+        store.set(life(0), str(beats))  # worker 1 gives one sign of life, and then says that it ends
+        store.set(life(1), "1")
+        store.set(ending(1), "1")
+        frozen = found.look([])
+        if time.monotonic() - began > 0.9 and not frozen:
+            assert [member.ident for member in found.members] == [0]
+            assert 1 in found.workers
+        assert time.monotonic() - began < 60
+        time.sleep(0.01)
+    assert frozen == [1]
+    assert time.monotonic() - began > 1.2
