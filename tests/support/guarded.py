@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.torch import Pace
-from support.elastic_jobs import BATCH, Rows, network, optimizers
+from support.elastic_jobs import BATCH, SAMPLES, Rows, network, optimizers
 
 
 def main(folder: Path, rounds: int) -> None:
@@ -27,12 +27,12 @@ def main(folder: Path, rounds: int) -> None:
         torch.save({name: part.state_dict() for name, part in parts.items()}, kept.with_suffix(".part"))
         kept.with_suffix(".part").rename(kept)
 
-    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def loss_of(x: torch.Tensor, y: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         time.sleep(2e-4 * len(x))
         return (model(x) - y).square().mean()
 
     with pace, open(folder / f"rounds-{pace.rank}-{os.getpid()}", "a", buffering=1) as told:
-        loader = pace.loader(Rows(1200), seed=3)
+        loader = pace.loader(Rows(SAMPLES), seed=3)
         if kept.exists():
             for name, state in torch.load(kept, weights_only=False).items():
                 parts[name].load_state_dict(state)

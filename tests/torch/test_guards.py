@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,8 +19,13 @@ import psutil
 import pytest
 import torch
 
+from paceline.torch.elastic import keeper
+from paceline.torch.elastic.generation import Where
+from paceline.torch.elastic.machines import GONE
+from paceline.torch.elastic.machines import Machines as Known
+from paceline.torch.elastic.station import Station
 from support import guarded
-from support.elastic_jobs import alone
+from support.elastic_jobs import alone, network
 
 pytestmark = pytest.mark.xdist_group("elastic")
 PORT = 29417
@@ -137,14 +143,6 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     before, after = machines.rounds(1)
     assert before[-1] < after[0]
 
-    machines.guards["b"].terminate()  # as where a machine is taken away
-    assert machines.guards["b"].wait(120) == 0
-    machines.until(
-        lambda: "worker 1 left" in machines.said("a") and "machine 3 has left" in machines.said("a")
-    )
-    machines.goes_on()
-    machines.start("b", *join)
-    machines.until(lambda: len(back := machines.rounds(1)) == 3 and len(back[2]) > 10)
     (every,) = machines.rounds(0)
     assert every == list(range(1, every[-1] + 1))  # the worker of the first machine was never started again
 
@@ -154,7 +152,81 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     assert last.startswith(f"paceline: the machine at {address}:{PORT}, which keeps the run together, has")
     assert last.endswith("start the script again from its checkpoint")
     done = torch.load(machines.folder / "checkpoint.pt", weights_only=False)["pace"]["rounds"]
-    machines.start("a", "--workers=1", rounds=done + 20)
-    assert machines.guards["a"].wait(240) == 0, machines.said("a")
-    (end,) = machines.folder.glob("end-*.pt")
-    assert (torch.load(end) - alone(done + 20)).abs().max() < 1e-12
+    machines.start("a", "--workers=1")
+    machines.until(lambda: machines.newest() > done + 10)
+    machines.guards["a"].terminate()  # as where the machine is taken away: the round is run to its end
+    assert machines.guards["a"].wait(240) == 1
+    assert "worker 0 left" in machines.said("a")
+    kept = torch.load(machines.folder / "checkpoint.pt", weights_only=False)
+    model = network()
+    model.load_state_dict(kept["model"])
+    found = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    assert (found - alone(kept["pace"]["rounds"])).abs().max() < 1e-12
+
+
+class Stands:
+    """A worker that does nothing until it is told to."""
+
+    def __init__(self, where: Where) -> None:
+        self.where, self.over, self.told = where, None, list[str]()
+
+    def status(self) -> int | None:
+        return self.over
+
+    def kill(self) -> None:
+        self.told.append("kill")
+        self.over = -9
+
+    def leave(self) -> None:
+        self.told.append("leave")
+
+
+def test_what_a_guard_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers wait for a machine with room; each end is told; a machine leaves after its workers, and a silent one is
+    gone on without."""
+    store = keeper._store("127.0.0.1", 0)
+    known, workers, said = Known(store, dead=0.5), list[Stands](), list[str]()
+
+    def start(where: Where) -> Stands:
+        workers.append(Stands(where))
+        return workers[-1]
+
+    def until(true: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not true():
+            assert time.monotonic() < end, said
+            said.extend(known.look())
+            time.sleep(0.005)
+
+    def joined() -> tuple[Station, threading.Thread, list[int]]:
+        station, status = Station("127.0.0.1", store.port, 2, start, 5.0, 5.0, said.append), list[int]()
+        thread = threading.Thread(target=lambda: status.append(station.run()), daemon=True)
+        thread.start()
+        return station, thread, status
+
+    three = [known.start(Where("127.0.0.1", store.port, ident, ident, 3)) for ident in range(3)]
+    station, thread, status = joined()
+    until(lambda: len(workers) == 2)
+    workers[0].over = 7
+    until(lambda: three[0].status() == 7 and len(workers) == 3)  # which waited for room
+    three[2].kill()
+    until(lambda: three[2].status() == -9)
+    station.leave()
+    assert workers[1].told == ["leave"]
+    workers[1].over = 0
+    until(lambda: three[1].status() == 0 and "machine 2 has left" in said)
+    thread.join(20)
+    assert status == [0]
+
+    last = known.start(Where("127.0.0.1", store.port, 3, 0, 3))
+    station, thread, status = joined()
+    until(lambda: len(workers) == 4)
+    monkeypatch.setattr("paceline.torch.elastic.station.LOOK", 3.0)  # it stands still
+    until(lambda: last.status() == GONE)
+    assert "machine 3 gave no sign of life for 0.5 s" in said
+    monkeypatch.setattr("paceline.torch.elastic.station.LOOK", 0.01)
+    until(lambda: "machine 4 has joined" in said)  # it hears that the others went on, and comes again
+    assert workers[3].told == ["kill"]
+    known.close(3)
+    thread.join(20)
+    assert status == [3]

@@ -101,19 +101,25 @@ def over(work: Any) -> bool:
 _made: list[Group] = []
 
 
-def connect(stores: Spares, key: str, index: int, size: int, lost: Callable[[], bool]) -> Group | None:
+Make = Callable[[Any, int, int], Group]  # of a store, this member's index, and how many there are
+
+
+def connect(
+    stores: Spares, key: str, index: int, size: int, lost: Callable[[], bool], make: Make = GlooGroup
+) -> Group | None:
     """The group of a new generation; None where a member is lost meanwhile, or cannot be reached.
 
-    stores: connections to the launcher's store, by which the members find each other. key: of this generation.
+    stores: connections to the launcher's store, by which the members find each other. key: of this generation. make:
+    constructs the group.
     """
-    found: list[GlooGroup] = []
+    found: list[Group] = []
     through = threading.Event()
 
-    def make() -> None:
+    def run() -> None:
         try:
             held = stores.take()
             try:
-                found.append(GlooGroup(dist.PrefixStore(key, held), index, size))
+                found.append(make(dist.PrefixStore(key, held), index, size))
             finally:
                 stores.give(held)
             _made.append(found[0])
@@ -122,7 +128,7 @@ def connect(stores: Spares, key: str, index: int, size: int, lost: Callable[[], 
         finally:
             through.set()
 
-    threading.Thread(target=make, name="connecting", daemon=True).start()
+    threading.Thread(target=run, name="connecting", daemon=True).start()
     while not through.wait(SLICE.total_seconds()):
         if lost():
             return None

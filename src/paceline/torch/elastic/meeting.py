@@ -34,11 +34,11 @@ class Meeting:
     """``enter`` a generation; then ``generation`` and ``group`` are those to go by. The link is to be told when what
     was handed over is taken.
 
-    given: packs what is handed over.
+    given: packs what is handed over. make: constructs a group of all members.
     """
 
-    def __init__(self, link: Link, given: Handover) -> None:
-        self._link, self._given = link, given
+    def __init__(self, link: Link, given: Handover, make: transport.Make = transport.GlooGroup) -> None:
+        self._link, self._given, self._make = link, given, make
         self._generation: Generation | None = None
         self._group: Group | None = None
         self._has = False  # what the others have: the model and all that goes with it
@@ -82,9 +82,8 @@ class Meeting:
             def lost(number: int = number) -> bool:
                 return self._link.lost_since(number)
 
-            group = transport.connect(
-                self._link.spares, f"group/{number}", idents.index(self._link.ident), len(idents), lost
-            )
+            index, size = idents.index(self._link.ident), len(idents)
+            group = transport.connect(self._link.spares, f"group/{number}", index, size, lost, self._make)
             if group is not None:
                 through, packed = self._hand_over(group, number, idents, up, lost)
                 if through:
