@@ -15,9 +15,12 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.samples import CostModel, SampleCosts
 from paceline.torch import Pace
-from paceline.torch.elastic import buckets, meter, note, orphans
+from paceline.torch.elastic import buckets, group, meter, note, orphans
 from paceline.torch.elastic.buckets import Buckets
+from paceline.torch.elastic.generation import Generation
+from paceline.torch.elastic.generation import Member as Alive
 from paceline.torch.elastic.keeper import Keeper
+from paceline.torch.elastic.meeting import Meeting
 from support import elastic_jobs
 from support.elastic_jobs import FOR_EVER, Told, alone, exactly, faults, hit, run
 from support.elastic_phases import phased, write
@@ -384,3 +387,32 @@ def test_a_sample_that_counts_twice_ends_the_run() -> None:
     for wrong in ([(8, 4)], [(8, 4), (11, 2)], [(8, 5), (8, 1)]):
         with pytest.raises(WorkerError, match="in its gradient"):
             told(wrong)
+
+
+def test_members_that_cannot_reach_one_another_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where each is told to use a network of its own; nobody tries for ever."""
+
+    class Reached:
+        ident = place = tries = 0
+
+        def next(self, number: int) -> Generation:
+            return Generation(number + 1, (Alive(0, 0), Alive(1, 1)), True)
+
+        def meet(self, generation: Generation, word: dict[str, Any]) -> dict[int, dict[str, Any]]:
+            return {ident: {"has": True, "done": 3, "fits": 8} for ident in (0, 1)}
+
+        def lost_since(self, number: int) -> bool:
+            return number < 5  # then it begins to count
+
+        def broken(self, number: int) -> None:
+            self.tries += 1
+
+        spares = None
+
+    monkeypatch.setattr(group, "connect", lambda *_: None)
+    link = Reached()
+    with pytest.raises(
+        WorkerError, match="cannot reach one another, though all of them live; name the network"
+    ):
+        Meeting(link, None).enter({})  # type: ignore[arg-type]
+    assert link.tries == 5 + 19

@@ -60,9 +60,11 @@ class Machines:
         inside = ["ip", "netns", "exec", self.names[which]] if self.apart else []
         command = [*inside, sys.executable, "-m", "paceline.torch.guard", *words]
         path = os.pathsep.join(sys.path)
+        # Other tests set an interface for this process, which the machines do not share.
+        theirs = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
         self.guards[which] = subprocess.Popen(
             [*command, guarded.__file__, str(self.folder), str(rounds)],
-            env=os.environ | {"PYTHONPATH": path} | told,
+            env=theirs | {"PYTHONPATH": path} | told,
             stderr=(self.folder / f"{which}.err").open("a"),
         )
 

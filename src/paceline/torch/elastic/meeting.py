@@ -18,6 +18,7 @@ from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.link import Link
 
 _log = logging.getLogger(__name__)
+UNREACHED = 20  # times in a row that members cannot connect though none of them is lost
 Word = dict[str, Any]
 
 
@@ -67,9 +68,9 @@ class Meeting:
     def enter(self, word: Word) -> Met:
         """Into the newest generation, which may follow at once by another. word: what this rank tells of itself.
 
-        Raises WorkerError where no member with the model is left."""
+        Raises WorkerError where no member with the model is left, or the members cannot reach one another."""
         began, number = time.perf_counter(), -1 if self._generation is None else self._generation.number
-        word = {**word, "has": self._has}
+        word, unreached = {**word, "has": self._has}, 0
         while True:
             coming = self._link.next(number)
             number = coming.number
@@ -88,6 +89,12 @@ class Meeting:
                 through, packed = self._hand_over(group, number, idents, up, lost)
                 if through:
                     break
+            unreached = 0 if group is not None or lost() else unreached + 1
+            if unreached >= UNREACHED:
+                raise WorkerError(
+                    f"worker {self._link.place} and the others cannot reach one another, though all of them live; "
+                    "name the network that they share in GLOO_SOCKET_IFNAME on each machine"
+                )
             self._link.broken(number)
         assert group is not None
         transport.let_go(group, self._group)
