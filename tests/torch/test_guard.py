@@ -31,10 +31,11 @@ with pace:
             if pace.rank == 1 and pace.rounds == 7 and not os.path.exists(marker):
                 open(marker, "w").close()
                 os.kill(os.getpid(), signal.SIGKILL)
+            if pace.rounds == 25 and "raises" in marker:
+                raise ValueError("what is wrong in a script")
             pace.round(batch, lambda x, y: (model(x) - y).square().mean())
             pace.step(optimizer)
     print(f"end {pace.rounds} {float(model.weight.sum()):.6f}", flush=True)
-os._exit(0)
 """
 
 
@@ -55,6 +56,13 @@ def test_a_script_goes_on_without_its_worker(tmp_path: Path) -> None:
     )
     assert one.stdout.split()[:2] == ["end", "30"], one.stderr
     assert abs(float(one.stdout.split()[2]) - float(killed[2])) < 1e-5
+    command[4] = "2"
+    raises = subprocess.run(
+        [*command, str(script), str(tmp_path / "raises")], capture_output=True, text=True, timeout=600
+    )
+    assert raises.returncode == 1
+    assert "ValueError: what is wrong in a script" in raises.stderr
+    assert "paceline: worker 0 ended with status 1" in raises.stderr  # and not by a signal of its own
 
 
 @pytest.mark.parametrize(
@@ -82,7 +90,8 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
     """It is no member any more, but nothing kills it, for a while."""
     from paceline.torch.elastic import membership
     from paceline.torch.elastic.keeper import _store
-    from paceline.torch.elastic.link import ending, life
+    from paceline.torch.elastic.link import ending
+    from paceline.torch.elastic.news import life
 
     monkeypatch.setattr(membership, "ENDING_SECONDS", 1.0)
     store = _store("127.0.0.1", 0)

@@ -208,4 +208,6 @@ def _interface(address: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended_with = main()
+    sys.stdout.flush()
+    os._exit(ended_with)  # a thread may be in a call of torch's, to a store that does not answer

@@ -229,6 +229,7 @@ class Link:
     def _end(self) -> None:
         with suppress(RuntimeError):
             self._store.set(ending(self.ident), "1")
+        self._news.close(self._store)
 
     def _ring(self, key: str) -> None:
         self._call("set", key, "1")

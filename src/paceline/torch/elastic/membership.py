@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.torch.elastic.generation import Generation, Member
 from paceline.torch.elastic.link import ending
-from paceline.torch.elastic.news import BEAT_SECONDS, life
+from paceline.torch.elastic.news import BEAT_SECONDS, KEPT, life, told
 
 DEAD_SECONDS = 1.0  # without a sign of life
 LOOKS = 4  # without a new sign of life, at least: a launcher that stood still itself blames nobody for it
@@ -27,6 +27,7 @@ class Membership:
     def __init__(self, store: Any, places: int, dead: float = DEAD_SECONDS) -> None:
         self._store, self._places, self._dead = store, places, dead
         self.workers: dict[int, Member] = {}  # that were started and may live
+        self._hearing: set[int] = set()  # those, and others of which no end was seen
         self.members: list[Member] = []
         self.newest = -1  # generation
         self._hard = -1
@@ -46,11 +47,14 @@ class Membership:
         """A process was started for this place."""
         self._store.set(life(ident), "0")
         self.workers[ident] = Member(ident, place)
+        self._hearing.add(ident)
 
     def look(self, ended: Iterable[int]) -> list[int]:
         """See what has changed. ended: workers whose processes have. Returns those that give no sign of life: make
         sure that they are dead."""
         now = time.monotonic()
+        ended = set(ended)
+        self._hearing -= ended
         lost = [ident for ident in ended if self.workers.pop(ident, None) is not None]
         silent = self._silent(now) if now - self._looked >= EVERY else {}
         ending_ones = {ident for ident in silent if self._store.check([ending(ident)])}
@@ -115,6 +119,9 @@ class Membership:
             self._broken.clear()
         generation = Generation(self.newest, tuple(self.members), hard)
         self._store.set(f"generation/{self.newest}", generation.encode())
+        for ident in self._hearing:  # also those that were given up and may live
+            self._store.set(told(self.newest, ident), "")
+            self._store.delete_key(told(self.newest - KEPT, ident))
         self._waiting = True
 
     def _silent(self, now: float) -> dict[int, float]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -14,11 +14,17 @@ from paceline.torch.elastic.generation import Generation
 BEAT_SECONDS = 0.1  # between two signs of life
 LONG = timedelta(days=30)
 KEPT = 8  # generations
+CLOSE_SECONDS = 2.0  # that a thread may take to end, as where the launcher stands still
 
 
 def life(ident: int) -> str:
     """The key of a worker's signs of life."""
     return f"life/{ident}"
+
+
+def told(number: int, ident: int) -> str:
+    """The key by which a worker hears that there is a generation of this number; it may set it itself, to wake up."""
+    return f"told/{number}/{ident}"
 
 
 class News:
@@ -29,8 +35,19 @@ class News:
         self._known: dict[int, Generation] = {}
         self.newest = self.hard = -1  # generation, and the newest of those that are hard
         self.lost = False  # the launcher has gone
-        for name, target in (("signs of life", self._beat), ("generations", self._watch)):
-            threading.Thread(target=target, name=name, daemon=True).start()
+        self._over = threading.Event()
+        threads = (("signs of life", self._beat), ("generations", self._watch))
+        self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in threads]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, store: Any) -> None:
+        """No more signs of life. A thread that is in a call of torch's while Python ends would abort the process."""
+        self._over.set()
+        with suppress(RuntimeError):
+            store.set(told(self.newest + 1, self._ident), "")  # what the thread waits for
+        for thread in self._threads:
+            thread.join(CLOSE_SECONDS)
 
     def generation(self, number: int) -> Generation | None:
         """The one with this number, one of the newest few; None where it is not known."""
@@ -40,10 +57,9 @@ class News:
         number = 0
         try:
             store = self._connect()
-            while True:
+            while not self._over.wait(BEAT_SECONDS if number else 0):
                 number += 1
                 store.set(life(self._ident), str(number))
-                time.sleep(BEAT_SECONDS)
         except (RuntimeError, WorkerError):
             self.lost = True
 
@@ -51,8 +67,10 @@ class News:
         number = 0
         try:
             store = self._connect()
-            while True:
-                store.wait([f"generation/{number}"], LONG)
+            while not self._over.is_set():
+                if not store.check([f"generation/{number}"]):
+                    store.wait([told(number, self._ident)], LONG)
+                    continue
                 found = Generation.decode(store.get(f"generation/{number}"))
                 self._known[number] = found
                 if found.hard:
