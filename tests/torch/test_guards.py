@@ -149,7 +149,7 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     assert every == list(range(1, every[-1] + 1))  # the worker of the first machine was never started again
 
     machines.signal("a", signal.SIGKILL)
-    assert machines.guards["b"].wait(120) == 1
+    assert machines.guards.pop("b").wait(120) == 1
     last = machines.said("b").strip().split("\n")[-1]
     assert last.startswith(f"paceline: the machine at {address}:{PORT}, which keeps the run together, has")
     assert last.endswith("start the script again from its checkpoint")
