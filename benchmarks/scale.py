@@ -5,10 +5,11 @@
 
 One rank in three is four times slower, and the speeds scatter in every round (log-normal, sd 0.3, or --scatter). For
 each number of ranks, in the same processes one after the other: plain DDP split by hand for the mean speeds, "level"
-and "auto". Printed: the share of the bound; the processor time of a rank and a round (user and system, of all its
-threads, without the sleeping) and its ratio to plain DDP's; and under "auto" the requests that a round makes of the
-one store where work is claimed, how long a rank waits for the answer (median and 99 of 100), and what part of the
-round that is. Where there are many more ranks than processors, they wait for processors more than for the store.
+and "auto", all with torch's own DataLoader. Printed: the share of the bound; the processor time of a rank and a round
+(user and system, of all its threads, without the sleeping) and its ratio to plain DDP's; and under "auto" the
+requests that a round makes of the one store where work is claimed, how long a rank waits for the answer (median and
+99 of 100), and what part of the round that is. Where there are many more ranks than processors, they wait for
+processors more than for the store.
 
 With --virtual, "auto" plays the same speeds on the virtual clock with thousands of workers. Each claim is two
 requests, which the store serves one after another in --claim-us each (as the median with few ranks says, or less).
@@ -38,6 +39,10 @@ def speeds_of(ranks: int, steps: int, scatter: float = SCATTER) -> np.ndarray:
     return base * np.exp(scatter * np.random.default_rng(1).standard_normal((steps, ranks)))
 
 
+def as_it_is(batch: Any) -> Any:
+    return batch
+
+
 def rank_of(
     rank: int, ranks: int, directory: str, speeds: np.ndarray, batch: int, ways: list[str], pipe: Any
 ) -> None:
@@ -46,6 +51,7 @@ def rank_of(
     import torch.distributed as dist
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader
 
     from paceline.torch import Pace, leave
     from paceline.torch.claiming.counter import StoreCounter
@@ -56,6 +62,7 @@ def rank_of(
     torch.manual_seed(0)
     inputs, labels = torch.randn(batch * 4, 20), torch.randint(10, (batch * 4,))
     loss_of, steps = nn.CrossEntropyLoss(), len(speeds)
+    data: Any = throughput.Batched(inputs, labels)
     waits: list[float] = []
     ask = StoreCounter.add
 
@@ -73,7 +80,7 @@ def rank_of(
         pace: Pace | None = None
         if way != "plain DDP, by hand":
             pace = Pace(ddp, batch, way, loop="pieces", patience=300)
-            loader = pace.loader(throughput.Batched(inputs, labels), collate_fn=lambda batch: batch)
+            loader = pace.loader(data, collate_fn=as_it_is)
         speed = 1 / speeds.mean(axis=0)
         loads = np.floor(batch * speed / speed.sum()).astype(int)
         loads[: batch - loads.sum()] += 1
@@ -85,13 +92,15 @@ def rank_of(
             began, ran = time.perf_counter(), time.process_time()
 
         dist.barrier()
-        step = 0
         if pace is None:
-            for step in range(steps):
+            plain_loader: Any = DataLoader(
+                data, batch_sampler=[list(range(mine))] * steps, collate_fn=as_it_is
+            )
+            for step, (x, y) in enumerate(plain_loader):
                 if step == WARM_UP:
                     mark()
                 time.sleep(speeds[step, rank] * mine / 1e3)
-                (loss_of(ddp(inputs[:mine]), labels[:mine]) * (ranks * mine / batch)).backward()
+                (loss_of(ddp(x), y) * (ranks * mine / batch)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
         while pace is not None and pace.rounds < steps:
