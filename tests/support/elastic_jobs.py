@@ -26,7 +26,7 @@ from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper, Loss
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.meeting import Meeting
-from paceline.torch.feed.anywhere import Begun
+from paceline.torch.feed.begun import Begun
 from paceline.torch.liveness.shutdown import end_with_parent
 from support.ranks import load
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from itertools import islice
 from typing import Any
 
@@ -18,8 +17,9 @@ from paceline.torch.elastic.leftover import Turn
 from paceline.torch.elastic.orphans import Span
 from paceline.torch.elastic.running import Missing
 from paceline.torch.elastic.turns import ElasticTurns
+from paceline.torch.feed.begun import Begun
 from paceline.torch.feed.dealt import Dealer
-from paceline.torch.feed.fetching import Fetcher, Here, fetcher
+from paceline.torch.feed.fetching import Here, fetcher
 from paceline.torch.feed.loader import BalancedLoader, _EmptyToo, _pinned
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.plan import Claim, Piece, RoundPlan
@@ -136,44 +136,3 @@ class ElasticLoader(BalancedLoader):
         for size in claim.sizes:
             self._others.begin([self._of((at, size))])
             at += size
-
-
-class Begun:
-    """What processes load while something else runs. ``next`` gives what is asked for, begun or not."""
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
-        self._begun: deque[Indices] = deque()
-
-    def begin(self, turns: list[Indices]) -> None:
-        """Begin to load each of these, behind what was begun before; from any thread."""
-        self._fetcher.begin(turns)
-        self._begun.extend(turns)
-
-    def expect(self, turns: list[Indices]) -> None:
-        """These come next: begin them, if something else was begun."""
-        same = len(turns) == len(self._begun) and all(map(np.array_equal, turns, self._begun))
-        if not same:
-            self.reset()
-            self.begin(turns)
-
-    def comes(self, turn: Indices) -> bool:
-        """Whether this is what was begun first."""
-        return bool(self._begun) and np.array_equal(self._begun[0], turn)
-
-    def next(self, turn: Indices) -> Any:
-        """A batch of these samples."""
-        if not self.comes(turn):
-            self.reset()
-            self.begin([turn])
-        self._begun.popleft()
-        return self._fetcher.next(turn)
-
-    def reset(self) -> None:
-        """Forget what was begun."""
-        self._begun.clear()
-        self._fetcher.reset()
-
-    def close(self) -> None:
-        """No more samples."""
-        self._fetcher.close()
