@@ -3,12 +3,10 @@
 A shell or a runner may have started the tests with SIGINT ignored, and what they start would ignore it, too.
 """
 
-import logging
 import os
 import signal
 import sys
 
-import pytest
 from hypothesis import settings
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -34,19 +32,3 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 settings.register_profile("paceline", deadline=None)
 settings.load_profile("paceline")
-
-
-@pytest.fixture(scope="session")
-def cluster():
-    """One Ray for the tests of a group, kept small and quiet."""
-    ray = pytest.importorskip("ray")
-    ray.init(
-        address="local",  # not another that stands on this machine
-        num_cpus=8,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        object_store_memory=200 * 2**20,
-    )
-    yield ray
-    ray.shutdown()

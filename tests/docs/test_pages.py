@@ -10,7 +10,6 @@ import pytest
 
 from support.blocks import PAGES, ROOT, complaints, document, name
 from support.launched import run_forked
-from support.pages import STANDING_RAY
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -18,22 +17,11 @@ def test_every_block_can_be_run(page: Path) -> None:
     assert complaints(page) == []
 
 
-ON_RAY = ("docs/coded.md", "docs/server.md")
-"""Pages whose blocks join the Ray that other tests have started, as it would be on a cluster."""
-
-
-def with_its_group(page: Path) -> object:
-    return pytest.param(page, marks=pytest.mark.xdist_group("ray-products") if name(page) in ON_RAY else ())
-
-
-@pytest.mark.parametrize("page", [*map(with_its_group, PAGES)], ids=map(name, PAGES))
-def test_page(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_page(page: Path, tmp_path: Path) -> None:
     if not list(document(page)):
         pytest.skip("no code")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])}
-    if name(page) in ON_RAY:
-        ray = request.getfixturevalue("cluster")
-        environment[STANDING_RAY] = ray.get_runtime_context().gcs_address
+    path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "src")])
     with contextlib.chdir(tmp_path):
-        run_forked([environment], "support.pages", (), [name(page)])
+        run_forked([{"PYTHONPATH": path}], "support.pages", (), [name(page)])

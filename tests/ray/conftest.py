@@ -1,5 +1,6 @@
-"""What Ray's workers find here, and processes that several tests share."""
+"""One Ray for all tests of this folder, kept small and quiet."""
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -10,6 +11,21 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 # Ray's workers import the programs by the names that the tests know them by.
 os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    ray = pytest.importorskip("ray")
+    ray.init(
+        address="local",  # not another that stands on this machine
+        num_cpus=8,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        object_store_memory=200 * 2**20,
+    )
+    yield ray
+    ray.shutdown()
 
 
 @pytest.fixture

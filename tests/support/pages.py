@@ -28,7 +28,7 @@ GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "docs/tutorial.md": paced,
     "docs/service.md": beside_a_service,
 }
-STANDING_RAY = "STANDING_RAY"  # the variable with the address of a Ray that a page's blocks are to join
+ONE_RAY = ("docs/server.md",)  # whose blocks share a Ray: each would start one of its own
 TWO_RANKS = ("docs/doctor.md",)  # whose python takes two processes, as one script under torchrun
 
 
@@ -62,10 +62,10 @@ def run(page: Path) -> None:
         under_torchrun("\n".join(python))
         examples = [each for each in examples if each.region.lexemes["language"] != "python"]
     names = examples[0].namespace
-    if STANDING_RAY in os.environ:
-        import ray
+    if name(page) in ONE_RAY:
+        from paceline.ray.start import connect
 
-        ray.init(os.environ[STANDING_RAY], log_to_driver=False)
+        connect(None, 4)
     with launched():
         names.update({"__name__": page.stem} | GIVEN.get(name(page), dict)())
     try:
