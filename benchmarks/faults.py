@@ -79,10 +79,13 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
     until = [after.at for after in faults[1:]] + [float("inf")]
     found = []
     for fault, end in zip(faults, until, strict=True):
-        until_then = min(end if end > fault.at + 0.5 else float("inf"), fault.at + AFTER_SECONDS)
-        longest, over = max(
-            ((b - a, b) for a, b in gaps if b > fault.at and a < until_then), default=(0.0, 0.0)
-        )
+        # A time without a round in which the next fault came is that one's, but where this one came in it, too.
+        own = [
+            (b - a, b)
+            for a, b in gaps
+            if b > fault.at and a < fault.at + AFTER_SECONDS and (a <= fault.at or b <= end)
+        ]
+        longest, over = max(own, default=(0.0, 0.0))
         found.append([fault.kind, fault.phase, max(longest - usual, 0.0), *parts(told, fault, over)])
     ends = [end for _, end in told.of("end")]
     most = 0.0
