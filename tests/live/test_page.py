@@ -63,7 +63,7 @@ def test_a_real_training_run_in_which_a_worker_is_killed(tmp_path, watched, tab)
     pytest.importorskip("torch")
     run_dir = tmp_path / "run"
     command = [sys.executable, "-c", "from paceline.cli import main; main()", "train", "--elastic"]
-    command += ["--workers", "2", "--policy", "level", "--steps", "120", "--slowdown", "1,3"]
+    command += ["--workers", "2", "--policy", "level", "--steps", "60", "--slowdown", "1,2"]
     command += ["--max-restarts", "0", "--out", str(run_dir)]
     training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -84,7 +84,7 @@ def test_a_real_training_run_in_which_a_worker_is_killed(tmp_path, watched, tab)
             page.wait_for_timeout(100)
         assert training.returncode == 0, training.stdout.read()
         expect(page.locator("#state")).to_have_text("Finished")
-        says(page, "All 120 rounds")
+        says(page, "All 60 rounds")
         expect(page.locator("#findings")).to_contain_text("was killed by SIGKILL in round")
         assert page.locator("#charts figure").first.locator("path.lost").count() == 1
         assert len(page.locator("#findings li").all_text_contents()) >= 3
