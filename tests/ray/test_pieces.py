@@ -104,7 +104,8 @@ def test_what_a_lost_worker_had_is_done_by_the_others_in_the_same_round(number):
     assert lost.present == 2
     words = "worker 2 died" if number == signal.SIGKILL else "worker 2 was given up"
     assert [update.changed for update in log if update.changed] == [[words]]
-    assert notes[5] - notes["at"] < 2.0
+    # after a few rounds' time, and not after a timeout of Ray's or of the system's; a busy machine adds seconds
+    assert notes[5] - notes["at"] < 15.0
 
 
 def test_the_record_has_the_pieces(tmp_path):
