@@ -27,6 +27,7 @@ GROUND = (
     "durations",
     "few",
     "tables",
+    "tokens",
     "errors",
 )
 BANDS = {  # what rooms are for, and their colour

@@ -21,12 +21,12 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from paceline.errors import PacelineError
+from paceline.tokens import TOKEN
 
 __all__ = ["Dropped", "Part", "Worker"]
 
 Lengths = Callable[[int], Sequence[float]]
 WAIT = 30.0  # seconds that one request waits for a plan
-TOKEN = "PACELINE_TOKEN"
 
 
 class Dropped(PacelineError):

@@ -19,7 +19,7 @@ from paceline.serve.events import Drop, Join, Leave, Reported, Settle
 from paceline.serve.jobs import Job, NextRound
 from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound
 from paceline.serve.settings import Settings
-from paceline.serve.tokens import digest
+from paceline.tokens import digest
 
 
 def started(**changes: Any) -> Job:

@@ -13,8 +13,7 @@ from paceline.cli import interrupts
 from paceline.cli.options import limits
 from paceline.cli.watch import LOCAL, listen
 from paceline.errors import PacelineError
-
-TOKEN = "PACELINE_TOKEN"
+from paceline.tokens import TOKEN
 
 
 def command(
@@ -79,7 +78,7 @@ def command(
         from paceline.serve.service import Service
     except ModuleNotFoundError as error:
         raise PacelineError(f"{error.name} is not installed; install paceline[serve]") from error
-    from paceline.serve import tokens
+    from paceline import tokens
     from paceline.serve.settings import Settings
 
     if no_token and host not in LOCAL:
@@ -115,7 +114,8 @@ def command(
         where = token_file if token_file is not None else directory / "token"
         secret = None
         if not no_token:
-            secret = tokens.checked(token) if token is not None else tokens.kept_in(where)
+            otherwise = "choose another --token-file, or --dir"
+            secret = tokens.checked(token) if token is not None else tokens.kept_in(where, otherwise)
         service = Service(directory, record=record, sync=sync)
         if settings is not None and job not in service.catalog.aside:
             service.catalog.present(job, settings)

@@ -13,7 +13,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from paceline.serve import tokens
+from paceline import tokens
 from paceline.serve.page import asks_token
 
 BODY_BYTES = 256 * 1024

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.serve import tokens
+from paceline import tokens
 from paceline.serve.effects import Report
 from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound
 

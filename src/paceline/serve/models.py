@@ -10,7 +10,7 @@ from paceline.serve import jobs
 from paceline.serve import settings as asked
 from paceline.serve.effects import Report
 from paceline.serve.jobs import Job
-from paceline.serve.tokens import LEAST
+from paceline.tokens import LEAST
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 MOST_SECONDS = 1e9

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from paceline import tokens
 from paceline.client import Part
 from paceline.serve import store as stored
-from paceline.serve import tokens
 from paceline.serve.catalog import Catalog
 from paceline.serve.door import Door
 from paceline.serve.effects import Joined, Report

@@ -1,6 +1,6 @@
-"""Secrets: one token for the service, and one of its own for each worker.
+"""Secrets: one token for all who may take part, and one of its own for each worker of the service.
 
-Only digests are kept. The secrets are random and long, so that a plain digest can't be searched.
+Only digests are kept where that is enough. The secrets are random and long, so that a plain digest can't be searched.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from paceline.errors import PacelineError
 
+TOKEN = "PACELINE_TOKEN"  # the variable of the environment that may hold it
 LEAST = 16  # characters of a token or secret that somebody chose
 
 
@@ -40,14 +41,22 @@ def checked(token: str) -> str:
     return token
 
 
-def kept_in(path: Path) -> str:
-    """The token in a file; made and written there, readable by its owner alone, where there is none."""
+def read(path: Path) -> str | None:
+    """The token in a file, None where there is no such file. Raises PacelineError where it can't be used."""
     try:
         return checked(path.read_text(encoding="utf-8").strip())
     except FileNotFoundError:
-        pass
+        return None
     except (OSError, UnicodeDecodeError) as error:
         raise PacelineError(f"cannot read the token in {path}: {error}") from error
+
+
+def kept_in(path: Path, otherwise: str = "choose another --token-file") -> str:
+    """The token in a file; made and written there, readable by its owner alone, where there is none.
+
+    otherwise: what to do where it cannot be written. Raises PacelineError."""
+    if (kept := read(path)) is not None:
+        return kept
     token = fresh()
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -55,6 +64,6 @@ def kept_in(path: Path) -> str:
             file.write(token + "\n")
     except OSError as error:
         raise PacelineError(
-            f"cannot write the token to {path}: {error.strerror or error}; choose another --token-file, or --dir"
+            f"cannot write the token to {path}: {error.strerror or error}; {otherwise}"
         ) from error
     return token
