@@ -23,7 +23,7 @@ from paceline.torch.elastic.keeper import Keeper
 from paceline.torch.elastic.meeting import Meeting
 from support import elastic_jobs
 from support.elastic_jobs import FOR_EVER, Told, alone, exactly, faults, hit, run
-from support.elastic_phases import phased, write
+from support.elastic_phases import Plan, phased, write
 
 pytestmark = pytest.mark.xdist_group("elastic")
 
@@ -90,20 +90,16 @@ def most_pieces(told: Told) -> int:
     return max(line["pieces"] for _, line in told.of("round"))
 
 
+def uneven(tmp_path: Path, ranks: int, plan: Plan, **asked: Any) -> Told:
+    """A run with these faults, of whose ranks one is slow."""
+    slow = [3 if rank == 1 else 1 for rank in range(ranks)]
+    return run(tmp_path, ranks, FOR_EVER, plan, restarts=1000, nap=1e-4, phases=True, slow=slow, **asked)
+
+
 def test_work_moves_within_rounds(tmp_path: Path) -> None:
     """What a lost rank has claimed and not run, or run and not summed, is run by the others."""
     plan = phased(tmp_path, 10, seed=2, kinds=MOVING, phases=CLAIMED)
-    told = run(
-        tmp_path,
-        4,
-        FOR_EVER,
-        plan,
-        restarts=1000,
-        nap=1e-4,
-        phases=True,
-        policy="factoring",
-        slow=[1, 3, 1, 1],
-    )
+    told = uneven(tmp_path, 4, plan, policy="factoring")
     check(told)
     assert len(told.faults) >= 10
     assert most_pieces(told) > 3
@@ -113,7 +109,7 @@ def test_the_same_bits_whoever_is_lost(tmp_path: Path) -> None:
     """Those of one process that is not elastic, also where ranks are lost in the middle of a round."""
     plan = phased(tmp_path, 5, seed=3, kinds=MOVING, phases=tuple(p for p in CLAIMED if p != "backward"))
     exact: dict[str, Any] = {"policy": "factoring", "deterministic": True, "quantum": 4, "samples": 1210}
-    told = run(tmp_path, 3, FOR_EVER, plan, restarts=1000, nap=1e-4, phases=True, slow=[1, 3, 1], **exact)
+    told = uneven(tmp_path, 3, plan, **exact)
     check(told, whole=False, samples=1210)
     assert len(told.faults) >= 5
     assert most_pieces(told) > 4
@@ -127,18 +123,7 @@ def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool
     """A lost rank's are run by the others in parts of equal cost; the loss is a mean over their tokens."""
     phases = CLAIMED if policy == "auto" else CLAIMED[:4]
     plan = phased(tmp_path, 6, seed=5, kinds=MOVING, phases=phases)
-    told = run(
-        tmp_path,
-        3,
-        FOR_EVER,
-        plan,
-        restarts=1000,
-        nap=1e-4,
-        phases=True,
-        policy=policy,
-        slow=[1, 3, 1],
-        costs={"padded": padded, "micro_batch_cost": 160.0},
-    )
+    told = uneven(tmp_path, 3, plan, policy=policy, costs={"padded": padded, "micro_batch_cost": 160.0})
     check(told, tokens=True)
     assert len(told.faults) >= 6
 

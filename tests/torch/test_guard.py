@@ -69,8 +69,21 @@ def test_a_script_goes_on_without_its_worker(tmp_path: Path) -> None:
     [
         ([], "arguments are required: script"),
         (["nothing.py"], "nothing.py does not exist"),
-        (["--workers", "0", "nothing.py"], "at least 1"),
-        (["--workers", "x", "nothing.py"], "invalid int value: 'x'"),
+        ([__file__[: -len("test_guard.py")]], "is a directory"),
+        (["--workers", "0", __file__], "--workers: 0 was given; expected a whole number of 1 or more"),
+        (["--workers", "x", __file__], "--workers: x was given; expected a whole number of 1 or more"),
+        (["--max-restarts", "-1", __file__], "--max-restarts: -1 was given"),
+        (["--dead-after", "0.1", __file__], "--dead-after: 0.1 was given; expected seconds, 0.2 or more"),
+        (["--dead-after", "inf", __file__], "--dead-after: inf was given"),
+        (["--patience", "nan", __file__], "--patience: nan was given"),
+        (["--port", "99999", __file__], "--port: 99999 was given; expected a whole number from 0 to 65535"),
+        (["--port", "-1", __file__], "--port: -1 was given"),
+        (["--elsewhere", "1", __file__], "--elsewhere needs --host and --port"),
+        (["--elsewhere", "1", "--join", "127.0.0.1:1", __file__], "give one"),
+        (["--join", "127.0.0.1", __file__], "expected HOST:PORT"),
+        (["--join", "127.0.0.1:99999", __file__], "expected HOST:PORT"),
+        (["--join", "nosuchhost.invalid:80", __file__], "no machine is known by the name nosuchhost.invalid"),
+        (["--host", "192.0.2.1", __file__], "--host 192.0.2.1 is no address of this machine"),
     ],
 )
 def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +96,17 @@ def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.C
     assert words in said
     assert said.startswith("paceline: ")
     assert said.count("\n") == 1
+
+
+def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:
+    command = [sys.executable, "-m", "paceline.torch.guard", "--join", "127.0.0.1:1", "--patience", "0"]
+    done = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "paceline: nobody answers at 127.0.0.1:1; this machine joins when it answers",
+        "paceline: the machine at 127.0.0.1:1, which keeps the run together, has not answered for 0 s; "
+        "start the script again from its checkpoint",
+    ]
 
 
 def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.MonkeyPatch) -> None:

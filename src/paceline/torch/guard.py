@@ -13,6 +13,7 @@ store in which all workers meet, and each of the others has a guard that joins i
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 import psutil
@@ -35,6 +37,8 @@ from paceline.torch.liveness.patience import last_words
 
 LOOK = 0.005  # seconds between two looks at the workers
 PATIENCE = 60.0  # seconds for which the store may be away
+LONGEST = 1e9  # seconds
+PORTS = 65535  # the highest
 
 
 class _Process:
@@ -66,42 +70,49 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; its exit status: 0 where a worker came to the end."""
     parser = _Parser("python -m paceline.torch.guard", description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=2, help="how many on this machine")
-    parser.add_argument("--max-restarts", type=int, default=3, help="workers started in place of lost ones")
+    parser.add_argument("--workers", type=_whole(1), default=2, help="how many on this machine")
     parser.add_argument(
-        "--dead-after", type=float, default=DEAD_SECONDS, help="seconds without a sign of life"
+        "--max-restarts", type=_whole(0), default=3, help="workers started in place of lost ones"
     )
-    parser.add_argument("--port", type=int, default=0, help="where the workers meet; 0 takes any")
-    parser.add_argument("--elsewhere", type=int, default=0, help="how many workers are on other machines")
+    parser.add_argument(
+        "--dead-after", type=_seconds(0.2), default=DEAD_SECONDS, help="seconds without a sign of life"
+    )
+    parser.add_argument(
+        "--port", type=_whole(0, PORTS), default=0, help="where the workers meet; 0 takes any"
+    )
+    parser.add_argument(
+        "--elsewhere", type=_whole(0), default=0, help="how many workers are on other machines"
+    )
     parser.add_argument("--host", default="", help="this machine's address, as the others reach it")
     parser.add_argument("--join", default="", metavar="HOST:PORT", help="the guard of the first machine")
     parser.add_argument(
-        "--patience", type=float, default=PATIENCE, help="with --join: seconds that the first may be away"
+        "--patience",
+        type=_seconds(0),
+        default=PATIENCE,
+        help="with --join: seconds that the first may be away",
     )
     parser.add_argument("script", help="of your own, with its arguments behind it")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
-    if asked.workers < 1 or asked.max_restarts < 0 or not asked.dead_after >= 0.2:
-        parser.error(
-            "expected --workers of at least 1, --max-restarts of 0 or more, --dead-after of at least 0.2"
-        )
-    if asked.elsewhere < 0 or not 0 <= asked.patience < 1e9:
-        parser.error("expected --elsewhere of 0 or more, and --patience in seconds")
-    if not os.path.exists(asked.script):
-        parser.error(f"{asked.script} does not exist; expected a Python script")
+    script = Path(asked.script)
+    if not script.is_file() and not (script / "__main__.py").is_file():
+        what = "is a directory" if script.is_dir() else "does not exist"
+        parser.error(f"{script} {what}; expected a Python script")
+    if asked.elsewhere and asked.join:
+        parser.error("--elsewhere is for the guard of the first machine, and --join for all others; give one")
     if asked.elsewhere and not (asked.host and asked.port):
         parser.error("--elsewhere needs --host and --port, by which the other machines reach this one")
-    if asked.join and not re.fullmatch(r".+:\d{1,5}", asked.join):
+    if asked.join and not (re.fullmatch(r".+:\d{1,5}", asked.join) and _port(asked.join) <= PORTS):
         parser.error(
             f"--join {asked.join}: expected HOST:PORT, as --host and --port of the first machine's guard"
         )
     command = [sys.executable, asked.script, *asked.arguments]
     try:
         _as_torchrun_says(asked)
-        first, _, port = asked.join.rpartition(":")
+        first = asked.join.rpartition(":")[0]
         interface = _interface(_address_towards(first) if asked.join else asked.host or LOOPBACK)
         if asked.join:
-            return _join(asked, first, int(port), lambda where: _Process(command, where, interface))
+            return _join(asked, first, _port(asked.join), lambda where: _Process(command, where, interface))
         return _keep(asked, lambda where: _Process(command, where, interface))
     except WorkerError as error:
         last_words(str(error))
@@ -110,6 +121,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     except KeyboardInterrupt:
         return 130
+
+
+def _whole(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Reads a whole number from ``least`` to ``most``."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"\d+", text) or not least <= int(text) <= most:
+            span = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"{text} was given; expected a whole number {span}")
+        return int(text)
+
+    return read
+
+
+def _seconds(least: float) -> Callable[[str], float]:
+    """Reads seconds, at least so many."""
+
+    def read(text: str) -> float:
+        with suppress(ValueError):
+            if least <= (seconds := float(text)) <= LONGEST:
+                return seconds
+        raise argparse.ArgumentTypeError(f"{text} was given; expected seconds, {least:g} or more")
+
+    return read
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def _keep(asked: argparse.Namespace, start: Callable[[Where], _Process]) -> int:

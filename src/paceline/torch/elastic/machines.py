@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.membership import EVERY, LOOKS
+from paceline.torch.elastic.signs import EVERY, Signs
 
 COUNT, OVER = "machines", "over"
 FIRST = 2  # number of the machine that joins first: that of the store is machine 1
@@ -56,7 +56,6 @@ class Machine:
         self.keys = Keys(number)
         self.room, self.workers = room, list[Remote]()
         self.orders = 0
-        self.life, self.silent, self.looks = b"", 0.0, 0
 
 
 class Machines:
@@ -64,9 +63,9 @@ class Machines:
     machine counts as lost."""
 
     def __init__(self, store: Any, dead: float) -> None:
-        self._store, self._dead = store, dead
+        self._store, self._dead, self._signs = store, dead, Signs(dead)
         self._machines: list[Machine] = []  # that live
-        self._known, self._looked = FIRST, 0.0
+        self._known = FIRST
         self._waiting: list[Remote] = []
 
     def start(self, where: Where) -> Remote:
@@ -90,7 +89,7 @@ class Machines:
             self._machines.append(Machine(number, int(self._store.get(keys.room))))
             found.append(f"machine {number} has joined")
         now = time.monotonic()
-        if now - self._looked >= EVERY:
+        if self._signs.due(now):
             found += [self._lose(machine) for machine in self._silent(now)]
         for machine in list(self._machines):
             for remote in list(machine.workers):
@@ -138,15 +137,6 @@ class Machines:
         return f"machine {machine.keys.number} gave no sign of life for {self._dead:g} s"
 
     def _silent(self, now: float) -> list[Machine]:
-        # A launcher that stood still itself blames nobody for it.
-        seconds, self._looked = min(now - self._looked, 3 * EVERY), now
-        found = []
-        for machine in self._machines:
-            life = bytes(self._store.get(machine.keys.life))
-            still = life == machine.life
-            machine.silent = machine.silent + seconds if still else 0.0
-            machine.looks = machine.looks + 1 if still else 0
-            machine.life = life
-            if machine.silent >= self._dead and machine.looks >= LOOKS:
-                found.append(machine)
-        return found
+        lives = {each.keys.number: bytes(self._store.get(each.keys.life)) for each in self._machines}
+        silent = self._signs.silent(now, lives)
+        return [machine for machine in self._machines if machine.keys.number in silent]

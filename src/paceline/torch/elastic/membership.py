@@ -8,11 +8,10 @@ from typing import Any
 
 from paceline.torch.elastic.generation import Generation, Member
 from paceline.torch.elastic.link import ending
-from paceline.torch.elastic.news import BEAT_SECONDS, KEPT, life, told
+from paceline.torch.elastic.news import KEPT, life, told
+from paceline.torch.elastic.signs import Signs
 
 DEAD_SECONDS = 1.0  # without a sign of life
-LOOKS = 4  # without a new sign of life, at least: a launcher that stood still itself blames nobody for it
-EVERY = BEAT_SECONDS / 2  # seconds between two looks at the signs of life
 ENDING_SECONDS = 30.0  # that a program may take to end, without a sign of life
 GRACE = 0.1  # seconds for the end of a worker to be seen, after sums have failed
 
@@ -25,14 +24,13 @@ class Membership:
     """
 
     def __init__(self, store: Any, places: int, dead: float = DEAD_SECONDS) -> None:
-        self._store, self._places, self._dead = store, places, dead
+        self._store, self._places, self._dead, self._signs = store, places, dead, Signs(dead)
         self.workers: dict[int, Member] = {}  # that were started and may live
         self._hearing: set[int] = set()  # those, and others of which no end was seen
         self.members: list[Member] = []
         self.newest = -1  # generation
         self._hard = -1
-        self._bell, self._looked = -1, 0.0
-        self._lives: dict[int, tuple[bytes, float, int]] = {}  # number, seconds and looks without another one
+        self._bell = -1
         self._broken: dict[
             int, float
         ] = {}  # generations whose sums have failed, and since when that is known
@@ -56,7 +54,7 @@ class Membership:
         ended = set(ended)
         self._hearing -= ended
         lost = [ident for ident in ended if self.workers.pop(ident, None) is not None]
-        silent = self._silent(now) if now - self._looked >= EVERY else {}
+        silent = self._silent(now) if self._signs.due(now) else {}
         ending_ones = {ident for ident in silent if self._store.check([ending(ident)])}
         frozen = [i for i in silent if i not in ending_ones or silent[i] >= self._dead + ENDING_SECONDS]
         for ident in frozen:
@@ -126,16 +124,6 @@ class Membership:
 
     def _silent(self, now: float) -> dict[int, float]:
         """Workers without a sign of life for too long, and for how long."""
-        seconds, self._looked = min(now - self._looked, 3 * EVERY), now
         idents = list(self.workers)
-        raws = self._store.multi_get([life(ident) for ident in idents]) if idents else []
-        found = {}
-        for ident, raw in zip(idents, raws, strict=True):
-            number, since, looks = self._lives.get(ident, (b"0", 0.0, 0))
-            if bytes(raw) == b"0" or bytes(raw) != number:
-                self._lives[ident] = (bytes(raw), 0.0, 0)
-                continue
-            self._lives[ident] = (number, since + seconds, looks + 1)
-            if since + seconds >= self._dead and looks + 1 >= LOOKS:
-                found[ident] = since + seconds
-        return found
+        lives = self._store.multi_get([life(ident) for ident in idents]) if idents else []
+        return self._signs.silent(now, dict(zip(idents, map(bytes, lives), strict=True)))

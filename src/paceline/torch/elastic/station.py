@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from paceline.errors import WorkerError
 from paceline.torch.elastic.generation import Where
+from paceline.torch.elastic.keeper import Worker
 from paceline.torch.elastic.machines import COUNT, FIRST, OVER, Keys, ended
 from paceline.torch.elastic.news import BEAT_SECONDS
 from paceline.torch.liveness.calls import Calls
 
 LOOK = 0.01  # seconds between two looks
 FIRST_SECONDS = 5.0  # that a call may take by which a machine joins; it is tried again
-
-
-class Process(Protocol):
-    """A worker on this machine."""
-
-    def status(self) -> int | None: ...
-
-    def kill(self) -> None: ...
-
-    def leave(self) -> None: ...
 
 
 class Lost(Exception):
@@ -46,14 +38,14 @@ class Station:
         host: str,
         port: int,
         room: int,
-        start: Callable[[Where], Process],
+        start: Callable[[Where], Worker],
         dead: float,
         patience: float,
         tell: Callable[[str], None],
     ) -> None:
         self._host, self._port, self._room = host, port, room
         self._start, self._dead, self._patience, self._tell = start, dead, patience, tell
-        self._workers: dict[int, Process] = {}
+        self._workers: dict[int, Worker] = {}
         self._leaving = False
 
     def run(self) -> int:
@@ -70,9 +62,12 @@ class Station:
                 except Lost as lost:
                     if self._workers or not told:
                         away, told = time.monotonic(), True
-                        self._tell(
-                            f"{lost}; the workers here end, and this machine joins again when it answers"
+                        what = (
+                            "the workers here end, and this machine joins again"
+                            if self._workers
+                            else "this machine joins"
                         )
+                        self._tell(f"{lost}; {what} when it answers")
                     self._end()
                 if time.monotonic() - away > self._patience:
                     self._give_up()
@@ -155,6 +150,8 @@ class _Store:
         return self._within(self._dead, getattr(self._store, name), *arguments)
 
     def _connect(self) -> dist.TCPStore:
+        # Where nobody listens, torch would print a page of its own calls.
+        socket.create_connection((self._host, self._port), FIRST_SECONDS).close()
         return dist.TCPStore(
             self._host, self._port, None, False, timedelta(seconds=FIRST_SECONDS), wait_for_workers=False
         )
