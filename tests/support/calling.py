@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from paceline.serve import tokens
+from paceline import tokens
 from paceline.serve.app import make
 from paceline.serve.service import Service
 from support.served import TOKEN
