@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
-from paceline.torch.measuring import exchange, mesh, piece_reports
+from paceline.torch.measuring import exchange, mesh, nearby, piece_reports
 from paceline.torch.measuring.meter import ROW_WITH_PIECES
 
 
@@ -75,8 +75,12 @@ def exchanged(rank: int, ranks: int) -> dict[str, list[dict[str, Any]]]:
 PAIR = np.dtype([("told", "f8"), ("more", "f8")])
 
 
-def hindered(rank: int, ranks: int) -> dict[str, Any]:
-    """What 3 ranks receive where messages are left out, early, cut in two or missing, and a stranger calls first."""
+def hindered(rank: int, ranks: int, apart: int | None) -> dict[str, Any]:
+    """What 3 ranks receive where messages are left out, early, cut in two or missing, and a stranger calls first.
+
+    apart: the rank that shares no memory with the others, as if on another machine; None where all share it."""
+    if rank == apart:
+        nearby._open = lambda *arguments: None  # type: ignore[assignment]
     meet = mesh._meet
 
     def called_on(doors: list[Any], listener: socket.socket, *others: Any) -> None:
@@ -109,13 +113,18 @@ def hindered(rank: int, ranks: int) -> dict[str, Any]:
     if rank == 1:
         kind._own[7 % exchange.SLOTS] = np.array((71.0, 0.0), PAIR).tobytes()
         message = exchange.STEP.pack(7) + kind._own[7 % exchange.SLOTS]
+        kind._nearby._check = lambda message: bytes(4)  # type: ignore[method-assign]
+        kind._nearby.tell(7, message[:-5] + bytes(5))
         for part in (message[:5], message[5:]):
-            for other in kind._others.values():
+            for other in kind._far.values():
                 other.send(part)
             time.sleep(0.1)
+        del kind._nearby._check
+        kind._nearby.tell(7, message)
     else:
         send(7)
     found["cut"] = told(7)
+    found["nearby"] = kind._nearby.ranks
     if (child := os.fork()) == 0:  # a loader's process that ends
         kind.close()
         os._exit(0)

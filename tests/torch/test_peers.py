@@ -23,8 +23,11 @@ def test_a_rank_that_cannot_reach_the_store_is_named_on_every_rank(who: int) -> 
         assert sentence.startswith(f"rank {who} cannot reach rank 0 at 127.0.0.1")
 
 
-def test_rounds_keep_apart_whatever_becomes_of_their_messages() -> None:
-    for rank, found in enumerate(run_ranks(3, hindered)):
+@pytest.mark.parametrize("apart", [None, 0, 1])
+def test_rounds_keep_apart_whatever_becomes_of_their_messages(apart: int | None) -> None:
+    for rank, found in enumerate(run_ranks(3, hindered, apart)):
+        together = [other for other in range(3) if apart not in (rank, other)]
+        assert found["nearby"] == [other for other in together if other != rank]
         assert found["left"] == [40.0, 41.0, 42.0], "the round before was left, and its message is no other's"
         assert found["early"] == [[50.0, 51.0, 52.0], [60.0, 61.0, 62.0]]
         assert found["cut"] == [70.0, 71.0, 72.0]

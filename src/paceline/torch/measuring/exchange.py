@@ -3,8 +3,8 @@
 ``send`` is called when a rank's gradients are ready, just before or after the sum of its last bucket begins;
 ``receive`` after the step. By then every rank has sent, or is about to (its gradients could not have arrived
 otherwise), so nobody waits longer than a moment. While the ranks
-are few, each tells every other by a connection of their own, which costs two system calls; a collective carries on
-where these would be many, or cannot be made.
+are few, each tells every other: those of its machine in memory that they share, and the rest by a connection to each,
+which costs two system calls. A collective carries on where connections would be many, or cannot be made.
 
 What travels is a row of numbers with names: a structured dtype whose fields are all float64, so that it is one array
 of them on its way. Each exchange is made for one such dtype.
@@ -34,11 +34,17 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
 from paceline.torch import peers
 from paceline.torch.measuring import mesh
+from paceline.torch.measuring.nearby import Nearby
 
 _log = logging.getLogger(__name__)
 MESH_RANKS = 32  # above this many ranks each would have to tell too many others by itself
 SLOTS = 4  # rounds of which a rank may have told and not yet asked
 LOOK_SECONDS = 0.05  # between two looks whether a rank that is waited for was lost
+SOON_SECONDS = (
+    5e-5  # between the first two looks at memory that another rank is to write, and a part of its wait
+)
+SOON = 1 / 16
+CLOSED = "the connection was closed"
 STEP = struct.Struct("<d")  # before each row: the round that it is of
 
 
@@ -96,7 +102,8 @@ class Alone:
 
 
 class MeshExchange:
-    """Through a connection from every rank to every other. Constructing it is collective.
+    """From every rank to every other: in memory that they share, or through a connection. Constructing it is
+    collective.
 
     dtype: of a row. timeout: seconds to wait for a late rank.
     Raises PacelineError, on every rank, where one cannot be reached.
@@ -107,14 +114,17 @@ class MeshExchange:
         self._timeout = peers.timeout() if timeout is None else timeout
         self._dtype, self._size = dtype, STEP.size + dtype.itemsize
         self._others = mesh.meet()
-        self._held = dict.fromkeys(self._others, b"")  # what came of a later message, or of a part of one
+        self._nearby = Nearby(SLOTS, self._size)
+        self._far = {rank: other for rank, other in self._others.items() if rank not in self._nearby.ranks}
+        self._held = dict.fromkeys(self._far, b"")  # what came of a later message, or of a part of one
         self._own = [b""] * SLOTS
         self._end = weakref.finalize(self, mesh.part, self._others, os.getpid())
 
     def send(self, step: int, row: Row) -> None:
         self._own[step % SLOTS] = own = _bytes(row)
         message = STEP.pack(step) + own
-        for rank, other in self._others.items():
+        self._nearby.tell(step, message)
+        for rank, other in self._far.items():
             try:
                 sent = other.send(message)
             except BlockingIOError:
@@ -127,15 +137,17 @@ class MeshExchange:
     def receive(self, step: int, lost: Lost = nobody) -> Rows:
         head, size, rows = STEP.pack(step), self._size, []
         for rank, other in self._others.items():
-            if self._held[rank]:
-                message = b""
+            if rank not in self._far:
+                message = self._nearby.hear(rank, step)
+                if not message.startswith(head):
+                    message = self._wait_nearby(rank, step, lost)
             else:
                 try:
-                    message = other.recv(size)
+                    message = b"" if self._held[rank] else other.recv(size)
                 except OSError:
                     message = b""
-            if not (len(message) == size and message.startswith(head)):
-                message = self._wait(rank, step, message, lost)
+                if not (len(message) == size and message.startswith(head)):
+                    message = self._wait(rank, step, message, lost)
             rows.append(message[STEP.size :])
         rows.insert(self._rank, self._own[step % SLOTS])
         return np.frombuffer(bytearray().join(rows), self._dtype)
@@ -157,20 +169,42 @@ class MeshExchange:
             if len(message) >= self._size and STEP.unpack_from(message)[0] == step:
                 self._held[rank] = message[self._size :]
                 return message[: self._size]
-            if (error := lost()) is not None:
-                raise error
-            waited = time.monotonic() - began
-            if waited > self._timeout:
-                raise WorkerError(
-                    f"rank {rank} has not told of its round {waited:.0f} s after rank {self._rank} did, as long "
-                    "as the process group waits; expected every rank to take the same rounds: look at that rank for "
-                    "what holds it up, and check that all ranks iterate the same loader"
-                )
+            waited = self._waited(rank, began, lost)
             if len(message) < self._size:
                 mesh.wait_for(self._others[rank], min(self._timeout - waited, LOOK_SECONDS))
                 message += self._more(rank, self._size - len(message))
             else:  # it is further, and will not tell of this round any more
                 time.sleep(LOOK_SECONDS)
+
+    def _wait_nearby(self, rank: int, step: int, lost: Lost) -> bytes:
+        """The same of a rank of this machine."""
+        began, head, ended = time.monotonic(), STEP.pack(step), False
+        while True:
+            if (message := self._nearby.hear(rank, step)).startswith(head):
+                return message
+            if ended:
+                raise self._left(rank) from dist.DistNetworkError(CLOSED)
+            waited = self._waited(rank, began, lost)
+            time.sleep(min(max(SOON * waited, SOON_SECONDS), LOOK_SECONDS))
+            try:
+                ended = not self._others[rank].recv(1)  # by which it never tells anything
+            except BlockingIOError:
+                continue
+            except OSError:
+                ended = True
+
+    def _waited(self, rank: int, began: float, lost: Lost) -> float:
+        """Seconds for which this rank has waited for the other. Raises WorkerError where it need not any longer."""
+        if (error := lost()) is not None:
+            raise error
+        waited = time.monotonic() - began
+        if waited > self._timeout:
+            raise WorkerError(
+                f"rank {rank} has not told of its round {waited:.0f} s after rank {self._rank} did, as long "
+                "as the process group waits; expected every rank to take the same rounds: look at that rank for "
+                "what holds it up, and check that all ranks iterate the same loader"
+            )
+        return waited
 
     def _more(self, rank: int, size: int) -> bytes:
         try:
@@ -180,7 +214,7 @@ class MeshExchange:
         except OSError as error:
             raise self._left(rank) from dist.DistNetworkError(str(error))
         if not more:
-            raise self._left(rank) from dist.DistNetworkError("the connection was closed")
+            raise self._left(rank) from dist.DistNetworkError(CLOSED)
         return more
 
     def _left(self, rank: int) -> WorkerError:
