@@ -8,10 +8,10 @@ benchmarks/arrival_times.py [--peers]
 
 from __future__ import annotations
 
-import sys
 import time
 
 import numpy as np
+from scaffold import command_line
 
 from paceline.backup import isotonic
 
@@ -53,6 +53,9 @@ def peer(means: np.ndarray, counts: np.ndarray, solver: str, **options: float) -
 
 def main() -> None:
     """Print the table."""
+    parser = command_line(__doc__)
+    parser.add_argument("--peers", action="store_true", help="up to 200 workers also with OSQP and Clarabel")
+    peers = parser.parse_args().peers
     rng = np.random.default_rng(0)
     print(f"{'workers':>8} {'cold ms':>9} {'warm ms':>9} {'OSQP ms':>9} {'off':>9} {'OSQP off':>9}")
     for n, times in SIZES.items():
@@ -67,7 +70,7 @@ def main() -> None:
             found = isotonic.fit(*again, first.blocks)
             warm.append(time.perf_counter() - began)
         line = f"{n:>8} {np.median(cold) * 1e3:>9.2f} {np.median(warm) * 1e3:>9.2f}"
-        if n <= (PEER_UP_TO if "--peers" in sys.argv else 16):
+        if n <= (PEER_UP_TO if peers else 16):
             exact, _ = peer(*again, "CLARABEL", tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
             rough, seconds = peer(*again, "OSQP")
             off, theirs = (np.abs(values - exact).max() for values in (found.values, rough))

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
+from scaffold import command_line
 
 from paceline.coded import plan, random_problem, simulate
 from paceline.coded.assign import simple
@@ -43,6 +44,7 @@ def timed(run: Callable[[], Found]) -> tuple[float, Found]:
 
 
 def main() -> None:
+    command_line(__doc__).parse_args()
     print(
         f"{'size':>9} {'method':<14} {'median':>10} {'slowest':>10} {'limit':>8}  t* / linear programme "
         f"(mean)"

@@ -8,7 +8,6 @@ ActorPool over small blocks.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 import ray
 from ray.util import ActorPool
+from scaffold import command_line
 
 from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, simulate, stretched
 from paceline.coded.codes import LT
@@ -95,7 +95,7 @@ def ideal(problem: Problem, made: CodedPlan, rounds: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--workers", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--rate", type=float, default=0.25, help="rows per ms of the slowest worker")

@@ -22,7 +22,6 @@ It needs two cores. With the defaults, about five minutes.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import tempfile
@@ -31,6 +30,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from scaffold import command_line
 
 WAYS = ("plain DDP", "level", "auto")
 ALONE = "no waiting"
@@ -256,9 +256,7 @@ def table(kind: str, ways: list[str], told: list[dict[str, list[Block]]]) -> str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--neighbour", action="append", choices=NEIGHBOURS)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each way's turn")
     parser.add_argument("--cycles", type=int, default=5, help="turns of each way")

@@ -10,7 +10,6 @@ together with the looks at the script's lines, the reports and the end, spread o
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scaffold import join
+from scaffold import command_line, join
 
 RANKS, BLOCK = 2, 40
 HOOKS = (
@@ -95,7 +94,7 @@ def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> Non
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
+    options = command_line(__doc__)
     options.add_argument("--pairs", type=int, default=20)
     options.add_argument("--batch", type=int, default=64)
     chosen = options.parse_args()

@@ -10,7 +10,6 @@ the first rank, all threads, which says more on a busy machine.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import tempfile
@@ -18,6 +17,7 @@ import time
 from typing import Any
 
 import numpy as np
+from scaffold import command_line
 
 BLOCK = 4  # rounds
 SAMPLES = {"lenet5": 1024, "wide": 64}  # of a rank in a round
@@ -107,7 +107,7 @@ def main() -> None:
     """Run both ways and print what each step takes."""
     from paceline.torch.elastic.keeper import Keeper
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--model", default="lenet5,wide")

@@ -35,6 +35,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from scaffold import command_line
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 AFTER_SECONDS = 4.0  # a fault, in which a time without a round counts as its doing
 
@@ -159,7 +161,7 @@ def summary(parts: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Inject the faults, or sum up what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--kinds", default="", help="separated by commas; all where left out")
     parser.add_argument("--way", default="planned", choices=["planned", "moves", "costs", "bits"])

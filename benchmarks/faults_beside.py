@@ -26,6 +26,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from scaffold import command_line
+
 BATCH, NAP, WIDTH = 48, 8e-4, 8  # samples, seconds a sample, features
 HERE = Path(__file__).resolve()
 
@@ -228,7 +230,7 @@ def told(path: Path) -> list[Any]:
 
 def main() -> None:
     """All three, one after the other; or a rank of one of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command_line(__doc__)
     parser.add_argument("--torchft", default="", help="python of an environment that has torchft")
     parser.add_argument("--kills", type=int, default=8)
     parser.add_argument("--ranks", type=int, default=4)

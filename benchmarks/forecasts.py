@@ -11,13 +11,13 @@ under an assumed contention model (semi-synthetic); the bursty series are synthe
 
 from __future__ import annotations
 
-import argparse
 import threading
 import time
 from functools import partial
 from typing import Any
 
 import numpy as np
+from scaffold import command_line
 
 from paceline import forecast
 from paceline.background import BackgroundDecision
@@ -170,7 +170,7 @@ def beside(workers: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer draws and rounds")
     quick = parser.parse_args().quick
     accuracy(quick)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -18,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from scaffold import command_line
 
 from paceline.cli.watch import listen, make_server
 from paceline.live.tail import Tail
@@ -180,7 +180,12 @@ def report(page: object, got: list[int], what: str, act: Callable[[], None]) -> 
     )
 
 
-def main(rounds: int = 10_000, workers: int = 64) -> None:
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("rounds", nargs="?", type=int, default=10_000)
+    parser.add_argument("workers", nargs="?", type=int, default=64)
+    asked = parser.parse_args()
+    rounds, workers = asked.rounds, asked.workers
     with tempfile.TemporaryDirectory() as directory:
         config = {"policy": "equal", "workers": workers, "global_batch": 64 * workers, "engine": "torch"}
         with Recorder.create(Path(directory) / "run", config) as recorder:
@@ -190,4 +195,4 @@ def main(rounds: int = 10_000, workers: int = 64) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]))
+    main()

@@ -20,7 +20,6 @@ claim waits as behind random others (M/D/1).
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import tempfile
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import throughput
+from scaffold import command_line, counts
 
 WARM_UP, SCATTER = 10, 0.3
 
@@ -180,10 +180,8 @@ def virtual(ranks: int, claim_seconds: float, steps: int, round_seconds: float) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--ranks", help="several with commas")
+    parser = command_line(__doc__)
+    parser.add_argument("--ranks", type=counts, help="several with commas")
     parser.add_argument("--policy", action="append")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--round-seconds", type=float, default=0.5)
@@ -194,8 +192,8 @@ def main() -> None:
     if options.virtual:
         heads = f"{'ranks':>6}{'level':>10}{'store without time':>20}{'requests':>14}"
         print(f"{heads}{'it is busy':>12}{'of the bound':>18}")
-        for ranks in (options.ranks or "64,1000,10000").split(","):
-            virtual(int(ranks), options.claim_us / 1e6, options.steps, options.round_seconds)
+        for ranks in options.ranks or [64, 1000, 10000]:
+            virtual(ranks, options.claim_us / 1e6, options.steps, options.round_seconds)
         return
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
     context = multiprocessing.get_context("forkserver")
@@ -205,8 +203,8 @@ def main() -> None:
         f"{'ranks':>5}  {'':20}{'of bound':>8}{'ms a step':>10}{'processor':>11}{'ratio':>8}"
         f"{'requests':>11}{'ms':>9}{'99 %':>9}{'of round':>9}"
     )
-    for ranks in (options.ranks or "4,8,16,32,64").split(","):
-        real(context, int(ranks), ways, options.steps, options.round_seconds, options.scatter)
+    for ranks in options.ranks or [4, 8, 16, 32, 64]:
+        real(context, ranks, ways, options.steps, options.round_seconds, options.scatter)
 
 
 if __name__ == "__main__":

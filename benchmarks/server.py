@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scaffold import command_line
 
 WORKERS, STEPS, LOSS = 8, 45, 1.5
 RUNS = {
@@ -144,6 +145,7 @@ def overhead(size: int, updates: int, turns: int = 5, **choice: Any) -> tuple[fl
 
 def main() -> None:
     """Print both tables."""
+    command_line(__doc__).parse_args()
     import ray
 
     policies()

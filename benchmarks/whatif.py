@@ -10,7 +10,6 @@ busy machine's hiccups move less.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from scaffold import command_line
 
 from paceline import runs
 from paceline.data import traces
@@ -56,7 +56,7 @@ def train(policy: str, trace: Path, steps: int, out: Path) -> runs.Run:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command_line(__doc__)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()

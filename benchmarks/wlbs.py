@@ -9,12 +9,12 @@ Workers sleep, so two cores suffice; on a busy machine repeat.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import time
 
 import numpy as np
+from scaffold import command_line
 
 NODES, BATCH, LOSS = 5, 250, 0.8
 SCHEMES = {
@@ -78,7 +78,7 @@ def main() -> None:
     """The table."""
     import ray
 
-    parser = argparse.ArgumentParser()
+    parser = command_line(__doc__)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--schemes", nargs="*", default=list(SCHEMES))
     asked = parser.parse_args()
