@@ -41,6 +41,9 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"limits": [("1", None)]}, "limits of rank 0, least or most='1': expected a whole number, 0 to"),
         ({"weigh": ["loss"]}, r"weigh=\['loss'\]: expected 'loss' or 'hook'"),
         ({"loop": 3}, "loop=3: expected one of"),
+        ({"deterministic": "no"}, "deterministic='no': expected True or False"),
+        ({"elastic": "false"}, "elastic='false': expected True or False"),
+        ({"fill": 2}, "fill=2: expected True or False"),
     ],
 )
 def test_each_is_named(options: dict[str, Any], words: str) -> None:
@@ -64,13 +67,26 @@ def test_seeds(seed: Any) -> None:
     pace.close()
 
 
+@pytest.mark.parametrize("option", ["shuffle", "drop_last", "padded"])
+@pytest.mark.parametrize("value", ["no", "", 0.0, 2, []])
+def test_what_is_neither_true_nor_false_is_not_taken_for_one(option: str, value: Any) -> None:
+    """Samples would be dropped, or stand in another order, in silence."""
+    data = torch.utils.data.TensorDataset(torch.zeros(20, 2))
+    with paceline.torch.Pace(**GOOD) as pace:
+        with pytest.raises(PacelineError, match=f"{option}=.*: expected True or False"):
+            pace.loader(data, **{option: value})
+        with pytest.raises(PacelineError, match="drop_last='no': expected True or False"):
+            pace.stream(iter(data), drop_last="no")
+        pace.loader(data, shuffle=0, drop_last=np.bool_(False))
+
+
 JUNK = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3), st.binary(max_size=3),
     st.lists(st.integers() | st.text(max_size=2), max_size=3), st.tuples(st.tuples(st.integers(), st.none())),
 )  # fmt: skip
 OPTIONS = (
     "model", "global_batch", "policy", "limits", "micro_batch", "turns", "loop", "quantum", "weigh", "on_round",
-    "on_missed", "patience", "on_nan",
+    "on_missed", "patience", "on_nan", "fill", "deterministic", "elastic",
 )  # fmt: skip
 
 

@@ -61,6 +61,13 @@ def whole(name: str, value: Any, least: int = 1, most: int = MANY) -> None:
         raise PacelineError(f"{name}={short(value)}: expected a whole number, {least} to {most:,}")
 
 
+def switches(**given: Any) -> None:
+    """Raises PacelineError for the first that is neither True nor False: any text, also "no", would count as True."""
+    for name, value in given.items():
+        if value is not None and not (isinstance(value, int | np.bool_) and value in (0, 1)):
+            raise PacelineError(f"{name}={short(value)}: expected True or False")
+
+
 def has_batch_norm(model: torch.nn.Module) -> bool:
     """True where a rank with anything to do needs two samples: a variance takes as many."""
     return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())

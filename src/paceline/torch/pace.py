@@ -149,6 +149,7 @@ class Pace:
             record=record,
             on_round=on_round,
         )
+        allowed.switches(fill=fill, deterministic=deterministic, elastic=elastic)
         sinks = asked(report_to, metrics_port)
         link: Link | None = None
         if elastic:
@@ -239,6 +240,7 @@ class Pace:
         iterated in turn.
         """
         check_indexed(dataset)
+        allowed.switches(shuffle=shuffle, drop_last=drop_last, padded=padded)
         allowed.whole("seed", seed, 0, 2**63 - 1)
         if len(dataset) == 0:
             raise PacelineError("the dataset is empty; expected at least one sample")
@@ -283,6 +285,7 @@ class Pace:
         Further options: collate_fn, and for an IterableDataset those of torch's DataLoader (num_workers, ...).
         """
         check_stream(stream)
+        allowed.switches(drop_last=drop_last, batches=batches)
         self._indexed_alone("pace.stream()")
         check_options(options, self.global_batch, self.ranks)
         peers.agree({"drop_last": drop_last, "batches": batches})
