@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import constants
 
 from paceline.errors import PacelineError
-from paceline.machines import measure, sizes
+from paceline.machines import Machine, measure, sizes
 from paceline.rounds import Machines
 
 T = TypeVar("T")
@@ -153,7 +153,7 @@ def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) ->
 
 def machines() -> Machines:
     """Every rank's part of its machine, for policies that divide by it. Collective."""
-    return sizes(gather(measure()))
+    return sizes([Machine(*each) for each in gather(tuple(measure()))])
 
 
 def joined() -> bool:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.errors import PacelineError
 
-STORE, WORKER, PLACE, PLACES = (
+STORE, WORKER, PLACE, PLACES, SECRET = (
     "PACELINE_STORE",
     "PACELINE_WORKER",
     "PACELINE_PLACE",
     "PACELINE_PLACES",
+    "PACELINE_SECRET",
 )
 
 
@@ -41,25 +41,23 @@ class Generation(NamedTuple):
         """Whether this process takes part."""
         return any(member.ident == ident for member in self.members)
 
-    def encode(self) -> str:
-        """For the store."""
-        return json.dumps(self)
-
     @classmethod
-    def decode(cls, raw: bytes | str) -> Generation:
-        """What ``encode`` gave."""
-        number, members, hard = json.loads(raw)
+    def of(cls, words: Any) -> Generation:
+        """The one that JSON has made these words of."""
+        number, members, hard = words
         return cls(number, tuple(Member(*member) for member in members), hard)
 
 
 class Where(NamedTuple):
-    """What a launcher tells a worker: the address of the store, who it is, and how many places there are."""
+    """What a launcher tells a worker: the address of the store, who it is, how many places there are, and the run's
+    secret (``Seal``)."""
 
     host: str
     port: int
     ident: int
     place: int
     places: int
+    secret: str = ""
 
     def environment(self) -> dict[str, str]:
         """The variables that ``told`` reads."""
@@ -68,6 +66,7 @@ class Where(NamedTuple):
             WORKER: str(self.ident),
             PLACE: str(self.place),
             PLACES: str(self.places),
+            SECRET: self.secret,
         }
 
 
@@ -75,7 +74,8 @@ def told() -> Where:
     """What the launcher has told this process. Raises PacelineError where there is none of ours."""
     try:
         host, port = os.environ[STORE].rsplit(":", 1)
-        return Where(host, int(port), *(int(os.environ[name]) for name in (WORKER, PLACE, PLACES)))
+        ident, place, places = (int(os.environ[name]) for name in (WORKER, PLACE, PLACES))
+        return Where(host, int(port), ident, place, places, os.environ.get(SECRET, ""))
     except (KeyError, ValueError):
         raise PacelineError(
             "elastic=True needs a launcher that outlives the ranks; start the script with "

@@ -5,6 +5,7 @@ This is the one file that uses gloo's own classes: another transport is another 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -13,12 +14,15 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from paceline.torch.elastic.seal import Seal
 from paceline.torch.elastic.spares import Spares
+
+_log = logging.getLogger(__name__)
 
 TIMEOUT = timedelta(
     seconds=60
 )  # of a sum; who is only late is waited for again, in a generation of the same members
-CONNECT = timedelta(seconds=20)
+PROOFS = timedelta(seconds=10)  # to hear from all others that they are of this run
 SLICE = timedelta(milliseconds=20)  # how long a sum is waited for before a look at the members
 
 
@@ -35,6 +39,10 @@ class Group(Protocol):
 
     def all_done(self, works: Sequence[Any], lost: Callable[[], bool]) -> bool:
         """Wait for all of these; False as soon as one has failed, or ``lost`` says that somebody is."""
+        ...
+
+    def swap(self, mine: torch.Tensor) -> torch.Tensor:
+        """Row i of ``mine`` for member i; a row of each member, by index. Raises RuntimeError after a while."""
         ...
 
     @property
@@ -81,6 +89,11 @@ class GlooGroup:
                         return False
         return True
 
+    def swap(self, mine: torch.Tensor) -> torch.Tensor:
+        theirs = torch.zeros_like(mine)
+        self._group.alltoall_base(theirs, mine, [], []).wait(PROOFS)
+        return theirs
+
     @property
     def idle(self) -> bool:
         return all(over(work) for work in self._open)
@@ -105,12 +118,18 @@ Make = Callable[[Any, int, int], Group]  # of a store, this member's index, and 
 
 
 def connect(
-    stores: Spares, key: str, index: int, size: int, lost: Callable[[], bool], make: Make = GlooGroup
+    stores: Spares,
+    key: str,
+    index: int,
+    size: int,
+    lost: Callable[[], bool],
+    seal: Seal,
+    make: Make = GlooGroup,
 ) -> Group | None:
-    """The group of a new generation; None where a member is lost meanwhile, or cannot be reached.
+    """The group of a new generation; None where a member is lost meanwhile, cannot be reached, or is not of this run.
 
-    stores: connections to the launcher's store, by which the members find each other. key: of this generation. make:
-    constructs the group.
+    stores: connections to the launcher's store, by which the members find each other. key: of this generation. seal:
+    of the run. make: constructs the group.
     """
     found: list[Group] = []
     through = threading.Event()
@@ -119,12 +138,14 @@ def connect(
         try:
             held = stores.take()
             try:
-                found.append(make(dist.PrefixStore(key, held), index, size))
+                made = make(dist.PrefixStore(key, held), index, size)
             finally:
                 stores.give(held)
-            _made.append(found[0])
-        except Exception:
-            pass
+            check(made, key, index, size, seal)
+            found.append(made)
+            _made.append(made)
+        except Exception as error:
+            _log.info("not connected for %s: %s", key, error)
         finally:
             through.set()
 
@@ -133,6 +154,16 @@ def connect(
         if lost():
             return None
     return found[0] if found else None
+
+
+def check(group: Group, key: str, index: int, size: int, seal: Seal) -> None:
+    """Make sure that whoever has answered in the place of each member is of this run: gloo asks nobody.
+
+    Raises RuntimeError where somebody is not, or does not answer."""
+    mine = torch.tensor([list(seal.proof(key, index, to)) for to in range(size)], dtype=torch.uint8)
+    for of, row in enumerate(group.swap(mine)):
+        if bytes(row.tolist()) != seal.proof(key, of, index):
+            raise RuntimeError(f"what answers in the place of member {of} is not of this run")
 
 
 def let_go(in_use: Group, before: Group | None) -> None:

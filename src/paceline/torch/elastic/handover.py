@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from paceline.errors import PacelineError
+from paceline.torch.elastic import plain
 from paceline.torch.elastic.group import Group
 
 CHUNK = 32 << 20  # bytes that are sent at once
@@ -33,23 +33,24 @@ class Handover:
                     f"pace.register() was given a {type(thing).__name__}; expected what has state_dict() and "
                     "load_state_dict(), as optimizers, schedulers and scalers do"
                 )
+            try:
+                plain.unpack(bytes(plain.pack(thing.state_dict())), f"the state of a {type(thing).__name__}")
+            except plain.Unread as error:  # now, and not when a rank joins
+                raise PacelineError(f"pace.register(): {error}") from error
         self._registered = list(things)
 
     def pack(self) -> torch.Tensor:
         """All of it, as bytes in a tensor."""
-        buffer = io.BytesIO()
         parts = {
             "model": self._model.state_dict(),
             "registered": [thing.state_dict() for thing in self._registered],
             "run": self._run(),
         }
-        torch.save(parts, buffer)
-        return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+        return torch.frombuffer(plain.pack(parts), dtype=torch.uint8)
 
     def take(self, packed: torch.Tensor, run: bool) -> None:
         """Take over what ``pack`` gave; ``run``: also where the run stands."""
-        # What another rank of this very run has packed, with whatever the user has registered.
-        parts = torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=False)
+        parts = plain.unpack(packed.numpy().tobytes(), "what another worker hands over")
         self._model.load_state_dict(parts["model"])
         if len(parts["registered"]) != len(self._registered):
             raise PacelineError(

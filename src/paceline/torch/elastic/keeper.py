@@ -11,11 +11,13 @@ from typing import NamedTuple, Protocol
 
 import torch.distributed as dist
 
+from paceline import tokens
 from paceline.errors import PacelineError
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.link import has
 from paceline.torch.elastic.machines import GONE, Machines
 from paceline.torch.elastic.membership import DEAD_SECONDS, Membership
+from paceline.torch.elastic.seal import Seal
 
 LOOPBACK = "127.0.0.1"
 
@@ -65,12 +67,13 @@ class Keeper:
         elsewhere: int = 0,
     ) -> None:
         self.store = _store(host, port)
-        self.membership = Membership(self.store, places, dead)
+        self._seal = Seal("" if elsewhere else tokens.fresh())
+        self.membership = Membership(self.store, places, dead, self._seal)
         self.workers: dict[int, Worker] = {}  # that live
         self.restarts = restarts
         self._start, self._host, self._places, self._dead = start, host, places, dead
         self._here = places - elsewhere
-        self._machines = Machines(self.store, dead)
+        self._machines = Machines(self.store, dead, self._seal)
         self.news: list[str] = []  # of the other machines
         self._fenced: set[int] = set()
         self._ends = (
@@ -89,7 +92,7 @@ class Keeper:
         """Start a worker for this place; its number."""
         ident, self._next = self._next, self._next + 1
         self.membership.started(ident, place)
-        where = Where(self._host, self.store.port, ident, place, self._places)
+        where = Where(self._host, self.store.port, ident, place, self._places, self._seal.secret)
         self.workers[ident] = self._start(where) if place < self._here else self._machines.start(where)
         return ident
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import base64
-import json
-import pickle
 import threading
 import time
 from contextlib import suppress
@@ -16,8 +14,10 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
+from paceline.torch.elastic import plain
 from paceline.torch.elastic.generation import Generation, Where, told
 from paceline.torch.elastic.news import News
+from paceline.torch.elastic.seal import Seal
 from paceline.torch.elastic.spares import Spares
 
 CONNECT_SECONDS = 60.0
@@ -48,7 +48,7 @@ class Link:
 
     def __init__(self, where: Where) -> None:
         self.ident, self.place, self.places = where.ident, where.place, where.places
-        self._where = where
+        self._where, self.seal = where, Seal(where.secret)
         peers.let_forks_alone()
         self._store = self.connect()
         self.spares = Spares(self.connect)
@@ -56,7 +56,7 @@ class Link:
         self._having: set[int] = set()  # who has the model, by the generation that this worker is in
         self._leaving = self._joined = False
         atexit.register(self._end)  # what comes then may take longer than others wait for a sign of life
-        self._news = News(self.connect, self.ident)
+        self._news = News(self.connect, self.ident, self.seal)
 
     def connect(self) -> dist.TCPStore:
         """Another connection, for calls that may block."""
@@ -86,13 +86,19 @@ class Link:
         number, self._gathered = self._gathered, self._gathered + 1
         keys = [f"said/{number}/{place}" for place in range(self.places)]
         try:
-            self._store.set(keys[self.place], base64.b64encode(pickle.dumps(item)).decode())
+            said = base64.b64encode(plain.pack(item)).decode()
+            self._store.set(keys[self.place], self.seal.closed(keys[self.place], said))
             self._store.wait(keys, timedelta(seconds=START_SECONDS))
-            return [pickle.loads(base64.b64decode(raw)) for raw in self._store.multi_get(keys)]
+            raws = self._store.multi_get(keys)
         except RuntimeError as error:
             raise WorkerError(
                 f"worker {self.place} waited {START_SECONDS:.0f} s for all others to begin, or lost the launcher"
             ) from error
+        told = [self._told(key, raw, place) for place, (key, raw) in enumerate(zip(keys, raws, strict=True))]
+        return [
+            plain.unpack(base64.b64decode(each), f"what worker {place} tells")
+            for place, each in enumerate(told)
+        ]
 
     # -- generations --------------------------------------------------------------------------------------------
 
@@ -156,7 +162,8 @@ class Link:
         """What all members of a generation say of themselves, by ident, once all are there; None where a newer
         generation comes first. All get the same answer."""
         number, members = generation.number, generation.members
-        self._call("set", f"word/{number}/{self.ident}", json.dumps(word))
+        mine = f"word/{number}/{self.ident}"
+        self._call("set", mine, self.seal.closed(mine, word))
         self._call("add", f"arrived/{number}", 1)
         verdict = b""
         while not verdict:
@@ -169,8 +176,9 @@ class Link:
             self._check()
         if verdict != b"go":
             return None
-        raws = self._call("multi_get", [f"word/{number}/{member.ident}" for member in members])
-        return {member.ident: json.loads(bytes(raw)) for member, raw in zip(members, raws, strict=True)}
+        keys = [f"word/{number}/{member.ident}" for member in members]
+        every = zip(members, keys, self._call("multi_get", keys), strict=True)
+        return {member.ident: self._told(key, raw, member.place) for member, key, raw in every}
 
     @property
     def first(self) -> bool:
@@ -240,11 +248,14 @@ class Link:
             return getattr(self._store, name)(*arguments)
         except RuntimeError as error:
             self._news.lost = True
-            raise WorkerError("the launcher, which keeps the ranks together, has gone") from error
+            raise WorkerError(self._news.wrong) from error
 
     def _check(self) -> None:
         if self._news.lost:
-            raise WorkerError("the launcher, which keeps the ranks together, has gone")
+            raise WorkerError(self._news.wrong)
+
+    def _told(self, key: str, raw: bytes, place: int) -> Any:
+        return self.seal.opened(key, raw, f"worker {place}")
 
 
 _link: Link | None = None

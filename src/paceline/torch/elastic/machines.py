@@ -3,11 +3,11 @@ there, which starts and kills as it is told (``station``)."""
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
 from paceline.torch.elastic.generation import Where
+from paceline.torch.elastic.seal import OPEN, Seal
 from paceline.torch.elastic.signs import EVERY, Signs
 
 COUNT, OVER = "machines", "over"
@@ -60,10 +60,10 @@ class Machine:
 
 class Machines:
     """All others. store: a TCPStore that this process holds. dead: seconds without a sign of life after which a
-    machine counts as lost."""
+    machine counts as lost. seal: of the run."""
 
-    def __init__(self, store: Any, dead: float) -> None:
-        self._store, self._dead, self._signs = store, dead, Signs(dead)
+    def __init__(self, store: Any, dead: float, seal: Seal = OPEN) -> None:
+        self._store, self._dead, self._seal, self._signs = store, dead, seal, Signs(dead)
         self._machines: list[Machine] = []  # that live
         self._known = FIRST
         self._waiting: list[Remote] = []
@@ -86,7 +86,7 @@ class Machines:
             if not self._store.check([keys.room]):
                 break  # it is about to tell
             self._known += 1
-            self._machines.append(Machine(number, int(self._store.get(keys.room))))
+            self._machines.append(Machine(number, self._told(keys.room, number)))
             found.append(f"machine {number} has joined")
         now = time.monotonic()
         if self._signs.due(now):
@@ -94,7 +94,7 @@ class Machines:
         for machine in list(self._machines):
             for remote in list(machine.workers):
                 if self._store.check([ended(remote.where.ident)]):
-                    remote.over = int(self._store.get(ended(remote.where.ident)))
+                    remote.over = self._told(ended(remote.where.ident), machine.keys.number)
                     machine.workers.remove(remote)
             if not machine.workers and self._store.check([machine.keys.left]):
                 self._machines.remove(machine)
@@ -117,7 +117,7 @@ class Machines:
 
     def close(self, status: int) -> None:
         """The run is over; returns when the guards that live know."""
-        self._store.set(OVER, str(status))
+        self._tell(OVER, status)
         until = time.monotonic() + BYE_SECONDS
         keys = [machine.keys.bye for machine in self._machines]
         while keys and not self._store.check(keys) and time.monotonic() < until:
@@ -125,9 +125,16 @@ class Machines:
 
     def _order(self, machine: Machine | None, what: str, remote: Remote) -> None:
         assert machine is not None
-        self._store.set(f"{machine.keys.order}/{machine.orders}", json.dumps([what, remote.where]))
+        where = remote.where._replace(secret="")  # which the guard there has of its own
+        self._tell(f"{machine.keys.order}/{machine.orders}", [what, where])
         machine.orders += 1
-        self._store.set(machine.keys.orders, str(machine.orders))
+        self._tell(machine.keys.orders, machine.orders)
+
+    def _tell(self, key: str, words: Any) -> None:
+        self._store.set(key, self._seal.closed(key, words))
+
+    def _told(self, key: str, machine: int) -> int:
+        return int(self._seal.opened(key, self._store.get(key), f"the guard of machine {machine}"))
 
     def _lose(self, machine: Machine) -> str:
         self._machines.remove(machine)

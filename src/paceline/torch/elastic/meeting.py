@@ -83,8 +83,9 @@ class Meeting:
             def lost(number: int = number) -> bool:
                 return self._link.lost_since(number)
 
+            stores, seal = self._link.spares, self._link.seal
             index, size = idents.index(self._link.ident), len(idents)
-            group = transport.connect(self._link.spares, f"group/{number}", index, size, lost, self._make)
+            group = transport.connect(stores, f"group/{number}", index, size, lost, seal, self._make)
             if group is not None:
                 through, packed = self._hand_over(group, number, idents, up, lost)
                 if through:
@@ -93,7 +94,8 @@ class Meeting:
             if unreached >= UNREACHED:
                 raise WorkerError(
                     f"worker {self._link.place} and the others cannot reach one another, though all of them live; "
-                    "name the network that they share in GLOO_SOCKET_IFNAME on each machine"
+                    "name the network that they share in GLOO_SOCKET_IFNAME on each machine, and keep others away "
+                    "from it"
                 )
             self._link.broken(number)
         assert group is not None
@@ -130,8 +132,9 @@ class Meeting:
             return True, None
         among: Group | None = group
         if len(part) < len(idents):
-            index = part.index(mine)
-            among = transport.connect(self._link.spares, f"handover/{number}", index, len(part), lost)
+            stores, seal = self._link.spares, self._link.seal
+            index, size = part.index(mine), len(part)
+            among = transport.connect(stores, f"handover/{number}", index, size, lost, seal)
         else:
             part = idents
         if among is None:

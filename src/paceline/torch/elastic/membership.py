@@ -9,6 +9,7 @@ from typing import Any
 from paceline.torch.elastic.generation import Generation, Member
 from paceline.torch.elastic.link import ending
 from paceline.torch.elastic.news import KEPT, life, told
+from paceline.torch.elastic.seal import OPEN, Seal
 from paceline.torch.elastic.signs import Signs
 
 DEAD_SECONDS = 1.0  # without a sign of life
@@ -20,11 +21,12 @@ class Membership:
     """The members of one run. ``started`` for each worker process, then ``look`` again and again.
 
     store: a TCPStore that this process holds. places: of workers. dead: seconds without a sign of life after which a
-    worker counts as lost.
+    worker counts as lost. seal: of the run.
     """
 
-    def __init__(self, store: Any, places: int, dead: float = DEAD_SECONDS) -> None:
+    def __init__(self, store: Any, places: int, dead: float = DEAD_SECONDS, seal: Seal = OPEN) -> None:
         self._store, self._places, self._dead, self._signs = store, places, dead, Signs(dead)
+        self._seal = seal
         self.workers: dict[int, Member] = {}  # that were started and may live
         self._hearing: set[int] = set()  # those, and others of which no end was seen
         self.members: list[Member] = []
@@ -116,7 +118,8 @@ class Membership:
             self._hard = self.newest
             self._broken.clear()
         generation = Generation(self.newest, tuple(self.members), hard)
-        self._store.set(f"generation/{self.newest}", generation.encode())
+        key = f"generation/{self.newest}"
+        self._store.set(key, self._seal.closed(key, generation))
         for ident in self._hearing:  # also those that were given up and may live
             self._store.set(told(self.newest, ident), "")
             self._store.delete_key(told(self.newest - KEPT, ident))

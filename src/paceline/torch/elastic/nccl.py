@@ -68,6 +68,9 @@ class NcclGroup:
                 return self._abort()
         return not lost()  # what was aborted elsewhere meanwhile may look complete
 
+    def swap(self, mine: torch.Tensor) -> torch.Tensor:
+        return self._beside.swap(mine)
+
     @property
     def idle(self) -> bool:
         return self._beside.idle

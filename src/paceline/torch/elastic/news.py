@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.errors import WorkerError
 from paceline.torch.elastic.generation import Generation
+from paceline.torch.elastic.seal import Seal
 
 BEAT_SECONDS = 0.1  # between two signs of life
 LONG = timedelta(days=30)
@@ -30,11 +31,12 @@ def told(number: int, ident: int) -> str:
 class News:
     """connect: opens a connection to the launcher's store, for calls that may block."""
 
-    def __init__(self, connect: Callable[[], Any], ident: int) -> None:
-        self._connect, self._ident = connect, ident
+    def __init__(self, connect: Callable[[], Any], ident: int, seal: Seal) -> None:
+        self._connect, self._ident, self._seal = connect, ident, seal
         self._known: dict[int, Generation] = {}
         self.newest = self.hard = -1  # generation, and the newest of those that are hard
-        self.lost = False  # the launcher has gone
+        self.lost = False  # the launcher has gone, or ``wrong`` says what else
+        self.wrong = "the launcher, which keeps the ranks together, has gone"
         self._over = threading.Event()
         threads = (("signs of life", self._beat), ("generations", self._watch))
         self._threads = [threading.Thread(target=target, name=name, daemon=True) for name, target in threads]
@@ -68,15 +70,18 @@ class News:
         try:
             store = self._connect()
             while not self._over.is_set():
-                if not store.check([f"generation/{number}"]):
+                key = f"generation/{number}"
+                if not store.check([key]):
                     store.wait([told(number, self._ident)], LONG)
                     continue
-                found = Generation.decode(store.get(f"generation/{number}"))
+                found = Generation.of(self._seal.opened(key, store.get(key), "the launcher"))
                 self._known[number] = found
                 if found.hard:
                     self.hard = number
                 self.newest = number
                 self._known.pop(number - KEPT, None)
                 number += 1
-        except (RuntimeError, WorkerError):
+        except RuntimeError:
             self.lost = True
+        except WorkerError as error:
+            self.wrong, self.lost = str(error), True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Worker
 from paceline.torch.elastic.machines import COUNT, FIRST, OVER, Keys, ended
 from paceline.torch.elastic.news import BEAT_SECONDS
+from paceline.torch.elastic.seal import OPEN
 from paceline.torch.liveness.calls import Calls
 
 LOOK = 0.01  # seconds between two looks
@@ -46,7 +46,7 @@ class Station:
         self._host, self._port, self._room = host, port, room
         self._start, self._dead, self._patience, self._tell = start, dead, patience, tell
         self._workers: dict[int, Worker] = {}
-        self._leaving = False
+        self._leaving, self._seal = False, OPEN
 
     def run(self) -> int:
         """Until the run is over: its exit status. Raises WorkerError where the store stays away."""
@@ -85,8 +85,8 @@ class Station:
         store = _Store(self._host, self._port, self._dead)
         keys = Keys(store.first("add", COUNT, 1) - 1 + FIRST)
         store.first("set", keys.life, "1")
-        store.first("set", keys.orders, "0")
-        store.first("set", keys.room, str(self._room))
+        store.first("set", keys.orders, self._seal.closed(keys.orders, 0))
+        store.first("set", keys.room, self._seal.closed(keys.room, self._room))
         return store, keys
 
     def _serve(self, store: _Store, keys: Keys) -> int:
@@ -99,26 +99,29 @@ class Station:
                     raise Lost("the others have gone on without this machine")
                 if store.ask("check", [OVER]):
                     store.ask("set", keys.bye, "1")
-                    return int(store.ask("get", OVER))
-            orders = int(store.ask("get", keys.orders))
+                    return int(self._told(store, OVER))
+            orders = int(self._told(store, keys.orders))
             for number in range(done, orders):
-                self._carry_out(*json.loads(bytes(store.ask("get", f"{keys.order}/{number}"))))
+                self._carry_out(*self._told(store, f"{keys.order}/{number}"))
             done = orders
             for ident, worker in list(self._workers.items()):
                 if (status := worker.status()) is not None:
                     del self._workers[ident]
-                    store.ask("set", ended(ident), str(status))
+                    store.ask("set", ended(ident), self._seal.closed(ended(ident), status))
             if self._leaving and not self._workers:
                 store.ask("set", keys.left, "1")
                 return 0
             time.sleep(LOOK)
 
     def _carry_out(self, what: str, words: list[Any]) -> None:
-        where = Where(*words)
+        where = Where(*words)._replace(secret=self._seal.secret)
         if what == "start" and not self._leaving:
             self._workers[where.ident] = self._start(where)
         elif (worker := self._workers.get(where.ident)) is not None:
             worker.kill() if what == "kill" else worker.leave()
+
+    def _told(self, store: _Store, key: str) -> Any:
+        return self._seal.opened(key, store.ask("get", key), "the guard of the first machine")
 
     def _end(self) -> None:
         for worker in self._workers.values():

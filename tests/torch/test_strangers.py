@@ -1,0 +1,156 @@
+"""Others who reach the ports of an elastic run: what they write is refused, and nothing of it is run."""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from paceline.errors import PacelineError, WorkerError
+from paceline.torch.elastic import group, plain
+from paceline.torch.elastic.generation import Generation, Member, Where
+from paceline.torch.elastic.handover import Handover
+from paceline.torch.elastic.keeper import Keeper
+from paceline.torch.elastic.link import Link
+from paceline.torch.elastic.machines import COUNT, FIRST, Keys, Machines
+from paceline.torch.elastic.seal import Seal
+from paceline.torch.elastic.spares import Spares
+
+pytestmark = pytest.mark.xdist_group("elastic")
+
+
+class Runs:
+    """What pickle would run on reading it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_that_is_read_is_run(tmp_path: Path) -> None:
+    given = {
+        "array": np.arange(3.0),
+        "numbers": (np.float64(2.5), np.int64(3), None, True, "x", b"y"),
+        "generator": np.random.default_rng(3).bit_generator.state,
+        "tensor": torch.ones(2, dtype=torch.float16),
+    }
+    read = plain.unpack(bytes(plain.pack(given)), "it")
+    assert read["numbers"] == given["numbers"]
+    assert read["generator"] == given["generator"]
+    assert np.array_equal(read["array"], given["array"])
+    assert torch.equal(read["tensor"], given["tensor"])
+    whole = bytes(plain.pack(given))
+    for raw in (b"", b"garbage", whole[: len(whole) // 2], whole[:-1]):
+        with pytest.raises(WorkerError, match="what worker 3 tells cannot be read; another program"):
+            plain.unpack(raw, "what worker 3 tells")
+    with pytest.raises(WorkerError, match=r"what worker 3 tells holds posix\.mkdir, which is not read"):
+        plain.unpack(bytes(plain.pack(Runs(tmp_path / "run"))), "what worker 3 tells")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_state_that_no_joiner_could_read_is_told_at_once() -> None:
+    class Odd:
+        def state_dict(self) -> dict[str, Any]:
+            return {"path": Path("x")}
+
+        def load_state_dict(self, state: Any) -> None: ...
+
+    handover = Handover(torch.nn.Linear(1, 1), dict, print)
+    with pytest.raises(PacelineError, match=r"pace.register\(\): the state of a Odd holds pathlib"):
+        handover.register([Odd()])
+    with torch.serialization.safe_globals([type(Path("x")), Path]):
+        handover.register([Odd()])
+
+
+class Idle:
+    """A worker that does nothing."""
+
+    def __init__(self, where: Where) -> None:
+        self.where = where
+
+    def status(self) -> int | None:
+        return None
+
+    def kill(self) -> None: ...
+
+    leave = kill
+
+
+def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> None:
+    started: list[Idle] = []
+
+    def start(where: Where) -> Idle:
+        started.append(Idle(where))
+        return started[-1]
+
+    keeper = Keeper(2, start)
+    try:
+        link, other = (Link(idle.where) for idle in started)
+        stranger = dist.TCPStore("127.0.0.1", keeper.store.port, None, False, timedelta(seconds=20))
+        bomb = base64.b64encode(plain.pack(Runs(tmp_path / "run"))).decode()
+        stranger.set("said/0/1", bomb)
+        with pytest.raises(WorkerError, match="what worker 1 tells in the run's store, as said/0/1, was not"):
+            link.gather("word")
+        stranger.set("said/1/1", Seal("another secret").closed("said/1/1", bomb))
+        with pytest.raises(WorkerError, match="something else reaches the store's port; keep it away"):
+            link.gather("word")
+        stranger.set("said/2/1", other.seal.closed("said/0/1", bomb))  # of another key
+        with pytest.raises(WorkerError, match="as said/2/1, was not written by it"):
+            link.gather("word")
+
+        both = Generation(0, (Member(0, 0), Member(1, 1)), True)
+        stranger.set("word/0/1", '{"has": true, "done": 99}')
+        stranger.add("arrived/0", 1)
+        with pytest.raises(WorkerError, match="what worker 1 tells in the run's store, as word/0/1"):
+            link.meet(both, {"has": True, "done": 0})
+
+        stranger.set("generation/0", "[0, [[0, 0], [7, 1]], true]")
+        for ident in (0, 1):
+            stranger.set(f"told/0/{ident}", "")
+        with pytest.raises(WorkerError, match="what the launcher tells in the run's store, as generation/0"):
+            link.next(-1)
+        link._end()
+        other._end()
+    finally:
+        keeper.close()
+    assert not (tmp_path / "run").exists()
+
+    known = Machines(keeper.store, 1.0, Seal("the run's"))
+    stranger.add(COUNT, 1)
+    stranger.set(Keys(FIRST).room, "1000")
+    with pytest.raises(WorkerError, match="what the guard of machine 2 tells"):
+        known.look()
+
+
+def connected(seals: list[Seal]) -> list[group.Group | None]:
+    """What comes of members with these seals who meet."""
+    store, found = dist.HashStore(), dict[int, Any]()
+
+    def meet(index: int, seal: Seal) -> None:
+        stores = Spares(lambda: store)
+        found[index] = group.connect(stores, "group/3", index, len(seals), lambda: False, seal)
+
+    threads = [threading.Thread(target=meet, args=each) for each in enumerate(seals)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return [found[index] for index in range(len(seals))]
+
+
+def test_who_answers_in_the_place_of_a_member_must_be_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    ours = Seal("of this run")
+    assert all(connected([ours, ours, ours]))
+    assert connected([ours, ours, Seal("of another")]) == [None, None, None]
+    assert all(connected([ours]))
