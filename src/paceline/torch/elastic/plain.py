@@ -48,7 +48,8 @@ def unpack(raw: bytes, what: str) -> Any:
         if named is not None:
             raise Unread(
                 f"{what} holds {named[1] or named[2]}, which is not read, since reading it may run code; "
-                "expected tensors, arrays, numbers and texts, or a class that torch.serialization.add_safe_globals() was given"
+                "expected tensors, arrays, numbers and texts, or a class that "
+                "torch.serialization.add_safe_globals() was given"
             ) from error
         raise Unread(f"{what} cannot be read; another program may have written it") from error
     except Exception as error:  # torch raises half a dozen kinds for bytes that are damaged

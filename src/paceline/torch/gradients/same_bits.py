@@ -124,7 +124,7 @@ def check_ranks() -> None:
     try:
         peers.agree(
             {
-                "torch.__version__": torch.__version__,
+                "torch.__version__": str(torch.__version__),
                 "torch.get_num_threads()": torch.get_num_threads(),
                 "ATEN_CPU_CAPABILITY": torch.backends.cpu.get_cpu_capability(),
                 "MKL_CBWR": os.environ.get("MKL_CBWR", ""),
