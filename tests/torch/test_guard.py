@@ -83,6 +83,19 @@ def test_a_script_goes_on_without_its_worker(tmp_path: Path) -> None:
         (["--join", "127.0.0.1", __file__], "expected HOST:PORT"),
         (["--join", "127.0.0.1:99999", __file__], "expected HOST:PORT"),
         (["--join", "nosuchhost.invalid:80", __file__], "no machine is known by the name nosuchhost.invalid"),
+        (
+            ["--join", "192.0.2.1:80", __file__],
+            "a run at 192.0.2.1 without a token would let the whole network in",
+        ),
+        (
+            ["--elsewhere", "1", "--host", "192.0.2.1", "--port", "9", __file__],
+            "give --token-file FILE, or set PACELINE_TOKEN, to the same on all machines",
+        ),
+        (
+            ["--join", "192.0.2.1:80", "--token-file", "nowhere", "--patience", "0", __file__],
+            "nowhere does not exist",
+        ),
+        (["--join", "192.0.2.1:80", "--token-file", __file__, __file__], "the token has"),
         (["--host", "192.0.2.1", __file__], "--host 192.0.2.1 is no address of this machine"),
     ],
 )

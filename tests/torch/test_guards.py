@@ -130,9 +130,10 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(machines: Machines) -> None:
     address = machines.address["a"]
     torchrun = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": str(PORT - 1)}
-    machines.start("a", "--workers=1", "--dead-after=2", **torchrun)
-    join = [f"--join={address}:{PORT}", "--workers=1", "--dead-after=2", "--patience=3"]
+    token = f"--token-file={machines.folder / 'token'}"  # made by the first
+    join = [f"--join={address}:{PORT}", token, "--workers=1", "--dead-after=2", "--patience=3"]
     machines.start("b", *join)
+    machines.start("a", token, "--workers=1", "--dead-after=2", **torchrun)
     machines.until(lambda: machines.newest() > 10)
     assert len(machines.rounds(1)) == 1
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import os
+import socket
 import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.elastic import group, plain
+from paceline.torch.elastic import challenge, group, listening, plain
 from paceline.torch.elastic.generation import Generation, Member, Where
 from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.keeper import Keeper
@@ -23,6 +27,8 @@ from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.machines import COUNT, FIRST, Keys, Machines
 from paceline.torch.elastic.seal import Seal
 from paceline.torch.elastic.spares import Spares
+from paceline.torch.elastic.station import Station
+from paceline.torch.elastic.tunnel import Tunnel
 
 pytestmark = pytest.mark.xdist_group("elastic")
 
@@ -154,3 +160,129 @@ def test_who_answers_in_the_place_of_a_member_must_be_of_the_run(monkeypatch: py
     assert all(connected([ours, ours, ours]))
     assert connected([ours, ours, Seal("of another")]) == [None, None, None]
     assert all(connected([ours]))
+
+
+TOKEN = "a token of these tests"
+
+
+def free_port() -> int:
+    with listening.socket_at("127.0.0.1", 0) as free:
+        return int(free.getsockname()[1])
+
+
+def spoken(port: int, *words: bytes) -> bytes:
+    """What a stranger who says this hears, all of it until the other side closes."""
+    with socket.create_connection(("127.0.0.1", port), 20) as there:
+        with suppress(OSError):
+            for each in words:
+                there.sendall(each)
+        heard = b""
+        with suppress(ConnectionResetError):
+            while more := there.recv(4096):
+                heard += more
+        return heard
+
+
+def joined(port: int, token: str | None, said: list[str], started: list[Idle]) -> threading.Thread:
+    """A guard that joins; how it ended is among what it said."""
+
+    def start(where: Where) -> Idle:
+        started.append(Idle(where))
+        return started[-1]
+
+    def run() -> None:
+        station = Station("127.0.0.1", port, 1, start, 2.0, 1.0, said.append, token)
+        try:
+            said.append(f"ended with {station.run()}")
+        except PacelineError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_stranger_at_the_door_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(challenge, "SECONDS", 1.0)
+    port, here, there, said = free_port(), list[Idle](), list[Idle](), list[str]()
+
+    def start(where: Where) -> Idle:
+        here.append(Idle(where))
+        return here[-1]
+
+    def until(true: Callable[[], bool]) -> None:
+        end = time.monotonic() + 60
+        while not true():
+            assert time.monotonic() < end, said
+            keeper.look()
+            time.sleep(0.005)
+
+    with listening.socket_at("127.0.0.1", port), pytest.raises(PacelineError, match=f"{port} cannot be used"):
+        Keeper(2, start, port=port, elsewhere=1, token=TOKEN)
+    keeper = Keeper(2, start, port=port, elsewhere=1, token=TOKEN)
+    try:
+        greeting = len(challenge.MARK) + challenge.NONCE
+        assert len(spoken(port, b"GET / HTTP/1.1\r\n\r\n" + b"x" * 10**6)) in (0, greeting, greeting + 1)
+        assert spoken(port, b"x" * 64)[greeting:] == challenge.NO
+        assert len(spoken(port)) == greeting  # says nothing, and is not waited for
+        assert keeper.news == ["somebody at 127.0.0.1 does not have the token, and was turned away"]
+        other = joined(port, "another token of theirs", said, there)
+        other.join(30)
+        assert (
+            said.pop()
+            == f"the guard at 127.0.0.1:{port} has another token; give all guards of a run the same"
+        )
+        joined(port, None, said, there).join(30)
+        assert said.pop().startswith(
+            f"the guard at 127.0.0.1:{port} asks for a token; give --token-file FILE, or"
+        )
+        assert not there
+
+        guard = joined(port, TOKEN, said, there)
+        until(lambda: bool(there))
+        assert said == [f"machine 2 of the run at 127.0.0.1:{port}"]
+        (mine,), (theirs,) = here, there
+        assert mine.where.secret == theirs.where.secret == keeper._seal.secret
+        assert theirs.where.port not in (port, mine.where.port)  # its own machine's
+        links = [Link(idle.where) for idle in (mine, theirs)]
+        words = dict[int, Any]()
+
+        def gather(at: int) -> None:
+            words[at] = links[at].gather(at)
+
+        both = [threading.Thread(target=gather, args=(at,)) for at in (0, 1)]
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join(30)
+        assert words == {0: [0, 1], 1: [0, 1]}
+        for link in links:
+            link._end()
+    finally:
+        keeper.close(3)
+    guard.join(30)
+    assert said[1:] == ["ended with 3"]
+
+
+def test_a_first_machine_that_is_a_stranger_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not given what would let it in elsewhere, and nothing that it says is taken."""
+    monkeypatch.setattr(challenge, "SECONDS", 1.0)
+
+    def answers(words: bytes) -> str:
+        with listening.socket_at("127.0.0.1", 0) as there:
+            port = there.getsockname()[1]
+
+            def talk() -> None:
+                with suppress(OSError), there.accept()[0] as accepted:
+                    accepted.sendall(words)
+                    accepted.recv(4096)
+
+            threading.Thread(target=talk, daemon=True).start()
+            try:
+                return Tunnel("127.0.0.1", port, TOKEN).knock()
+            except (PacelineError, OSError) as error:
+                return str(error) or type(error).__name__
+
+    assert "is no guard that asks for a token" in answers(b"HTTP/1.1 400 Bad Request" * 4)
+    assert "does not have the token" in answers(challenge.MARK + b"n" * 32 + challenge.YES + b"x" * 64)
+    assert answers(challenge.MARK) == "TimeoutError"  # and is asked again later

@@ -17,7 +17,6 @@ import math
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,11 +25,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-import psutil
-
+from paceline import tokens
 from paceline.errors import PacelineError, WorkerError
+from paceline.torch.elastic.addresses import address, address_towards, interface
 from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.keeper import LOOPBACK, Keeper
+from paceline.torch.elastic.keeper import Keeper
+from paceline.torch.elastic.listening import LOOPBACK
 from paceline.torch.elastic.membership import DEAD_SECONDS
 from paceline.torch.elastic.station import Station
 from paceline.torch.liveness.patience import last_words
@@ -91,6 +91,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=PATIENCE,
         help="with --join: seconds that the first may be away",
     )
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"with other machines: what all guards must have; default ${tokens.TOKEN}",
+    )
     parser.add_argument("script", help="of your own, with its arguments behind it")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     asked = parser.parse_args(arguments)
@@ -110,10 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _as_torchrun_says(asked)
         first = asked.join.rpartition(":")[0]
-        interface = _interface(_address_towards(first) if asked.join else asked.host or LOOPBACK)
-        if asked.join:
-            return _join(asked, first, _port(asked.join), lambda where: _Process(command, where, interface))
-        return _keep(asked, lambda where: _Process(command, where, interface))
+        token = _token(asked, first or asked.host or LOOPBACK)
+        network = interface(address_towards(first) if asked.join else asked.host or LOOPBACK)
+        return (_join if asked.join else _keep)(asked, token, lambda where: _Process(command, where, network))
     except WorkerError as error:
         last_words(str(error))
         return 1
@@ -151,7 +156,7 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _keep(asked: argparse.Namespace, start: Callable[[Where], _Process]) -> int:
+def _keep(asked: argparse.Namespace, token: str | None, start: Callable[[Where], _Process]) -> int:
     """As the guard of the first machine."""
     keeper = Keeper(
         asked.workers + asked.elsewhere,
@@ -161,6 +166,7 @@ def _keep(asked: argparse.Namespace, start: Callable[[Where], _Process]) -> int:
         asked.port,
         asked.host or LOOPBACK,
         asked.elsewhere,
+        token,
     )
     asked_to_end: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked_to_end.append(number))
@@ -172,9 +178,10 @@ def _keep(asked: argparse.Namespace, start: Callable[[Where], _Process]) -> int:
         keeper.close(status)
 
 
-def _join(asked: argparse.Namespace, host: str, port: int, start: Callable[[Where], _Process]) -> int:
+def _join(asked: argparse.Namespace, token: str | None, start: Callable[[Where], _Process]) -> int:
     """As the guard of another machine."""
-    station = Station(host, port, asked.workers, start, asked.dead_after, asked.patience, last_words)
+    first, port, dead = asked.join.rpartition(":")[0], _port(asked.join), asked.dead_after
+    station = Station(first, port, asked.workers, start, dead, asked.patience, last_words, token)
     signal.signal(signal.SIGTERM, lambda *_: station.leave())
     return station.run()
 
@@ -202,48 +209,46 @@ def _watch(keeper: Keeper, asked_to_end: list[int]) -> int:
     return 0 if ended else 1
 
 
+def _token(asked: argparse.Namespace, first: str) -> str | None:
+    """What the guards show one another; None where there is none, and none is needed. first: the first machine.
+
+    Raises PacelineError where the network could reach what the token protects."""
+    if not (asked.join or asked.elsewhere):
+        return None
+    chosen = os.environ.get(tokens.TOKEN)
+    if chosen and asked.token_file is not None:
+        raise PacelineError(f"{tokens.TOKEN} and --token-file exclude each other; give one")
+    if chosen:
+        return tokens.checked(chosen)
+    if asked.token_file is not None:
+        return _awaited(asked.token_file, asked.patience) if asked.join else tokens.kept_in(asked.token_file)
+    if not address(first).startswith("127."):
+        raise PacelineError(
+            f"a run at {first} without a token would let the whole network in; give --token-file FILE, or set "
+            f"{tokens.TOKEN}, to the same on all machines"
+        )
+    return None
+
+
+def _awaited(path: Path, seconds: float) -> str:
+    """The token in a file that the guard of the first machine may be about to write."""
+    until = time.monotonic() + seconds
+    while not path.is_file() or not path.stat().st_size:
+        if time.monotonic() >= until:
+            raise PacelineError(f"{path} does not exist; copy the --token-file of the first machine to it")
+        time.sleep(LOOK)
+    return tokens.kept_in(path)
+
+
 def _as_torchrun_says(asked: argparse.Namespace) -> None:
     """Under torchrun each process is a guard: that of rank 0 is the first, and the others join it."""
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks < 2 or asked.join or asked.elsewhere or "MASTER_ADDR" not in os.environ:
         return
     asked.port = asked.port or int(os.environ["MASTER_PORT"]) + 1
-    asked.host = asked.host or _address(os.environ["MASTER_ADDR"])
+    asked.host = asked.host or address(os.environ["MASTER_ADDR"])
     asked.elsewhere = 0 if rank else (ranks - 1) * asked.workers
     asked.join = f"{asked.host}:{asked.port}" if rank else ""
-
-
-def _address(name: str) -> str:
-    """A machine's own address. Raises PacelineError where there is none."""
-    try:
-        return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
-    except OSError as error:
-        raise PacelineError(
-            f"no machine is known by the name {name}; expected a name or an address"
-        ) from error
-
-
-def _address_towards(name: str) -> str:
-    """That of this machine, by which it reaches another; nothing is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((_address(name), 9))
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise PacelineError(f"{name} cannot be reached from this machine: {error.strerror}") from error
-
-
-def _interface(address: str) -> str:
-    """The network interface with this address. Raises PacelineError where there is none on this machine."""
-    found = _address(address)
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == found for each in addresses):
-            return name
-    if found.startswith("127."):
-        return "lo"
-    raise PacelineError(
-        f"--host {address} is no address of this machine; expected one by which others reach it"
-    )
 
 
 if __name__ == "__main__":

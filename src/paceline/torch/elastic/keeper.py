@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,14 +11,13 @@ from typing import NamedTuple, Protocol
 import torch.distributed as dist
 
 from paceline import tokens
-from paceline.errors import PacelineError
+from paceline.torch.elastic.door import Door
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.link import has
+from paceline.torch.elastic.listening import LOOPBACK, socket_at
 from paceline.torch.elastic.machines import GONE, Machines
 from paceline.torch.elastic.membership import DEAD_SECONDS, Membership
 from paceline.torch.elastic.seal import Seal
-
-LOOPBACK = "127.0.0.1"
 
 
 class Worker(Protocol):
@@ -50,8 +48,9 @@ class Loss(NamedTuple):
 
 class Keeper:
     """start: starts a worker process. restarts: how many may be started in place of lost ones. dead: seconds without
-    a sign of life after which a worker is killed. port: of the store, 0 for any. host: this machine, as others reach
-    it. elsewhere: so many of the places, the last ones, are on other machines.
+    a sign of life after which a worker is killed. port: where the workers meet, 0 for any. host: this machine, as
+    others reach it. elsewhere: so many of the places, the last ones, are on other machines. token: that the guards
+    there must have; None where all of them are on this machine.
 
     Raises PacelineError where the port cannot be used.
     """
@@ -65,16 +64,23 @@ class Keeper:
         port: int = 0,
         host: str = LOOPBACK,
         elsewhere: int = 0,
+        token: str | None = None,
     ) -> None:
-        self.store = _store(host, port)
-        self._seal = Seal("" if elsewhere else tokens.fresh())
+        self.news: list[str] = []  # of the other machines
+        alone = not elsewhere
+        if alone or token is None:
+            self.store = _store(LOOPBACK if alone else host, port)
+            secret = tokens.fresh() if alone else ""
+        else:
+            self.store = _store(LOOPBACK, 0)
+            secret = Door(host, port, token, self.store.port, self.news.append).secret
+        self._seal = Seal(secret)
         self.membership = Membership(self.store, places, dead, self._seal)
         self.workers: dict[int, Worker] = {}  # that live
         self.restarts = restarts
-        self._start, self._host, self._places, self._dead = start, host, places, dead
+        self._start, self._places, self._dead = start, places, dead
         self._here = places - elsewhere
         self._machines = Machines(self.store, dead, self._seal)
-        self.news: list[str] = []  # of the other machines
         self._fenced: set[int] = set()
         self._ends = (
             False  # no more workers are started: those who take part come to their end, or none is left
@@ -92,7 +98,7 @@ class Keeper:
         """Start a worker for this place; its number."""
         ident, self._next = self._next, self._next + 1
         self.membership.started(ident, place)
-        where = Where(self._host, self.store.port, ident, place, self._places, self._seal.secret)
+        where = Where(self.store.host, self.store.port, ident, place, self._places, self._seal.secret)
         self.workers[ident] = self._start(where) if place < self._here else self._machines.start(where)
         return ident
 
@@ -172,22 +178,13 @@ def _store(host: str, port: int) -> dist.TCPStore:
 
     Its socket is one of IPv4: of each that connects by IPv6 the store asks the name, and stands still meanwhile, for
     5 s where no name server answers. Raises PacelineError where the port cannot be used."""
-    listening = socket.socket(socket.AF_INET)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(1024)
-        return dist.TCPStore(
-            host,
-            listening.getsockname()[1],
-            None,
-            True,
-            timedelta(seconds=60),
-            wait_for_workers=False,
-            master_listen_fd=listening.detach(),
-        )
-    except (OSError, RuntimeError) as error:
-        listening.close()
-        raise PacelineError(
-            f"port {port} cannot be used on this machine; choose another, or 0 for any"
-        ) from error
+    listening = socket_at(host, port)
+    return dist.TCPStore(
+        host,
+        listening.getsockname()[1],
+        None,
+        True,
+        timedelta(seconds=60),
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,12 +9,15 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from paceline.errors import WorkerError
+from paceline.errors import PacelineError, WorkerError
+from paceline.torch.elastic import challenge
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Worker
+from paceline.torch.elastic.listening import LOOPBACK
 from paceline.torch.elastic.machines import COUNT, FIRST, OVER, Keys, ended
 from paceline.torch.elastic.news import BEAT_SECONDS
-from paceline.torch.elastic.seal import OPEN
+from paceline.torch.elastic.seal import OPEN, Seal
+from paceline.torch.elastic.tunnel import Tunnel
 from paceline.torch.liveness.calls import Calls
 
 LOOK = 0.01  # seconds between two looks
@@ -30,7 +32,9 @@ class Station:
     """start: starts a worker. room: for so many. dead: seconds without an answer of the store after which the workers
     here are killed, since the others go on without them. patience: seconds for which the store may be away.
 
-    tell: takes sentences about what happens.
+    tell: takes sentences about what happens. token: of the run; None where the first guard is on this machine, too.
+
+    Raises PacelineError, from ``run``, where the first has another token.
     """
 
     def __init__(
@@ -42,11 +46,13 @@ class Station:
         dead: float,
         patience: float,
         tell: Callable[[str], None],
+        token: str | None = None,
     ) -> None:
         self._host, self._port, self._room = host, port, room
         self._start, self._dead, self._patience, self._tell = start, dead, patience, tell
         self._workers: dict[int, Worker] = {}
         self._leaving, self._seal = False, OPEN
+        self._tunnel = None if token is None else Tunnel(host, port, token)
 
     def run(self) -> int:
         """Until the run is over: its exit status. Raises WorkerError where the store stays away."""
@@ -82,7 +88,8 @@ class Station:
             worker.leave()
 
     def _join(self) -> tuple[_Store, Keys]:
-        store = _Store(self._host, self._port, self._dead)
+        store = _Store(self._host, self._port, self._dead, self._tunnel)
+        self._seal = Seal(store.secret)
         keys = Keys(store.first("add", COUNT, 1) - 1 + FIRST)
         store.first("set", keys.life, "1")
         store.first("set", keys.orders, self._seal.closed(keys.orders, 0))
@@ -115,6 +122,8 @@ class Station:
 
     def _carry_out(self, what: str, words: list[Any]) -> None:
         where = Where(*words)._replace(secret=self._seal.secret)
+        if self._tunnel is not None:
+            where = where._replace(host=LOOPBACK, port=self._tunnel.port)
         if what == "start" and not self._leaving:
             self._workers[where.ident] = self._start(where)
         elif (worker := self._workers.get(where.ident)) is not None:
@@ -136,11 +145,12 @@ class Station:
 
 
 class _Store:
-    """A connection on which no call waits for longer than ``dead`` seconds. Raises Lost."""
+    """A connection on which no call waits for longer than ``dead`` seconds. tunnel: through it. Raises Lost."""
 
-    def __init__(self, host: str, port: int, dead: float) -> None:
-        self._host, self._port, self._dead = host, port, dead
+    def __init__(self, host: str, port: int, dead: float, tunnel: Tunnel | None) -> None:
+        self._host, self._port, self._dead, self._tunnel = host, port, dead, tunnel
         self._calls = Calls("store")
+        self.secret = ""  # of the run
         self._store: Any = None
         self._store = self._within(FIRST_SECONDS, self._connect)
 
@@ -153,16 +163,22 @@ class _Store:
         return self._within(self._dead, getattr(self._store, name), *arguments)
 
     def _connect(self) -> dist.TCPStore:
-        # Where nobody listens, torch would print a page of its own calls.
-        socket.create_connection((self._host, self._port), FIRST_SECONDS).close()
-        return dist.TCPStore(
-            self._host, self._port, None, False, timedelta(seconds=FIRST_SECONDS), wait_for_workers=False
-        )
+        # First, since torch prints a page of its own calls where nobody listens.
+        host, port = self._host, self._port
+        if self._tunnel is None:
+            challenge.check_open(host, port, FIRST_SECONDS)
+        else:
+            self.secret = self._tunnel.knock()
+            host, port = LOOPBACK, self._tunnel.port
+        wait = timedelta(seconds=FIRST_SECONDS)
+        return dist.TCPStore(host, port, None, False, wait, wait_for_workers=False)
 
     def _within(self, seconds: float, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return self._calls.within(seconds, call, *arguments)
         except TimeoutError as error:
             raise Lost(f"{self._host}:{self._port} has not answered for {seconds:g} s") from error
-        except (RuntimeError, OSError) as error:  # torch's own are RuntimeErrors
+        except PacelineError:
+            raise
+        except (RuntimeError, OSError, EOFError) as error:  # torch's own are RuntimeErrors
             raise Lost(f"nobody answers at {self._host}:{self._port}") from error

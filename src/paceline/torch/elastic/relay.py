@@ -1,0 +1,50 @@
+"""A thread that carries bytes between connections, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from asyncio import StreamReader, StreamWriter
+from contextlib import suppress
+
+from paceline.torch.elastic.listening import socket_at
+
+AT_ONCE = 1 << 16  # bytes
+Ends = tuple[StreamReader, StreamWriter]
+
+
+class Relay:
+    """Listens, and has ``serve`` for each that connects, in an event loop of its own."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Raises PacelineError where the port cannot be used."""
+        listening = socket_at(host, port)
+        self.port = int(listening.getsockname()[1])
+        self.loop = asyncio.new_event_loop()
+        self.loop.run_until_complete(asyncio.start_server(self._accepted, sock=listening))
+        threading.Thread(target=self.loop.run_forever, name="relay", daemon=True).start()
+
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """All of one connection, which is closed then."""
+        raise NotImplementedError
+
+    async def _accepted(self, reader: StreamReader, writer: StreamWriter) -> None:
+        try:
+            await self.serve(reader, writer)
+        except (OSError, EOFError, TimeoutError):  # it has gone
+            pass
+        finally:
+            writer.close()
+
+
+async def both_ways(one: Ends, other: Ends) -> None:
+    """Until either ends; then both are closed."""
+    await asyncio.gather(_one_way(one[0], other[1]), _one_way(other[0], one[1]))
+
+
+async def _one_way(reader: StreamReader, writer: StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(AT_ONCE):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
