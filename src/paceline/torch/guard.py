@@ -6,8 +6,10 @@ The script makes a ``Pace(model, ..., elastic=True)`` of a plain model, without 
 worker is killed, freezes, leaves (``pace.leave()``) or joins. With several machines, the guard of the first keeps the
 store in which all workers meet, and each of the others has a guard that joins it:
 
-    python -m paceline.torch.guard --workers 4 --elsewhere 4 --host 10.0.0.1 --port 29400 train.py
-    python -m paceline.torch.guard --workers 4 --join 10.0.0.1:29400 train.py
+    python -m paceline.torch.guard --workers 4 --elsewhere 4 --host 10.0.0.1 --port 29400 --token-file token train.py
+    python -m paceline.torch.guard --workers 4 --join 10.0.0.1:29400 --token-file token train.py
+
+The guards show each other that they have the same token, see ``docs/faults.md``.
 """
 
 from __future__ import annotations
