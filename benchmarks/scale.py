@@ -1,15 +1,16 @@
 """How far does it scale? Up to 64 real gloo ranks that sleep for each sample, and thousands on the virtual clock.
 
-    python benchmarks/scale.py [--ranks 4,8,16,32,64] [--policy level] [--steps 20] [--round-seconds 0.5]
+    python benchmarks/scale.py [--ranks 4,8,16,32,64] [--policy level] [--steps 20] [--round-seconds 0.5] [--apart]
     python benchmarks/scale.py --virtual [--ranks 64,1000,10000] [--claim-us 60]
 
 One rank in three is four times slower, and the speeds scatter in every round (log-normal, sd 0.3, or --scatter). For
 each number of ranks, in the same processes one after the other: plain DDP split by hand for the mean speeds, "level"
 and "auto", all with torch's own DataLoader. Printed: the share of the bound; the processor time of a rank and a round
 (user and system, of all its threads, without the sleeping) and its ratio to plain DDP's; and under "auto" the
-requests that a round makes of the one store where work is claimed, how long a rank waits for the answer (median and
-99 of 100), and what part of the round that is. Where there are many more ranks than processors, they wait for
-processors more than for the store.
+requests that a round makes of the one counter from which work is claimed, how long a rank waits for the answer
+(median and 99 of 100), and what part of the round that is. Where there are many more ranks than processors, they
+wait for processors more than for the counter. It is in memory that the ranks of one machine share; with --apart, the
+ranks go by a store and connections, as those of several machines do.
 
 With --virtual, "auto" plays the same speeds on the virtual clock with thousands of workers. Each claim is two
 requests, which the store serves one after another in --claim-us each (as the median with few ranks says, or less).
@@ -44,7 +45,14 @@ def as_it_is(batch: Any) -> Any:
 
 
 def rank_of(
-    rank: int, ranks: int, directory: str, speeds: np.ndarray, batch: int, ways: list[str], pipe: Any
+    rank: int,
+    ranks: int,
+    directory: str,
+    speeds: np.ndarray,
+    batch: int,
+    ways: list[str],
+    apart: bool,
+    pipe: Any,
 ) -> None:
     """Sends for each way (seconds of the measured steps, processor seconds of each, seconds of each request)."""
     import torch
@@ -53,8 +61,9 @@ def rank_of(
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
 
-    from paceline.torch import Pace, leave
+    from paceline.torch import Pace, leave, memory
     from paceline.torch.claiming.counter import StoreCounter
+    from paceline.torch.claiming.nearby import NearbyCounter
 
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(directory, "store"), ranks)
@@ -64,15 +73,20 @@ def rank_of(
     loss_of, steps = nn.CrossEntropyLoss(), len(speeds)
     data: Any = throughput.Batched(inputs, labels)
     waits: list[float] = []
-    ask = StoreCounter.add
 
-    def timed(self: StoreCounter, *arguments: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        answer = ask(self, *arguments, **named)
-        waits.append(time.perf_counter() - began)
-        return answer
+    def timing(ask: Any) -> Any:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            answer = ask(*arguments, **named)
+            waits.append(time.perf_counter() - began)
+            return answer
 
-    StoreCounter.add = timed  # type: ignore[method-assign]
+        return timed
+
+    for kind in (StoreCounter, NearbyCounter):
+        kind.add = timing(kind.add)  # type: ignore[method-assign]
+    if apart:
+        memory.find = lambda *arguments, **named: None
     told = {}
     for way in ways:
         ddp = DistributedDataParallel(nn.Linear(20, 10))
@@ -123,13 +137,21 @@ def rank_of(
     os._exit(0)
 
 
-def real(context: Any, ranks: int, ways: list[str], steps: int, round_seconds: float, scatter: float) -> None:
+def real(
+    context: Any,
+    ranks: int,
+    ways: list[str],
+    steps: int,
+    round_seconds: float,
+    scatter: float,
+    apart: bool,
+) -> None:
     speeds = speeds_of(ranks, WARM_UP + steps, scatter)
     batch = round(round_seconds * (1e3 / speeds).sum(axis=1).mean())
     ideal = (batch / (1e3 / speeds).sum(axis=1))[WARM_UP:].sum()
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as directory:
-        arguments = (ranks, directory, speeds, batch, ways, theirs)
+        arguments = (ranks, directory, speeds, batch, ways, apart, theirs)
         workers = [context.Process(target=rank_of, args=(rank, *arguments)) for rank in range(ranks)]
         for worker in workers:
             worker.start()
@@ -152,7 +174,7 @@ def real(context: Any, ranks: int, ways: list[str], steps: int, round_seconds: f
         if waits := [1e3 * wait for rank in told for wait in told[rank][way][2]]:
             median, late = np.quantile(waits, [0.5, 0.99])
             part = sum(waits) / ranks / (1e3 * seconds)
-            line += f"{len(waits) / steps:11.0f}{median:9.2f}{late:9.2f}{part:9.1%}"
+            line += f"{len(waits) / steps:11.0f}{median:9.3f}{late:9.3f}{part:9.1%}"
         print(line, flush=True)
 
 
@@ -186,6 +208,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--round-seconds", type=float, default=0.5)
     parser.add_argument("--scatter", type=float, default=SCATTER, help="of the speeds; 0: they stay the same")
+    parser.add_argument("--apart", action="store_true", help="as if each rank had a machine of its own")
     parser.add_argument("--virtual", action="store_true")
     parser.add_argument("--claim-us", type=float, default=60.0)
     options = parser.parse_args()
@@ -204,7 +227,7 @@ def main() -> None:
         f"{'requests':>11}{'ms':>9}{'99 %':>9}{'of round':>9}"
     )
     for ranks in options.ranks or [4, 8, 16, 32, 64]:
-        real(context, ranks, ways, options.steps, options.round_seconds, options.scatter)
+        real(context, ranks, ways, options.steps, options.round_seconds, options.scatter, options.apart)
 
 
 if __name__ == "__main__":

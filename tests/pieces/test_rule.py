@@ -147,6 +147,33 @@ def by_clock(script: Script) -> Sequence:
     return noted
 
 
+pace = st.just(0.0) | st.floats(1e-9, 1e9)
+part = st.sampled_from([0.0, 0.25, 0.5, 0.97, 1.0])
+
+
+@given(
+    st.tuples(part, part, pace, st.floats(1.0, 50.0)),
+    st.fixed_dictionaries(
+        {
+            "told": st.booleans(),
+            "left": st.integers(0, 10**6),
+            "batch": st.integers(1, 10**7),
+            "held": st.integers(0, 10**7),
+            "speed": pace,
+            "together": pace,
+            "workers": st.integers(1, 2000),
+            "most": st.integers(0, 10**7),
+            "unit": st.integers(1, 9),
+        }
+    ),
+)
+def test_one_worker_claims_in_plain_numbers_what_arrays_say(planned, known):
+    before, after, expected, least = planned
+    known["most"] -= known["most"] % known["unit"]
+    piece_plan = PiecePlan(np.array(0.5), *map(np.array, (before, after, [least], [expected])))
+    assert rule.claim_of_one(piece_plan, 0, **known) == rule.claim(piece_plan, 0, **known)
+
+
 @given(scripts(alone=True))
 def test_all_engines_claim_alike(script):
     claims = by_clock(script)

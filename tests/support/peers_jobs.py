@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import socket
 import time
 from typing import Any
 
 import numpy as np
+import pytest
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch import peers
-from paceline.torch.measuring import exchange, mesh, nearby, piece_reports
+from paceline.torch import memory, peers
+from paceline.torch.claiming import nearby as claiming
+from paceline.torch.measuring import exchange, mesh, piece_reports
 from paceline.torch.measuring.meter import ROW_WITH_PIECES
 
 
@@ -80,7 +83,7 @@ def hindered(rank: int, ranks: int, apart: int | None) -> dict[str, Any]:
 
     apart: the rank that shares no memory with the others, as if on another machine; None where all share it."""
     if rank == apart:
-        nearby._open = lambda *arguments: None  # type: ignore[assignment]
+        memory.find = lambda *arguments: None  # type: ignore[assignment]
     meet = mesh._meet
 
     def called_on(doors: list[Any], listener: socket.socket, *others: Any) -> None:
@@ -150,3 +153,39 @@ def cut_off(rank: int, ranks: int) -> str:
     if rank == 0:
         mesh._own_address = lambda: "192.0.2.1"  # kept for documentation: nobody is there
     return type(exchange.connect(PAIR)).__name__
+
+
+def counted(rank: int, ranks: int, apart: int | None) -> tuple[str, list[int], list[tuple[int, int]]]:
+    """Of ranks that share memory but for rank ``apart``: the name of their counter, where this rank's 300 claims of
+    round 7 began, and what is counted after that, and after a process was killed in the middle of an addition.
+    """
+    if rank == apart:
+        make = memory.make
+        memory.make = lambda length: (make(length)[0], None)  # type: ignore[assignment]
+        memory.find = lambda *arguments, **named: None  # type: ignore[assignment]
+    kind = claiming.counter()
+    kind.add(6, 5)
+    dist.barrier()
+    starts = [kind.add(7, 1, told=int(each == 0), speed=rank - 1).samples for each in range(300)]
+    dist.barrier()
+    after = [kind.add(7)[1:]]
+    if isinstance(kind, claiming.NearbyCounter) and rank == 0:
+        heard, tell = os.pipe()
+        if (child := os.fork()) == 0:
+            kind._lock()
+            os.write(tell, b"!")
+            time.sleep(60)
+            os._exit(0)
+        os.read(heard, 1)
+        with pytest.raises(WorkerError, match="could not claim work for 0 s"):
+            claiming.NearbyCounter(kind._memory, 0.2).add(8, 1)
+        os.kill(child, signal.SIGKILL)
+        kind.add(8, 0)
+        os.waitpid(child, 0)
+    dist.barrier()
+    kind.add(8, 10)
+    dist.barrier()
+    after.append(kind.add(8)[:2])
+    dist.barrier()
+    kind.close()
+    return type(kind).__name__, starts, after

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from support.peers_jobs import cut_off, hindered, left_early, out_of_reach
+from support.peers_jobs import counted, cut_off, hindered, left_early, out_of_reach
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
@@ -38,6 +38,16 @@ def test_rounds_keep_apart_whatever_becomes_of_their_messages(apart: int | None)
 
 def test_ranks_that_cannot_call_on_each_other_tell_their_speeds_by_collectives() -> None:
     assert run_ranks(3, cut_off) == ["GroupExchange"] * 3
+
+
+@pytest.mark.parametrize(
+    ("apart", "name"), [(None, "NearbyCounter"), (2, "StoreCounter"), (0, "StoreCounter")]
+)
+def test_each_sample_is_claimed_once_whatever_the_ranks_share(apart: int | None, name: str) -> None:
+    found = run_ranks(3, counted, apart)
+    assert {kind for kind, _, _ in found} == {name}
+    assert sorted(start for _, starts, _ in found for start in starts) == list(range(900))
+    assert all(after == [(3, 0), (30, 0)] for _, _, after in found)
 
 
 FORKS = """

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from paceline.balance.factoring import Factoring, FactoringState
 from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import PiecePlan, Plan
-from paceline.torch import Pace
+from paceline.torch import Pace, memory
 from paceline.torch.claiming.claims import Claims
 from paceline.torch.claiming.counter import SPEED_UNITS, LocalCounter, StoreCounter
+from paceline.torch.claiming.nearby import LENGTH, NearbyCounter
 from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.plan import Division, Piece, RoundPlan, divide
 from support.ranks import run_ranks
@@ -251,8 +252,11 @@ def test_three_numbers_travel_in_one(additions: list[tuple[int, int, int]]) -> N
     store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     counter, alone = StoreCounter.__new__(StoreCounter), LocalCounter()
     counter._store, counter._rank, counter._newest = store, 1, -1
+    nearby = NearbyCounter(memory.make(LENGTH)[0], 1.0)
     for samples, told, speed in additions:
-        assert counter.add(7, samples, told, speed) == alone.add(7, samples, told, speed)
+        expected = alone.add(7, samples, told, speed)
+        assert counter.add(7, samples, told, speed) == nearby.add(7, samples, told, speed) == expected
+    nearby.close()
 
 
 def test_a_short_round_on_few_ranks_has_room_for_its_last_cell() -> None:

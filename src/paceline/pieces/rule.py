@@ -6,6 +6,8 @@ realizations at once. Arrays broadcast; the last axis of loads is the worker.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,6 +44,32 @@ def divide_grid(piece_plan: PiecePlan, loads: Counts, cell: int) -> tuple[Counts
     kept = np.minimum(cells, 1)
     first = np.clip(np.floor(piece_plan.at_once[..., None] * cells).astype(np.int64), 0, cells - kept)
     return first * cell, kept * cell
+
+
+def claim_of_one(
+    piece_plan: PiecePlan,
+    worker: int,
+    *,
+    told: bool,
+    left: float,
+    batch: float,
+    held: float,
+    speed: float,
+    together: float,
+    workers: int,
+    most: int,
+    unit: int = 1,
+) -> int:
+    """``claim`` for one worker of one run, in plain numbers: the same samples in a tenth of the time."""
+    part = piece_plan.claim_after_known if told else piece_plan.claim_before_known
+    expected = float(piece_plan.speeds[worker])
+    weight = min(speed / together, 1.0) if together > 0 else 1.0 / workers
+    slower = min(speed / expected, 1.0) if expected > 0 else 1.0
+    least = max(1.0, float(piece_plan.least[worker]) * slower)
+    remains, due, portion = left * weight, batch * weight - held, float(part)
+    known = max(portion * (max(due, remains) if portion < 1 else remains), least)
+    samples = min(known, LARGEST) if math.isfinite(known) else LARGEST
+    return int(min(math.ceil(math.ceil(samples) / unit) * unit, left, most))
 
 
 def claim(

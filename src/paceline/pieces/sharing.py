@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.pieces.rule import claim, divide
+from paceline.pieces.rule import claim_of_one, divide
 from paceline.pieces.times import against_the_first, piece_cost
 from paceline.rounds import Array, Indices, PiecePlan
 
@@ -99,7 +99,7 @@ class SharedRound:
         hand, piece_plan = self._hands[worker], self._piece_plan
         if not hand.out:
             hand.mark = now
-        count = claim(
+        count = claim_of_one(
             piece_plan,
             worker,
             told=all(each.sizes for each in self._hands.values()),
@@ -109,8 +109,9 @@ class SharedRound:
             speed=self._speed(worker),
             together=sum(map(self._speed, range(len(self._costs)))),
             workers=len(self._hands),
+            most=self.left,
         )
-        return self._hand_out(worker, self._take(int(count)))
+        return self._hand_out(worker, self._take(count))
 
     def reported(self, worker: int, now: float) -> None:
         """The worker is through with the piece that it was sent first."""

@@ -1,8 +1,9 @@
-"""Claims within a round, made ahead: shortly before a piece ends, a thread asks for the next one.
+"""Claims within a round: where the counter is quick, a rank asks for its next piece when one is through.
 
-When the backward pass of a piece begins, a rank knows how fast it is in this round and when the piece will end. It
-asks just so early that the round trips to the counter hide behind the rest: who asked earlier would bind itself to
-more than it knows to be right (with whole backward passes ahead, more is lost to that than the round trips cost).
+Else claims are made ahead: shortly before a piece ends, a thread asks for the next one. When the backward pass of a
+piece begins, a rank knows how fast it is in this round and when the piece will end. It asks just so early that the
+round trips to the counter hide behind the rest: who asked earlier would bind itself to more than it knows to be right
+(with whole backward passes ahead, more is lost to that than the round trips cost).
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import numpy as np
 import torch
 
 from paceline.errors import WorkerError
-from paceline.pieces.rule import claim, portion
+from paceline.pieces.rule import claim_of_one, portion
 from paceline.torch import peers
-from paceline.torch.claiming.counter import MOST_SPEED, SPEED_UNITS, Counter, counter
+from paceline.torch.claiming.counter import MOST_SPEED, SPEED_UNITS, Counter
+from paceline.torch.claiming.nearby import counter
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.measuring import piece_reports
 from paceline.torch.plan import Claim, Division, Piece, claimed
@@ -111,7 +113,7 @@ class Claims:
 
     def halfway(self, piece: Piece) -> None:
         """The backward pass of a piece begins."""
-        if piece.division is None or self._answer is not None:
+        if piece.division is None or self._answer is not None or (self._counter.quick and not self.early):
             return
         if self._behind is not None:
             self._behind.record(torch.cuda.current_stream(self._device))
@@ -145,18 +147,18 @@ class Claims:
     def take(self, division: Division) -> Claim | None:
         """This rank's next piece; None when nothing is left for it."""
         began = time.perf_counter()
-        if self._answer is None:
-            self._ask(division)
-        assert self._answer is not None
         try:
-            taken = self._answer.result(self._timeout)
+            if self._answer is None and self._counter.quick:
+                self._through.clear()
+                taken = self._asked(division, self._before(None, math.inf), 0.0)
+            else:
+                taken = self._answered(division)
         except TimeoutError:
             raise WorkerError(
                 f"{self._counter.keeper}, where work is claimed, has not answered rank {self._rank} for "
                 f"{self._timeout:.0f} s, as long as the process group waits; it may be stopped or cut off: end the "
                 "run and go on from the last checkpoint"
             ) from None
-        self._answer = None
         self.waited(time.perf_counter() - began)
         return taken
 
@@ -203,7 +205,20 @@ class Claims:
     ) -> None:
         """Ask for what comes after the ``running`` piece that takes ``whole`` seconds, when ``wait`` of them are over
         or it is through."""
-        before = _Before(
+        self._through.clear()
+        self._answer = self._asker.submit(self._asked, division, self._before(running, whole), wait)
+
+    def _answered(self, division: Division) -> Claim | None:
+        """What was asked for, or is asked for now. Raises TimeoutError."""
+        if self._answer is None:
+            self._ask(division)
+        assert self._answer is not None
+        taken, self._answer = self._answer.result(self._timeout), None
+        return taken
+
+    def _before(self, running: Piece | None, whole: float) -> _Before:
+        """Where this rank stands, with a ``running`` piece that takes ``whole`` seconds."""
+        return _Before(
             self._mark + self._waited,
             0 if running is None else running.amount,
             whole,
@@ -211,11 +226,9 @@ class Claims:
             self._mark - self._began - sum(self._waits) - self._cost * len(self._sizes),
             sum(self._sizes) + (0 if running is None else running.samples),
         )
-        self._through.clear()
-        self._answer = self._asker.submit(self._asked, division, before, wait)
 
     def _asked(self, division: Division, before: _Before, wait: float) -> Claim | None:
-        """In the thread: the next claim."""
+        """In the thread, where there is need of it: the next claim."""
         pause = before.began + wait - time.perf_counter()
         through = self._through.wait(pause) if pause > 0 else self._through.is_set()
         now = time.perf_counter()
@@ -266,7 +279,7 @@ class Claims:
             "workers": self.workers,
         }
         if costs is None:
-            wanted = int(claim(piece_plan, rank, most=room, unit=self._unit, **known_now))
+            wanted = claim_of_one(piece_plan, rank, most=room, unit=self._unit, **known_now)
         else:
             wanted = costs.samples(
                 count.samples, min(float(portion(piece_plan, rank, **known_now)), most), room

@@ -40,9 +40,11 @@ def count_of(after: int, samples: int) -> Count:
 
 
 class Counter(Protocol):
-    """Adds to numbers that all ranks share. keeper: who holds them, for the message where nobody answers."""
+    """Adds to numbers that all ranks share. keeper: who holds them, for the message where nobody answers. quick: an
+    addition takes some microseconds, so that nobody need ask ahead."""
 
     keeper: str
+    quick: bool
 
     def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
         """Add to the counts of this round; the numbers of rounds never fall."""
@@ -55,6 +57,7 @@ class LocalCounter:
     """One process: nobody to share with."""
 
     keeper = "this process"
+    quick = True
 
     def __init__(self) -> None:
         self._step, self._count = -1, Count(0, 0, 0)
@@ -76,6 +79,7 @@ class StoreCounter:
     """
 
     keeper = "rank 0"
+    quick = False
 
     def __init__(self) -> None:
         self._rank = peers.rank()
@@ -99,8 +103,3 @@ class StoreCounter:
 
     def close(self) -> None:
         self._store = None
-
-
-def counter() -> Counter:
-    """The counter that suits the process group. Collective."""
-    return StoreCounter() if peers.ranks() > 1 else LocalCounter()

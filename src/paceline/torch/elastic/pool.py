@@ -13,6 +13,7 @@ class Pool:
     """``open`` for each round; then ``add`` from any thread, see ``claiming.counter.Counter``."""
 
     keeper = "the launcher"
+    quick = False
 
     def __init__(self, link: Link) -> None:
         self._link = link

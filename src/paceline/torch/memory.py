@@ -1,0 +1,59 @@
+"""Memory that processes of one machine share. It is in no directory, so that nothing is left of it when they end."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+from contextlib import suppress
+from typing import NamedTuple
+
+
+class Where(NamedTuple):
+    """By what the other processes of a machine open it, as long as its file is open."""
+
+    process: int
+    file: int
+    name: str  # which no other memory has, on whatever machine
+
+
+class Memory:
+    """So many bytes, at first zeros. file: by which it is locked and opened, None where nobody else can open it."""
+
+    def __init__(self, content: mmap.mmap, file: int | None) -> None:
+        self.content, self.file = content, file
+
+    def close_file(self) -> None:
+        """Who has it open keeps it, and nobody else can open it. Safe to call twice."""
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+
+
+def make(length: int) -> tuple[Memory, Where | None]:
+    """Memory of this process, and where others find it; None where this system has none that can be found."""
+    name = f"paceline-{secrets.token_hex(16)}"
+    try:
+        file = os.memfd_create(name)
+    except (AttributeError, OSError):  # not on Linux, or not allowed
+        return Memory(mmap.mmap(-1, length), None), None
+    os.ftruncate(file, length)
+    return Memory(mmap.mmap(file, length), file), Where(os.getpid(), file, name)
+
+
+def find(where: Where | None, length: int, writes: bool = False) -> Memory | None:
+    """Another process's memory; None where it is on another machine, or cannot be seen from here.
+
+    writes: this process writes there, too."""
+    if where is None:
+        return None
+    path = f"/proc/{where.process}/fd/{where.file}"
+    with suppress(OSError):
+        if os.readlink(path).startswith(f"/memfd:{where.name}"):
+            file = os.open(path, os.O_RDWR if writes else os.O_RDONLY)
+            try:
+                reach = mmap.PROT_READ | (mmap.PROT_WRITE if writes else 0)
+                return Memory(mmap.mmap(file, length, prot=reach), file)
+            except (OSError, ValueError):
+                os.close(file)
+    return None
