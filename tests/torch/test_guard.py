@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.torch.elastic.generation import Where
+from support.stands import Stands
+
 pytestmark = pytest.mark.xdist_group("elastic")
 
 SCRIPT = """
@@ -150,3 +153,38 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
         time.sleep(0.01)
     assert frozen == [1]
     assert time.monotonic() - began > 1.2
+
+
+def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
+    """The last member that has the model ends in good order: no generation follows in which it would be missed."""
+    from paceline.torch.elastic.keeper import Keeper
+    from paceline.torch.elastic.link import has
+
+    stands = list[Stands]()
+
+    def start(where: Where) -> Stands:
+        stands.append(Stands(where))
+        return stands[-1]
+
+    keeper = Keeper(2, start, restarts=1, dead=100.0)
+    for ident in (0, 1):
+        keeper.store.set(f"join/{ident}", "1")
+    keeper.look()
+    assert keeper.running
+    for ident in (0, 1):
+        keeper.store.set(has(ident), "1")
+    keeper.store.add("entered/0", 2)
+    stands[1].over = -9
+    assert [loss.ident for loss in keeper.look()] == [1]
+    assert len(stands) == 3
+    keeper.store.add("entered/1", 1)
+    keeper.store.set("join/2", "1")
+    keeper.store.add("bell", 1)
+    keeper.look()
+    assert [member.ident for member in keeper.membership.members] == [0, 2]
+    newest = keeper.membership.newest
+    stands[0].over = 0
+    (loss,) = keeper.look()
+    assert (loss.words, stands[2].told, keeper.workers) == ("ended", ["kill"], {})
+    assert keeper.membership.newest == newest
+    keeper.close()

@@ -26,6 +26,7 @@ from paceline.torch.elastic.machines import Machines as Known
 from paceline.torch.elastic.station import Station
 from support import guarded
 from support.elastic_jobs import alone, network
+from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
 PORT = 29417
@@ -165,23 +166,6 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     model.load_state_dict(kept["model"])
     found = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
     assert (found - alone(kept["pace"]["rounds"])).abs().max() < 1e-12
-
-
-class Stands:
-    """A worker that does nothing until it is told to."""
-
-    def __init__(self, where: Where) -> None:
-        self.where, self.over, self.told = where, None, list[str]()
-
-    def status(self) -> int | None:
-        return self.over
-
-    def kill(self) -> None:
-        self.told.append("kill")
-        self.over = -9
-
-    def leave(self) -> None:
-        self.told.append("leave")
 
 
 def test_what_a_guard_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,11 @@ class Keeper:
             ident: status for ident, worker in self.workers.items() if (status := worker.status()) is not None
         }
         left = {ident for ident in ends if self.store.check([f"leave/{ident}"])}
+        self._ends |= any(status == 0 and ident not in left for ident, status in ends.items())
+        if (
+            self._ends
+        ):  # before those who have the model are seen to be gone: the others would take that for a loss
+            self._dismiss()
         frozen = self.membership.look(ends)
         self._ends |= self.running and not self.membership.members  # nobody is left who has the model
         for ident in frozen:
@@ -135,7 +140,6 @@ class Keeper:
                 else f"ended with status {status}"
             )
             found.append(Loss(ident, places[ident], words, time.time(), not order))
-            self._ends |= order and ident not in left
             again = not order and status != GONE  # who was lost with a machine comes again with one
             if again and self.restarts > 0 and self.running and not self._ends:
                 self.restarts -= 1
@@ -169,7 +173,7 @@ class Keeper:
     def _dismiss(self) -> None:
         """Nobody hands anything over any more to those who do not have the model yet."""
         for ident in [ident for ident in self.workers if not self.store.check([has(ident)])]:
-            if self.membership.workers.pop(ident, None) is not None:
+            if self.membership.dismiss(ident):
                 self.workers.pop(ident).kill()
 
 

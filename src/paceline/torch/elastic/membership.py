@@ -49,6 +49,11 @@ class Membership:
         self.workers[ident] = Member(ident, place)
         self._hearing.add(ident)
 
+    def dismiss(self, ident: int) -> bool:
+        """It is needed no more, and nobody else is to hear of it. Whether it was there."""
+        self.members = [member for member in self.members if member.ident != ident]
+        return self.workers.pop(ident, None) is not None
+
     def look(self, ended: Iterable[int]) -> list[int]:
         """See what has changed. ended: workers whose processes have. Returns those that give no sign of life: make
         sure that they are dead."""

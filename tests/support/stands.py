@@ -1,0 +1,22 @@
+"""A worker for guards and keepers that is no process."""
+
+from __future__ import annotations
+
+from paceline.torch.elastic.generation import Where
+
+
+class Stands:
+    """A worker that does nothing until it is told to."""
+
+    def __init__(self, where: Where) -> None:
+        self.where, self.over, self.told = where, None, list[str]()
+
+    def status(self) -> int | None:
+        return self.over
+
+    def kill(self) -> None:
+        self.told.append("kill")
+        self.over = -9
+
+    def leave(self) -> None:
+        self.told.append("leave")
