@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from paceline.torch import guard
-from paceline.torch.elastic.keeper import Keeper
-
 from paceline.torch.elastic.generation import Where
+from paceline.torch.elastic.keeper import Keeper
 from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
@@ -75,16 +74,17 @@ def test_a_script_goes_on_without_its_workers(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_last_worker_ends_with_an_error_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    class Ends:
-        def status(self) -> int | None:
-            return 1 if keeper.running else None
+    started: list[Stands] = []
 
-        def kill(self) -> None: ...
+    def start(where: Where) -> Stands:
+        started.append(Stands(where))
+        return started[-1]
 
-        leave = kill
-
-    keeper = Keeper(1, lambda where: Ends())
+    keeper = Keeper(1, start)
     keeper.store.set("join/0", "1")
+    keeper.look()
+    assert keeper.running
+    started[0].over = 1
     try:
         assert guard._watch(keeper, []) == 1
     finally:

@@ -29,6 +29,7 @@ from paceline.torch.elastic.seal import Seal
 from paceline.torch.elastic.spares import Spares
 from paceline.torch.elastic.station import Station
 from paceline.torch.elastic.tunnel import Tunnel
+from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
 
@@ -78,30 +79,16 @@ def test_a_state_that_no_joiner_could_read_is_told_at_once() -> None:
         handover.register([Odd()])
 
 
-class Idle:
-    """A worker that does nothing."""
-
-    def __init__(self, where: Where) -> None:
-        self.where = where
-
-    def status(self) -> int | None:
-        return None
-
-    def kill(self) -> None: ...
-
-    leave = kill
-
-
 def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> None:
-    started: list[Idle] = []
+    started: list[Stands] = []
 
-    def start(where: Where) -> Idle:
-        started.append(Idle(where))
+    def start(where: Where) -> Stands:
+        started.append(Stands(where))
         return started[-1]
 
     keeper = Keeper(2, start)
     try:
-        link, other = (Link(idle.where) for idle in started)
+        link, other = (Link(worker.where) for worker in started)
         stranger = dist.TCPStore("127.0.0.1", keeper.store.port, None, False, timedelta(seconds=20))
         bomb = base64.b64encode(plain.pack(Runs(tmp_path / "run"))).decode()
         stranger.set("said/0/1", bomb)
@@ -183,11 +170,11 @@ def spoken(port: int, *words: bytes) -> bytes:
         return heard
 
 
-def joined(port: int, token: str | None, said: list[str], started: list[Idle]) -> threading.Thread:
+def joined(port: int, token: str | None, said: list[str], started: list[Stands]) -> threading.Thread:
     """A guard that joins; how it ended is among what it said."""
 
-    def start(where: Where) -> Idle:
-        started.append(Idle(where))
+    def start(where: Where) -> Stands:
+        started.append(Stands(where))
         return started[-1]
 
     def run() -> None:
@@ -204,10 +191,10 @@ def joined(port: int, token: str | None, said: list[str], started: list[Idle]) -
 
 def test_a_stranger_at_the_door_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(challenge, "SECONDS", 1.0)
-    port, here, there, said = free_port(), list[Idle](), list[Idle](), list[str]()
+    port, here, there, said = free_port(), list[Stands](), list[Stands](), list[str]()
 
-    def start(where: Where) -> Idle:
-        here.append(Idle(where))
+    def start(where: Where) -> Stands:
+        here.append(Stands(where))
         return here[-1]
 
     def until(true: Callable[[], bool]) -> None:
@@ -244,7 +231,7 @@ def test_a_stranger_at_the_door_is_turned_away(monkeypatch: pytest.MonkeyPatch) 
         (mine,), (theirs,) = here, there
         assert mine.where.secret == theirs.where.secret == keeper._seal.secret
         assert theirs.where.port not in (port, mine.where.port)  # its own machine's
-        links = [Link(idle.where) for idle in (mine, theirs)]
+        links = [Link(worker.where) for worker in (mine, theirs)]
         words = dict[int, Any]()
 
         def gather(at: int) -> None:
