@@ -207,11 +207,14 @@ def main() -> None:
     parser.add_argument("--policy", action="append")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--round-seconds", type=float, default=0.5)
-    parser.add_argument("--scatter", type=float, default=SCATTER, help="of the speeds; 0: they stay the same")
+    parser.add_argument(
+        "--scatter", type=float, help=f"of the speeds, by default {SCATTER}; 0: they stay the same"
+    )
     parser.add_argument("--apart", action="store_true", help="as if each rank had a machine of its own")
     parser.add_argument("--virtual", action="store_true")
     parser.add_argument("--claim-us", type=float, default=60.0)
     options = parser.parse_args()
+    scatter = SCATTER if options.scatter is None else options.scatter
     if options.virtual:
         heads = f"{'ranks':>6}{'level':>10}{'store without time':>20}{'requests':>14}"
         print(f"{heads}{'it is busy':>12}{'of the bound':>18}")
@@ -227,7 +230,7 @@ def main() -> None:
         f"{'requests':>11}{'ms':>9}{'99 %':>9}{'of round':>9}"
     )
     for ranks in options.ranks or [4, 8, 16, 32, 64]:
-        real(context, ranks, ways, options.steps, options.round_seconds, options.scatter, options.apart)
+        real(context, ranks, ways, options.steps, options.round_seconds, scatter, options.apart)
 
 
 if __name__ == "__main__":
