@@ -15,7 +15,7 @@ from paceline.torch.memory import Memory
 SLOT = struct.Struct("<qq")  # of a round: its number, and what is counted in it
 ROUNDS = 4  # that are kept; all have left the others: their gradients have been reduced
 LENGTH = ROUNDS * SLOT.size
-LOOK_SECONDS = 2e-5  # between two attempts at the lock
+SOON_SECONDS, LOOK_SECONDS = 2e-5, 1e-3  # between two attempts at the lock: at first, and at most
 
 
 class NearbyCounter(Counter):
@@ -51,19 +51,20 @@ class NearbyCounter(Counter):
         return self._memory.file
 
     def _lock(self) -> None:
-        until = 0.0
+        began, pause = 0.0, SOON_SECONDS
         while True:
             try:
                 return fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
             except (BlockingIOError, PermissionError):  # another process has it
-                until = until or time.monotonic() + self._seconds
-                if time.monotonic() > until:
+                began = began or time.monotonic()
+                if time.monotonic() - began > self._seconds:
                     raise WorkerError(
                         f"rank {peers.rank()} could not claim work for {self._seconds:.0f} s, as long as the process "
                         "group waits: another rank has stopped in the middle of a claim; end the run and go on from "
                         "the last checkpoint"
                     ) from None
-                time.sleep(LOOK_SECONDS)
+                time.sleep(pause)
+                pause = min(2 * pause, LOOK_SECONDS)
 
 
 def shared() -> NearbyCounter | None:

@@ -37,13 +37,13 @@ from paceline.torch.measuring import mesh
 from paceline.torch.measuring.nearby import Nearby
 
 _log = logging.getLogger(__name__)
-MESH_RANKS = 32  # above this many ranks each would have to tell too many others by itself
+MESH_RANKS = 64  # above this many ranks each would have to meet too many others by itself
 SLOTS = 4  # rounds of which a rank may have told and not yet asked
 LOOK_SECONDS = 0.05  # between two looks whether a rank that is waited for was lost
 SOON_SECONDS = (
     5e-5  # between the first two looks at memory that another rank is to write, and a part of its wait
 )
-SOON = 1 / 16
+SOON = 1 / 8
 CLOSED = "the connection was closed"
 STEP = struct.Struct("<d")  # before each row: the round that it is of
 
