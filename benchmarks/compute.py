@@ -169,7 +169,7 @@ def rank_of(rank: int, directory: str, ways: list[str], seconds: float, cycles: 
             took = time.perf_counter() - began
             if cycle:
                 blocks[way].append(Block(samples, took, np.array(noted).reshape(-1, 4)))
-    pipe.send((rank, blocks))
+    pipe.send(blocks)
     dist.barrier()
     leave()
     os._exit(0)
@@ -179,27 +179,27 @@ def measure(kind: str, ways: list[str], seconds: float, cycles: int) -> list[dic
     """The blocks of both ranks, beside this neighbour."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=False)
+    pipes = [context.Pipe(duplex=False) for _ in (0, 1)]  # one each: two writers to one would mix what they write
     on = {"none": [], "stays": cores[1:], "moves": cores}[kind]
     beside = [context.Process(target=neighbour, args=(on,), daemon=True)] if on else []
     with tempfile.TemporaryDirectory() as directory:
-        given = (directory, ways, seconds, cycles, theirs)
-        ranks = [context.Process(target=rank_of, args=(rank, *given)) for rank in (0, 1)]
+        given = (directory, ways, seconds, cycles)
+        ranks = [context.Process(target=rank_of, args=(rank, *given, pipes[rank][1])) for rank in (0, 1)]
         for process in (*beside, *ranks):
             process.start()
-        told: dict[int, dict[str, list[Block]]] = {}
+        told: list[dict[str, list[Block]]] = []
         try:
-            while len(told) < 2:
+            for ours, _ in pipes:
                 while not ours.poll(1.0):
                     if any(process.exitcode for process in ranks):
                         raise SystemExit("a rank has failed; see above")
-                told.update([ours.recv()])
+                told.append(ours.recv())
             for process in ranks:
                 process.join(60)
         finally:
             for process in (*beside, *ranks):
                 process.kill()
-    return [told[0], told[1]]
+    return told
 
 
 class Losses(NamedTuple):
