@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from paceline import policies
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
-from paceline.rounds import Cluster
+from paceline.rounds import Array, Cluster
 
 SECONDS = np.array([1.0, 1.0, 2.0, 4.0]) / 1e3
 
@@ -27,6 +28,32 @@ def play(loop: Balancer, first: int, rounds: int) -> list[list[int]]:
         loop.report(step, loads, SECONDS * noise * loads, np.full(4, 1e-4), np.full(4, 0.5), np.full(4, 0.5))
         played.append(loads.tolist())
     return played
+
+
+def shared_core(rng: np.random.Generator, loads: NDArray[np.int64]) -> Array:
+    """Seconds of a round of two workers; the second has its core by turns with another program, 4 ms each."""
+    alone = 1.4e-3 + 85e-6 * loads
+    until, left = 0.0, float(alone[1])
+    phase = rng.uniform(0, 8e-3)  # its turn is the first half
+    own = 4e-3 - phase
+    if own <= 0:
+        until, own = 8e-3 - phase, 4e-3
+    while left > own:
+        until, left, own = until + own + 4e-3, left - own, 4e-3
+    return np.array([alone[0], until + left]) * np.exp(0.03 * rng.standard_normal(2))
+
+
+def test_no_worker_is_left_without_work_after_a_first_round_that_warms_up() -> None:
+    for seed in (19, 21, 38, 40):
+        rng = np.random.default_rng(seed)
+        loop = Balancer(policies.create("level", Cluster(2, 128)))
+        idle = 0
+        for step in range(120):
+            loads = loop.loads(step, 128)
+            seconds = shared_core(rng, loads) + (rng.exponential(0.05, 2) if step == 0 else 0.0)
+            loop.report(step, loads, seconds, np.full(2, 3e-4))
+            idle += int(loads.min() <= 2)
+        assert idle <= 10, seed
 
 
 @pytest.mark.parametrize("lag", [0, 1, 4])

@@ -63,6 +63,7 @@ class Balancer:
         """Begin afresh at round ``step``."""
         plan, self._state = self.policy.init()
         self._fit = overheads.start(self.policy.cluster.shape)
+        self._warm = False  # until a round has been taken in
         self._plans: dict[int, Plan] = {step: plan}  # by the round from which each holds
         self._models: dict[int, CostModel] = {}  # likewise, where samples cost differently
         if self.learner is not None:
@@ -205,6 +206,10 @@ class Balancer:
         piece_plan = self.piece_plan(step)
         moved = piece_plan is not None and not piece_plan.at_once >= 1
         happened = self._happened(ran, seconds, known, cpu, memory, pieces, moved)
+        if not self._warm:
+            # A first round also warms the workers up. Against it, one with more samples in fewer seconds would look
+            # like all overhead: a worker for which load costs nothing is given everything, and so it stays.
+            self._fit, self._warm = overheads.start(self.policy.cluster.shape), True
         failed: BaseException | None = None
         if self._aside is None:
             self._newest, self._state = self._step(self._state, happened)
@@ -325,6 +330,7 @@ class Balancer:
         learner = None if costs is None or self.learner is None else self.learner.stored(costs)
         self.restart(step)
         self._state, self._fit, self._plans, self._newest = restored, fitted, revived, last
+        self._warm = True
         if learner is not None and models is not None:
             self.learner, self._models = learner, models
 
