@@ -30,6 +30,7 @@ It needs two cores. With the defaults, about five minutes.
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import tempfile
@@ -94,7 +95,7 @@ def batches(data: Images, rank: int, split: tuple[int, int]) -> Iterator[tuple[A
             for begin in range(first, len(order), batch):
                 yield order[begin : begin + split[rank]].tolist()
 
-    loader: Any = DataLoader(data, batch_sampler=Mine(), collate_fn=lambda batch: batch)  # type: ignore[arg-type, type-var]
+    loader: Any = DataLoader(data, batch_sampler=Mine(), collate_fn=lambda batch: batch)  # type: ignore[arg-type]
     while True:
         yield from loader
         epoch += 1
@@ -317,8 +318,7 @@ def table(kind: str, asked: Asked, told: list[dict[str, list[Block]]]) -> str:
             line += f"{1e3 * spent[0]:9.2f}" + "".join(
                 f"{1e3 * part:7.2f}" for part in (spent[1], asleep, spent[2], spent[3])
             )
-        took = told[0][name]
-        lines.append(f"{name:{width}}{1e3 * each / rate(took):7.2f}{line}")
+        lines.append(f"{name:{width}}{1e3 * each / rate(told[0][name]):7.2f}{line}")
     return "\n".join(lines)
 
 

@@ -35,6 +35,21 @@ def test_any_weights_in_any_order(weights, kind, batch, seed):
         assert found.variance == pytest.approx(spread * len(parts) / (len(parts) - 1), rel=1e-4)
 
 
+def test_statistics_change_no_bit_of_the_sum():
+    rng = np.random.default_rng(3)
+    parts = [
+        Part(rng.normal(size=140_001).astype(np.float32), 0.0, samples, weight)
+        for samples, weight in ((8, 1.0), (8, 1.0), (5, 0.5))
+    ]
+    steps = []
+    for statistics in (False, True):
+        total = Sum(statistics)
+        for part in parts:
+            total.add(part)
+        steps.append(total.take(20).step)
+    np.testing.assert_array_equal(*steps)
+
+
 def test_a_sum_is_used_again_and_can_be_cleared():
     total, one = Sum(), np.ones(3, np.float32)
     total.add(Part(one, 1.0, 2))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from paceline.rounds import Vector
 
-CHUNK = 1 << 16  # numbers of a vector whose squares are added in single precision
+# Numbers of a vector whose squares are added in single precision; few enough to be still in the processor's cache
+# when they are read a second time.
+CHUNK = 1 << 16
 
 
 class Part(NamedTuple):
@@ -52,15 +54,16 @@ class Sum:
         gradient, weight = part.gradient, part.samples * part.weight
         if self._total is None or self._total.shape != gradient.shape:
             self._total = np.empty_like(gradient, order="C")
-        if not self._parts:
-            np.copyto(self._total, gradient)
-        elif (
-            ratio := weight / self._unit()
-        ) == 1.0:  # in units of the first part's weight: mostly all are alike
-            self._total += gradient
+        ratio = weight / self._unit() if self._parts else None  # in units of the first part's weight
+        if self._statistics:
+            norm2 = 0.0
+            for chunk in _chunks(len(gradient)):
+                new = gradient[chunk]
+                _add(self._total[chunk], new, ratio)
+                norm2 += float(np.dot(new, new))
         else:
-            axpy(self._total, gradient, ratio)
-        norm2 = _norm2(gradient) if self._statistics else np.nan
+            norm2 = np.nan
+            _add(self._total, gradient, ratio)
         self._parts.append((part.samples, weight, part.loss, norm2))
 
     def take(self, batch: float | None = None) -> Aggregate:
@@ -73,15 +76,19 @@ class Sum:
         unit, total, count = self._unit(), self._total, len(self._parts)
         self._parts = []
         mean = unit / float(weights.sum())  # the total times this is the mean
-        norm2 = _norm2(total) * mean**2
+        scale = mean if batch is None else unit / batch
+        squares = 0.0
+        for chunk in _chunks(len(total)):
+            part = total[chunk]
+            squares += float(np.dot(part, part))
+            if scale != 1.0:
+                np.multiply(part, part.dtype.type(scale), out=part)
+        norm2 = squares * mean**2
         variance = np.nan
         if self._statistics and count > 1:
             # The weighted spread about the weighted mean; per gradient of an average number of samples.
             spread = max(float(weights @ norms) / float(weights.sum()) - norm2, 0.0)
             variance = spread * count / (count - 1)
-        scale = mean if batch is None else unit / batch
-        if scale != 1.0:
-            np.multiply(total, total.dtype.type(scale), out=total)
         loss = float(np.average(losses, weights=samples))
         return Aggregate(total, loss, int(samples.sum()), norm2, float(variance))
 
@@ -151,6 +158,16 @@ def axpy(total: Vector, more: Vector, factor: float) -> None:
         one_pass(np.ascontiguousarray(more, total.dtype), total, a=factor)
 
 
-def _norm2(vector: Vector) -> float:
-    """In parts, each summed in the vector's own precision, and these in double."""
-    return sum(float(np.dot(part, part)) for part in np.split(vector, range(CHUNK, len(vector), CHUNK)))
+def _add(total: Vector, gradient: Vector, ratio: float | None) -> None:
+    """Add to a sum in units of its first part, by which ``ratio`` is 1 for most; None for this first part."""
+    if ratio is None:
+        np.copyto(total, gradient)
+    elif ratio == 1.0:
+        total += gradient
+    else:
+        axpy(total, gradient, ratio)
+
+
+def _chunks(size: int) -> Iterator[slice]:
+    """A vector of this many numbers in parts, the last one perhaps smaller."""
+    return (slice(start, start + CHUNK) for start in range(0, size, CHUNK))
