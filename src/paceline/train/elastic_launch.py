@@ -6,9 +6,7 @@ the lost.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import statistics
 import time
 from collections import deque
@@ -18,17 +16,15 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from paceline.errors import PacelineError, WorkerError
 from paceline.runs import Recorder
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper, Loss
 from paceline.torch.elastic.member import Mended
-from paceline.torch.liveness.shutdown import end_with
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.measuring.recorder import RoundRecorder
 from paceline.train import launch
+from paceline.train import workers as common
 from paceline.train.config import TrainConfig
 
 LOOK = 0.005  # seconds between two looks at the workers
@@ -48,23 +44,14 @@ def run(
     port: where the workers meet; 0 takes any free one. interrupted: whether the user has asked for the end.
     Raises PacelineError for what a worker found wrong with its input, WorkerError when none is left.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "torch",
-            "torch.distributed",
-            "torch._dynamo",
-            "paceline.train.elastic_engine",
-            "paceline.train.forked",
-        ]
-    )
+    context = common.context()
     life, held = context.Pipe(duplex=False)
     story = _Story(config, run_dir, on_event, resume)
 
     def start(where: Where) -> _Local:
         ours, theirs = context.Pipe(duplex=False)
         arguments = (config, run_dir, resume, where, theirs, life)
-        with launch.environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"):
+        with common.environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"):
             process = context.Process(target=_work, args=arguments, name=f"worker {where.place}")
             process.start()
         theirs.close()
@@ -232,15 +219,11 @@ def _work(
     config: TrainConfig, run_dir: Path, resume: bool, where: Where, pipe: Connection, life: Connection
 ) -> None:
     """A worker's life."""
-    for name in ("SIGINT", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    end_with(life)
+    common.begin(life, ("SIGINT", "SIGHUP"))
     os.environ.update(where.environment())
     from paceline.torch.elastic.link import company
     from paceline.train.elastic_engine import train
 
-    torch.set_num_threads(1)
     status = 0
     try:
         train(config, run_dir, pipe.send, resume, company())

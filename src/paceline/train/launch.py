@@ -7,8 +7,6 @@ as this process lives: a worker ends when it closes, so that none is left behind
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import signal
 import time
@@ -19,13 +17,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.runs.run import CONFIG
 from paceline.torch.liveness.patience import Missing
-from paceline.torch.liveness.shutdown import end_with
+from paceline.train import workers as common
 from paceline.train.config import TrainConfig
 from paceline.train.contents import CHECKPOINT
 from paceline.train.stopped import Stopped
@@ -58,21 +55,12 @@ def run(
         raise PacelineError(
             f"port {port} cannot be used on this machine; choose another, or 0 for any"
         ) from error
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        [
-            "torch",
-            "torch.distributed",
-            "torch._dynamo",
-            "paceline.train.torch_engine",
-            "paceline.train.forked",
-        ]
-    )
+    context = common.context()
     workers: list[ForkServerProcess] = []
     pipes: list[Connection] = []
     life, held = context.Pipe(duplex=False)
     try:
-        with environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"):
+        with common.environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"):
             for rank in range(config.workers):
                 ours, theirs = context.Pipe(duplex=False)
                 worker = context.Process(
@@ -194,17 +182,8 @@ def _work(
     life: Connection,
 ) -> None:
     """A worker's life."""
-    # Signals may reach the whole group, as Ctrl-C does: the launcher, which they reach too, ends it in order.
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    end_with(life)
+    common.begin(life, ("SIGINT", "SIGTERM", "SIGHUP"))
     from paceline.train.torch_engine import train
-
-    torch.set_num_threads(1)
-    # Loaders' processes are forked from their rank, as in a program of one rank; otherwise each rank starts a server
-    # of its own for them, which has PyTorch to load first.
-    multiprocessing.set_start_method("fork", force=True)
 
     def emit(event: dict[str, Any]) -> None:
         pipe.send(event)
@@ -242,15 +221,3 @@ def words(error: Exception) -> str:
     """An error in one line; of one in a loader's process, torch hands on the traceback, which ends with the error."""
     lines = str(error).strip().splitlines() or [""]
     return lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {lines[0]}"
-
-
-@contextlib.contextmanager
-def environment(**values: str) -> Any:
-    """Environment variables for the workers, where the user hasn't set them."""
-    fresh = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(fresh)
-    try:
-        yield
-    finally:
-        for name in fresh:
-            del os.environ[name]
