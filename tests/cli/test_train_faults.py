@@ -69,7 +69,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def test_a_killed_worker_is_named_and_the_run_resumes(tmp_path: Path) -> None:
-    process = start([*LONG, "--out", "run"], tmp_path)
+    process = start([*LONG, "--no-elastic", "--out", "run"], tmp_path)
     run_dir = tmp_path / "run"
     wait_for_rounds(run_dir, 12, process)
     victim = workers_of(process)[-1]
@@ -122,16 +122,17 @@ def until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "times", "status", "ignored"),
+    ("sent", "times", "status", "ignored", "flags"),
     [
-        (signal.SIGINT, 1, 130, [signal.SIGINT]),  # started by a script with &, or by many a CI runner
-        (signal.SIGTERM, 2, 143, []),  # twice, as `timeout` does
+        (signal.SIGINT, 1, 130, [signal.SIGINT], []),  # started by a script with &, or by many a CI runner
+        (signal.SIGTERM, 2, 143, [], []),  # twice, as `timeout` does; the workers are told to leave, too
+        (signal.SIGTERM, 2, 143, [], ["--no-elastic"]),
     ],
 )
 def test_signals_end_all_workers_and_leave_a_readable_record(
-    tmp_path: Path, sent: int, times: int, status: int, ignored: list[int]
+    tmp_path: Path, sent: int, times: int, status: int, ignored: list[int], flags: list[str]
 ) -> None:
-    process = start([*LONG, "--out", "run"], tmp_path, *ignored)
+    process = start([*LONG, *flags, "--out", "run"], tmp_path, *ignored)
     wait_for_rounds(tmp_path / "run", 5, process)
     assert len(workers_of(process)) >= 3
     for _ in range(times):
@@ -168,7 +169,7 @@ def test_a_killed_launcher_leaves_no_workers_and_no_loaders(tmp_path: Path) -> N
 
 
 def test_a_worker_killed_before_the_first_round_leaves_good_advice(tmp_path: Path) -> None:
-    process = start([*LONG, "--out", "run"], tmp_path)
+    process = start([*LONG, "--no-elastic", "--out", "run"], tmp_path)
     until(lambda: len(workers_of(process)) >= 3)
     victim = workers_of(process)[-1]
     victim.kill()
@@ -186,10 +187,11 @@ def test_a_worker_killed_before_the_first_round_leaves_good_advice(tmp_path: Pat
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
-    _, err = train(["--workers", "2", "--lr", "1e30", "--out", "run"], tmp_path, status=2)
-    assert "the loss became" in err
-    assert "at step" in err
-    assert "Traceback" not in err
+    for flag in ("--elastic", "--no-elastic"):
+        _, err = train(["--workers", "2", "--lr", "1e30", flag, "--out", f"run{flag}"], tmp_path, status=2)
+        assert "the loss became" in err
+        assert "at step" in err
+        assert "Traceback" not in err
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
@@ -272,6 +274,7 @@ def assert_one_whole_run(place: Path, workers: int, out: str) -> None:
     assert summary["workers"] == workers
     assert read(place / "run").round.tolist() == list(range(40))
     assert out.count("Report:") == 1, "only rank 0 speaks"
+    assert out.count("A worker that is lost ends this run: torchrun has started its workers") == 1
 
 
 def test_ranks_that_a_launcher_started_train_together(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -
     process = subprocess.Popen(
         [
             sys.executable, "-m", "paceline", "train", "--workers", "2", "--policy", "equal", "--epochs", "99",
-            "--slowdown-ms", "2,2", "--patience", "2", "--out", "run",
+            "--slowdown-ms", "2,2", "--patience", "2", "--no-elastic", "--out", "run",
         ],
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
@@ -42,6 +42,42 @@ def test_a_rank_0_that_is_stopped_while_it_starts_ends_the_run(tmp_path: Path) -
         r"^paceline: worker 0 has been stopped|^paceline: .*rank 0 has given no sign of life", err, re.M
     )
     assert not [p for p in workers if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+# The first worker that starts does something to itself, before it gives a sign of life.
+PROGRAM = """
+import os
+import signal
+
+if __name__ == "__main__":
+    from paceline.cli import main
+
+    main()
+else:
+    try:
+        os.close(os.open("first", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        os.kill(os.getpid(), signal.{sent})
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        ("SIGSTOP", r"has been stopped, as by SIGSTOP, for 2 s; the run was ended"),
+        ("SIGKILL", r"was killed by SIGKILL before the first round was done; the other workers were ended"),
+    ],
+)
+def test_a_run_that_has_not_begun_needs_all_workers(sent: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM.format(sent=sent))
+    command = [sys.executable, "program.py", "train", "--workers", "2", "--patience", "2", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        rf"paceline: worker [01] {words}; nothing of the run was written yet: start it again\n", done.stderr
+    )
 
 
 def look_until(stopped: Stopped, deadline: float) -> None:

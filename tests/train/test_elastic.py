@@ -1,10 +1,11 @@
-"""``paceline train --elastic``: workers are killed, frozen told to leave; the run comes to what one process does."""
+"""``paceline train``: workers are killed, frozen, told to leave; the run comes to what one process does."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from paceline.runs.findings import findings
 from paceline.torch.elastic.keeper import Loss
 from paceline.torch.elastic.member import Mended
 from paceline.torch.measuring.open_rounds import RoundResult
-from paceline.train import elastic_launch, launch
+from paceline.train import elastic_launch, lasting, launch
 from paceline.train.config import TrainConfig
+from paceline.train.story import Story
 
 pytestmark = pytest.mark.xdist_group("elastic")
 STEPS = 90
@@ -77,34 +79,89 @@ def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
     assert any(name.startswith("worker 2 gave no sign of life for 1 s, ") for name in names)
 
 
-def test_a_lost_worker_that_had_completed_a_round_alone_is_told_of(tmp_path: Path) -> None:
-    """Its round is on record by then; what became of it is told with the next."""
-    said: list[dict[str, Any]] = []
-    story = elastic_launch._Story(TrainConfig(workers=2), tmp_path, said.append, False)
-    half, loads = np.full(2, 0.5), np.array([30, 30])
+KILLED = Loss(1, 1, "was killed by SIGKILL", 0.0, lost=True, failed=False)
 
-    def ran(step: int) -> dict[str, Any]:
-        result = RoundResult(step, 0, 60, loads, half, 0 * half, 0.5, 1.0, half)
-        return {"type": "round", "result": result}
 
-    story.take({"type": "start", "first": 0}, 0)
-    story.take({"type": "members", "mended": Mended(0, 0, (0, 1), 0.1, False)}, 0)
-    story.take(ran(0), 0)
-    story.take(ran(1), 1)  # whom the launcher loses now, while the other still sums
-    story.lost([Loss(1, 1, "was killed by SIGKILL", 0.0, True)], True)
-    story.take({"type": "members", "mended": Mended(1, 1, (0,), 0.1, True)}, 0)
-    story.take(ran(1), 0)
-    story.take(ran(2), 0)
-    story.close()
-    words = [event["text"] for event in said if event["type"] == "note"]
-    assert len(words) == 1
-    assert words[0].startswith("worker 1 was killed by SIGKILL in round 2; 0.00 s lost; no sample lost")
+class Told:
+    """A story of two workers, and what it tells."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.said: list[dict[str, Any]] = []
+        self.story = Story(TrainConfig(workers=2), run_dir, self.said.append, False)
+        self.story.take({"type": "start", "first": 0}, 0)
+        self.members(0, 0, (0, 1))
+
+    def members(self, step: int, generation: int, places: tuple[int, ...]) -> None:
+        self.story.take({"type": "members", "mended": Mended(step, generation, places, 0.1, False)}, 0)
+
+    def ran(self, step: int, ident: int, loads: tuple[int, int] = (30, 30)) -> None:
+        half = np.full(2, 0.5)
+        result = RoundResult(step, 0, 60, np.array(loads), half, 0 * half, 0.5, 1.0, half)
+        self.story.take({"type": "round", "round": step, "result": result}, ident)
+
+    def settle(self, members: list[int], *losses: Loss) -> None:
+        self.story.settle(members, losses, True)
+
+    @property
+    def rounds(self) -> list[int]:
+        return [event["round"] for event in self.said if event["type"] == "round"]
+
+    @property
+    def notes(self) -> list[str]:
+        return [event["text"] for event in self.said if event["type"] == "note"]
+
+
+def test_a_round_that_a_lost_worker_had_completed_alone_is_on_record_as_the_others_ran_it(
+    tmp_path: Path,
+) -> None:
+    told = Told(tmp_path)
+    told.ran(0, 0)
+    told.settle([0, 1])
+    assert not told.rounds, "the other may still run it once more"
+    told.ran(0, 1)
+    told.settle([0, 1])
+    assert told.rounds == [0]
+    told.ran(1, 1)  # whom the launcher loses now, while the other still sums
+    told.story.lost([KILLED])
+    told.settle([0], KILLED)
+    assert told.rounds == [0]
+    told.members(1, 1, (0,))
+    told.ran(1, 0, loads=(60, 0))
+    told.settle([0])
+    told.ran(2, 0)
+    told.settle([0, 2])  # another has joined since, and tells of no round before its first
+    assert told.rounds == [0, 1]
+    told.ran(3, 2)
+    told.settle([0, 2])
+    assert told.rounds == [0, 1, 2], "whoever completed a later round needed all in this one"
+    told.story.take({"type": "judged", "accuracy": 0.5}, 0)
+    told.story.end()
+    told.story.close()
+    assert read(tmp_path).loads.tolist() == [[30, 30], [60, 0], [30, 30], [30, 30]]
+    (words,) = told.notes
+    assert words.startswith("worker 1 was killed by SIGKILL in round 1; 0.00 s lost; no sample lost")
+    assert words.endswith("the round's 60 were run by worker 0")
+
+
+def test_a_worker_that_fails_is_named_with_its_error(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.ran(0, 0)
+    told.ran(0, 1)
+    told.story.take({"type": "fault", "message": "ValueError: no such sample."}, 1)
+    failed = Loss(1, 1, "ended with status 1", 0.0, lost=True, failed=True)
+    with pytest.raises(WorkerError) as ended:
+        told.settle([0], KILLED._replace(ident=2), failed)
+    told.story.close()
+    assert str(ended.value) == (
+        "worker 1 failed after round 0: ValueError: no such sample; the other workers were ended"
+    )
+    assert read(tmp_path).round.tolist() == [0]
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"weigh": "hook"}, "the hook leaves the sum to DDP"),
+        ({"weigh": "hook"}, "--weigh hook leaves the sum to DDP"),
         ({"policy": "level:forecast=narx"}, "trains beside the rounds"),
         ({"dead_after": 0.0}, "--dead-after of at least 0.2"),
         ({"max_restarts": -1}, "max-restarts=-1"),
@@ -113,7 +170,70 @@ def test_a_lost_worker_that_had_completed_a_round_alone_is_told_of(tmp_path: Pat
 def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
     config = TrainConfig(elastic=True, **changed)
     with pytest.raises(PacelineError, match=words):
-        config.check(datasets.load(config.data))
+        check(config)
+
+
+def check(config: TrainConfig, joined: bool = False) -> bool:
+    config.check(datasets.load(config.data))
+    return lasting.goes_on(config, joined)
+
+
+def test_by_itself_a_run_goes_on_wherever_it_can() -> None:
+    assert check(TrainConfig())
+    assert not check(TrainConfig(elastic=False))
+    assert not lasting.warning(TrainConfig()) + lasting.warning(TrainConfig(elastic=False, weigh="hook"))
+    for config, joined, words in [
+        (TrainConfig(weigh="hook"), False, "--weigh hook leaves the sum to DDP, which needs every worker"),
+        (TrainConfig(policy="level:forecast=narx"), False, "level:forecast=narx trains beside the rounds"),
+        (TrainConfig(), True, "torchrun has started its workers"),
+    ]:
+        assert not check(config, joined)
+        assert lasting.warning(config, joined).startswith("A worker that is lost ends this run: " + words)
+    alone = TrainConfig(workers=1)
+    assert not check(alone)
+    assert not lasting.warning(alone), "whoever has one worker knows"
+    assert check(TrainConfig(workers=1, elastic=True))
+
+
+def test_a_run_says_whether_it_was_asked_for() -> None:
+    for elastic in (None, True, False):
+        assert TrainConfig.from_dict(TrainConfig(elastic=elastic).as_dict()).elastic is elastic
+    with pytest.raises(PacelineError, match=r"elastic=1 in run\.json"):
+        TrainConfig.from_dict({"elastic": 1})
+
+
+def test_all_are_killed_at_once(tmp_path: Path) -> None:
+    def take(event: dict[str, Any]) -> None:
+        if event["type"] == "round" and event["round"] == 15:
+            workers = [
+                child for child in multiprocessing.active_children() if child.name.startswith("worker")
+            ]
+            for sent in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none sees the other's end
+                for child in workers:
+                    assert child.pid is not None
+                    os.kill(child.pid, sent)
+
+    config = TrainConfig(workers=2, global_batch=60, steps=40, policy="equal", checkpoint_every=5)
+    with pytest.raises(WorkerError) as ended:
+        elastic_launch.run(config, tmp_path, take)
+    assert re.fullmatch(
+        r"no worker is left after round \d+ \(worker 0 was killed by SIGKILL; worker 1 was killed by SIGKILL\); "
+        rf"go on from the last checkpoint with --resume {tmp_path}",
+        str(ended.value),
+    )
+    assert not multiprocessing.active_children()
+
+
+def test_the_same_bits_as_without_it(tmp_path: Path) -> None:
+    """With two workers, whose gradients have one sum; with more, the sums are taken in another order."""
+    config = TrainConfig(workers=2, global_batch=60, steps=15, policy="equal", checkpoint_every=5)
+    accuracies = []
+    for name, start in {"elastic": elastic_launch.run, "plain": launch.run}.items():
+        accuracies.append(start(config, tmp_path / name, lambda event: None)["test_accuracy"])
+        older = torch.load(tmp_path / name / "checkpoint-previous.pt", weights_only=True)
+        assert older["pace"]["rounds"] == 10, "the two that are kept are of different rounds"
+    assert torch.equal(parameters(tmp_path / "elastic"), parameters(tmp_path / "plain"))
+    assert accuracies[0] == accuracies[1] > 0.5
 
 
 def test_all_are_told_to_leave(tmp_path: Path) -> None:

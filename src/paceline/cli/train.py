@@ -101,26 +101,29 @@ def command(
     port: Annotated[int, typer.Option(help="Where local workers meet; 0 takes any free port.")] = 0,
     tensorboard: Annotated[bool, typer.Option(help="Also write TensorBoard scalars.")] = False,
     patience: Annotated[
-        float, typer.Option(help="Seconds without a sign of life from a worker after which the run is ended.")
+        float,
+        typer.Option(
+            help="Seconds without a sign of life from a worker after which the run is ended, where it is not elastic "
+            "or has not begun."
+        ),
     ] = 30.0,
     elastic: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--elastic",
-            help="Go on when a worker is killed, freezes, leaves (SIGTERM) or joins; no sample is lost.",
+            "--elastic/--no-elastic",
+            help="Go on when a worker is killed, freezes, leaves (SIGTERM) or joins, and lose no sample; "
+            "default: wherever the run can.",
             rich_help_panel=LOST,
         ),
-    ] = False,
+    ] = None,
     max_restarts: Annotated[
         int | None,
-        typer.Option(
-            help="With --elastic: workers started in place of lost ones; default 3.", rich_help_panel=LOST
-        ),
+        typer.Option(help="Workers started in place of lost ones; default 3.", rich_help_panel=LOST),
     ] = None,
     dead_after: Annotated[
         float | None,
         typer.Option(
-            help="With --elastic: seconds without a sign of life until a worker counts as lost; default 1.",
+            help="Seconds without a sign of life until a worker counts as lost; default 1.",
             rich_help_panel=LOST,
         ),
     ] = None,
@@ -159,11 +162,13 @@ def command(
         raise PacelineError(
             "--resume goes on with one run in its own directory; leave out --compare and --out"
         )
-    if not elastic and (max_restarts is not None or dead_after is not None):
-        option = "--max-restarts" if max_restarts is not None else "--dead-after"
-        raise PacelineError(
-            f"{option} says what --elastic does with lost workers; add --elastic, or leave it out"
-        )
+    if max_restarts is not None or dead_after is not None:
+        if elastic is False:
+            option = "--max-restarts" if max_restarts is not None else "--dead-after"
+            raise PacelineError(
+                f"{option} says how a run goes on without lost workers; leave it out, or --no-elastic"
+            )
+        elastic = True  # who says how wants it
     if policy is None:
         policy = "level" if engine == "ray" else "auto"
     chosen = fields(compare) if compare is not None else [policy]
@@ -175,6 +180,8 @@ def command(
             raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
         from paceline.cli.training import Session, launched_ranks
 
+    given = {"elastic": elastic, "max_restarts": max_restarts, "dead_after": dead_after}
+    asked = {name: value for name, value in given.items() if value is not None}
     ranks = launched_ranks()
     config = TrainConfig(
         data=data,
@@ -204,15 +211,13 @@ def command(
         rate=rate,
         address=address,
         patience=patience,
-        elastic=elastic,
-        max_restarts=TrainConfig.max_restarts if max_restarts is None else max_restarts,
-        dead_after=TrainConfig.dead_after if dead_after is None else dead_after,
+        **asked,  # type: ignore[arg-type]
     )
     # The other ranks under torchrun have nothing to write: they end at once, even where they wait for others.
     with interrupts.heard(beginning.leads()) as interrupted:
         session = Session(json_, tensorboard, interrupted)
         if resume is not None:
-            session.resume(place, port, steps)
+            session.resume(place, port, steps, asked)
             return
         results: list[dict[str, Any]] = session.train(config, chosen, place, port)
         if json_ is not None:

@@ -18,11 +18,12 @@ from paceline.cli.output import check_json, write_json
 from paceline.cli.progress import Progress
 from paceline.cli.report import comparison_table
 from paceline.data import datasets
+from paceline.data.datasets import Data
 from paceline.errors import PacelineError
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
 from paceline.torch import join, peers
-from paceline.train import contents, elastic_launch, launch
+from paceline.train import contents, elastic_launch, lasting, launch
 from paceline.train.config import TrainConfig
 from paceline.train.torch_engine import train
 
@@ -54,7 +55,7 @@ class Session:
         check_port(port)
         data = datasets.load(config.data)
         for policy in chosen:
-            dataclasses.replace(config, policy=policy).check(data)
+            self._check(dataclasses.replace(config, policy=policy), data)
         check_json(self._target)
         beginning.announce(base, self._target)
         restarted = beginning.restarted()
@@ -82,18 +83,18 @@ class Session:
             self._sum_up(base, directories, results)
         return results
 
-    def resume(self, run_dir: Path, port: int, steps: int | None) -> None:
-        """Go on with a run from its last checkpoint."""
+    def resume(self, run_dir: Path, port: int, steps: int | None, asked: dict[str, Any]) -> None:
+        """Go on with a run from its last checkpoint. asked: what is to be different of its configuration."""
         check_port(port)
         check_json(self._target)
         run = read(run_dir)
-        config = TrainConfig.from_dict(run.config)
+        config = dataclasses.replace(TrainConfig.from_dict(run.config), **asked)
         if steps is not None:
             config = dataclasses.replace(config, steps=steps)
         if (ranks := launched_ranks()) is not None:
             config = dataclasses.replace(config, workers=ranks)
         data = datasets.load(config.data)
-        config.check(data)
+        self._check(config, data)
         found = _done(config, run_dir, len(data.x_train))
         if found is not None and found[1]:
             raise PacelineError(f"{run_dir} is finished after {found[0]} steps; there is nothing to resume")
@@ -113,9 +114,15 @@ class Session:
         if self._leads:
             write_json(self._target, figures, indent=2)
 
+    def _check(self, config: TrainConfig, data: Data) -> None:
+        config.check(data)
+        lasting.goes_on(config, self._joined)
+
     def _run(
         self, config: TrainConfig, run_dir: Path, label: str, resume: bool, port: int, steps: int
     ) -> dict[str, Any]:
+        if not beginning.restarted() and (warning := lasting.warning(config, self._joined)):
+            self._console.print(warning, markup=False)
         with Counter(label, self._console, unit="step", note="starting workers", lasting=True) as counter:
             counter.begin(0, steps, "starting workers")
             progress = Progress(counter)
@@ -125,15 +132,10 @@ class Session:
 
                     return ray_engine.run(config, run_dir, progress, resume)
                 if self._joined:
-                    if config.elastic:
-                        raise PacelineError(
-                            "--elastic starts its workers itself; leave out torchrun, or use python -m "
-                            "paceline.torch.guard for a script of your own"
-                        )
                     if not peers.joined():
                         join()
                     return train(config, run_dir, progress, resume, "end") or {}
-                start = elastic_launch.run if config.elastic else launch.run
+                start = elastic_launch.run if lasting.goes_on(config) else launch.run
                 return start(config, run_dir, progress, resume, port, self._interrupted)
             except BaseException:
                 self._leave_summary(run_dir)

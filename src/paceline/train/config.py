@@ -48,8 +48,9 @@ class TrainConfig:
     limits: (least, most) samples of a round. steps: rounds at most, instead of whole epochs.
     engine: "torch" (DDP), or "ray" (a parameter server), which alone knows sync, backup, mode, rate and address.
     patience: seconds without a sign of life after which the run is ended, see ``paceline.torch.Pace``.
-    elastic: the run goes on when a worker is killed, freezes, leaves or joins; max_restarts: how many are started in
-    place of lost ones; dead_after: seconds without a sign of life after which one counts as lost.
+    elastic: whether the run goes on when a worker is killed, freezes, leaves or joins; None where it can, see
+    ``lasting``. max_restarts: how many are started in place of lost ones; dead_after: seconds without a sign of life
+    after which one counts as lost.
     """
 
     data: str = "digits"
@@ -79,7 +80,7 @@ class TrainConfig:
     rate: str = "fixed"
     address: str | None = None
     patience: float = patience.SECONDS
-    elastic: bool = False
+    elastic: bool | None = None
     max_restarts: int = 3
     dead_after: float = 1.0
 
@@ -130,8 +131,6 @@ class TrainConfig:
             raise PacelineError(
                 f"micro-batch={self.micro_batch}: expected at least {2 * floor - 1}: {self.model} has batch norm"
             )
-        if self.elastic:
-            self._check_elastic()
         self._check_engine()
 
     def server(self) -> ServerConfig:
@@ -149,23 +148,6 @@ class TrainConfig:
             momentum=self.momentum,
             limits=limits,
         )
-
-    def _check_elastic(self) -> None:
-        policy = policies.create(self.policy, Cluster(self.workers, self.global_batch))
-        wrong = (
-            "is for --engine torch; with ray, lost workers are started again anyway"
-            if self.engine != "torch"
-            else "needs --weigh loss: the hook leaves the sum to DDP, which ends with a lost worker"
-            if self.weigh != "loss"
-            else f"hands over what a policy knows, and {self.policy} trains beside the rounds; choose auto, level or "
-            "another"
-            if policy.trains
-            else f"expects --dead-after of at least 0.2, and {self.dead_after:g} s was given"
-            if not self.dead_after >= 0.2
-            else ""
-        )
-        if wrong:
-            raise PacelineError(f"--elastic {wrong}")
 
     def _check_engine(self) -> None:
         if self.engine == "ray":
@@ -246,4 +228,5 @@ def _fits(value: Any, kind: str) -> bool:
     if kind.startswith("list[float]"):
         return isinstance(value, list) and all(_fits(each, "float") for each in value)
     kinds: dict[str, Any] = {"int": int, "float": (int, float), "str": str, "bool": bool}
-    return isinstance(value, kinds[kind.split(" | ")[0]]) and isinstance(value, bool) == (kind == "bool")
+    kind = kind.split(" | ")[0]
+    return isinstance(value, kinds[kind]) and isinstance(value, bool) == (kind == "bool")

@@ -11,12 +11,9 @@ from paceline.torch.elastic.member import Mended
 from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.pace import Pace
-from paceline.train import contents, torch_engine
+from paceline.train import contents, judging, torch_engine
 from paceline.train.config import TrainConfig
 from paceline.train.torch_engine import Emit
-
-LOOK = 0.05  # seconds between two looks whether the first of the members has judged the model
-JUDGED = "judged"
 
 
 def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool, link: Link) -> None:
@@ -64,34 +61,43 @@ def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool, link: Li
         first = pace.rounds
         pace.register(optimizer)
         emit({"type": "start", "rounds": last, "first": first, "policy": config.policy})
+        due, written = pace.rounds, first  # when a checkpoint was due, and of when this worker knows one
 
-        def rounds() -> None:
-            saved = pace.rounds
+        def keep() -> None:
+            nonlocal written
+            if pace.rounds > written:  # the two that are kept are of different rounds
+                torch_engine.save(kept, model, optimizer, pace)
+                written = pace.rounds
+
+        try:
             while pace.rounds < last:
                 for images, labels in loader:
                     if slowed is not None:
                         time.sleep(slowed(pace.rank, pace.rounds, len(labels), first=pace.first))
                     pace.backward(loss_of(model(images), labels))
                     if pace.step(optimizer):
-                        if pace.rounds - saved >= config.checkpoint_every:
-                            saved = pace.rounds
+                        if pace.rounds - due >= config.checkpoint_every:
+                            due = pace.rounds
                             if pace.chief:
-                                torch_engine.save(kept, model, optimizer, pace)
+                                keep()
                         if pace.rounds >= last:
                             break
-
-        try:
-            rounds()
         except Left:
             pace.abandon()
             if pace.chief:  # all may have been told to leave
-                torch_engine.save(kept, model, optimizer, pace)
+                keep()
             raise
         pace.flush()
-        while not link.posted(JUDGED):
-            if link.first:  # also where the one that was has been lost since
-                emit({"type": "test"})
-                torch_engine.save(kept, model, optimizer, pace)
-                emit({"type": JUDGED, "accuracy": torch_engine.accuracy(model, data, 0, 1)})
-                link.post(JUDGED)
-            time.sleep(LOOK)
+
+        def end() -> None:
+            emit({"type": "test"})
+            keep()
+
+        def as_kept() -> None:
+            if any(True for _ in model.buffers()) and (parts := kept.load()) is not None:
+                model.load_state_dict(parts["model"])
+
+        accuracy = judging.judge(link, model, data, end, as_kept)
+        if accuracy is not None:
+            emit({"type": "judged", "accuracy": accuracy})
+            judging.told(link)

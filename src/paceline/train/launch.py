@@ -151,7 +151,15 @@ def _raise(
         raise PacelineError(message)
     if kind == "missed":
         raise WorkerError(f"{message}; the run was ended; {how_to_go_on(run_dir)}")
-    raise WorkerError(f"worker {rank} failed {when}: {message}")
+    raise failure(rank, when, message, run_dir)
+
+
+def failure(rank: int, when: str, message: str, run_dir: Path) -> WorkerError:
+    """A worker has failed by an error of its own. when: as in "after round 3"."""
+    advice = f"; {how_to_go_on(run_dir)}" if (run_dir / CHECKPOINT).exists() else ""
+    return WorkerError(
+        f"worker {rank} failed {when}: {message.rstrip('.')}; the other workers were ended{advice}"
+    )
 
 
 def how_to_go_on(run_dir: Path) -> str:

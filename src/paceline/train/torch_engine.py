@@ -131,10 +131,10 @@ def train(
             emit({"type": "test"})
             if pace.rounds > saved:  # the two that are kept are of different rounds
                 save(kept, model, optimizer, pace)
-        right = accuracy(model, data, rank, ranks)
+        portion = accuracy(model, data, rank, ranks)
         if record is None:
             return None
-        return record.close(test_accuracy=right, run_dir=str(run_dir))
+        return record.close(test_accuracy=portion, run_dir=str(run_dir))
 
 
 def prepared(config: TrainConfig) -> Prepared:
@@ -241,12 +241,22 @@ def accuracy(model: nn.Module, data: Data, rank: int, ranks: int) -> float:
     if ranks > 1:  # rank 0's running statistics are the model's, as in its checkpoint
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
-    right = torch.zeros(1, dtype=torch.float64)
-    chunks = range(0, len(data.x_test), TEST_CHUNK)
-    for start in list(chunks)[rank::ranks]:
-        images = torch.from_numpy(datasets.floats(data.x_test[start : start + TEST_CHUNK]))
-        guess = model(images).argmax(dim=1).numpy()
-        right += float(np.sum(guess == data.y_test[start : start + TEST_CHUNK]))
+    judged = torch.zeros(1, dtype=torch.float64)
+    for number in range(chunks(data))[rank::ranks]:
+        judged += right(model, data, number)
     if ranks > 1:
-        dist.all_reduce(right)
-    return float(right) / len(data.x_test)
+        dist.all_reduce(judged)
+    return float(judged) / len(data.x_test)
+
+
+def chunks(data: Data) -> int:
+    """In how many parts the test set is judged."""
+    return -(-len(data.x_test) // TEST_CHUNK)
+
+
+@torch.no_grad()
+def right(model: nn.Module, data: Data, number: int) -> int:
+    """How many of a part of the test set the model gets right."""
+    part = slice(number * TEST_CHUNK, (number + 1) * TEST_CHUNK)
+    guess = model(torch.from_numpy(datasets.floats(data.x_test[part]))).argmax(dim=1).numpy()
+    return int(np.sum(guess == data.y_test[part]))

@@ -48,6 +48,12 @@ def begin(life: Connection, ignored: tuple[str, ...]) -> None:
     multiprocessing.set_start_method("fork", force=True)
 
 
+def lost_its_loader(error: Exception) -> bool:
+    """Whether this is what torch raises in a worker one of whose loader's processes was killed, as where memory is
+    short. What such a process itself raises begins with other words."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
+
+
 @contextlib.contextmanager
 def environment(**values: str) -> Iterator[None]:
     """Environment variables for the workers, where the user hasn't set them."""

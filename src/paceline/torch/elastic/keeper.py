@@ -44,6 +44,7 @@ class Loss(NamedTuple):
     words: str  # "was killed by SIGKILL"
     time: float  # when it was seen, as ``time.time`` tells it
     lost: bool  # else it has left, or ended, in good order
+    failed: bool  # by an error of its own, which would come again: no other is started in its place
 
 
 class Keeper:
@@ -116,6 +117,7 @@ class Keeper:
             self._ends
         ):  # before those who have the model are seen to be gone: the others would take that for a loss
             self._dismiss()
+        dead = self.membership.dead
         frozen = self.membership.look(ends)
         self._ends |= self.running and not self.membership.members  # nobody is left who has the model
         for ident in frozen:
@@ -127,9 +129,9 @@ class Keeper:
             if ident not in places:
                 continue  # told before
             status = ends.get(ident)
-            order = status == 0
+            order, failed = status == 0, status is not None and status > 0
             words = (
-                f"gave no sign of life for {self._dead:g} s"
+                f"gave no sign of life for {dead:g} s"
                 if status is None
                 else f"was on a machine that gave no sign of life for {self._dead:g} s"
                 if status == GONE
@@ -139,8 +141,9 @@ class Keeper:
                 if status < 0
                 else f"ended with status {status}"
             )
-            found.append(Loss(ident, places[ident], words, time.time(), not order))
-            again = not order and status != GONE  # who was lost with a machine comes again with one
+            found.append(Loss(ident, places[ident], words, time.time(), not order, failed))
+            # Who was lost with a machine comes again with one; and an error of its own would come again, too.
+            again = not (order or failed or status == GONE)
             if again and self.restarts > 0 and self.running and not self._ends:
                 self.restarts -= 1
                 self.start(places[ident])

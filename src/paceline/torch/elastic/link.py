@@ -54,6 +54,7 @@ class Link:
         self.spares = Spares(self.connect)
         self._gathered = 0
         self._having: set[int] = set()  # who has the model, by the generation that this worker is in
+        self._number = -1  # of that generation
         self._leaving = self._joined = False
         atexit.register(self._end)  # what comes then may take longer than others wait for a sign of life
         self._news = News(self.connect, self.ident, self.seal)
@@ -124,7 +125,7 @@ class Link:
         if not self._having:
             self.post("begun")
             self.post(has(self.ident))
-        self._having = {member.ident for member in generation.members}
+        self._having, self._number = {member.ident for member in generation.members}, generation.number
         self._call("add", f"entered/{generation.number}", 1)
 
     @property
@@ -139,6 +140,11 @@ class Link:
     def newer(self, number: int) -> bool:
         """Whether there is a generation after this one."""
         return self._news.newest > number or self._news.lost
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is a generation after the one that this worker is in."""
+        return self.newer(self._number)
 
     def next(self, number: int) -> Generation:
         """The newest generation after this one, as soon as there is one that holds this worker.
@@ -196,9 +202,13 @@ class Link:
         """How many are."""
         return self.add(key, 0)
 
-    def post(self, key: str) -> None:
-        """Tell all something that all can see."""
-        self._call("set", key, "1")
+    def post(self, key: str, words: Any = 1) -> None:
+        """Tell all something that all can see. words: what JSON can tell."""
+        self._call("set", key, self.seal.closed(key, words))
+
+    def read(self, key: str) -> Any:
+        """What somebody has told."""
+        return self.seal.opened(key, self._call("get", key), "a worker")
 
     def posted(self, key: str) -> bool:
         """Whether somebody has told it."""

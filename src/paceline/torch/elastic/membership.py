@@ -13,6 +13,7 @@ from paceline.torch.elastic.seal import OPEN, Seal
 from paceline.torch.elastic.signs import Signs
 
 DEAD_SECONDS = 1.0  # without a sign of life
+BEGIN_SECONDS = 30.0  # the same, at least, until all have begun: nobody waits for a sum by then
 ENDING_SECONDS = 30.0  # that a program may take to end, without a sign of life
 GRACE = 0.1  # seconds for the end of a worker to be seen, after sums have failed
 
@@ -43,6 +44,11 @@ class Membership:
         """Whether the first members have met."""
         return self.newest >= 0
 
+    @property
+    def dead(self) -> float:
+        """Seconds without a sign of life after which a worker counts as lost by now."""
+        return self._dead if self.running else max(self._dead, BEGIN_SECONDS)
+
     def started(self, ident: int, place: int) -> None:
         """A process was started for this place."""
         self._store.set(life(ident), "0")
@@ -63,7 +69,7 @@ class Membership:
         lost = [ident for ident in ended if self.workers.pop(ident, None) is not None]
         silent = self._silent(now) if self._signs.due(now) else {}
         ending_ones = {ident for ident in silent if self._store.check([ending(ident)])}
-        frozen = [i for i in silent if i not in ending_ones or silent[i] >= self._dead + ENDING_SECONDS]
+        frozen = [i for i in silent if i not in ending_ones or silent[i] >= self.dead + ENDING_SECONDS]
         for ident in frozen:
             self.workers.pop(ident)
         gone = {*lost, *frozen, *ending_ones}
@@ -134,4 +140,4 @@ class Membership:
         """Workers without a sign of life for too long, and for how long."""
         idents = list(self.workers)
         lives = self._store.multi_get([life(ident) for ident in idents]) if idents else []
-        return self._signs.silent(now, dict(zip(idents, map(bytes, lives), strict=True)))
+        return self._signs.silent(now, dict(zip(idents, map(bytes, lives), strict=True)), self.dead)

@@ -22,8 +22,9 @@ class Signs:
         """Whether to look again. now: as ``time.monotonic`` tells it."""
         return now - self._looked >= EVERY
 
-    def silent(self, now: float, signs: Mapping[int, bytes]) -> dict[int, float]:
-        """Those who have been silent for too long, and for how many seconds. signs: the newest of each, by number."""
+    def silent(self, now: float, signs: Mapping[int, bytes], least: float = 0.0) -> dict[int, float]:
+        """Those who have been silent for too long, and for how many seconds, ``least`` at the least. signs: the newest
+        of each, by number."""
         # A launcher that stood still itself blames nobody for it: a look counts for little, and several are needed.
         seconds, self._looked = min(now - self._looked, 3 * EVERY), now
         found, seen = {}, {}
@@ -32,7 +33,7 @@ class Signs:
             still = sign == before != UNBORN
             since, looks = (since + seconds, looks + 1) if still else (0.0, 0)
             seen[number] = (sign, since, looks)
-            if since >= self._dead and looks >= LOOKS:
+            if since >= max(self._dead, least) and looks >= LOOKS:
                 found[number] = since
         self._seen = seen
         return found

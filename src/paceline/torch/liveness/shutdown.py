@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import sys
 import threading
 from datetime import timedelta
 from multiprocessing.connection import wait
@@ -20,6 +21,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
+
+GONE_SECONDS = 0.5  # until the end of a process is seen whose connections are closed
 
 
 def leave(ddp: Any = None) -> None:
@@ -47,10 +50,19 @@ def end_with(other: Any) -> None:
 def end_with_parent(_: int = 0) -> None:
     """End this process with the one that started it: for a DataLoader's processes, as its ``worker_init_fn``, too.
 
-    torch's own watch looks at the parent in the system's sense, which under forkserver is another process.
+    torch's own watch looks at the parent in the system's sense, which under forkserver is another process. The thread
+    that hands tensors over tells of its error where the parent was killed meanwhile: nothing is said of that.
     """
-    if (parent := multiprocessing.parent_process()) is not None:
-        end_with(parent.sentinel)
+    if (parent := multiprocessing.parent_process()) is None:
+        return
+    end_with(parent.sentinel)
+    told, gone = sys.excepthook, parent.sentinel
+
+    def tell(*error: Any) -> None:
+        if not wait([gone], GONE_SECONDS):
+            told(*error)
+
+    sys.excepthook = tell
 
 
 def launched() -> bool:

@@ -1,0 +1,181 @@
+"""What happens in a run that goes on without lost workers, as its launcher tells the user and the record."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError, WorkerError
+from paceline.runs import Recorder
+from paceline.torch.elastic.keeper import Loss
+from paceline.torch.elastic.member import Mended
+from paceline.torch.measuring.open_rounds import RoundResult
+from paceline.torch.measuring.recorder import RoundRecorder
+from paceline.train import launch
+from paceline.train.config import TrainConfig
+
+RECENT = 20  # rounds, whose median is what one usually takes
+Event = dict[str, Any]
+
+
+class Story:
+    """Each round once, with who was lost in it and came back.
+
+    After each look at the workers: ``lost`` with those that take part no more, ``take`` with each word of a worker,
+    and then ``settle`` with the members that are left.
+    """
+
+    def __init__(
+        self, config: TrainConfig, run_dir: Path, on_event: Callable[[Event], None], resume: bool
+    ) -> None:
+        self._config, self._run_dir, self._tell, self._resume = config, run_dir, on_event, resume
+        self._record: RoundRecorder | None = None
+        self._newest, self._generation = -1, -1
+        self._members: tuple[int, ...] = ()  # places
+        self._usual: deque[float] = deque(maxlen=RECENT)
+        self._pending: list[Loss] = []  # seen by the launcher, and not yet by the members
+        self._events: dict[int, list[str]] = {}  # by round
+        self._open: dict[int, dict[int, Event]] = {}  # rounds that are not on record, by worker
+        self._complaints: dict[int, str] = {}  # by worker
+        self._notes: set[str] = set()
+        self._accuracy: float | None = None
+        self._ready = 0
+        self._began = False
+        self.faults = 0
+
+    @property
+    def judged(self) -> bool:
+        """Whether the model's accuracy is known, which is the end."""
+        return self._accuracy is not None
+
+    def lost(self, losses: Iterable[Loss]) -> None:
+        """Workers take part no more."""
+        self._pending += [loss for loss in losses if loss.lost or loss.words == "left"]
+
+    def take(self, event: Event, ident: int) -> None:
+        """What a worker says. Raises PacelineError for what is wrong with the input."""
+        kind = event["type"]
+        if kind == "ready":
+            self._ready += not self._began
+            if not self._began:
+                self._tell({"type": "starting", "ready": self._ready, "workers": self._config.workers})
+        elif kind == "start":
+            self._start(event)
+        elif kind == "round":
+            self._open.setdefault(event["round"], {})[ident] = event
+        elif kind == "members":
+            self._changed(event["mended"])
+        elif kind == "judged":
+            self._accuracy = event["accuracy"]
+        elif kind == "input":
+            raise PacelineError(event["message"])
+        elif kind == "note":
+            if event["text"] not in self._notes:  # all workers may say the same
+                self._notes.add(event["text"])
+                self._tell(event)
+        elif kind == "fault":
+            self._complaints[ident] = event["message"]
+        else:
+            self._tell(event)
+
+    def settle(self, members: Collection[int], losses: Iterable[Loss], running: bool) -> None:
+        """Put on record what is certain by now, and end the run where it cannot go on.
+
+        A worker may have completed a round alone before it was lost; then the others run it once more. So a round is
+        certain as soon as all members tell of it, or any worker of a later one, which needed them all. Raises
+        WorkerError where a worker has failed by an error of its own, or where one is missing before all have begun.
+        """
+        for step in sorted(self._open):
+            later = {ident for other in self._open if other > step for ident in self._open[other]}
+            told = self._open[step]
+            if not later and not (members and told.keys() >= set(members)):
+                break
+            sure = [ident for ident in told if ident in (later or members)]
+            self._round(self._open.pop(step)[sure[-1] if sure else list(told)[-1]])
+        for loss in losses:
+            when = "before the first round was done" if self._newest < 0 else f"after round {self._newest}"
+            words = self._complaints.get(loss.ident, "")
+            if loss.failed:
+                raise launch.failure(loss.place, when, words or loss.words, self._run_dir)
+            if loss.lost and not running:
+                raise WorkerError(
+                    f"worker {loss.place} {loss.words} {when}; the other workers were ended; "
+                    f"{launch.how_to_go_on(self._run_dir)}"
+                )
+            if words:
+                self._tell({"type": "note", "text": f"worker {loss.place}: {words}"})
+
+    def end(self) -> dict[str, Any]:
+        """The summary. Raises WorkerError where nobody came to the end."""
+        for step in sorted(self._open):
+            self._round(
+                list(self._open.pop(step).values())[-1]
+            )  # who tells last has it from who was there last
+        if self._accuracy is None or self._record is None:
+            last = "; ".join(f"worker {loss.place} {loss.words}" for loss in self._pending[-3:])
+            raise WorkerError(
+                f"no worker is left after round {self._newest} ({last or 'all have ended'}); "
+                f"{launch.how_to_go_on(self._run_dir)}"
+            )
+        return self._record.close(
+            test_accuracy=self._accuracy, run_dir=str(self._run_dir), workers_lost=self.faults
+        )
+
+    def close(self) -> None:
+        """Leave the record whole."""
+        if self._record is not None:
+            self._record.recorder.close()
+
+    def _start(self, event: Event) -> None:
+        if not self._began:
+            self._began = True
+            facts = self._config.as_dict() | {"engine": "torch"}
+            keep = event["first"] if self._resume else None
+            self._newest = event["first"] - 1
+            self._record = RoundRecorder(Recorder.create(self._run_dir, facts, resume=keep))
+            self._tell(event)
+
+    def _changed(self, mended: Mended) -> None:
+        """The members have changed, as the first of them tells."""
+        if mended.generation <= self._generation:
+            return
+        before, self._members, self._generation = self._members, mended.members, mended.generation
+        told = self._events.setdefault(mended.step, [])
+        for loss in self._pending:
+            self.faults += loss.lost
+            told.append(f"worker {loss.place} {loss.words}")
+        self._pending = []
+        if before:
+            told += [f"worker {place} joined" for place in mended.members if place not in before]
+
+    def _round(self, event: Event) -> None:
+        result: RoundResult = event.pop("result")
+        if result.step <= self._newest or self._record is None:
+            return
+        self._newest = result.step
+        told = [step for step in self._events if step <= result.step]
+        said = [words for step in sorted(told) for words in self._events.pop(step)]
+        usual = statistics.median(self._usual) if self._usual else result.seconds
+        late = max(result.seconds - usual, 0.0)
+        if said:
+            for words in said:
+                self._tell({"type": "note", "text": _sentence(words, result, late)})
+        else:
+            self._usual.append(result.seconds)
+        events = [{"what": words, "seconds_lost": round(late, 4)} for words in said]
+        self._record.round(result, events)
+        self._tell(event)
+
+
+def _sentence(words: str, result: RoundResult, late: float) -> str:
+    """What happened in a round, for people."""
+    if words.endswith("joined"):
+        return f"{words} at round {result.step}"
+    ran = ", ".join(str(place) for place, load in enumerate(result.loads.tolist()) if load)
+    return (
+        f"{words} in round {result.step}; {late:.2f} s lost; no sample lost: the round's {result.batch} were run by "
+        f"worker {ran}"
+    )

@@ -1,0 +1,132 @@
+"""``paceline train`` by itself: it goes on when workers are lost, and ends where an error would come again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.runs import read
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
+
+SECONDS = 300.0  # only a hang takes as long, however busy the machine is
+# Each worker writes down its number, and one of them fails as soon as there is a checkpoint.
+PROGRAM = """
+import os
+
+from paceline.torch import peers
+from paceline.train import torch_engine
+
+read, pid = torch_engine.ImageSet.__getitems__, os.getpid()
+
+def fails(self, indices):
+    assert os.getpid() == pid, "no loader's process is asked for"
+    if peers.rank() == 1 and os.path.exists("run/checkpoint.pt"):
+        raise ValueError("no such sample")
+    return read(self, indices)
+
+torch_engine.ImageSet.__getitems__ = fails
+if __name__ == "__main__":
+    from paceline.cli import main
+
+    main()
+else:
+    with open("started", "a") as file:
+        file.write(f"{pid}\\n")
+"""
+
+
+def start(place: Path, *command: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *command, "--out", "run"],
+        cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def until(true: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < deadline, f"not within {SECONDS:g} s"
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.02)
+
+
+def rounds(place: Path) -> int:
+    record = place / "run" / "rounds.jsonl"
+    return record.read_bytes().count(b"\n") if record.exists() else 0
+
+
+def session_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    found = []
+    for each in psutil.process_iter(["status"]):
+        try:
+            if os.getsid(each.pid) == process.pid and each.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(each)
+        except ProcessLookupError:
+            pass
+    return found
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The training processes below the command, by the time of their start: those that the server has forked."""
+    below = psutil.Process(process.pid).children()
+    servers = [each for each in below if "forkserver" in " ".join(each.cmdline())]
+    return sorted((w for server in servers for w in server.children()), key=lambda each: each.create_time())
+
+
+def test_workers_and_loaders_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
+    process = start(
+        tmp_path, "-m", "paceline", "train", "--workers", "3", "--slowdown-ms", "1,1,1", "--steps", "70",
+        "--policy", "equal", "--loader-workers", "1", "--json", "figures.json",
+    )  # fmt: skip
+    until(lambda: rounds(tmp_path) >= 5, process)
+    first, second, third = workers_of(process)
+    first.send_signal(signal.SIGKILL)
+    until(lambda: rounds(tmp_path) >= 15, process)
+    second.children()[0].send_signal(signal.SIGKILL)  # one of its loader's, as where memory is short
+    until(lambda: rounds(tmp_path) >= 25, process)
+    third.send_signal(signal.SIGSTOP)
+    out, err = process.communicate(timeout=SECONDS)
+    assert (process.returncode, err) == (0, ""), (out, err)
+    until_ended = time.monotonic() + SECONDS
+    while session_of(process):
+        assert time.monotonic() < until_ended
+        time.sleep(0.02)
+    for words in (
+        "worker 0 was killed by SIGKILL in round",
+        "worker 1: RuntimeError: DataLoader worker (pid",
+        "worker 1 was killed by SIGKILL in round",
+        "worker 2 gave no sign of life for 1 s in round",
+        "joined at round",
+    ):
+        assert words in out, out
+    assert json.loads((tmp_path / "figures.json").read_text())["workers_lost"] == 3
+    run = read(tmp_path / "run")
+    assert run.round.tolist() == list(range(70))
+    assert set(run.loads.sum(1).tolist()) == {256, 1500 % 256}
+
+
+def test_an_error_of_its_own_ends_the_run_and_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    options = ["--workers", "3", "--policy", "equal", "--checkpoint-every", "4"]
+    process = start(tmp_path, "program.py", "train", *options)
+    out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 1, out
+    newest = read(tmp_path / "run").round[-1]
+    assert newest >= 3
+    assert err.strip().splitlines()[-1] == (
+        f"paceline: worker 1 failed after round {newest}: ValueError: no such sample; the other workers were ended; "
+        "go on from the last checkpoint with --resume run"
+    )
+    assert "Traceback" not in err
+    assert "finished steps are on record in run" in out
+    assert (tmp_path / "started").read_text().count("\n") == 3, "nobody was started in place of another"
