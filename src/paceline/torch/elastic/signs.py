@@ -23,8 +23,8 @@ class Signs:
         return now - self._looked >= EVERY
 
     def silent(self, now: float, signs: Mapping[int, bytes], least: float = 0.0) -> dict[int, float]:
-        """Those who have been silent for too long, and for how many seconds, ``least`` at the least. signs: the newest
-        of each, by number."""
+        """Those who have been silent for too long, and for how many seconds. signs: the newest of each, by number.
+        least: seconds that are not too long."""
         # A launcher that stood still itself blames nobody for it: a look counts for little, and several are needed.
         seconds, self._looked = min(now - self._looked, 3 * EVERY), now
         found, seen = {}, {}
