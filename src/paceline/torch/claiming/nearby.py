@@ -3,14 +3,17 @@ microseconds, and no other process or thread has to run for it."""
 
 from __future__ import annotations
 
-import fcntl
 import struct
 import time
+from contextlib import suppress
 
 from paceline.errors import WorkerError
 from paceline.torch import memory, peers
 from paceline.torch.claiming.counter import Count, Counter, LocalCounter, StoreCounter, count_of, packed
 from paceline.torch.memory import Memory
+
+with suppress(ImportError):  # on Windows, where no memory is shared so
+    import fcntl
 
 SLOT = struct.Struct("<qq")  # of a round: its number, and what is counted in it
 ROUNDS = 4  # that are kept; all have left the others: their gradients have been reduced

@@ -148,7 +148,7 @@ class MeshExchange:
                     message = b""
                 if not (len(message) == size and message.startswith(head)):
                     message = self._wait(rank, step, message, lost)
-            rows.append(message[STEP.size :])
+            rows.append(message[STEP.size : size])
         rows.insert(self._rank, self._own[step % SLOTS])
         return np.frombuffer(bytearray().join(rows), self._dtype)
 

@@ -12,6 +12,7 @@ from zlib import crc32
 from paceline.torch import memory, peers
 
 CHECK = struct.Struct("<I")  # behind each message
+WHOLE = crc32(CHECK.pack(crc32(b"")))  # the checksum of anything that ends with its own
 
 
 class Nearby:
@@ -21,7 +22,7 @@ class Nearby:
     """
 
     def __init__(self, slots: int, size: int) -> None:
-        self._slots, self._size, self._each = slots, size, size + CHECK.size
+        self._slots, self._each = slots, size + CHECK.size
         length, rank = slots * self._each, peers.rank()
         own, place = memory.make(length)
         try:
@@ -47,12 +48,11 @@ class Nearby:
         self._own[at : at + self._each] = message + self._check(message)
 
     def hear(self, rank: int, number: int) -> bytes:
-        """What stands in the place of this rank's message, perhaps another of its messages; b"" while that is being
-        written."""
+        """What stands in the place of this rank's message, perhaps another message, with its checksum; nothing while
+        it is being written."""
         at = number % self._slots * self._each
         read = self._others[rank][at : at + self._each]
-        message = read[: self._size]
-        return message if self._check(message) == read[self._size :] else b""
+        return read if crc32(read) == WHOLE else b""
 
     def _check(self, message: bytes) -> bytes:
         return CHECK.pack(crc32(message))
