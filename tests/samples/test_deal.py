@@ -102,6 +102,19 @@ def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(given: tuple, fl
         assert turns is None or len(sizes) == turns
 
 
+@pytest.mark.parametrize("pace", [[1, 1, 0.5], [0.5, 1, 1], [1, 0.5, 1]])
+@pytest.mark.parametrize("overhead", [[0, 0, 0], [0, 0, 0.5], [0.5, 0, 0]])
+def test_samples_too_few_for_batch_norm_join_others_in_their_turn(
+    pace: list[float], overhead: list[float]
+) -> None:
+    lengths, model = np.ones(4), CostModel(0.05, padded=True)
+    room = Room(0, 4, turns=1, floor=2)
+    dealt = deal(lengths, model, np.array(pace), np.array(overhead), room)
+    check(dealt, lengths, model, room)
+    assert [len(sizes) for sizes in dealt.sizes] == [1, 1, 1]
+    assert set(dealt.loads.tolist()) <= {0, 2, 4}
+
+
 def test_batch_norm_gets_two_samples_or_none() -> None:
     lengths = np.array([100.0, 1, 1, 1])
     dealt = deal(lengths, CostModel(1.0), np.ones(3), room=Room(floor=2))

@@ -230,7 +230,7 @@ def _padded(
             )
         launch = max(2 * launch, 1e-3 * float(costs.sum()) / len(pace))
         runs = sorted_runs(costs, ordered, launch, pace, overhead, limits)
-    runs = _no_lone_run(runs, limits.most, room.floor)
+    runs = _no_lone_run(runs, ordered, limits, room)
     loads, start = runs.loads, 0
     runs_of: list[Counts] = [np.zeros(0, np.int64)] * len(pace)
     for worker in runs.workers.tolist():
@@ -239,22 +239,36 @@ def _padded(
     return np.concatenate(runs_of), loads, runs.sizes
 
 
-def _no_lone_run(runs: Runs, most: Counts, floor: int) -> Runs:
-    """Workers with fewer samples than the floor hand theirs to a neighbour along the sorted samples, who has room."""
-    loads, sizes = runs.loads.copy(), list(runs.sizes)
+def _no_lone_run(runs: Runs, lengths: Array, limits: Limits, room: Room) -> Runs:
+    """Workers with fewer samples than the floor hand theirs to a neighbour along the sorted samples, who has room.
+
+    lengths: of the samples as they are sorted, (B,)."""
+    loads, sizes, floor = runs.loads.copy(), list(runs.sizes), room.floor
     for lone in np.flatnonzero((loads > 0) & (loads < floor)).tolist():
         if not 0 < loads[lone] < floor:
             continue  # it has taken another's
         others = [worker for worker in runs.workers.tolist() if loads[worker] or worker == lone]
         at = others.index(lone)
         for to in (at - 1, at + 1):
-            if 0 <= to < len(others) and loads[others[to]] + loads[lone] <= most[others[to]]:
-                taker = others[to]
-                pair = (taker, lone) if to < at else (lone, taker)
-                sizes[taker] = np.concatenate([sizes[worker] for worker in pair])
-                loads[taker] += loads[lone]
-                loads[lone], sizes[lone] = 0, np.zeros(0, np.int64)
-                break
+            if not (0 <= to < len(others) and loads[others[to]] + loads[lone] <= limits.most[others[to]]):
+                continue
+            taker = others[to]
+            first, second = (taker, lone) if to < at else (lone, taker)
+            joined = np.concatenate([sizes[first], sizes[second]])
+            if room.turns is not None and len(joined) > room.turns:
+                # One more micro-batch than there are turns: the lone samples go into the taker's next to them.
+                near = sizes[taker][-1] if first == taker else sizes[taker][0]
+                size = int(near + loads[lone])
+                before = int(loads[others[: others.index(first)]].sum())
+                start = before + int(loads[taker] - near if first == taker else 0)
+                if size > limits.micro_batch[taker] or size * lengths[start] > limits.budget:
+                    continue
+                rest = sizes[taker][:-1] if first == taker else sizes[taker][1:]
+                joined = np.concatenate([rest, [size]] if first == taker else [[size], rest]).astype(np.int64)
+            sizes[taker] = joined
+            loads[taker] += loads[lone]
+            loads[lone], sizes[lone] = 0, np.zeros(0, np.int64)
+            break
     return Runs(loads, runs.workers, sizes)
 
 
