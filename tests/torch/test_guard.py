@@ -214,3 +214,29 @@ def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
     assert (loss.words, stands[2].told, keeper.workers) == ("ended", ["kill"], {})
     assert keeper.membership.newest == newest
     keeper.close()
+
+
+def test_nobody_takes_the_place_of_one_that_failed() -> None:
+    """Its error would come again; what a signal has ended is started again."""
+    stands = list[Stands]()
+
+    def start(where: Where) -> Stands:
+        stands.append(Stands(where))
+        return stands[-1]
+
+    keeper = Keeper(3, start, restarts=5, dead=100.0)
+    try:
+        for ident in range(3):
+            keeper.store.set(f"join/{ident}", "1")
+        keeper.look()
+        stands[1].over = 1
+        (loss,) = keeper.look()
+        assert (loss.place, loss.words, loss.lost, loss.failed) == (1, "ended with status 1", True, True)
+        assert (len(stands), keeper.restarts) == (3, 5)
+        stands[2].over = -9
+        (loss,) = keeper.look()
+        assert (loss.place, loss.words, loss.lost, loss.failed) == (2, "was killed by SIGKILL", True, False)
+        assert [each.where.place for each in stands] == [0, 1, 2, 2]
+        assert [member.place for member in keeper.membership.members] == [0]
+    finally:
+        keeper.close()

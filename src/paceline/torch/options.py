@@ -194,7 +194,7 @@ def check_elastic(*, loop: str, weigh: str, turns: int | None, record: Any, sink
         else f"turns={turns} fixes what the loss of a rank changes; leave it out"
         if turns is not None
         else "record= would end with the rank that writes it; take the rounds from on_round, or use "
-        "paceline train --elastic, whose launcher writes the record"
+        "paceline train, whose launcher writes the record"
         if record is not None
         else "report_to= and metrics_port= would end with rank 0; use on_round"
         if sinks

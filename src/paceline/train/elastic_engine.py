@@ -1,4 +1,4 @@
-"""What each worker of ``paceline train --elastic`` runs: a plain model, and a loop that others may leave and join."""
+"""What each worker of an elastic ``paceline train`` runs: a plain model, in a loop that others leave and join."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from paceline.train import launch
 from paceline.train.config import TrainConfig
 
 RECENT = 20  # rounds, whose median is what one usually takes
+NAMED = 8  # of the workers that were lost last
 Event = dict[str, Any]
 
 
@@ -115,7 +116,7 @@ class Story:
                 list(self._open.pop(step).values())[-1]
             )  # who tells last has it from who was there last
         if self._accuracy is None or self._record is None:
-            last = "; ".join(f"worker {loss.place} {loss.words}" for loss in self._pending[-3:])
+            last = "; ".join(f"worker {loss.place} {loss.words}" for loss in self._pending[-NAMED:])
             raise WorkerError(
                 f"no worker is left after round {self._newest} ({last or 'all have ended'}); "
                 f"{launch.how_to_go_on(self._run_dir)}"

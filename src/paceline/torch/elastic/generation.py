@@ -79,5 +79,5 @@ def told() -> Where:
     except (KeyError, ValueError):
         raise PacelineError(
             "elastic=True needs a launcher that outlives the ranks; start the script with "
-            "python -m paceline.torch.guard, or use paceline train --elastic"
+            "python -m paceline.torch.guard, or use paceline train"
         ) from None
