@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -147,6 +149,56 @@ def test_who_answers_in_the_place_of_a_member_must_be_of_the_run(monkeypatch: py
     assert all(connected([ours, ours, ours]))
     assert connected([ours, ours, Seal("of another")]) == [None, None, None]
     assert all(connected([ours]))
+
+
+def listening_ports() -> set[int]:
+    connections = psutil.Process().net_connections("tcp")
+    return {each.laddr.port for each in connections if each.status == psutil.CONN_LISTEN}
+
+
+def test_who_guesses_gloo_s_numbers_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gloo takes whoever first sends the number of a member for that member."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(group, "PROOFS", timedelta(seconds=0.5))
+    ours, got_in = Seal("of this run"), False
+    for _ in range(30):  # where the late member is the one that is connected to, the stranger gets no place
+        before, store, found = listening_ports(), dist.HashStore(), dict[int, Any]()
+
+        def meet(index: int, store: Any = store, found: dict[int, Any] = found) -> None:
+            stores = Spares(lambda: store)
+            found[index] = group.connect(stores, "group/3", index, 2, lambda: False, ours)
+
+        members = [threading.Thread(target=meet, args=(index,)) for index in (0, 1)]
+        members[0].start()
+        end = time.monotonic() + 60
+        while not (new := listening_ports() - before):
+            assert time.monotonic() < end
+        strangers = []
+        for port in new:
+            for number in range(4):
+                strangers.append(socket.create_connection(("127.0.0.1", port), 20))
+                strangers[-1].sendall(struct.pack("<q", number))
+        time.sleep(0.05)  # else the member may be before them
+        members[1].start()
+        for member in members:
+            member.join(60)
+        if found[0] is not None and found[1] is not None:  # then these are members
+            parts = [torch.full((3,), index + 1.0) for index in (0, 1)]
+            works = [found[index].sum(parts[index]) for index in (0, 1)]
+            until = time.monotonic() + 5
+
+            def late(until: float = until) -> bool:
+                return time.monotonic() > until
+
+            assert all(found[i].all_done([works[i]], late) for i in (0, 1))
+            assert [part.tolist() for part in parts] == [[3.0] * 3] * 2
+        else:
+            got_in = True
+        for stranger in strangers:
+            stranger.close()
+        if got_in:
+            return
+    raise AssertionError("no stranger came as far as to be asked")
 
 
 TOKEN = "a token of these tests"

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 TIMEOUT = timedelta(
     seconds=60
 )  # of a sum; who is only late is waited for again, in a generation of the same members
-PROOFS = timedelta(seconds=10)  # to hear from all others that they are of this run
+PROOFS = timedelta(seconds=5)  # to hear from all others that they are of this run
 SLICE = timedelta(milliseconds=20)  # how long a sum is waited for before a look at the members
 
 
