@@ -24,7 +24,7 @@ from paceline.balance.forecasting import Forecasting
 from paceline.balance.level import Level
 from paceline.balance.portions import LEAST, PORTIONS
 from paceline.balance.protocol import Policy
-from paceline.costs import Linear, line_through
+from paceline.costs import Linear, line_through, line_through_few
 from paceline.errors import PacelineError
 from paceline.few import few, total
 from paceline.rounds import Array, Cluster, PiecePlan, PieceTimes, Plan, Round
@@ -97,13 +97,22 @@ class Factoring(Forecasting, Policy[FactoringState]):
 
     def step(self, state: FactoringState, round: Round) -> tuple[Plan, FactoringState]:
         plan, inner = self.planner().step(state.plan, round)
-        pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
-        losses, weight = portions.learn(state.losses, state.weight, state.planned, state.speeds, pace)
+        losses, weight = self._lost(state, round)
         assert isinstance(plan.costs, Linear)
         speeds = 1.0 / plan.costs.seconds_per_sample
         pieces = _learned(state, round.pieces)
         state = FactoringState(inner, plan.shares, losses, weight, speeds, *pieces)
         return self._in_pieces(plan, state), state
+
+    def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array]:
+        """``losses`` and ``weight`` of the state after a round."""
+        known = state.losses, state.weight, state.planned, state.speeds
+        if few(round.shares):
+            seconds, overhead = round.seconds.tolist(), round.overhead.tolist()
+            paces = line_through_few(round.shares.tolist(), round.batch, seconds, overhead)
+            if paces is not None and (found := portions.learn_few(*known, paces)) is not None:
+                return found
+        return portions.learn(*known, line_through(round.loads, round.seconds, round.overhead, np.nan))
 
     def planner(self) -> Level:
         """What plans the rounds that are divided here."""
@@ -151,8 +160,11 @@ class Factoring(Forecasting, Policy[FactoringState]):
             return None
         deviation = float(state.strayed[0]) / claimed if claimed > 0 else math.inf
         then = np.asarray(min(max(1.0 - STRAY * deviation, PART), MOST))
-        seconds = np.array([self.cluster.global_batch / together])
-        portion = portions.best(state.losses, state.piece, seconds, PART, then, self.whole)
+        seconds = self.cluster.global_batch / together
+        if self.whole and portions.whole_is_best(state.losses, piece, seconds):
+            portion = np.asarray(1.0)
+        else:
+            portion = portions.best(state.losses, state.piece, np.array([seconds]), PART, then, self.whole)
         least = LEAST * piece
         least_samples = np.array([max(least * speed, 1.0) for speed in speeds])
         piece_plan = PiecePlan(portion, np.asarray(PART), then, least_samples, state.speeds)

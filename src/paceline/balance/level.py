@@ -15,7 +15,7 @@ from paceline.balance import caution
 from paceline.balance.forecasting import Forecasting
 from paceline.balance.members import bounds, even, fill_unknown
 from paceline.balance.protocol import Policy
-from paceline.costs import RESOLUTION, Linear, line_through
+from paceline.costs import Linear, line_through, line_through_few
 from paceline.few import Values, few, numbers
 from paceline.forecast import Reading, kalman
 from paceline.rounds import Cluster, Plan, Round
@@ -96,15 +96,9 @@ class Level(Forecasting, Policy[LevelState]):
         """The same in plain numbers, where all were there and measured, now and before; None where that is not so."""
         if self.forecast != "tracking" or not all(round.present.tolist()) or any(numbers(state.idle)):
             return None
-        measured, apart, size = [], round.overhead.tolist(), round.batch
-        for share, seconds, overhead in zip(
-            round.shares.tolist(), round.seconds.tolist(), apart, strict=True
-        ):
-            load, beyond = share * size, seconds - overhead
-            if not (load > 0 and beyond > RESOLUTION * seconds):
-                return None
-            measured.append(beyond / load)
-        if (followed := kalman.follow_few(state.pace, measured)) is None:
+        apart = round.overhead.tolist()
+        measured = line_through_few(round.shares.tolist(), round.batch, round.seconds.tolist(), apart)
+        if measured is None or (followed := kalman.follow_few(state.pace, measured)) is None:
             return None
         expected, gains, pace = followed
         before = numbers(state.overhead)
