@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -54,6 +56,18 @@ def test_no_worker_is_left_without_work_after_a_first_round_that_warms_up() -> N
             loop.report(step, loads, seconds, np.full(2, 3e-4))
             idle += int(loads.min() <= 2)
         assert idle <= 10, seed
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 5])
+@pytest.mark.parametrize("policy", ["level", "dolbie", "lbbsp", "auto"])
+def test_one_that_takes_over_another_ones_state_decides_alike(policy: str, rounds: int) -> None:
+    """Also before the first round: ranks of which one hands its state to the others would divide unlike."""
+    cluster = Cluster(4, 128)
+    first, second = Balancer(policies.create(policy, cluster)), Balancer(policies.create(policy, cluster))
+    play(first, 0, rounds)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())), rounds)
+    assert play(first, rounds, 12) == play(second, rounds, 12)
+    assert first.digest == second.digest
 
 
 @pytest.mark.parametrize("lag", [0, 1, 4])

@@ -299,6 +299,7 @@ class Balancer:
             "lag": self.lag,
             "policy": [leaf.tolist() for leaf in policies.leaves(state)],
             "fit": [leaf.tolist() for leaf in policies.leaves(self._fit)],
+            "warm": self._warm,
             "plans": {step: stored.plain(plan) for step, plan in plans.items()},
             "newest": stored.plain(newest),
         }
@@ -322,6 +323,9 @@ class Balancer:
             )
             self.restart(step)
             return
+        warm = state.get("warm", True)  # states of before do not tell it
+        if not isinstance(warm, bool):
+            raise PacelineError(f"warm is {stored.short(warm)} in the state; expected true or false")
         restored = policies.restore(self.policy.init()[1], policy)
         fitted = policies.restore(overheads.start(cluster.shape), fit)
         revived, last = stored.plans(plans, cluster.workers, step), stored.plan(newest, cluster.workers)
@@ -330,7 +334,7 @@ class Balancer:
         learner = None if costs is None or self.learner is None else self.learner.stored(costs)
         self.restart(step)
         self._state, self._fit, self._plans, self._newest = restored, fitted, revived, last
-        self._warm = True
+        self._warm = warm
         if learner is not None and models is not None:
             self.learner, self._models = learner, models
 
