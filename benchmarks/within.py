@@ -34,6 +34,7 @@ PARTS = ("auto", *(f"auto:part={part}" for part in (0.3, 0.5, 0.7, 0.95)))
 AHEAD = (0.0, 0.1, 0.3, 2 / 3)
 STEPS = {"constant": 40, "moving": 180, "noise": 60, "recorded": 60, "even": 60}
 PLAIN_STEPS = 40
+ROUND_SECONDS = 1024 / 3000  # a batch of 768 for 3 workers
 SCENARIOS = ("constant", "moving", "noise-0.3", "noise-0.7", "even", "recorded-ST", "recorded-SE")
 UNFIT = ("optimum", "equal")  # looks ahead; is plain DDP's
 
@@ -115,7 +116,30 @@ def virtual() -> str:
     for name, each in paces.items():
         shares = [share_of_the_bound("auto", each / 1e3, 768, ahead=ahead) for ahead in AHEAD]
         lines.append(f"{name:14}" + "".join(f"{share:22.1%}" for share in shares))
-    return "\n".join(lines)
+    return "\n".join([*lines, *lost_to_moves()])
+
+
+def lost_to_moves() -> list[str]:
+    """Where the slow role moves: what of the time, by auto, the first move costs, the later ones, and the rest."""
+    heads = "".join(f"{head:>22}" for head in ("the first move", "later moves", "other rounds"))
+    lines = [
+        "\nvirtual clock, rounds of 341 ms, auto, the slow role moves; of the time lost to",
+        f"{'':14}{heads}",
+    ]
+    for workers in (3, 6):
+        speeds = throughput.moving(workers, STEPS["moving"])
+        rounds: list[tuple[float, float]] = []
+
+        def over(ideal: float, took: float, rounds: list[tuple[float, float]] = rounds) -> None:
+            rounds.append((ideal, took))
+
+        share_of_the_bound("auto", speeds[:, None] / 1e3, batch_for(speeds, ROUND_SECONDS), over=over)
+        ideal, took = np.array(rounds).T
+        moved = np.flatnonzero((speeds[1:] != speeds[:-1]).any(1)) + 1 - throughput.WARM_UP
+        lost = (took - ideal) / took.sum()
+        parts = lost[moved[0]], lost[moved[1:]].sum(), lost.sum() - lost[moved].sum()
+        lines.append(f"{workers:2} workers    " + "".join(f"{part:22.1%}" for part in parts))
+    return lines
 
 
 def main() -> None:
@@ -125,7 +149,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="every policy")
     parser.add_argument("--policy", action="append")
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--round-seconds", type=float, default=1024 / 3000)  # a batch of 768 for 3 workers
+    parser.add_argument("--round-seconds", type=float, default=ROUND_SECONDS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--virtual", action="store_true", help="on the virtual clock")
     options = parser.parse_args()

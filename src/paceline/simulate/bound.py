@@ -23,13 +23,15 @@ def share_of_the_bound(
     unsteady: float = 0.0,
     ahead: float = AHEAD,
     played: Callable[[PlayedRound], object] | None = None,
+    over: Callable[[float, float], object] | None = None,
 ) -> float:
     """Seconds at the sum of all speeds over those taken, after the warm-up.
 
     paces: seconds per sample, (rounds, realizations, n). piece: seconds that each piece costs beyond its samples,
     a whole round as planned among them. unsteady: sd of the logarithm of each piece's own pace, where a round is
     run in pieces. ahead: portion of a piece that is left when the next one is claimed. played: is told of each
-    measured round that was run in pieces.
+    measured round that was run in pieces. over: is told of each measured round the seconds that it would have taken
+    at the sum of all speeds, and those that it took, each added over the realizations.
 
     Raises PacelineError for an unknown policy.
     """
@@ -59,8 +61,10 @@ def share_of_the_bound(
                 played(ran)
             times = times._replace(expected=ran.expected, strayed=ran.strayed)
         if t >= WARM_UP:
-            ideal += float((batch / (1 / pace).sum(-1)).sum())
-            taken += float(seconds.max(-1).sum())
+            best, took = float((batch / (1 / pace).sum(-1)).sum()), float(seconds.max(-1).sum())
+            ideal, taken = ideal + best, taken + took
+            if over is not None:
+                over(best, took)
         plan, state = chosen.step(
             state, Round(loads / batch, seconds, batch, piece * pieces.astype(float), pieces=times)
         )
