@@ -39,11 +39,10 @@ from paceline.torch.measuring.nearby import Nearby
 _log = logging.getLogger(__name__)
 MESH_RANKS = 64  # above this many ranks each would have to meet too many others by itself
 SLOTS = 4  # rounds of which a rank may have told and not yet asked
-LOOK_SECONDS = 0.05  # between two looks whether a rank that is waited for was lost
-SOON_SECONDS = (
-    5e-5  # between the first two looks at memory that another rank is to write, and a part of its wait
-)
-SOON = 1 / 8
+LOOK_SECONDS = 0.05  # at most, between two looks for a rank that is waited for
+SOON_SECONDS = 1e-4  # the same of a rank of this machine, at first
+SOON = 1 / 8  # and later, as a part of its wait
+LATE_SECONDS = 1e-3  # before that, a rank of this machine is about to tell
 CLOSED = "the connection was closed"
 STEP = struct.Struct("<d")  # before each row: the round that it is of
 
@@ -179,19 +178,24 @@ class MeshExchange:
     def _wait_nearby(self, rank: int, step: int, lost: Lost) -> bytes:
         """The same of a rank of this machine."""
         began, head, ended = time.monotonic(), STEP.pack(step), False
-        while True:
-            if (message := self._nearby.hear(rank, step)).startswith(head):
-                return message
+        while not (message := self._nearby.hear(rank, step)).startswith(head):
             if ended:
                 raise self._left(rank) from dist.DistNetworkError(CLOSED)
-            waited = self._waited(rank, began, lost)
+            waited = time.monotonic() - began
             time.sleep(min(max(SOON * waited, SOON_SECONDS), LOOK_SECONDS))
-            try:
-                ended = not self._others[rank].recv(1)  # by which it never tells anything
-            except BlockingIOError:
-                continue
-            except OSError:
-                ended = True
+            if waited > LATE_SECONDS:
+                self._waited(rank, began, lost)
+                ended = self._ended(rank)
+        return message
+
+    def _ended(self, rank: int) -> bool:
+        """Whether a rank of this machine has closed its connection, by which it never tells anything."""
+        try:
+            return not self._others[rank].recv(1)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _waited(self, rank: int, began: float, lost: Lost) -> float:
         """Seconds for which this rank has waited for the other. Raises WorkerError where it need not any longer."""
