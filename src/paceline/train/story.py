@@ -116,7 +116,9 @@ class Story:
                 list(self._open.pop(step).values())[-1]
             )  # who tells last has it from who was there last
         if self._accuracy is None or self._record is None:
-            last = "; ".join(f"worker {loss.place} {loss.words}" for loss in self._pending[-NAMED:])
+            # By their numbers: of several that end in one instant, any may be seen first.
+            newest = sorted(self._pending[-NAMED:], key=lambda loss: loss.place)
+            last = "; ".join(f"worker {loss.place} {loss.words}" for loss in newest)
             raise WorkerError(
                 f"no worker is left after round {self._newest} ({last or 'all have ended'}); "
                 f"{launch.how_to_go_on(self._run_dir)}"
