@@ -79,7 +79,7 @@ class Member:
         self._meeting = Meeting(link, given, NcclGroup if on_gpu else GlooGroup)
         self._round = Running()
         self._switch = False  # the members change before the next round
-        self._together = ""  # where all members were seen to be at the end of the loop
+        self._together = ""  # the key under which this rank has told which round it has completed
         self._leftover = Leftover(link)
         self._span: Span | None = None  # that the running turn is
         self._last_note: torch.Tensor | None = None
@@ -202,11 +202,8 @@ class Member:
             return
         until = time.monotonic() + TOGETHER_SECONDS
         while time.monotonic() < until:
-            key = f"together/{self.key}"
-            if self._together != key:
-                self._together = key
-                self._link.arrive(key)
-            if self._link.arrived(key) >= len(self._meeting.generation.members):
+            self._arrive()
+            if self._link.arrived(self._together) >= len(self._meeting.generation.members):
                 return
             if self._meeting.lost():
                 self._enter()
@@ -288,8 +285,16 @@ class Member:
         self._round.agree(met.up, len(generation.members), met.fits)
         self._leftover.forget()
         self._switch = False
+        self._arrive()  # whoever is not at the end of its loop does not come to ``together``
         took = time.perf_counter() - began
         self._told(Mended(self._round.step, generation.number, generation.places, took, self._round.within))
+
+    def _arrive(self) -> None:
+        """Tell the members that this rank has completed the round before, once for each."""
+        key = f"together/{self.key}"
+        if self._together != key:
+            self._together = key
+            self._link.arrive(key)
 
     def _catch_up(self, packed: torch.Tensor, last: str | None) -> None:
         """Take over what a rank has that has completed more rounds."""
