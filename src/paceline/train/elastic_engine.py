@@ -8,9 +8,7 @@ from pathlib import Path
 
 from paceline.torch.elastic.link import Left, Link
 from paceline.torch.elastic.member import Mended
-from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.measuring.open_rounds import RoundResult
-from paceline.torch.pace import Pace
 from paceline.train import contents, judging, torch_engine
 from paceline.train.config import TrainConfig
 from paceline.train.torch_engine import Emit
@@ -32,29 +30,10 @@ def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool, link: Li
         emit({**torch_engine.progress(result, last), "result": result})
 
     guard.listeners.append(finished)
-    pace = Pace(
-        model,
-        config.global_batch,
-        config.policy,
-        limits=config.limits,
-        micro_batch=config.micro_batch,
-        quantum=config.quantum,
-        weigh=config.weigh,
-        loop="pieces",
-        on_round=guard,
-        on_nan="raise",
-        elastic=True,
-        on_members=told,
-    )
+    pace = torch_engine.paced(config, model, guard, elastic=True, on_members=told)
     signal.signal(signal.SIGTERM, lambda *_: pace.leave())
     with pace:
-        loader = pace.loader(
-            torch_engine.ImageSet(data),
-            seed=config.seed,
-            num_workers=config.loader_workers,
-            collate_fn=torch_engine.as_it_stands,
-            worker_init_fn=end_with_parent,
-        )
+        loader = torch_engine.loading(config, pace, data)
         kept = contents.of_run(run_dir)
         if resume and (note := torch_engine.go_on(kept, model, optimizer, pace, len(data.x_train))):
             emit({"type": "note", "text": note})

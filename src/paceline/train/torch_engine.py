@@ -20,6 +20,7 @@ from paceline.errors import PacelineError
 from paceline.learners import models
 from paceline.runs import Recorder
 from paceline.torch import peers
+from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.liveness.patience import OnMissed
 from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.measuring.open_rounds import RoundResult
@@ -66,6 +67,34 @@ def as_it_stands(batch: Any) -> Any:
     return batch
 
 
+def paced(config: TrainConfig, model: nn.Module, guard: Guard, **options: Any) -> Pace:
+    """What a run's ranks divide their rounds by. options: further ones of Pace."""
+    return Pace(
+        model,
+        config.global_batch,
+        config.policy,
+        limits=config.limits,
+        micro_batch=config.micro_batch,
+        quantum=config.quantum,
+        weigh=config.weigh,
+        loop="pieces",
+        on_round=guard,
+        on_nan="raise",  # which the guard does first, in words of its own
+        **options,
+    )
+
+
+def loading(config: TrainConfig, pace: Pace, data: Data) -> BalancedLoader:
+    """This rank's loader."""
+    return pace.loader(
+        ImageSet(data),
+        seed=config.seed,
+        num_workers=config.loader_workers,
+        collate_fn=as_it_stands,
+        worker_init_fn=end_with_parent,
+    )
+
+
 def train(
     config: TrainConfig, run_dir: Path, emit: Emit, resume: bool = False, missed: OnMissed = "warn"
 ) -> dict[str, Any] | None:
@@ -79,28 +108,9 @@ def train(
     data, model, loss_of, slowed, optimizer = prepared(config)
     ddp = DistributedDataParallel(model) if ranks > 1 else model
     guard = Guard()
-    pace = Pace(
-        ddp,
-        config.global_batch,
-        config.policy,
-        limits=config.limits,
-        micro_batch=config.micro_batch,
-        quantum=config.quantum,
-        weigh=config.weigh,
-        loop="pieces",
-        on_round=guard,
-        on_missed=missed,
-        patience=config.patience,
-        on_nan="raise",  # which the guard does first, in words of its own
-    )
+    pace = paced(config, ddp, guard, on_missed=missed, patience=config.patience)
     with pace:
-        loader = pace.loader(
-            ImageSet(data),
-            seed=config.seed,
-            num_workers=config.loader_workers,
-            collate_fn=as_it_stands,
-            worker_init_fn=end_with_parent,
-        )
+        loader = loading(config, pace, data)
         kept = contents.of_run(run_dir)
         if resume:
             note = peers.together(lambda: go_on(kept, model, optimizer, pace, len(data.x_train)))
