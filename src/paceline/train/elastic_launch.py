@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import closing
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from paceline.train.config import TrainConfig
 from paceline.train.stopped import Stopped
 from paceline.train.story import Story
 
-LOOK = 0.005  # seconds between two looks at the workers
+LOOK = 0.02  # seconds between two looks at the workers, at most: the end of one is seen at once
 STOPPED_LOOK = 0.5  # the same, for one that is stopped before it gives signs of life
 
 
@@ -101,7 +101,7 @@ def _watch(
             if interrupted():
                 raise KeyboardInterrupt
         story.settle([member.ident for member in keeper.membership.members], losses, keeper.running)
-        time.sleep(LOOK)
+        wait([locals_[ident].sentinel for ident in keeper.workers], LOOK)
 
 
 class _Local:
@@ -119,6 +119,11 @@ class _Local:
 
     def leave(self) -> None:
         self._process.terminate()
+
+    @property
+    def sentinel(self) -> int:
+        """Readable as soon as the process has ended."""
+        return self._process.sentinel
 
     def join(self) -> None:
         """Until it is dead."""

@@ -112,9 +112,8 @@ class Story:
     def end(self) -> dict[str, Any]:
         """The summary. Raises WorkerError where nobody came to the end."""
         for step in sorted(self._open):
-            self._round(
-                list(self._open.pop(step).values())[-1]
-            )  # who tells last has it from who was there last
+            # Who tells last has it from those who were there last.
+            self._round(list(self._open.pop(step).values())[-1])
         if self._accuracy is None or self._record is None:
             # By their numbers: of several that end in one instant, any may be seen first.
             newest = sorted(self._pending[-NAMED:], key=lambda loss: loss.place)
