@@ -47,8 +47,10 @@ def read(path: Path) -> str | None:
         return checked(path.read_text(encoding="utf-8").strip())
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise PacelineError(f"cannot read the token in {path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise PacelineError(f"cannot read the token in {path}: it is no text") from error
+    except OSError as error:
+        raise PacelineError(f"cannot read the token in {path}: {error.strerror or error}") from error
 
 
 def kept_in(path: Path, otherwise: str = "choose another --token-file") -> str:

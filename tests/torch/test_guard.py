@@ -191,22 +191,27 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
     assert time.monotonic() - began > 1.2
 
 
-def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
-    """The last member that has the model ends in good order: no generation follows in which it would be missed."""
-    from paceline.torch.elastic.keeper import Keeper
-    from paceline.torch.elastic.link import has
-
+def kept(places: int, restarts: int) -> tuple[Keeper, list[Stands]]:
+    """A keeper of workers that have met, and are no processes."""
     stands = list[Stands]()
 
     def start(where: Where) -> Stands:
         stands.append(Stands(where))
         return stands[-1]
 
-    keeper = Keeper(2, start, restarts=1, dead=100.0)
-    for ident in (0, 1):
+    keeper = Keeper(places, start, restarts, dead=100.0)
+    for ident in range(places):
         keeper.store.set(f"join/{ident}", "1")
     keeper.look()
     assert keeper.running
+    return keeper, stands
+
+
+def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
+    """The last member that has the model ends in good order: no generation follows in which it would be missed."""
+    from paceline.torch.elastic.link import has
+
+    keeper, stands = kept(2, restarts=1)
     for ident in (0, 1):
         keeper.store.set(has(ident), "1")
     keeper.store.add("entered/0", 2)
@@ -228,17 +233,8 @@ def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
 
 def test_nobody_takes_the_place_of_one_that_failed() -> None:
     """Its error would come again; what a signal has ended is started again."""
-    stands = list[Stands]()
-
-    def start(where: Where) -> Stands:
-        stands.append(Stands(where))
-        return stands[-1]
-
-    keeper = Keeper(3, start, restarts=5, dead=100.0)
+    keeper, stands = kept(3, restarts=5)
     try:
-        for ident in range(3):
-            keeper.store.set(f"join/{ident}", "1")
-        keeper.look()
         stands[1].over = 1
         (loss,) = keeper.look()
         assert (loss.place, loss.words, loss.lost, loss.failed) == (1, "ended with status 1", True, True)

@@ -234,12 +234,19 @@ def _token(asked: argparse.Namespace, first: str) -> str | None:
 
 def _awaited(path: Path, seconds: float) -> str:
     """The token in a file that the guard of the first machine may be about to write."""
-    until = time.monotonic() + seconds
-    while not path.is_file() or not path.stat().st_size:
+    until, told = time.monotonic() + seconds, False
+    while path.parent.is_dir() and (not path.exists() or (path.is_file() and not path.stat().st_size)):
         if time.monotonic() >= until:
-            raise PacelineError(f"{path} does not exist; copy the --token-file of the first machine to it")
+            break
+        if not told:
+            told = True
+            last_words(
+                f"{path} does not exist yet; this machine joins when the first guard has written the token"
+            )
         time.sleep(LOOK)
-    return tokens.kept_in(path)
+    if (token := tokens.read(path)) is None:
+        raise PacelineError(f"{path} does not exist; copy the --token-file of the first machine to it")
+    return token
 
 
 def _as_torchrun_says(asked: argparse.Namespace) -> None:
