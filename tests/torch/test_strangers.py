@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import gc
 import os
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,10 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic import challenge, group, listening, plain
 from paceline.torch.elastic.generation import Generation, Member, Where
 from paceline.torch.elastic.handover import Handover
-from paceline.torch.elastic.keeper import Keeper
+from paceline.torch.elastic.keeper import Keeper, _store
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.machines import COUNT, FIRST, Keys, Machines
+from paceline.torch.elastic.machines import BYE_SECONDS, COUNT, FIRST, Keys, Machines
+from paceline.torch.elastic.relay import Relay, both_ways
 from paceline.torch.elastic.seal import Seal
 from paceline.torch.elastic.spares import Spares
 from paceline.torch.elastic.station import Station
@@ -34,6 +37,35 @@ from paceline.torch.elastic.tunnel import Tunnel
 from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
+
+
+def descriptors() -> list[str]:
+    """What this process has open."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # that of the folder itself
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def _first_store() -> None:
+    """The first one of a process opens a pipe for all of them, which stays."""
+    _store(listening.LOOPBACK, 0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_open(_first_store: None) -> Iterator[None]:
+    """A run that is over keeps no connection, port or thread."""
+    before, threads = descriptors(), threading.active_count()
+    yield
+    end = time.monotonic() + 30  # gloo's groups are closed by threads
+    while len(descriptors()) > len(before) or threading.active_count() > threads:
+        left = [each for each in descriptors() if each not in before]
+        assert time.monotonic() < end, (left, threading.enumerate())
+        group.let_go()
+        gc.collect()
+        time.sleep(0.05)
 
 
 class Runs:
@@ -114,8 +146,8 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
             stranger.set(f"told/0/{ident}", "")
         with pytest.raises(WorkerError, match="what the launcher tells in the run's store, as generation/0"):
             link.next(-1)
-        link._end()
-        other._end()
+        link.close()
+        other.close()
     finally:
         keeper.close()
     assert not (tmp_path / "run").exists()
@@ -201,6 +233,33 @@ def test_who_guesses_gloo_s_numbers_takes_no_place(monkeypatch: pytest.MonkeyPat
     raise AssertionError("no stranger came as far as to be asked")
 
 
+def test_a_relay_that_is_closed_drops_every_connection() -> None:
+    """Also one to somebody who reads no more."""
+
+    class Sends(Relay):
+        async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            here = await asyncio.open_connection("127.0.0.1", there.getsockname()[1])
+            await both_ways((reader, writer), here)
+
+    with listening.socket_at("127.0.0.1", 0) as there:
+        relay = Sends("127.0.0.1", 0)
+        talks, waits = (socket.create_connection(("127.0.0.1", relay.port), 20) for _ in range(2))
+        with talks, waits, there.accept()[0] as one, there.accept()[0] as two:
+            talks.settimeout(0.2)
+            with suppress(TimeoutError):
+                while True:
+                    talks.sendall(b"x" * (1 << 20))  # which nobody reads, until no more has room on the way
+            relay.close()
+            relay.close()
+            for each in (one, two, talks, waits):
+                each.settimeout(20)
+                with suppress(ConnectionResetError):
+                    while each.recv(1 << 20):
+                        pass
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", relay.port), 20)
+
+
 TOKEN = "a token of these tests"
 
 
@@ -239,6 +298,18 @@ def joined(port: int, token: str | None, said: list[str], started: list[Stands])
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     return thread
+
+
+@pytest.mark.parametrize("token", [TOKEN, None])
+def test_a_guard_that_nobody_answers_gives_up(token: str | None) -> None:
+    """It tries again and again, and keeps nothing of what it has tried."""
+    port, said, threads = free_port(), list[str](), threading.active_count()
+    guard = joined(port, token, said, [])
+    time.sleep(0.9)  # of a second
+    assert threading.active_count() <= threads + 3  # the guard, its tunnel, and its call to the store
+    guard.join(30)
+    assert said[0] == f"nobody answers at 127.0.0.1:{port}; this machine joins when it answers"
+    assert said[1].endswith("has not answered for 1 s; start the script again from its checkpoint")
 
 
 def test_a_stranger_at_the_door_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,9 +367,11 @@ def test_a_stranger_at_the_door_is_turned_away(monkeypatch: pytest.MonkeyPatch) 
             thread.join(30)
         assert words == {0: [0, 1], 1: [0, 1]}
         for link in links:
-            link._end()
+            link.close()
     finally:
+        began = time.monotonic()
         keeper.close(3)
+    assert time.monotonic() - began < BYE_SECONDS, "the other guard has said that it knows"
     guard.join(30)
     assert said[1:] == ["ended with 3"]
 
@@ -318,7 +391,8 @@ def test_a_first_machine_that_is_a_stranger_is_told(monkeypatch: pytest.MonkeyPa
 
             threading.Thread(target=talk, daemon=True).start()
             try:
-                return Tunnel("127.0.0.1", port, TOKEN).knock()
+                with closing(Tunnel("127.0.0.1", port, TOKEN)) as tunnel:
+                    return tunnel.knock()
             except (PacelineError, OSError) as error:
                 return str(error) or type(error).__name__
 

@@ -166,11 +166,11 @@ def check(group: Group, key: str, index: int, size: int, seal: Seal) -> None:
             raise RuntimeError(f"what answers in the place of member {of} is not of this run")
 
 
-def let_go(in_use: Group, before: Group | None) -> None:
-    """Close the groups of earlier generations, beside the training; not the two that may be in use. Each holds some
+def let_go(*in_use: Group | None) -> None:
+    """Close the groups of earlier generations, beside the training; not those that may be in use. Each holds some
     threads, and a connection to each member."""
     for group in list(_made):
-        if group is not in_use and group is not before and group.idle:
+        if all(group is not one for one in in_use) and group.idle:
             _made.remove(group)
             # The last reference goes in the thread.
             threading.Thread(target=lambda held: held.clear(), args=([group],), daemon=True).start()

@@ -68,13 +68,15 @@ class Keeper:
         token: str | None = None,
     ) -> None:
         self.news: list[str] = []  # of the other machines
+        self._door: Door | None = None
         alone = not elsewhere
         if alone or token is None:
             self.store = _store(LOOPBACK if alone else host, port)
             secret = tokens.fresh() if alone else ""
         else:
             self.store = _store(LOOPBACK, 0)
-            secret = Door(host, port, token, self.store.port, self.news.append).secret
+            self._door = Door(host, port, token, self.store.port, self.news.append)
+            secret = self._door.secret
         self._seal = Seal(secret)
         self.membership = Membership(self.store, places, dead, self._seal)
         self.workers: dict[int, Worker] = {}  # that live
@@ -158,11 +160,13 @@ class Keeper:
             worker.leave()
 
     def close(self, status: int = 0) -> None:
-        """Kill all who still live. status: with what the run ends."""
+        """Kill all who still live, and let nobody in any more. status: with what the run ends."""
         for worker in self.workers.values():
             worker.kill()
         self.workers = {}
         self._machines.close(status)
+        if self._door is not None:
+            self._door.close()
 
     def _look_elsewhere(self) -> None:
         news = self._machines.look()

@@ -55,8 +55,8 @@ class Link:
         self._gathered = 0
         self._having: set[int] = set()  # who has the model, by the generation that this worker is in
         self._number = -1  # of that generation
-        self._leaving = self._joined = False
-        atexit.register(self._end)  # what comes then may take longer than others wait for a sign of life
+        self._leaving = self._joined = self._closed = False
+        atexit.register(self.close)  # what comes then may take longer than others wait for a sign of life
         self._news = News(self.connect, self.ident, self.seal)
 
     def connect(self) -> dist.TCPStore:
@@ -226,6 +226,16 @@ class Link:
         """How many have asked for this key before."""
         return self.add(f"claim/{key}", 1) - 1
 
+    def close(self) -> None:
+        """No more signs of life. The second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        with suppress(RuntimeError):
+            self._store.set(ending(self.ident), "1")
+        self._news.close(self._store)
+
     # -- within ---------------------------------------------------------------------------------------------------
 
     def _go(self) -> None:
@@ -243,11 +253,6 @@ class Link:
                 break  # all have left
             time.sleep(LOOK)
         raise Left(0)
-
-    def _end(self) -> None:
-        with suppress(RuntimeError):
-            self._store.set(ending(self.ident), "1")
-        self._news.close(self._store)
 
     def _ring(self, key: str) -> None:
         self._call("set", key, "1")

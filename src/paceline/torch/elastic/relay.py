@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from asyncio import StreamReader, StreamWriter
-from contextlib import suppress
 
 from paceline.torch.elastic.listening import socket_at
 
@@ -21,8 +20,18 @@ class Relay:
         listening = socket_at(host, port)
         self.port = int(listening.getsockname()[1])
         self.loop = asyncio.new_event_loop()
-        self.loop.run_until_complete(asyncio.start_server(self._accepted, sock=listening))
-        threading.Thread(target=self.loop.run_forever, name="relay", daemon=True).start()
+        self._server = self.loop.run_until_complete(asyncio.start_server(self._accepted, sock=listening))
+        self._thread = threading.Thread(target=self.loop.run_forever, name="relay", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more, and drop every connection with what was still on its way. The second time does nothing."""
+        if self.loop.is_closed():
+            return
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.run_until_complete(self._end())
+        self.loop.close()
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """All of one connection, which is closed then."""
@@ -36,6 +45,14 @@ class Relay:
         finally:
             writer.close()
 
+    async def _end(self) -> None:
+        self._server.close()
+        serving = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.sleep(0)  # the loop closes a connection in its next turn
+
 
 async def both_ways(one: Ends, other: Ends) -> None:
     """Until either ends; then both are closed."""
@@ -43,8 +60,14 @@ async def both_ways(one: Ends, other: Ends) -> None:
 
 
 async def _one_way(reader: StreamReader, writer: StreamWriter) -> None:
-    with suppress(OSError):
+    try:
         while data := await reader.read(AT_ONCE):
             writer.write(data)
             await writer.drain()
-    writer.close()
+    except OSError:
+        pass
+    except asyncio.CancelledError:
+        writer.transport.abort()  # who reads no more is not waited for
+        raise
+    finally:
+        writer.close()

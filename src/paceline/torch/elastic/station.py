@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing, suppress
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -55,16 +56,17 @@ class Station:
         self._tunnel = None if token is None else Tunnel(host, port, token)
 
     def run(self) -> int:
-        """Until the run is over: its exit status. Raises WorkerError where the store stays away."""
+        """Until the run is over, once: its exit status. Raises WorkerError where the store stays away."""
         away = time.monotonic()
         told = False
         try:
             while True:
                 try:
-                    store, keys = self._join()
-                    self._tell(f"machine {keys.number} of the run at {self._host}:{self._port}")
-                    told = False
-                    return self._serve(store, keys)
+                    with closing(_Store(self._host, self._port, self._dead, self._tunnel)) as store:
+                        keys = self._join(store)
+                        self._tell(f"machine {keys.number} of the run at {self._host}:{self._port}")
+                        told = False
+                        return self._serve(store, keys)
                 except Lost as lost:
                     if self._workers or not told:
                         away, told = time.monotonic(), True
@@ -80,6 +82,8 @@ class Station:
                 time.sleep(0.2)
         finally:
             self._end()
+            if self._tunnel is not None:
+                self._tunnel.close()
 
     def leave(self) -> None:
         """Have all workers here leave, and end; may be called from a signal handler."""
@@ -87,14 +91,13 @@ class Station:
         for worker in list(self._workers.values()):
             worker.leave()
 
-    def _join(self) -> tuple[_Store, Keys]:
-        store = _Store(self._host, self._port, self._dead, self._tunnel)
+    def _join(self, store: _Store) -> Keys:
         self._seal = Seal(store.secret)
         keys = Keys(store.first("add", COUNT, 1) - 1 + FIRST)
         store.first("set", keys.life, "1")
         store.first("set", keys.orders, self._seal.closed(keys.orders, 0))
         store.first("set", keys.room, self._seal.closed(keys.room, self._room))
-        return store, keys
+        return keys
 
     def _serve(self, store: _Store, keys: Keys) -> int:
         beat, beaten, done = 1, 0.0, 0
@@ -105,8 +108,9 @@ class Station:
                 if store.ask("check", [keys.lost]):
                     raise Lost("the others have gone on without this machine")
                 if store.ask("check", [OVER]):
-                    store.ask("set", keys.bye, "1")
-                    return int(self._told(store, OVER))
+                    ends_with = int(self._told(store, OVER))
+                    store.last(keys.bye)
+                    return ends_with
             orders = int(self._told(store, keys.orders))
             for number in range(done, orders):
                 self._carry_out(*self._told(store, f"{keys.order}/{number}"))
@@ -116,7 +120,7 @@ class Station:
                     del self._workers[ident]
                     store.ask("set", ended(ident), self._seal.closed(ended(ident), status))
             if self._leaving and not self._workers:
-                store.ask("set", keys.left, "1")
+                store.last(keys.left)
                 return 0
             time.sleep(LOOK)
 
@@ -152,7 +156,11 @@ class _Store:
         self._calls = Calls("store")
         self.secret = ""  # of the run
         self._store: Any = None
-        self._store = self._within(FIRST_SECONDS, self._connect)
+        try:
+            self._store = self._within(FIRST_SECONDS, self._connect)
+        except BaseException:
+            self.close()
+            raise
 
     def first(self, name: str, *arguments: Any) -> Any:
         """A call by which a machine joins: the store may be busy with many."""
@@ -161,6 +169,16 @@ class _Store:
     def ask(self, name: str, *arguments: Any) -> Any:
         """A call."""
         return self._within(self._dead, getattr(self._store, name), *arguments)
+
+    def last(self, key: str) -> None:
+        """Tell something, and nothing after it: unlike ``set``, this call returns when it is there."""
+        with suppress(Lost):  # who has heard it may be gone
+            self.ask("compare_set", key, "", "1")
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._calls.close(0.0)  # a call that hangs keeps its thread
+        self._store = None
 
     def _connect(self) -> dist.TCPStore:
         # First, since torch prints a page of its own calls where nobody listens.
