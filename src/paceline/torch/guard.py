@@ -18,8 +18,6 @@ import argparse
 import math
 import os
 import re
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +27,7 @@ from typing import NoReturn
 
 from paceline import tokens
 from paceline.errors import PacelineError, WorkerError
+from paceline.torch import keeping
 from paceline.torch.elastic.addresses import address, address_towards, interface
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper
@@ -37,29 +36,10 @@ from paceline.torch.elastic.membership import DEAD_SECONDS
 from paceline.torch.elastic.station import Station
 from paceline.torch.liveness.patience import last_words
 
-LOOK = 0.005  # seconds between two looks at the workers
+LOOK = 0.005  # seconds between two looks at a file
 PATIENCE = 60.0  # seconds for which the store may be away
 LONGEST = 1e9  # seconds
 PORTS = 65535  # the highest
-
-
-class _Process:
-    """A worker of the script."""
-
-    def __init__(self, command: Sequence[str], where: Where, interface: str) -> None:
-        beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface} | dict(os.environ)
-        self._process = subprocess.Popen(command, env=beside | where.environment())
-
-    def status(self) -> int | None:
-        return self._process.poll()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def leave(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.terminate()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -120,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         first = asked.join.rpartition(":")[0]
         token = _token(asked, first or asked.host or LOOPBACK)
         network = interface(address_towards(first) if asked.join else asked.host or LOOPBACK)
-        return (_join if asked.join else _keep)(asked, token, lambda where: _Process(command, where, network))
+        return _run(asked, token, lambda where: keeping.Process(command, where, network))
     except WorkerError as error:
         last_words(str(error))
         return 1
@@ -158,57 +138,15 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _keep(asked: argparse.Namespace, token: str | None, start: Callable[[Where], _Process]) -> int:
-    """As the guard of the first machine."""
-    keeper = Keeper(
-        asked.workers + asked.elsewhere,
-        start,
-        asked.max_restarts,
-        asked.dead_after,
-        asked.port,
-        asked.host or LOOPBACK,
-        asked.elsewhere,
-        token,
-    )
-    asked_to_end: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked_to_end.append(number))
-    status = 130
-    try:
-        status = _watch(keeper, asked_to_end)
-        return status
-    finally:
-        keeper.close(status)
-
-
-def _join(asked: argparse.Namespace, token: str | None, start: Callable[[Where], _Process]) -> int:
-    """As the guard of another machine."""
-    first, port, dead = asked.join.rpartition(":")[0], _port(asked.join), asked.dead_after
-    station = Station(first, port, asked.workers, start, dead, asked.patience, last_words, token)
-    signal.signal(signal.SIGTERM, lambda *_: station.leave())
-    return station.run()
-
-
-def _watch(keeper: Keeper, asked_to_end: list[int]) -> int:
-    """Until the last worker has ended."""
-    ended, told = False, 0
-    while keeper.workers:
-        began = keeper.running
-        for loss in keeper.look():
-            ended |= loss.words == "ended"
-            if loss.lost or loss.words == "left":
-                last_words(f"worker {loss.place} {loss.words}")
-            if not began and loss.words != "left":  # all are needed to begin
-                return 0 if not loss.lost and not keeper.workers else 1
-        for sentence in keeper.news[told:]:
-            last_words(sentence)
-        told = len(keeper.news)
-        if asked_to_end:
-            asked_to_end.clear()
-            keeper.leave()
-        time.sleep(LOOK)
-    if not ended:
-        last_words("no worker is left; start the script again from its checkpoint")
-    return 0 if ended else 1
+def _run(asked: argparse.Namespace, token: str | None, start: Callable[[Where], keeping.Process]) -> int:
+    """Until the run is over: its exit status."""
+    workers, dead = asked.workers, asked.dead_after
+    if asked.join:
+        first, port = asked.join.rpartition(":")[0], _port(asked.join)
+        return keeping.join(Station(first, port, workers, start, dead, asked.patience, last_words, token))
+    places, host = workers + asked.elsewhere, asked.host or LOOPBACK
+    restarts, port = asked.max_restarts, asked.port
+    return keeping.keep(Keeper(places, start, restarts, dead, port, host, asked.elsewhere, token))
 
 
 def _token(asked: argparse.Namespace, first: str) -> str | None:
