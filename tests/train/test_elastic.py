@@ -18,7 +18,7 @@ from paceline.data import datasets
 from paceline.errors import PacelineError, WorkerError
 from paceline.runs import read, trace
 from paceline.runs.findings import findings
-from paceline.torch.elastic.keeper import Loss
+from paceline.torch.elastic.keeper import Keeper, Loss
 from paceline.torch.elastic.member import Mended
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.train import elastic_launch, lasting, launch
@@ -141,6 +141,49 @@ def test_a_round_that_a_lost_worker_had_completed_alone_is_on_record_as_the_othe
     (words,) = told.notes
     assert words.startswith("worker 1 was killed by SIGKILL in round 1; 0.00 s lost; no sample lost")
     assert words.endswith("the round's 60 were run by worker 0")
+
+
+def test_one_that_is_lost_when_the_rounds_are_over_is_told_and_counted(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.ran(0, 0)
+    told.ran(0, 1)
+    told.settle([0, 1])
+    assert not told.story.judging
+    told.story.take({"type": "test"}, 0)
+    assert told.story.judging
+    told.story.lost([KILLED])
+    told.settle([0], KILLED)
+    told.story.take({"type": "judged", "accuracy": 0.5}, 0)
+    assert told.story.end()["workers_lost"] == 1
+    told.story.close()
+    assert told.notes == ["worker 1 was killed by SIGKILL; it was in no round by then"]
+
+
+def test_nobody_is_started_in_place_of_one_that_is_lost_while_the_model_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, notes, start = list[int](), list[str](), Keeper.start
+
+    def counted(keeper: Keeper, place: int) -> int:
+        started.append(place)
+        return start(keeper, place)
+
+    def take(event: dict[str, Any]) -> None:
+        if event["type"] == "note":
+            notes.append(event["text"])
+        if event["type"] == "test":  # the first of them, who tells this, is about to keep the model
+            for child in multiprocessing.active_children():
+                if child.name == "worker 1" and child.pid is not None:
+                    os.kill(child.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Keeper, "start", counted)
+    # A model that takes a while to judge, and may hold Python's lock on a busy machine.
+    config = TrainConfig(workers=2, model="resnet18", global_batch=8, steps=1, elastic=True, dead_after=60.0)
+    summary = elastic_launch.run(config, tmp_path, take)
+    assert started == [0, 1]
+    assert summary["workers_lost"] == 1
+    assert summary["test_accuracy"] > 0
+    assert notes == ["worker 1 was killed by SIGKILL; it was in no round by then"]
 
 
 def test_a_worker_that_fails_is_named_with_its_error(tmp_path: Path) -> None:

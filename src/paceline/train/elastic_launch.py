@@ -96,6 +96,8 @@ def _watch(
         for ident, worker in talking:
             for event in worker.said():
                 story.take(event, ident)
+        if story.judging:  # which is once, after the last round: whoever joined would have nothing to do
+            keeper.restarts = 0
         if not story.judged and (not keeper.workers or any(loss.failed for loss in losses)):
             time.sleep(launch.SIGNAL_SECONDS)  # a signal that ended them may have been meant for all
             if interrupted():

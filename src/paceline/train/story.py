@@ -44,6 +44,7 @@ class Story:
         self._notes: set[str] = set()
         self._accuracy: float | None = None
         self._ready = 0
+        self.judging = False  # the rounds are over
         self._began = False
         self.faults = 0
 
@@ -69,6 +70,9 @@ class Story:
             self._open.setdefault(event["round"], {})[ident] = event
         elif kind == "members":
             self._changed(event["mended"])
+        elif kind == "test":
+            self.judging = True
+            self._tell(event)
         elif kind == "judged":
             self._accuracy = event["accuracy"]
         elif kind == "input":
@@ -122,6 +126,10 @@ class Story:
                 f"no worker is left after round {self._newest} ({last or 'all have ended'}); "
                 f"{launch.how_to_go_on(self._run_dir)}"
             )
+        for loss in self._pending:  # whom no members of a round have missed
+            self.faults += loss.lost
+            words = f"worker {loss.place} {loss.words}; it was in no round by then"
+            self._tell({"type": "note", "text": words})
         return self._record.close(
             test_accuracy=self._accuracy, run_dir=str(self._run_dir), workers_lost=self.faults
         )
