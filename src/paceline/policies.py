@@ -66,13 +66,16 @@ def leaves(state: Any) -> list[NDArray[Any]]:
 def restore(template: S, stored: Sequence[ArrayLike]) -> S:
     """The state that ``leaves`` took apart. template: any state of the same policy, such as ``init`` gives.
 
-    Raises PacelineError when the number of arrays or their shapes are another policy's or cluster's.
+    Fields at the end of a state that have a default are newer than the others: where nothing was stored of them, they
+    are the template's. Raises PacelineError when the number of arrays or their shapes are another policy's or
+    cluster's.
     """
     if isinstance(stored, str) or not isinstance(stored, Sequence):
         raise PacelineError(f"the stored policy state is {stored!r:.60}; expected a list of arrays")
     remaining = list(stored)
     expected = leaves(template)
-    if len(remaining) != len(expected):
+    newer = sum(len(leaves(getattr(template, name))) for name in getattr(template, "_field_defaults", ()))
+    if len(remaining) not in (len(expected), len(expected) - newer):
         raise PacelineError(
             f"the stored policy state has {len(remaining)} arrays, expected {len(expected)}; "
             "it belongs to another policy"
@@ -83,6 +86,8 @@ def restore(template: S, stored: Sequence[ArrayLike]) -> S:
             parts = [rebuild(p) for p in part]
             return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
         wanted = np.asarray(part)
+        if not remaining:
+            return wanted
         try:
             found = np.array(remaining.pop(0), dtype=wanted.dtype)
         except (TypeError, ValueError, OverflowError):

@@ -122,6 +122,58 @@ def test_pieces_that_cost_too_much_are_not_cut() -> None:
     assert dear == 1
 
 
+@pytest.mark.parametrize("evened", [False, True])
+def test_pieces_that_even_nothing_out_are_given_up(evened: bool) -> None:
+    """Workers are held up at random for a tenth of the round: where pieces end just as unevenly, the plan does as
+    well without their cost; where they make up for it, it does not."""
+    rng = np.random.default_rng(3)
+    n, batch, pace, piece = 8, 800, 1e-3, 1e-3
+    policy = policies.create("auto", Cluster(n, batch))
+    plan, state = policy.init()
+    in_pieces = []
+    for _ in range(120):
+        in_pieces.append(plan.piece_plan.at_once < 1)
+        held_up = rng.uniform(0, 0.02, n)
+        shares, expected = plan.shares, np.zeros(n)
+        if in_pieces[-1]:
+            expected = np.full(n, 0.03)
+            if evened:  # who is held up runs less, and all end together
+                seconds = 0.1 + held_up.mean()
+                shares = (seconds - held_up) / (seconds - held_up).sum()
+        seconds = shares * batch * pace + held_up
+        pieces = PieceTimes(np.full(n, piece), expected, expected / 10)
+        plan, state = policy.step(state, Round(shares, seconds, batch, pieces=pieces))
+    assert np.mean(in_pieces[60:]) == 1 if evened else np.mean(in_pieces[60:]) < 0.1
+
+
+def test_claims_go_by_what_is_expected_and_plans_by_more() -> None:
+    """A plan aims early where a worker's pace scatters; were claims to do so, the first ones would take too much."""
+    rng = np.random.default_rng(4)
+    n, batch, pace = 32, 3200, 1e-3
+    policy = policies.create("auto", Cluster(n, batch))
+    plan, state = policy.init()
+    told = []
+    for _ in range(100):
+        seconds = plan.shares * batch * pace * np.exp(0.3 * rng.standard_normal(n))
+        plan, state = policy.step(state, Round(plan.shares, seconds, batch))
+        told.append(plan.piece_plan.speeds.sum() * pace / n)
+    assert np.mean(told[20:]) == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_state_of_before_rounds_in_pieces_were_judged_is_taken() -> None:
+    policy = policies.create("auto", Cluster(3, 48))
+    plan, state = policy.init()
+    for _ in range(5):
+        plan, state = policy.step(state, Round(plan.shares, plan.shares * np.array([1.0, 1, 4]), 48))
+    before = policies.leaves(state)[:-3]
+    taken = policies.restore(policy.init()[1], before)
+    for one, other in zip(before, policies.leaves(taken), strict=False):
+        np.testing.assert_array_equal(one, other)
+    assert policy.step(taken, Round(plan.shares, plan.shares, 48))[0].shares.sum() == pytest.approx(1.0)
+    with pytest.raises(PacelineError, match="belongs to another policy"):
+        policies.restore(policy.init()[1], before[:-1])
+
+
 def test_what_cannot_be_is_said_in_a_sentence() -> None:
     for text in ("portion=0", "portion=1.5", "part=0", "piece=0", "overhead=0"):
         with pytest.raises(PacelineError, match=text.split("=")[0]):

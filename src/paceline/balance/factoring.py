@@ -6,8 +6,9 @@ all are to end together, by the speed that each has in this very round. So all e
 other, and the number of pieces grows with the logarithm of the round's length (Polychronopoulos and Kuck 1987:
 guided self-scheduling; Hummel, Schonberg and Flynn 1992: factoring; Banicescu, Velusamy and Devaprasad 2003:
 adaptive weighted factoring). How much is run at once is learned by replaying each round: what would it have
-lost to its slowest worker, had each portion been run at once? And how large a part a claim is, once every worker
-has told its speed, by how far the claims' times strayed from what the first pieces had promised.
+lost to its slowest worker, had each portion been run at once? What rounds in pieces lost beside that counts, too
+(``ends``). And how large a part a claim is, once every worker has told its speed, is learned by how far the claims'
+times strayed from what the first pieces had promised.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.balance import portions
+from paceline.balance import ends, portions
 from paceline.balance.forecasting import Forecasting
 from paceline.balance.level import Level
 from paceline.balance.portions import LEAST, PORTIONS
@@ -34,6 +36,7 @@ PART = 0.5  # of what is due to a worker: a claim before all have told their spe
 MOST = 0.97  # the same afterwards, where paces hold within the round
 STRAY = 2.0  # times the mean deviation of the claims' times: left unclaimed by a claim
 STRAY_MEMORY = 0.9  # weight of the deviations seen so far, kept each round
+SETTLED = 1.0  # weight of the losses from which on ends are learned from: first rounds warm the workers up
 
 
 class FactoringState(NamedTuple):
@@ -45,6 +48,10 @@ class FactoringState(NamedTuple):
     piece: Array  # seconds that a piece costs beyond its samples, (..., 1)
     claimed: Array  # weighted sum of the seconds that claims were expected to take, (..., 1)
     strayed: Array  # the same of how far they were from it, (..., 1)
+    # Added later than the others; a state that was stored before has none of it.
+    at_once: Any = None  # portion of the newest plan that is run at once, (..., 1)
+    ends: Any = None  # mean of what rounds in pieces missed, of their seconds, (..., 1)
+    seen: Any = None  # weight behind it, (..., 1)
 
 
 @dataclass(frozen=True)
@@ -92,27 +99,61 @@ class Factoring(Forecasting, Policy[FactoringState]):
             np.full((*lead, 1), self.overhead),
             np.zeros((*lead, 1)),
             np.zeros((*lead, 1)),
+            np.ones((*lead, 1)),
+            np.zeros((*lead, 1)),
+            np.zeros((*lead, 1)),
         )
-        return self._in_pieces(plan, state), state
+        return self._planned(plan, state)
 
     def step(self, state: FactoringState, round: Round) -> tuple[Plan, FactoringState]:
         plan, inner = self.planner().step(state.plan, round)
-        losses, weight = self._lost(state, round)
+        lost = self._lost(state, round)
         assert isinstance(plan.costs, Linear)
-        speeds = 1.0 / plan.costs.seconds_per_sample
+        # The plan aims early where it is unsure; what is claimed goes by what is to be expected.
+        expected = np.asarray(inner.expected)
+        speeds = 1.0 / np.where(np.isfinite(plan.costs.seconds_per_sample), expected, np.inf)
         pieces = _learned(state, round.pieces)
-        state = FactoringState(inner, plan.shares, losses, weight, speeds, *pieces)
-        return self._in_pieces(plan, state), state
+        state = FactoringState(
+            inner, plan.shares, lost[0], lost[1], speeds, *pieces, state.at_once, *lost[2:]
+        )
+        return self._planned(plan, state)
 
-    def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array]:
-        """``losses`` and ``weight`` of the state after a round."""
-        known = state.losses, state.weight, state.planned, state.speeds
-        if few(round.shares):
-            seconds, overhead = round.seconds.tolist(), round.overhead.tolist()
-            paces = line_through_few(round.shares.tolist(), round.batch, seconds, overhead)
-            if paces is not None and (found := portions.learn_few(*known, paces)) is not None:
-                return found
-        return portions.learn(*known, line_through(round.loads, round.seconds, round.overhead, np.nan))
+    def _planned(self, plan: Plan, state: FactoringState) -> tuple[Plan, FactoringState]:
+        plan = self._in_pieces(plan, state)
+        assert plan.piece_plan is not None
+        return plan, state._replace(at_once=np.asarray(plan.piece_plan.at_once)[..., None])
+
+    def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array]:
+        """``losses``, ``weight``, ``ends`` and ``seen`` of the state after a round."""
+        if few(round.shares) and (found := self._lost_few(state, round)) is not None:
+            return found
+        pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
+        planned, known = portions.slowest_over_ideal(state.planned, state.speeds, pace)
+        ran, measured = portions.slowest_over_ideal(round.shares, state.speeds, pace)
+        counts = known & measured & (state.at_once < 1) & (state.weight >= SETTLED) & _claimed(round)
+        promised = LEAST * state.piece * state.speeds.sum(-1, keepdims=True) / self.cluster.global_batch
+        missed = np.where(counts, ends.missed(state.at_once, planned, ran, promised), 0.0)
+        learned = portions.learn(state.losses, state.weight, planned, known, missed)
+        return *learned, *ends.learn(state.ends, state.seen, missed, counts)
+
+    def _lost_few(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array] | None:
+        """The same in plain numbers, where all were measured; None where that is not so."""
+        shares, speeds = round.shares.tolist(), state.speeds.tolist()
+        paces = line_through_few(shares, round.batch, round.seconds.tolist(), round.overhead.tolist())
+        if paces is None:
+            return None
+        planned = portions.slowest_over_ideal_few(state.planned.tolist(), speeds, paces)
+        if planned is None:
+            return None
+        at_once, missed = float(state.at_once[0]), None
+        if at_once < 1 and state.weight[0] >= SETTLED and _claimed(round):
+            ran = portions.slowest_over_ideal_few(shares, speeds, paces)
+            if ran is None:
+                return None
+            promised = LEAST * float(state.piece[0]) * total(speeds) / self.cluster.global_batch
+            missed = ends.missed_few(at_once, planned, ran, promised)
+        learned = portions.learn_few(state.losses, state.weight, planned, missed or 0.0)
+        return *learned, *ends.learn_few(state.ends, state.seen, missed)
 
     def planner(self) -> Level:
         """What plans the rounds that are divided here."""
@@ -161,10 +202,12 @@ class Factoring(Forecasting, Policy[FactoringState]):
         deviation = float(state.strayed[0]) / claimed if claimed > 0 else math.inf
         then = np.asarray(min(max(1.0 - STRAY * deviation, PART), MOST))
         seconds = self.cluster.global_batch / together
-        if self.whole and portions.whole_is_best(state.losses, piece, seconds):
+        uneven = ends.expected(state.ends, state.seen)
+        if self.whole and portions.whole_is_best(state.losses, float(uneven[0]), piece, seconds):
             portion = np.asarray(1.0)
         else:
-            portion = portions.best(state.losses, state.piece, np.array([seconds]), PART, then, self.whole)
+            long = np.array([seconds])
+            portion = portions.best(state.losses, uneven, state.piece, long, PART, then, self.whole)
         least = LEAST * piece
         least_samples = np.array([max(least * speed, 1.0) for speed in speeds])
         piece_plan = PiecePlan(portion, np.asarray(PART), then, least_samples, state.speeds)
@@ -178,7 +221,8 @@ class Factoring(Forecasting, Policy[FactoringState]):
 
     def _portion(self, state: FactoringState, seconds: Array, part: float, then: Array) -> Array:
         """What to run at once; (...,)."""
-        best = portions.best(state.losses, state.piece, seconds, part, then, self.whole)
+        uneven = ends.expected(state.ends, state.seen)
+        best = portions.best(state.losses, uneven, state.piece, seconds, part, then, self.whole)
         alone = self.whole and self.cluster.workers == 1  # nobody else could claim anything
         return np.where(state.weight[..., 0] > 0, best, 1.0 if alone else AT_FIRST)
 
@@ -188,6 +232,11 @@ class Auto(Factoring):
     """Each round as planned, or in pieces: whichever would have lost less in the rounds before."""
 
     whole: ClassVar[bool] = True
+
+
+def _claimed(round: Round) -> NDArray[np.bool_] | bool:
+    """Whether work was claimed within the round, (..., 1)."""
+    return False if round.pieces is None else np.any(round.pieces.expected > 0, axis=-1, keepdims=True)
 
 
 def _learned(state: FactoringState, pieces: PieceTimes | None) -> tuple[Array, Array, Array]:
