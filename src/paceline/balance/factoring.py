@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from paceline.balance import ends, portions
 from paceline.balance.forecasting import Forecasting
 from paceline.balance.level import Level
-from paceline.balance.portions import LEAST, PORTIONS
+from paceline.balance.portions import LEAST, PORTIONS, WARM
 from paceline.balance.protocol import Policy
 from paceline.costs import Linear, line_through, line_through_few
 from paceline.errors import PacelineError
@@ -36,7 +36,6 @@ PART = 0.5  # of what is due to a worker: a claim before all have told their spe
 MOST = 0.97  # the same afterwards, where paces hold within the round
 STRAY = 2.0  # times the mean deviation of the claims' times: left unclaimed by a claim
 STRAY_MEMORY = 0.9  # weight of the deviations seen so far, kept each round
-SETTLED = 1.0  # weight of the losses from which on ends are learned from: first rounds warm the workers up
 
 
 class FactoringState(NamedTuple):
@@ -130,7 +129,7 @@ class Factoring(Forecasting, Policy[FactoringState]):
         pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
         planned, known = portions.slowest_over_ideal(state.planned, state.speeds, pace)
         ran, measured = portions.slowest_over_ideal(round.shares, state.speeds, pace)
-        counts = known & measured & (state.at_once < 1) & (state.weight >= SETTLED) & _claimed(round)
+        counts = known & measured & (state.at_once < 1) & (state.weight >= WARM) & _claimed(round)
         promised = LEAST * state.piece * state.speeds.sum(-1, keepdims=True) / self.cluster.global_batch
         missed = np.where(counts, ends.missed(state.at_once, planned, ran, promised), 0.0)
         learned = portions.learn(state.losses, state.weight, planned, known, missed)
@@ -146,7 +145,7 @@ class Factoring(Forecasting, Policy[FactoringState]):
         if planned is None:
             return None
         at_once, missed = float(state.at_once[0]), None
-        if at_once < 1 and state.weight[0] >= SETTLED and _claimed(round):
+        if at_once < 1 and state.weight[0] >= WARM and _claimed(round):
             ran = portions.slowest_over_ideal_few(shares, speeds, paces)
             if ran is None:
                 return None

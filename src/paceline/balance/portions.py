@@ -14,7 +14,8 @@ from paceline.rounds import Array
 PORTIONS = np.concatenate([np.arange(0.05, 0.96, 0.05), [1.0]])  # candidates for what is run at once
 LEFT = 1 - PORTIONS
 MEMORY = 0.98  # weight of what was learned, kept each round
-FIRST = 0.1  # weight of the first: its plan was made from a round that also warmed the workers up
+FIRST = 0.1  # weight of each of the first rounds, which also warm the workers up, and of the plans made from these
+WARM = 0.45  # weight from which on rounds count in full: after five
 LEAST = 3.0  # the smallest piece takes this many times what a piece costs beyond its samples
 
 
@@ -30,19 +31,21 @@ def learn(
     """
     lost = np.maximum(PORTIONS * ratios - 1.0, 0.0)
     lost[..., -1:] = np.maximum(lost[..., -1:] - doubt, 0.0)
-    weight = np.where(counts, np.where(weight > 0, MEMORY * weight + 1.0, FIRST), weight)
-    gain = np.where(counts, 1.0 / np.maximum(weight, 1.0), 0.0)
+    own = np.where(weight < WARM, FIRST, 1.0)
+    weight = np.where(counts, MEMORY * weight + own, weight)
+    gain = np.where(counts, own / np.maximum(weight, FIRST), 0.0)
     return losses + gain * (lost - losses), weight
 
 
 def learn_few(losses: Array, weight: Array, ratio: float, doubt: float) -> tuple[Array, Array]:
     """The same in plain numbers, for a round that counts."""
     before = float(weight[0])
-    behind = MEMORY * before + 1.0 if before > 0 else FIRST
+    own = FIRST if before < WARM else 1.0
+    behind = MEMORY * before + own
     lost = np.maximum(PORTIONS * ratio - 1.0, 0.0)
     lost[-1] = max(float(lost[-1]) - doubt, 0.0)
     lost -= losses
-    lost *= 1.0 / max(behind, 1.0)
+    lost *= own / max(behind, FIRST)
     lost += losses
     return lost, np.array([behind])
 
