@@ -123,6 +123,7 @@ def main() -> None:
                     arguments = (where, folder, name, asked.pairs, theirs)  # noqa: B023 - used at once
                     self.process = context.Process(target=work, args=arguments)
                     self.process.start()
+                    self.pid = self.process.pid
 
                 def status(self) -> int | None:
                     return None if self.process.is_alive() else self.process.exitcode or 0

@@ -301,7 +301,7 @@ class Forked:
     """A worker in a forked process."""
 
     def __init__(self, process: Any) -> None:
-        self.process = process
+        self.process, self.pid = process, process.pid
 
     def status(self) -> int | None:
         return None if self.process.is_alive() else int(self.process.exitcode)

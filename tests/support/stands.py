@@ -9,7 +9,7 @@ class Stands:
     """A worker that does nothing until it is told to."""
 
     def __init__(self, where: Where) -> None:
-        self.where, self.over, self.told = where, None, list[str]()
+        self.where, self.over, self.told, self.pid = where, None, list[str](), None
 
     def status(self) -> int | None:
         return self.over

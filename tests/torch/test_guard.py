@@ -14,6 +14,7 @@ import torch
 from paceline.torch import guard, keeping
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper
+from paceline.torch.elastic.starved import Threads
 from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
@@ -103,6 +104,85 @@ def test_a_run_whose_last_worker_ends_with_an_error_says_so(capsys: pytest.Captu
         "paceline: worker 0 ended with status 1",
         "paceline: no worker is left; start the script again from its checkpoint",
     ]
+
+
+HOLDS = """
+import os, signal, time
+import torch
+from paceline.torch import Pace
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+data = torch.utils.data.TensorDataset(torch.randn(240, 4), torch.randn(240, 1))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+pace = Pace(model, 24, elastic=True, loop="round")
+held = {}
+with pace:
+    loader = pace.loader(data, seed=1)
+    pace.register(optimizer)
+    for epoch in range(pace.epoch, 2):
+        for batch in loader:
+            began, number = time.monotonic(), pace.rounds
+            if pace.rank == 1 and number == 5:  # no byte code runs until the time is over, so the lock is held
+                next(filter((began + 3.0).__lt__, iter(time.monotonic, None)))
+            if pace.rank == 1 and number == 12:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            pace.round(batch, lambda x, y: (model(x) - y).square().mean())
+            pace.step(optimizer)
+            held[number] = time.monotonic() - began
+print("end", pace.rounds, held[5], held[12], flush=True)
+"""
+
+
+def test_a_worker_that_holds_pythons_lock_lives_and_one_that_is_stopped_does_not(tmp_path: Path) -> None:
+    """The first is silent for three times as long as the second may be."""
+    script = tmp_path / "train.py"
+    script.write_text(HOLDS)
+    command = [sys.executable, "-m", "paceline.torch.guard", "--workers", "2", "--max-restarts", "0"]
+    done = subprocess.run(
+        [*command, "--dead-after", "1", str(script)], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
+    lost = [line for line in done.stderr.splitlines() if "worker" in line]
+    assert lost == ["paceline: worker 1 gave no sign of life for 1 s"]
+    end, rounds, held, stopped = done.stdout.split()
+    assert (end, rounds) == ("end", "20")
+    assert float(held) >= 3
+    assert float(stopped) < 2
+
+
+def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After ten times as long as one that has none."""
+    from paceline.torch.elastic.news import life
+
+    stands = list[Stands]()
+
+    def start(where: Where) -> Stands:
+        stands.append(Stands(where))
+        return stands[-1]
+
+    keeper = Keeper(3, start, dead=0.2)
+    monkeypatch.setattr(keeper._starved, "_see", lambda pid: Threads(pid == 1, False, {}))
+    for ident, each in enumerate(stands):
+        each.pid = ident
+        keeper.store.set(f"join/{ident}", "1")
+        keeper.store.set(life(ident), "1")
+    beats, began, lost = 1, time.monotonic(), dict[int, tuple[str, float]]()
+    try:
+        while len(lost) < 2:
+            assert time.monotonic() - began < 60
+            beats += 1
+            keeper.store.set(life(0), str(beats))
+            for loss in keeper.look():
+                lost[loss.ident] = loss.words, time.monotonic() - began
+            time.sleep(0.01)
+    finally:
+        keeper.close()
+    assert list(lost) == [2, 1]
+    assert lost[2][0] == "gave no sign of life for 0.2 s"
+    assert lost[1][0] == "was busy and gave no sign of life for 2 s"
+    assert lost[1][1] >= 2
 
 
 @pytest.mark.parametrize(

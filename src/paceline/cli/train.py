@@ -123,7 +123,8 @@ def command(
     dead_after: Annotated[
         float | None,
         typer.Option(
-            help="Seconds without a sign of life until a worker counts as lost; default 1.",
+            help="Seconds without a sign of life until a worker counts as lost, ten times as many for one "
+            "that has work (Linux); default 1.",
             rich_help_panel=LOST,
         ),
     ] = None,

@@ -23,6 +23,7 @@ class Process:
     def __init__(self, command: Sequence[str], where: Where, interface: str) -> None:
         beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface} | dict(os.environ)
         self._process = subprocess.Popen(command, env=beside | where.environment())
+        self.pid = self._process.pid
 
     def status(self) -> int | None:
         return self._process.poll()

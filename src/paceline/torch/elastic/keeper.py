@@ -18,10 +18,16 @@ from paceline.torch.elastic.listening import LOOPBACK, socket_at
 from paceline.torch.elastic.machines import GONE, Machines
 from paceline.torch.elastic.membership import DEAD_SECONDS, Membership
 from paceline.torch.elastic.seal import Seal
+from paceline.torch.elastic.starved import Starved
 
 
 class Worker(Protocol):
     """A process."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number on this machine; None where it is on another."""
+        ...
 
     def status(self) -> int | None:
         """With what it has ended, below 0 by that signal; None while it lives."""
@@ -49,9 +55,10 @@ class Loss(NamedTuple):
 
 class Keeper:
     """start: starts a worker process. restarts: how many may be started in place of lost ones. dead: seconds without
-    a sign of life after which a worker is killed. port: where the workers meet, 0 for any. host: this machine, as
-    others reach it. elsewhere: so many of the places, the last ones, are on other machines. token: that the guards
-    there must have; None where all of them are on this machine.
+    a sign of life after which a worker is killed; ten times as many for one here that has work (``Starved``). port:
+    where the workers meet, 0 for any. host: this machine, as others reach it. elsewhere: so many of the places, the
+    last ones, are on other machines. token: that the guards there must have; None where all of them are on this
+    machine.
 
     Raises PacelineError where the port cannot be used.
     """
@@ -78,7 +85,8 @@ class Keeper:
             self._door = Door(host, port, token, self.store.port, self.news.append)
             secret = self._door.secret
         self._seal = Seal(secret)
-        self.membership = Membership(self.store, places, dead, self._seal)
+        self._starved = Starved(dead)
+        self.membership = Membership(self.store, places, dead, self._seal, self._working)
         self.workers: dict[int, Worker] = {}  # that live
         self.restarts = restarts
         self._start, self._places, self._dead = start, places, dead
@@ -119,7 +127,7 @@ class Keeper:
             self._ends
         ):  # before those who have the model are seen to be gone: the others would take that for a loss
             self._dismiss()
-        dead = self.membership.dead
+        dead, long = self.membership.dead, self.membership.long
         frozen = self.membership.look(ends)
         self._ends |= self.running and not self.membership.members  # nobody is left who has the model
         for ident in frozen:
@@ -133,7 +141,11 @@ class Keeper:
             status = ends.get(ident)
             order, failed = status == 0, status is not None and status > 0
             words = (
-                f"gave no sign of life for {dead:g} s"
+                (
+                    f"was busy and gave no sign of life for {long:g} s"
+                    if ident in self.membership.endless
+                    else f"gave no sign of life for {dead:g} s"
+                )
                 if status is None
                 else f"was on a machine that gave no sign of life for {self._dead:g} s"
                 if status == GONE
@@ -176,6 +188,11 @@ class Keeper:
         if news and free and not self._ends:
             for place in free[: max(self._machines.free, 0)]:
                 self.start(place)
+
+    def _working(self, idents: list[int]) -> set[int]:
+        """Those of these workers that have work, as far as this machine can tell."""
+        pids = {ident: self.workers[ident].pid for ident in idents if ident in self.workers}
+        return self._starved.look({ident: pid for ident, pid in pids.items() if pid is not None})
 
     def _dismiss(self) -> None:
         """Nobody hands anything over any more to those who do not have the model yet."""

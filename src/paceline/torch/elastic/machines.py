@@ -38,6 +38,7 @@ class Remote:
         self.where, self._machines = where, machines
         self.machine: Machine | None = None
         self.over: int | None = None
+        self.pid = None
 
     def status(self) -> int | None:
         return self.over

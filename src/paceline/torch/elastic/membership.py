@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from paceline.torch.elastic.generation import Generation, Member
@@ -11,6 +11,7 @@ from paceline.torch.elastic.link import ending
 from paceline.torch.elastic.news import KEPT, life, told
 from paceline.torch.elastic.seal import OPEN, Seal
 from paceline.torch.elastic.signs import Signs
+from paceline.torch.elastic.starved import TIMES
 
 DEAD_SECONDS = 1.0  # without a sign of life
 BEGIN_SECONDS = 30.0  # the same, at least, until all have begun: nobody waits for a sum by then
@@ -22,12 +23,22 @@ class Membership:
     """The members of one run. ``started`` for each worker process, then ``look`` again and again.
 
     store: a TCPStore that this process holds. places: of workers. dead: seconds without a sign of life after which a
-    worker counts as lost. seal: of the run.
+    worker counts as lost. seal: of the run. working: of the workers that have been silent for half of ``dead`` or
+    more, those that are known to have work (``Starved``): these count as lost only after ``TIMES * dead``.
     """
 
-    def __init__(self, store: Any, places: int, dead: float = DEAD_SECONDS, seal: Seal = OPEN) -> None:
+    def __init__(
+        self,
+        store: Any,
+        places: int,
+        dead: float = DEAD_SECONDS,
+        seal: Seal = OPEN,
+        working: Callable[[list[int]], set[int]] = lambda _: set(),
+    ) -> None:
         self._store, self._places, self._dead, self._signs = store, places, dead, Signs(dead)
-        self._seal = seal
+        self._seal, self._working = seal, working
+        self._at_work: set[int] = set()  # of those that are silent
+        self.endless: set[int] = set()  # of those that the last look gave up: they had work, and for too long
         self.workers: dict[int, Member] = {}  # that were started and may live
         self._hearing: set[int] = set()  # those, and others of which no end was seen
         self.members: list[Member] = []
@@ -49,6 +60,11 @@ class Membership:
         """Seconds without a sign of life after which a worker counts as lost by now."""
         return self._dead if self.running else max(self._dead, BEGIN_SECONDS)
 
+    @property
+    def long(self) -> float:
+        """The same for a worker that has work, in seconds."""
+        return max(self.dead, TIMES * self._dead)
+
     def started(self, ident: int, place: int) -> None:
         """A process was started for this place."""
         self._store.set(life(ident), "0")
@@ -69,7 +85,8 @@ class Membership:
         lost = [ident for ident in ended if self.workers.pop(ident, None) is not None]
         silent = self._silent(now) if self._signs.due(now) else {}
         ending_ones = {ident for ident in silent if self._store.check([ending(ident)])}
-        frozen = [i for i in silent if i not in ending_ones or silent[i] >= self.dead + ENDING_SECONDS]
+        frozen = [ident for ident in silent if silent[ident] >= self._most(ident, ident in ending_ones)]
+        self.endless = {ident for ident in frozen if ident in self._at_work and ident not in ending_ones}
         for ident in frozen:
             self.workers.pop(ident)
         gone = {*lost, *frozen, *ending_ones}
@@ -140,4 +157,12 @@ class Membership:
         """Workers without a sign of life for too long, and for how long."""
         idents = list(self.workers)
         lives = self._store.multi_get([life(ident) for ident in idents]) if idents else []
-        return self._signs.silent(now, dict(zip(idents, map(bytes, lives), strict=True)), self.dead)
+        silent = self._signs.silent(now, dict(zip(idents, map(bytes, lives), strict=True)), self.dead)
+        self._at_work = self._working(self._signs.quiet(self.dead / 2))
+        return silent
+
+    def _most(self, ident: int, ends: bool) -> float:
+        """Seconds of silence from which on a worker is frozen. ends: whether it has told that its program does."""
+        if ends:
+            return self.dead + ENDING_SECONDS
+        return self.long if ident in self._at_work else self.dead

@@ -37,3 +37,7 @@ class Signs:
                 found[number] = since
         self._seen = seen
         return found
+
+    def quiet(self, least: float) -> list[int]:
+        """Those who had been silent for ``least`` seconds at the last look."""
+        return [number for number, (_, since, _) in self._seen.items() if since >= least]
