@@ -284,7 +284,8 @@ class Balancer:
         return plan, after
 
     def _in_force(self, step: int) -> Plan:
-        return self._plans[max(first for first in self._plans if first <= step)]
+        plan = self._plans.get(step)  # as it is where plans take effect at once
+        return self._plans[max(first for first in self._plans if first <= step)] if plan is None else plan
 
     def state_dict(self) -> dict[str, Any]:
         """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""

@@ -12,6 +12,9 @@ last bit on what the processor has, and ranks on unlike machines must make the s
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from functools import reduce
+from operator import add
 from statistics import NormalDist
 from typing import Any
 
@@ -39,13 +42,18 @@ def numbers(values: Values) -> Numbers:
     return values if type(values) is list else values.tolist()
 
 
+def all_numbers(state: Iterable[Values]) -> Iterable[Numbers]:
+    """Each part of a state as plain numbers; a round leaves all of them as lists, or none."""
+    parts = list(state)
+    return parts if type(parts[0]) is list else map(numbers, parts)
+
+
 def total(values: Numbers) -> float:
     """The sum, in the order in which numpy adds."""
     if len(values) < 8:
-        added = 0.0
-        for value in values:
-            added += value
-        return added
+        return reduce(
+            add, values, 0.0
+        )  # not ``sum``, which from Python 3.12 on makes up for what rounding loses
     a, b, c, d, e, f, g, h = values[:8]
     whole = len(values) // 8 * 8
     for start in range(8, whole, 8):

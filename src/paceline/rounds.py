@@ -174,8 +174,11 @@ class Round:
 
 def measurable(seconds: Array) -> Array:
     """Seconds within what a clock could tell, 0 and NaN as they are: their squares and reciprocals are finite."""
-    if few(seconds):
-        for one in seconds.tolist():
+    if few(seconds) and len(seconds):
+        found = seconds.tolist()
+        if min(found) >= QUICKEST and max(found) <= LONGEST:  # where the first is NaN, neither holds
+            return seconds
+        for one in found:
             if 0 < one < QUICKEST or one > LONGEST:
                 break
         else:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.costs import Linear
-from paceline.few import ODD, Numbers, Values, exp, few, log, normal, numbers, quantile, total
+from paceline.few import ODD, Numbers, Values, all_numbers, exp, few, log, normal, quantile, total
 from paceline.rounds import Array
 
 MEMORY = 0.95  # weight of the errors before, each round
@@ -92,7 +92,7 @@ def learn_few(
     errors: Errors, expected: Numbers, expected_overhead: Numbers, pace: Numbers, overhead: Numbers
 ) -> Errors | None:
     """``learn`` in plain numbers, where all were measured and expected; None where that is not so."""
-    off_before, late_before, weights = map(numbers, errors)
+    off_before, late_before, weights = all_numbers(errors)
     usual, usually = _deviations(off_before, weights), _deviations(late_before, weights)
     paces, overheads = [], []
     try:
@@ -116,14 +116,14 @@ def learn_few(
             overheads.append(MEMORY * sum_late + late)
     except ODD:
         return None
-    if not math.isfinite(total(paces)):
+    if not math.isfinite(sum(paces)):
         return None
     return Errors(paces, overheads, [MEMORY * weight + 1.0 for weight in weights])
 
 
 def cautious_few(paces: Numbers, overheads: Numbers, errors: Errors) -> tuple[Numbers, Numbers] | None:
     """``cautious`` in plain numbers, where all are expected: seconds per sample and overheads; else None."""
-    off, late, weights = map(numbers, errors)
+    off, late, weights = all_numbers(errors)
     try:
         speeds = [1.0 / one for one in paces]
         together = total(speeds)
@@ -134,7 +134,7 @@ def cautious_few(paces: Numbers, overheads: Numbers, errors: Errors) -> tuple[Nu
         ]
     except ODD:
         return None
-    if not math.isfinite(total(slopes)):
+    if not math.isfinite(sum(slopes)):
         return None
     return slopes, [
         one + margin * each for one, margin, each in zip(overheads, margins, strayed, strict=True)

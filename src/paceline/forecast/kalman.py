@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.few import ODD, Numbers, Values, exp, few, log, numbers, total
+from paceline.few import ODD, Numbers, Values, all_numbers, exp, few, log, total
 from paceline.rounds import Array
 
 __all__ = ["Track", "follow", "follow_few", "start"]
@@ -113,7 +113,7 @@ def follow_few(track: Track, values: Numbers) -> tuple[Numbers, Numbers, Track] 
     workers = len(values)
     try:
         y = [math.log(value) for value in values]
-        mean_, variance_, newest_, change_, (squares,), (products,), (weight,) = map(numbers, track)
+        mean_, variance_, newest_, change_, (squares,), (products,), (weight,) = all_numbers(track)
         limit = max(OUTLIER * math.sqrt(squares / weight), LEAST_OUTLIER)
         off = [now - then for now, then in zip(y, newest_, strict=True)]
         change = [-limit if one < -limit else limit if one > limit else one for one in off]
@@ -140,6 +140,6 @@ def follow_few(track: Track, values: Numbers) -> tuple[Numbers, Numbers, Track] 
             gains.append(gain)
     except ODD:
         return None
-    if not math.isfinite(total(means) + squares):  # somebody is not measured, or was not before
+    if not math.isfinite(sum(means) + squares):  # somebody is not measured, or was not before
         return None
     return paces, gains, Track(means, variances, y, change, [squares], [products], [weight])

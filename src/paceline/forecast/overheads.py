@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.few import ODD, Numbers, Values, few, log, numbers
+from paceline.few import ODD, Numbers, Values, all_numbers, few, log
 from paceline.rounds import Array
 
 __all__ = ["Fit", "start", "update", "update_few"]
@@ -124,7 +124,7 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
 
 def update_few(fit: Fit, loads: Numbers, seconds: Numbers, known: Numbers) -> Fit | None:
     """``update`` in plain numbers, where all were measured, now and before; None where that is not so."""
-    workers = zip(*map(numbers, fit), strict=True)
+    workers = zip(*all_numbers(fit), strict=True)
     try:
         rows = [
             _one(beliefs, load, taken - apart)

@@ -107,7 +107,8 @@ def whole(slope: Numbers, overhead: Numbers, batch: int, low: Numbers, high: Num
         left = total_ - total(loads)
         if not 0 <= left <= FEW_LEFT:
             return None
-        _give(slope, overhead, int(left), loads, most)
+        if left:
+            _give(slope, overhead, int(left), loads, most)
     except ODD:
         return None
     return [int(load) for load in loads]
