@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,18 @@ from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurabl
 from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
 
 _log = logging.getLogger(__name__)
+
+
+class Decision(NamedTuple):
+    """What a round's reports come to."""
+
+    step: int  # the round
+    loads: NDArray[np.int64]  # samples of each worker, (n,)
+    seconds: Array  # that these took, (n,)
+    plan: Plan  # made from it
+    state: Any  # of the policy, after it
+    fit: overheads.Fit  # of the overheads, after it
+    overhead: Array  # seconds, the overhead fitted to each worker in it, (n,)
 
 
 class Balancer:
@@ -57,6 +69,7 @@ class Balancer:
         self._quantum, self._floor, self.learner = quantum, floor, learner
         self.needs_readings = policy.needs_readings
         self._aside = BackgroundDecision() if policy.trains else None
+        self._ours = type(policy).__module__.startswith("paceline.")
         self.restart(0)
 
     def restart(self, step: int) -> None:
@@ -191,6 +204,10 @@ class Balancer:
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
+        if self.decides_at_once:
+            decision = self.decide(step, loads, seconds, known_overhead, cpu, memory, pieces)
+            self.take(decision)
+            return decision.overhead, decision.plan.shares
         seconds = measurable(seconds)
         known = np.zeros(seconds.shape) if known_overhead is None else measurable(known_overhead)
         ran = loads.astype(float)
@@ -203,33 +220,77 @@ class Balancer:
             if told_anew and self._aside is None and not self.needs_readings and pieces is None:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
-        piece_plan = self.piece_plan(step)
-        moved = piece_plan is not None and not piece_plan.at_once >= 1
-        happened = self._happened(ran, seconds, known, cpu, memory, pieces, moved)
-        if not self._warm:
-            # A first round also warms the workers up. Against it, one with more samples in fewer seconds would look
-            # like all overhead: a worker for which load costs nothing is given everything, and so it stays.
-            self._fit, self._warm = overheads.start(self.policy.cluster.shape), True
+        happened, fit = self._happened(ran, seconds, known, cpu, memory, pieces, self._moved(step))
+        self._fit, self._warm = self._after_warming_up(fit), True
         failed: BaseException | None = None
         if self._aside is None:
             self._newest, self._state = self._step(self._state, happened)
             self._plans[step + 1 + self.lag] = self._newest
         else:
             if self._pending is not None:
-                takes_effect, decision = self._pending
-                failed = decision.exception()
+                takes_effect, pending = self._pending
+                failed = pending.exception()
                 if failed is None:
-                    self._newest, self._state = decision.result()
+                    self._newest, self._state = pending.result()
                     self._plans[takes_effect] = self._newest
             state = self._state
-            decision = self._aside.start(lambda: self._step(state, happened))
-            self._pending = (step + 2 + self.lag, decision)
+            pending = self._aside.start(lambda: self._step(state, happened))
+            self._pending = (step + 2 + self.lag, pending)
         self._plans, self._models = _since(self._plans, step + 1), _since(self._models, step + 1)
         if failed is not None:
             raise failed
+        self._tell(step, loads, seconds)
+        return happened.overhead, self._newest.shares
+
+    @property
+    def decides_at_once(self) -> bool:
+        """Whether a round's reports are all that the next plan is made from: then ``decide`` makes it. Not for
+        policies of others, which may keep something beside their states."""
+        return self._ours and self._aside is None and self.learner is None
+
+    def decide(
+        self,
+        step: int,
+        loads: NDArray[np.int64],
+        seconds: Array,
+        known_overhead: Array | None = None,
+        cpu: Array | None = None,
+        memory: Array | None = None,
+        pieces: PieceTimes | None = None,
+    ) -> Decision:
+        """What ``report`` would come to, while nothing changes yet; arrays as there. Only where it
+        ``decides_at_once``. Whatever the policy raises is raised here."""
+        seconds = measurable(seconds)
+        known = np.zeros(seconds.shape) if known_overhead is None else measurable(known_overhead)
+        ran = loads.astype(float)
+        happened, fit = self._happened(ran, seconds, known, cpu, memory, pieces, self._moved(step))
+        plan, state = self._step(self._state, happened)
+        return Decision(step, loads, seconds, plan, state, self._after_warming_up(fit), happened.overhead)
+
+    def take(self, decision: Decision) -> None:
+        """Let a decision take effect that this balancer has made, or another one in the same state."""
+        step = decision.step
+        self._fit, self._warm = decision.fit, True
+        self._newest, self._state = decision.plan, decision.state
+        self._plans[step + 1 + self.lag] = decision.plan
+        self._plans = _since(self._plans, step + 1)
+        self._tell(step, decision.loads, decision.seconds)
+
+    def _moved(self, step: int) -> bool:
+        """Whether work moved within round ``step``."""
+        piece_plan = self.piece_plan(step)
+        return piece_plan is not None and not piece_plan.at_once >= 1
+
+    def _after_warming_up(self, fit: overheads.Fit) -> overheads.Fit:
+        """What is kept of what a round taught about overheads.
+
+        A first round also warms the workers up. Against it, one with more samples in fewer seconds would look like
+        all overhead: a worker for which load costs nothing is given everything, and so it stays."""
+        return fit if self._warm else overheads.start(self.policy.cluster.shape)
+
+    def _tell(self, step: int, loads: NDArray[np.int64], seconds: Array) -> None:
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("%s", _told(step, loads, seconds, self._newest))
-        return happened.overhead, self._newest.shares
 
     def _happened(
         self,
@@ -240,29 +301,28 @@ class Balancer:
         memory: Array | None = None,
         pieces: PieceTimes | None = None,
         moved: bool = False,
-    ) -> Round:
-        """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
+    ) -> tuple[Round, overheads.Fit]:
+        """A round as policies see it, with the overheads fitted so far, and what is fitted now; moved: work moved
+        within it."""
         # Where the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
         fit, loads = None, ran.tolist() if few(ran) else None
         if loads is not None and not moved:
             fit = overheads.update_few(self._fit, loads, seconds.tolist(), known.tolist())
         if fit is not None:
-            self._fit = fit
             overhead = np.array([one + own for one, own in zip(known.tolist(), fit.overhead, strict=True)])
         else:
-            if not moved:
-                self._fit = overheads.update(self._fit, ran, seconds, known)
-            overhead = known + np.where(np.isnan(self._fit.overhead), 0.0, self._fit.overhead)
+            fit = self._fit if moved else overheads.update(self._fit, ran, seconds, known)
+            overhead = known + np.where(np.isnan(fit.overhead), 0.0, fit.overhead)
         batch = float(ran.sum()) if loads is None else total(loads)
-        return Round(ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces)
+        return Round(ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces), fit
 
     def _see_again(self, learner: CostLearner) -> None:
         """Let the policy see the rounds before the newest again: what they cost is better known now."""
         _, self._state = self.policy.init()
         self._fit = overheads.start(self.policy.cluster.shape)
         for each in learner.seen[:-1]:
-            happened = self._happened(learner.cost(each.parts), each.seconds, each.known)
+            happened, self._fit = self._happened(learner.cost(each.parts), each.seconds, each.known)
             _, self._state = self._step(self._state, happened)
 
     def _step(self, state: Any, happened: Round) -> tuple[Plan, Any]:

@@ -224,6 +224,29 @@ def measured(rank: int, ranks: int, policy: str, milliseconds: list[float], step
     return results
 
 
+def decided_once(
+    rank: int, ranks: int, policy: str, milliseconds: list[float], steps: int, processors: int
+) -> tuple[list[RoundResult], dict[str, Any], int, int]:
+    """``measured`` on so many processors: the rounds, the state after them, and how many of the rounds this rank
+    decided for others, and found decided."""
+    os.cpu_count = lambda: processors
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    results: list[RoundResult] = []
+    made, found = [], []
+    with Pace(ddp, 60, policy, loop="pieces", on_round=results.append) as pace:
+        meter = pace.turns._meter
+        publish, published = meter.publish, meter.published
+        meter.publish = lambda outcome: (made.append(outcome), publish(outcome))[1]  # type: ignore[method-assign]
+        meter.published = lambda: (found.append(published()), found[-1])[1]  # type: ignore[method-assign]
+        for x, y, _ in pace.loader(Samples(60 * steps), seed=5):
+            time.sleep(milliseconds[rank] * len(x) / 1e3)
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer)
+        state = pace.state_dict()
+    return results, state, len(made), sum(each is not None for each in found)
+
+
 def own_and_waiting(rank: int, ranks: int, milliseconds: list[float], steps: int) -> list[list[float]]:
     """Of each round: the seconds that Pace found, those until this rank's last gradient, and those of its wait."""
     ddp = DistributedDataParallel(fresh(torch.float64))

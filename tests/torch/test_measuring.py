@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -10,13 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.torch.measuring import piece_reports
+from paceline.torch import memory
+from paceline.torch.measuring import piece_reports, published
 from paceline.torch.measuring.measure import CudaStopwatch
 from paceline.torch.measuring.meter import ROW, ROW_WITH_PIECES
 from paceline.torch.measuring.open_rounds import mean_loss
 from support.peers_jobs import exchanged
 from support.ranks import run_ranks
-from support.torch_jobs import measured, measured_late, misuse, own_and_waiting
+from support.torch_jobs import decided_once, measured, measured_late, misuse, own_and_waiting
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
@@ -33,6 +36,60 @@ def test_seconds_are_the_same_on_all_ranks_and_shape_the_next_round() -> None:
     assert first.compute[2] >= 0.2
     slowest = first.compute.argmax()  # rank 2, but on a very busy machine
     assert second.loads[slowest] == second.loads.min() < 20, "what was measured in round 0 shapes round 1"
+
+
+@pytest.mark.parametrize("policy", ["level", "auto", "dolbie"])
+def test_of_ranks_that_share_processors_one_decides_for_the_others(policy: str) -> None:
+    ranks = run_ranks(4, decided_once, policy, [1.0, 1.0, 3.0, 1.0], 15, 1)
+    results, state, _, _ = ranks[0]
+    assert [result.step for result in results] == list(range(15))
+    for others, stood, _, _ in ranks[1:]:
+        assert json.dumps(stood) == json.dumps(state), "who takes a decision stands where who made it does"
+        for first, other in zip(results, others, strict=True):
+            for name in ("loads", "compute", "overhead", "shares"):
+                np.testing.assert_array_equal(getattr(first, name), getattr(other, name))
+            assert (first.loss, first.within) == (other.loss, other.within)
+    made, found = (sum(rank[at] for rank in ranks) for at in (2, 3))
+    assert made + found == 15 * 4
+    assert found >= 15, "hardly anybody was spared a decision in 15 rounds"
+
+
+def test_ranks_with_processors_of_their_own_decide_each_for_itself() -> None:
+    assert [found for _, _, _, found in run_ranks(2, decided_once, "level", [1.0, 1.0], 4, 2)] == [0, 0]
+
+
+def test_what_is_published_is_found_whole_by_its_number_or_not_at_all() -> None:
+    held = memory.make(published.LENGTH)[0]
+    mine, other = published.Published(held), published.Published(held)
+    assert other.find(1) is None
+    mine.put(1, {"shares": np.array([0.25, 0.75])})
+    mine.put(2, "next")
+    assert other.find(1)["shares"].tolist() == [0.25, 0.75]
+    assert other.find(2) == "next"
+    assert other.find(3) is None, "it would stand where 1 does"
+    mine.put(4, "later")
+    assert (other.find(2), other.find(4)) == (None, "later")
+    mine.put(5, bytes(published.EACH))
+    assert other.find(5) is None, "it is too large to be left there"
+    for at in range(published.START, published.START + 12):
+        held.content[at] ^= 1
+        assert other.find(4) is None, "it is being written"
+        held.content[at] ^= 1
+    assert other.find(4) == "later"
+
+
+def test_the_first_makes_what_the_others_wait_for_and_not_for_ever() -> None:
+    held = memory.make(published.LENGTH)[0]
+    mine, other = published.Published(held), published.Published(held)
+    assert mine.wait(1) is None, "the first makes it"
+    thread = threading.Timer(0.01, mine.put, (1, "made"))
+    thread.start()
+    assert other.wait(1) == "made", "the second waits for it"
+    thread.join()
+    assert mine.wait(2) is None
+    assert other.wait(2) is None, "who began has failed"
+    other.put(2, "made in its place")
+    assert mine.wait(2) == "made in its place"
 
 
 def test_seconds_leave_the_wait_out() -> None:

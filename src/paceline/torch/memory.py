@@ -8,6 +8,8 @@ import secrets
 from contextlib import suppress
 from typing import NamedTuple
 
+from paceline.torch import peers
+
 
 class Where(NamedTuple):
     """By what the other processes of a machine open it, as long as its file is open."""
@@ -56,4 +58,19 @@ def find(where: Where | None, length: int, writes: bool = False) -> Memory | Non
                 return Memory(mmap.mmap(file, length, prot=reach), file)
             except (OSError, ValueError):
                 os.close(file)
+    return None
+
+
+def common(length: int) -> Memory | None:
+    """Memory with its file that all ranks read and write; None, for all of them, where they are on several machines.
+    Collective."""
+    first = peers.rank() == 0
+    own, place = make(length) if first else (None, None)
+    where = peers.gather(place)[0]
+    found = (own if where is not None else None) if first else find(where, length, writes=True)
+    if all(peers.gather(found is not None)) and found is not None:
+        return found
+    for one in (own, found):
+        if one is not None:
+            one.close_file()
     return None

@@ -72,16 +72,8 @@ class NearbyCounter(Counter):
 
 def shared() -> NearbyCounter | None:
     """The counter of ranks that are all on one machine; None, for all of them, where they are not. Collective."""
-    first = peers.rank() == 0
-    own, place = memory.make(LENGTH) if first else (None, None)
-    where = peers.gather(place)[0]
-    found = (own if where is not None else None) if first else memory.find(where, LENGTH, writes=True)
-    if all(peers.gather(found is not None)) and found is not None:
-        return NearbyCounter(found, peers.timeout())
-    for one in (own, found):
-        if one is not None:
-            one.close_file()
-    return None
+    found = memory.common(LENGTH)
+    return None if found is None else NearbyCounter(found, peers.timeout())
 
 
 def counter() -> Counter:

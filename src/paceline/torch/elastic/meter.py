@@ -18,7 +18,7 @@ from paceline.torch.plan import Piece
 ROW = np.dtype([*FIELDS, ("samples", "f8"), ("parts", "f8", (3,))])
 
 
-class Carried:
+class Carried(exchange.EachForItself):
     """The way of what is told that has travelled with the gradients: it is there already."""
 
     rows: Rows  # of the newest complete round, (places,)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -136,6 +137,15 @@ class Meter:
                 "everywhere: check that all ranks run the same version and options"
             )
         return None if math.isnan(rows["step"][0]) else rows
+
+    def publish(self, made: Any) -> None:
+        """Leave for the other ranks what this one has made of the newest reports, unless they come in late."""
+        if not self.lag:
+            self._exchange.publish(self._sequence, made)
+
+    def published(self) -> Any:
+        """What another rank makes of the newest reports; None where this one should make it, and ``publish`` it."""
+        return None if self.lag else self._exchange.published(self._sequence)
 
     def counted_by_all(self, step: int) -> float | None:
         """What the losses of all ranks in round ``step`` are means over, together; call after ``stop``.

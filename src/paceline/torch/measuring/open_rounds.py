@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balancer import Balancer
+from paceline.balancer import Balancer, Decision
 from paceline.errors import PacelineError
 from paceline.few import total
 from paceline.pieces.sharing import PieceRecord
@@ -50,6 +50,22 @@ class RoundResult(NamedTuple):
     parts: Array | None = (
         None  # lengths, squared lengths and micro-batches that these are made of, shape (n, 3)
     )
+
+
+class Outcome(NamedTuple):
+    """What a round's reports come to, the same on every rank. Arrays of shape (n,)."""
+
+    step: int
+    loads: NDArray[np.int64]  # that the ranks really ran
+    compute: Array  # seconds, as in RoundResult
+    loss: float  # as there
+    losses: list[float]  # each rank's, summed
+    told: list[float]  # 1 where a rank handed in its loss, else 0
+    overhead: Array  # seconds, as there
+    shares: Array  # the plan made from it
+    within: PieceRecord | None
+    parts: Array | None = None  # as there, (n, 3)
+    decision: Decision | None = None  # that is still to be taken; None where the balancer has it already
 
 
 class _Open(NamedTuple):
@@ -100,18 +116,26 @@ class OpenRounds:
         if self._settled == rounds - 1:
             return
         self._settled = rounds - 1
-        self._take_in(self._meter.collect(self._settled))
+        shared = self._balancer.decides_at_once
+        if shared and (outcome := self._meter.published()) is not None:
+            self._take(outcome)
+        elif (rows := self._meter.collect(self._settled)) is not None:
+            outcome = self._outcome(rows)
+            if shared:
+                self._meter.publish(outcome)
+            self._take(outcome)
 
     def flush(self, rounds: int) -> None:
         """``settle``, and on a GPU also wait for the last round's reading. Collective."""
         self.settle(rounds)
-        self._take_in(self._meter.flush(self._balancer.digest))
+        if (rows := self._meter.flush(self._balancer.digest)) is not None:
+            self._take(self._outcome(rows))
 
-    def _take_in(self, rows: Rows | None) -> None:
-        if rows is None:
-            return
-        step = int(rows["step"][0])
-        plan, epoch, seconds, learning_rate = self._open.pop(step)
+    def _outcome(self, rows: Rows) -> Outcome:
+        """What all ranks' reports of a round come to, with the next plan. Where the balancer does not decide at
+        once, it has taken them in then."""
+        step, balancer = int(rows["step"][0]), self._balancer
+        plan = self._open[step].plan
         known, took, losses = rows["overhead"], rows["seconds"], rows["loss"].tolist()
         loads, reports, within, first = plan.loads, None, None, None
         parts = None if plan.deal is None else plan.deal.parts
@@ -133,29 +157,54 @@ class OpenRounds:
         elif "samples" in (rows.dtype.names or ()):  # a rank that was lost left its part to others
             loads = rows["samples"].astype(np.int64)
             parts = None if plan.deal is None else rows["parts"]
-        times = None if reports is None else reports.times()
-        cpu, memory = (rows["cpu"], rows["memory"]) if self._balancer.needs_readings else (None, None)
-        overhead, shares = self._balancer.report(step, loads, took, known, cpu, memory, times, parts, first)
         counts = rows["count"].tolist()
         check_counts(step, counts)
-        result = RoundResult(
+        times = None if reports is None else reports.times()
+        cpu, memory = (rows["cpu"], rows["memory"]) if balancer.needs_readings else (None, None)
+        decision = None
+        if balancer.decides_at_once:
+            decision = balancer.decide(step, loads, took, known, cpu, memory, times)
+            overhead, shares = decision.overhead, decision.plan.shares
+        else:
+            overhead, shares = balancer.report(step, loads, took, known, cpu, memory, times, parts, first)
+        return Outcome(
             step=step,
-            epoch=epoch,
-            batch=plan.batch,
             loads=loads,
             compute=took,
-            overhead=overhead,
-            seconds=seconds,
             loss=mean_loss(losses, counts, plan.batch),
+            losses=losses,
+            told=rows["told"].tolist(),
+            overhead=overhead,
             shares=shares,
             within=within,
+            parts=parts,
+            decision=decision,
+        )
+
+    def _take(self, outcome: Outcome) -> None:
+        """The plan takes effect, and listeners hear of the round."""
+        plan, epoch, seconds, learning_rate = self._open.pop(outcome.step)
+        parts = outcome.parts
+        if outcome.decision is not None:
+            self._balancer.take(outcome.decision)
+        result = RoundResult(
+            step=outcome.step,
+            epoch=epoch,
+            batch=plan.batch,
+            loads=outcome.loads,
+            compute=outcome.compute,
+            overhead=outcome.overhead,
+            seconds=seconds,
+            loss=outcome.loss,
+            shares=outcome.shares,
+            within=outcome.within,
             learning_rate=learning_rate,
             costs=None if plan.deal is None or parts is None else cost_of(plan.deal.model, parts),
             parts=parts,
         )
         for listener in self.listeners:
             listener(result)
-        self._finite.check(step, losses, rows["told"])
+        self._finite.check(outcome.step, outcome.losses, outcome.told)
 
 
 def mean_loss(losses: list[float], counts: list[float], batch: int) -> float:
@@ -179,7 +228,7 @@ class Finite:
         self._on_nan = on_nan
         self._warned = False
 
-    def check(self, step: int, losses: Sequence[float] | Array, told: Array) -> None:
+    def check(self, step: int, losses: Sequence[float], told: Sequence[float]) -> None:
         """Of a round: each rank's summed loss, and 1 where it handed it in, else 0; (n,)."""
         if all(map(math.isfinite, losses)):
             return
