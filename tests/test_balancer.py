@@ -13,6 +13,7 @@ from paceline import policies
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rounds import Array, Cluster
+from paceline.samples import CostLearner, SampleCosts
 
 SECONDS = np.array([1.0, 1.0, 2.0, 4.0]) / 1e3
 
@@ -93,6 +94,26 @@ def test_no_worker_is_left_without_work_after_a_first_round_that_warms_up() -> N
             loop.report(step, loads, seconds, np.full(2, 3e-4))
             idle += int(loads.min() <= 2)
         assert idle <= 10, seed
+
+
+@pytest.mark.parametrize("seed", [18, 21, 28])
+def test_a_first_round_that_is_seen_again_teaches_no_overheads_either(seed: int) -> None:
+    """Two equal workers, samples that cost differently: once their cost is known, the halves are equal."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.lognormal(5, 0.6, 4096)
+    costs = SampleCosts(lengths)
+    loop = Balancer(policies.create("level", Cluster(2, 64)), learner=CostLearner(costs, 2, 64))
+    halves = []
+    for step in range(25):
+        dealt = loop.deal(step, lengths[rng.integers(0, 4096, 64)])
+        linear, square, _ = dealt.parts.T
+        cost = 0.5 * linear / costs.mean + 0.5 * square / costs.mean_square
+        seconds = 2e-3 + 1e-4 * cost * np.exp(0.02 * rng.standard_normal(2))
+        if step == 0:
+            seconds += rng.exponential(0.05, 2)
+        _, shares = loop.report(step, dealt.loads, seconds, parts=dealt.parts)
+        halves.append(shares[0])
+    assert np.abs(np.array(halves[8:]) - 0.5).max() < 0.05
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2, 5])

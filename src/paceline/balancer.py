@@ -321,8 +321,10 @@ class Balancer:
         """Let the policy see the rounds before the newest again: what they cost is better known now."""
         _, self._state = self.policy.init()
         self._fit = overheads.start(self.policy.cluster.shape)
+        self._warm = False
         for each in learner.seen[:-1]:
-            happened, self._fit = self._happened(learner.cost(each.parts), each.seconds, each.known)
+            happened, fit = self._happened(learner.cost(each.parts), each.seconds, each.known)
+            self._fit, self._warm = self._after_warming_up(fit), True
             _, self._state = self._step(self._state, happened)
 
     def _step(self, state: Any, happened: Round) -> tuple[Plan, Any]:
