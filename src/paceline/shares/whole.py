@@ -138,9 +138,8 @@ def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
             before = np.cumsum(room, axis=-1) - room
             return loads + np.clip(missing - before, 0.0, room)
         if attempt % 2 == 0 and np.isfinite(right).all():
-            guess = left + (right - left) * np.maximum(missing - few / 2, 0.0) / np.maximum(
-                missing + over, 1.0
-            )
+            part = np.maximum(missing - few / 2, 0.0) / np.maximum(missing + over, 1.0)
+            guess = left + (right - left) * part
             middle = np.where((left < guess) & (guess < right) & (middle > left), guess, middle)
         attempt += 1
         counts = _counts(cost, middle, low, high)

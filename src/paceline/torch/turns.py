@@ -320,7 +320,7 @@ class Turns:
             self.settle()
             self._meter.start(self.progress.rounds, self._carry)
             if self._claims is not None:
-                self._claims.open(self._began)
+                self._claims.open(time.perf_counter())  # deciding is no part of its first piece
             self._carry = 0.0
 
     def _claim(self, piece: Piece) -> Claim | None:

@@ -39,5 +39,5 @@ class Signs:
         return found
 
     def quiet(self, least: float) -> list[int]:
-        """Those who had been silent for ``least`` seconds at the last look."""
+        """Those that were silent for ``least`` seconds at the last look."""
         return [number for number, (_, since, _) in self._seen.items() if since >= least]
