@@ -36,7 +36,8 @@ def test_reaches_what_no_plan_can(name: str) -> None:
 
 
 def test_claims_follow_how_steady_paces_are_within_a_round() -> None:
-    for slopes in (noisy(0.3), noisy(0.7), moving()):
+    # As many draws of the pieces' own paces where only one worker's pace moves: one draw says little of 0.005.
+    for slopes in (noisy(0.3), noisy(0.7), np.repeat(moving(), 24, axis=1)):
         learned = share_of_the_bound("auto", slopes, BATCH)
         assert learned > share_of_the_bound("auto:part=0.5", slopes, BATCH) + 0.008
         unsteady, halves, most = (

@@ -83,7 +83,7 @@ def hindered(rank: int, ranks: int, apart: int | None) -> dict[str, Any]:
 
     apart: the rank that shares no memory with the others, as if on another machine; None where all share it."""
     if rank == apart:
-        memory.find = lambda *arguments: None  # type: ignore[assignment]
+        memory.find = lambda *arguments, **named: None  # type: ignore[assignment]
     meet = mesh._meet
 
     def called_on(doors: list[Any], listener: socket.socket, *others: Any) -> None:
