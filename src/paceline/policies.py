@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Any, TypeVar
 
 import numpy as np
@@ -67,16 +66,16 @@ def leaves(state: Any) -> list[NDArray[Any]]:
 def restore(template: S, stored: Sequence[ArrayLike]) -> S:
     """The state that ``leaves`` took apart. template: any state of the same policy, such as ``init`` gives.
 
-    Fields of a state, or of one within it, that have a default are newer than the others: where nothing was stored of
-    them, they are the template's. Raises PacelineError when the number of arrays or their shapes are another policy's
-    or cluster's.
+    Fields at the end of a state that have a default are newer than the others: where nothing was stored of them, they
+    are the template's. Raises PacelineError when the number of arrays or their shapes are another policy's or
+    cluster's.
     """
     if isinstance(stored, str) or not isinstance(stored, Sequence):
         raise PacelineError(f"the stored policy state is {stored!r:.60}; expected a list of arrays")
     remaining = list(stored)
     expected = leaves(template)
-    absent = _absent(template, len(expected) - len(remaining))
-    if absent is None:
+    newer = sum(len(leaves(getattr(template, name))) for name in getattr(template, "_field_defaults", ()))
+    if len(remaining) not in (len(expected), len(expected) - newer):
         raise PacelineError(
             f"the stored policy state has {len(remaining)} arrays, expected {len(expected)}; "
             "it belongs to another policy"
@@ -84,11 +83,11 @@ def restore(template: S, stored: Sequence[ArrayLike]) -> S:
 
     def rebuild(part: Any) -> Any:
         if isinstance(part, tuple):
-            named = getattr(part, "_fields", range(len(part)))
-            without = getattr(part, "_field_defaults", ()) if type(part) in absent else ()
-            parts = [p if name in without else rebuild(p) for name, p in zip(named, part, strict=True)]
+            parts = [rebuild(p) for p in part]
             return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
         wanted = np.asarray(part)
+        if not remaining:
+            return wanted
         try:
             found = np.array(remaining.pop(0), dtype=wanted.dtype)
         except (TypeError, ValueError, OverflowError):
@@ -103,27 +102,6 @@ def restore(template: S, stored: Sequence[ArrayLike]) -> S:
         return found
 
     return rebuild(template)
-
-
-def _absent(template: Any, missing: int) -> set[type] | None:
-    """Whose newer fields a stored state lacks, if it lacks so many arrays; None where that cannot be."""
-    counts: dict[type, int] = {}
-
-    def count(part: Any) -> None:
-        if isinstance(part, tuple):
-            if newer := sum(
-                len(leaves(getattr(part, name))) for name in getattr(part, "_field_defaults", ())
-            ):
-                counts[type(part)] = counts.get(type(part), 0) + newer
-            for each in part:
-                count(each)
-
-    count(template)
-    for size in range(len(counts) + 1):
-        for kinds in combinations(counts, size):
-            if sum(counts[kind] for kind in kinds) == missing:
-                return set(kinds)
-    return None
 
 
 DIGESTS = 2**52 - 47  # a prime: numbers that differ in a few bits have other remainders

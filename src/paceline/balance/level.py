@@ -7,18 +7,16 @@ with a margin where they are uncertain.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.balance import caution, evenly
+from paceline.balance import caution
 from paceline.balance.forecasting import Forecasting
 from paceline.balance.members import bounds, even, fill_unknown
 from paceline.balance.protocol import Policy
 from paceline.costs import Linear, line_through, line_through_few
-from paceline.few import ODD, Values, few, numbers
+from paceline.few import Values, few, numbers
 from paceline.forecast import Reading, kalman
 from paceline.rounds import Cluster, Plan, Round
 from paceline.shares import plain, water_level
@@ -33,9 +31,6 @@ class LevelState(NamedTuple):
     level: Any  # seconds: where the next search starts, (...,)
     expected: Values  # seconds per sample, (..., n); NaN where nothing is expected yet
     errors: caution.Errors
-    seen: Values = (
-        None  # of equal shares, (..., n + 6); added later: a state that was stored before has none of it
-    )
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,7 @@ class Level(Forecasting, Policy[LevelState]):
         pace = kalman.start(shape) if tracked else self.forecaster().init(shape)
         nothing, unknown = np.zeros(shape), np.full(shape, np.nan)
         errors = caution.start(shape)
-        level, seen = np.full(shape[:-1], np.nan), evenly.start(shape)
-        state = LevelState(pace, nothing, nothing, level, unknown, errors, seen)
+        state = LevelState(pace, nothing, nothing, np.full(shape[:-1], np.nan), unknown, errors)
         return Plan(even(self.cluster)), state
 
     def step(self, state: LevelState, round: Round) -> tuple[Plan, LevelState]:
@@ -95,30 +89,8 @@ class Level(Forecasting, Policy[LevelState]):
         level, loads = water_level(costs, batch, least * batch, most * batch, guess=state.level)
         if not present.all():  # whole samples, too, must not go to the absent
             costs = Linear(np.where(present, costs.seconds_per_sample, np.inf), costs.overhead)
-        plan, seen = Plan(loads / batch, costs=costs), np.asarray(state.seen)
-        if self._evenly_may_do and not _claimed(round):
-            here, size = present.all(-1), np.asarray(round.batch, float)
-            were = here & (size == batch) & evenly.alike(round.loads, size[..., None] / cluster.workers)
-            evened = overhead + expected * (batch / cluster.workers)
-            equal, seen = evenly.decide(seen, were, round.seconds, evened)
-            if (equal := equal & here).any():
-                plan = self._even_where(equal, plan)
-        return plan, LevelState(pace, overhead, idle, level, expected, errors, seen)
-
-    @cached_property
-    def _evenly_may_do(self) -> bool:
-        """Whether the limits allow equal shares."""
-        each = self.cluster.global_batch / self.cluster.workers
-        return bool(((self.cluster.least <= each) & (each <= self.cluster.most)).all())
-
-    def _even_where(self, equal: NDArray[np.bool_], plan: Plan) -> Plan:
-        """The plan, with equal shares in the runs where these are to be had; equal: of shape (...,)."""
-        costs, here = plan.costs, equal[..., None]
-        assert isinstance(costs, Linear)
-        pace, overhead = costs.seconds_per_sample, costs.overhead
-        pace = np.where(here, pace.mean(-1, keepdims=True), pace)
-        costs = Linear(pace, np.where(here, 0.0, overhead))
-        return Plan(np.where(here, 1 / self.cluster.workers, plan.shares), costs=costs)
+        loads /= batch
+        return Plan(loads, costs=costs), LevelState(pace, overhead, idle, level, expected, errors)
 
     def _step_few(self, state: LevelState, round: Round) -> tuple[Plan, LevelState] | None:
         """The same in plain numbers, where all were there and measured, now and before; None where that is not so."""
@@ -142,21 +114,5 @@ class Level(Forecasting, Policy[LevelState]):
             return None
         level, loads = filled
         shares = np.array([load / batch for load in loads])
-        plan, seen = Plan(shares, costs=Linear(np.array(costs[0]), np.array(costs[1]))), numbers(state.seen)
-        if self._evenly_may_do and not _claimed(round):
-            each, ran = batch / self.cluster.workers, round.loads.tolist()
-            near = max(evenly.ALIKE * each, 1.0)
-            were = round.batch == batch and max([abs(load - each) for load in ran]) <= near
-            evened = [late + pace * each for late, pace in zip(overheads, expected, strict=True)]
-            try:
-                equal, seen = evenly.decide_few(seen, were, round.seconds.tolist(), evened)
-            except ODD:
-                return None
-            if equal:
-                plan = self._even_where(np.array(True), plan)
-        return plan, LevelState(pace, overheads, state.idle, level, expected, errors, seen)
-
-
-def _claimed(round: Round) -> bool:
-    """Whether work was claimed within the round, of any run."""
-    return round.pieces is not None and bool(np.any(round.pieces.expected > 0))
+        plan = Plan(shares, costs=Linear(np.array(costs[0]), np.array(costs[1])))
+        return plan, LevelState(pace, overheads, state.idle, level, expected, errors)
