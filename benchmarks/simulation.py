@@ -27,8 +27,9 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from paceline import policies, simulate
+from paceline.balancer import Balancer
 from paceline.costs import Linear
-from paceline.rounds import Array
+from paceline.rounds import Array, Cluster
 from paceline.shares import water_level
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate.measures import estimate, oracle_ratio, seconds_at
@@ -157,6 +158,32 @@ def floor(clusters: int, samples: int = 400) -> None:
     print(f"   with a blind first round of 8.0 times the oracle's, 100 rounds: {(8.0 + 99 * best) / 100:.3f}")
 
 
+def short_steps(runs: int) -> None:
+    print(
+        "5. equal workers in short steps: rounds over those with equal shares, largest load over the equal one"
+    )
+    overhead, slope, samples, rounds, warm = 2e-3, 13e-6, 16, 400, 2
+    for workers in (2, 4, 8):
+        for scatter, spikes in ((0.05, 0.0), (0.2, 0.1)):
+            largest = []
+            for seed in range(runs):
+                rng = np.random.default_rng(seed)
+                batch = samples * workers
+                balancer = Balancer(policies.create("level", Cluster(workers, batch)))
+                for step in range(rounds):
+                    loads = balancer.loads(step, batch)
+                    noise = np.exp(scatter * rng.standard_normal(workers)) * (3 if step < warm else 1)
+                    noise *= np.where(rng.random(workers) < spikes, rng.uniform(1.5, 4, workers), 1.0)
+                    balancer.report(step, loads, (overhead + slope * loads) * noise)
+                    if step >= rounds // 2:
+                        largest.append(loads.max())
+            times, equal = overhead + slope * np.array(largest), overhead + slope * samples
+            print(
+                f"   {workers} workers, scatter {scatter}, spikes in {spikes:.0%} of the rounds: "
+                f"{times.mean() / equal:.2f}, {np.mean(largest) / samples:.1f}"
+            )
+
+
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="10 realizations")
@@ -166,6 +193,7 @@ def main() -> None:
     size()
     ratios(realizations)
     floor(3 if options.quick else 20)
+    short_steps(2 if options.quick else 8)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ class Equal(Policy[EqualState]):
     """Every present worker gets the same share, within its limits."""
 
     cluster: Cluster
+    follows: ClassVar[bool] = False
     settles: ClassVar[bool] = False
 
     def init(self) -> tuple[Plan, EqualState]:

@@ -19,6 +19,7 @@ class Policy(Protocol[S]):
     cluster: Cluster
     needs_upcoming: ClassVar[bool] = False  # reads Round.upcoming: a simulation's oracle, never a real run
     needs_machines: ClassVar[bool] = False  # has a use for Cluster.machines
+    follows: ClassVar[bool] = True  # plans by what was measured
     settles: ClassVar[bool] = True  # shares with which all end together are where it stays
 
     @property

@@ -116,7 +116,8 @@ class OpenRounds:
         if self._settled == rounds - 1:
             return
         self._settled = rounds - 1
-        shared = self._balancer.decides_at_once
+        # What takes no time to decide is not worth waiting for another rank.
+        shared = self._balancer.decides_at_once and self._balancer.policy.follows
         if shared and (outcome := self._meter.published()) is not None:
             self._take(outcome)
         elif (rows := self._meter.collect(self._settled)) is not None:
