@@ -207,3 +207,25 @@ def test_a_proportional_rate_goes_by_samples_not_by_gradients(sync, backup):
 def test_a_least_of_nothing_is_refused_instead_of_changed(limits, words):
     with pytest.raises(PacelineError, match=words):
         ServerConfig(2, 12, limits=limits)
+
+
+def test_a_version_has_the_whole_batch_although_its_plan_is_from_before_a_worker_left():
+    engine, _, _, coordinator = made(backup="static:2", policy="equal")
+    coordinator.handle(Start(0.0))
+    coordinator.handle(Leave(0.5, 3, "died"))
+    finish(engine, coordinator, 0, 1.0)
+    finish(engine, coordinator, 1, 1.0)  # nothing is measured of worker 2, so the policy sees no round yet
+    finish(engine, coordinator, 2, 1.5)  # late: its next task is of the new version, too
+    assert [engine.running[worker].load for worker in (0, 1, 2)] == [4, 4, 4]
+
+
+def test_workers_with_little_room_get_what_they_can_hold_when_another_has_left():
+    engine, pool, log = Engine(), Epochs(SAMPLES, EPOCHS, seed=0), []
+    config = ServerConfig(3, 12, policy="equal", limits=((1, 5), (1, 5), (1, 5)))
+    coordinator = Coordinator(engine, config, pool, log.append)
+    coordinator.handle(Start(0.0))
+    coordinator.handle(Leave(0.5, 1, "died"))
+    for _ in range(2):
+        finish(engine, coordinator, 0, 1.0)
+        finish(engine, coordinator, 2, 1.0)
+    assert [update.loads.tolist() for update in log] == [[4, 0, 4], [5, 0, 5]]

@@ -90,7 +90,7 @@ def test_what_a_lost_worker_had_is_done_by_the_others_in_the_same_round(number):
 
     try:
         values, log, pool = served(
-            "factoring:portion=0.5", PerSample(*[5e-3] * 3), during, epochs=1, floor=0.3
+            "factoring:portion=0.5", PerSample(*[5e-3] * 3), during, epochs=1, floor=2.0
         )
     finally:
         if number == signal.SIGSTOP:
@@ -138,6 +138,7 @@ def test_who_comes_in_mid_round_shares_it():
 
     values, log, pool = served("factoring", PerSample(*[4e-3] * 3), during, epochs=6, replace=True)
     assert set(pool.uses) == {6}
+    assert [u.samples for u in log] == [60] * 60
     assert np.abs(values - one_process(log)).max() < 1e-5
     assert {1} in [present - {0, 2} for version, present in notes.items() if version > 5]
     assert all(u.loads[1] > 0 for u in log[-3:])

@@ -64,7 +64,7 @@ class Coordinator:
         self._dropped_samples = 0
         self._changed: list[str] = []  # who takes part, since the update before
         self._quorum, self._noise = Quorum(backup, n), GradientNoise()
-        self._loads = Loads(self.balancer, n, config.global_batch)
+        self._loads = Loads(self.balancer, n, config.global_batch, self._shares)
         # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
         self.statistics = self._rate.needs_variance or (backup is not None and backup.needs_variance)
         self._story: deque[Event] = deque(maxlen=STORY)
@@ -78,7 +78,7 @@ class Coordinator:
     def set_machines(self, machines: Machines) -> None:
         """What the workers' machines are; to be told before ``start``."""
         self.balancer = self._config.balancer(machines)
-        self._loads = Loads(self.balancer, self.workers, self.batch)
+        self._loads = Loads(self.balancer, self.workers, self.batch, self._shares)
 
     def handle(self, event: Event) -> None:
         """Take in what happened, and have the engine carry out what follows from it, in order.
@@ -159,7 +159,7 @@ class Coordinator:
         _log.info("worker %d takes part", worker)
         self._changed.append(f"worker {worker} joined")
         self.present.add(worker)
-        self._deadlines.joined(worker, None if late is None else (now - late.began) / late.load)
+        self._deadlines.joined(worker, None if late is None else (now - late.began) / max(late.load, 1))
         effects, self._state = self._gate.join(self._state, worker, now)
         self._carry_out(effects, now)
 
@@ -263,7 +263,7 @@ class Coordinator:
 
     def _release(self, worker: int, version: int, tag: int, now: float) -> Effects:
         """Give a worker its next task; without samples for it, the gate must not wait for it."""
-        taken = self.pool.take(worker, self._loads.of(worker, self.version))
+        taken = self.pool.take(worker, self._loads.of(worker, self.version, self.present))
         if taken is None:
             self._starved.add(worker)
             effects, self._state = self._gate.leave(self._state, worker, now)

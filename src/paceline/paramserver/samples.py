@@ -13,7 +13,8 @@ class SampleSource(Protocol):
     """Hands out samples to tasks. What it hands out means something only to itself until ``indices``."""
 
     def take(self, worker: int, count: int) -> Any:
-        """Samples for a task, up to count; None where there are none (perhaps only for now)."""
+        """Samples for a task, up to count, which may be 0; None where there are none of those that are wanted
+        (perhaps only for now)."""
         ...
 
     def available(self) -> bool:
@@ -95,7 +96,7 @@ class Epochs:
         self._done = 0
 
     def take(self, worker: int, count: int) -> Indices | None:
-        parts: list[Indices] = []
+        parts: list[Indices] = [] if count else [np.zeros(0, np.int64)]
         while count > 0 and self._back:
             part = self._back.pop(0)
             if len(part) > count:
