@@ -347,11 +347,12 @@ def with_as_many_threads(rank: int, ranks: int, threads: list[int]) -> str:
 
 
 class Slow(Samples):
-    """Samples that take 15 ms to load."""
+    """Samples that take 15 ms to load, with the time at which that began, by the machine's clock."""
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:  # type: ignore[override]
+        began = time.monotonic()
         time.sleep(15e-3)
-        return super().__getitem__(index)
+        return *super().__getitem__(index), began
 
 
 def nap(seconds: float, _: torch.Tensor) -> None:
@@ -359,32 +360,31 @@ def nap(seconds: float, _: torch.Tensor) -> None:
     time.sleep(seconds)
 
 
-def samples_and_waits(
-    rank: int, ranks: int, loader_workers: int
-) -> tuple[list[int], list[tuple[int, float]]]:
-    """The samples that this rank ran; of each claim, its size and the seconds that its samples were waited for."""
+def samples_and_ahead(rank: int, ranks: int, loader_workers: int) -> tuple[list[int], list[float]]:
+    """The samples that this rank ran; of each claim, the part of its samples whose loading had begun when they were
+    asked for."""
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     used: list[int] = []
-    waits: list[tuple[int, float]] = []
+    ahead: list[float] = []
     with Pace(ddp, 120, "factoring:portion=0.3", loop="pieces") as pace:
         loader = pace.loader(Slow(120 * 4), seed=5, num_workers=loader_workers)
         fetch = loader._fetch
 
         def timed(turn: Any) -> Any:
-            began = time.perf_counter()
+            asked = time.monotonic()
             batch = fetch(turn)
-            waits.append((len(turn), time.perf_counter() - began))
+            ahead.append(float((batch[-1] < asked).double().mean()))
             return batch
 
         loader._fetch = timed  # type: ignore[method-assign]
-        for x, y, index in loader:
+        for x, y, index, _ in loader:
             used += index.tolist()
             loss = loss_of(ddp(x), y)
             loss.register_hook(partial(nap, 18e-3 * len(x)))
             pace.backward(loss)
             pace.step(optimizer)
-    return used, waits
+    return used, ahead
 
 
 def frozen(rank: int, ranks: int, steps: int, seconds: float) -> tuple[float, list[RoundResult]]:

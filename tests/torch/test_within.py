@@ -34,7 +34,7 @@ from support.torch_jobs import (
     parameters_of_two_runs,
     part_of_an_epoch,
     reference,
-    samples_and_waits,
+    samples_and_ahead,
 )
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
@@ -93,16 +93,12 @@ def test_each_sample_once_an_epoch() -> None:
 
 
 def test_claimed_samples_are_loaded_while_the_piece_before_runs() -> None:
-    held_up = []  # of the seconds that loading takes: the median of each try; 1 where nothing is loaded ahead
-    for _ in range(4):  # a busy machine delays what is loaded ahead
-        ranks = run_ranks(2, samples_and_waits, 2)
-        assert sorted(chain.from_iterable(used for used, _ in ranks)) == list(range(480))
-        waits = [wait / (15e-3 * size) for _, claims in ranks for size, wait in claims]
-        assert len(waits) > 15
-        held_up.append(np.median(waits))
-        if held_up[-1] < 0.25:
-            break
-    assert min(held_up) < 0.4
+    ranks = run_ranks(2, samples_and_ahead, 2)
+    assert sorted(chain.from_iterable(used for used, _ in ranks)) == list(range(480))
+    ahead = list(chain.from_iterable(claims for _, claims in ranks))
+    assert len(ahead) > 15
+    assert np.mean(ahead) > 0.5, "0 where nothing is loaded ahead"
+    assert np.mean(np.array(ahead) > 0) > 0.8
 
 
 def test_deterministic_results_have_the_same_bits_whoever_claims_what() -> None:
