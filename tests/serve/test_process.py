@@ -157,6 +157,13 @@ def test_large_bodies_and_slow_clients(tmp_path: Path, monkeypatch: pytest.Monke
         assert status == "413"
         assert int(float(sent)) < 9_000_000, "not read to its end"
         assert "too large" in (tmp_path / "said").read_text()
+        for headers, words in ((f"Authorization: Bearer {TOKEN}", b"413"), ("X-None: 1", b"401")):
+            with socket.create_connection(("127.0.0.1", service.port), timeout=30) as eager:
+                eager.sendall(f"PUT /v1/jobs/j HTTP/1.1\r\nhost: x\r\n{headers}\r\n".encode())
+                eager.sendall(b"content-length: 8000000\r\n\r\n")
+                for _ in range(80):  # as most clients do: all is sent before anything is read
+                    eager.sendall(b" " * 100_000)
+                assert eager.recv(1000).startswith(b"HTTP/1.1 " + words)
         began = time.monotonic()
         slow = [socket.create_connection(("127.0.0.1", service.port), timeout=30) for _ in range(2)]
         slow[1].sendall(b"GET /v1/jobs HTTP/1.1\r\nhost: x\r\n")

@@ -1,11 +1,12 @@
 """What a client may ask of the service: a bounded body, sent within bounded time, and with the token.
 
-Whoever exceeds that is answered (or, before its request has even begun, cut off) and nothing more is read.
+Whoever exceeds that is answered (or, before its request has even begun, cut off) and nothing more is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import urllib.parse
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -20,6 +21,7 @@ BODY_BYTES = 256 * 1024
 HEADER_BYTES = 64 * 1024
 BODY_SECONDS = 10.0
 HEADER_SECONDS = 10.0
+LINGER_SECONDS = 2.0  # for which a client that was refused may go on sending
 OPEN = ("/openapi.json", "/docs")  # say nothing of any job
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -62,6 +64,7 @@ class Bounded:
                 401,
                 "the token is missing or wrong: send the header Authorization: Bearer TOKEN",
                 challenge,
+                unread=receive,
             )
             return
         if self.token is None and not _local(headers.get(b"host", b"")):
@@ -70,7 +73,9 @@ class Bounded:
             return
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > BODY_BYTES:
-            await refuse(send, 413, f"the body is too large: expected {BODY_BYTES} bytes at most")
+            await refuse(
+                send, 413, f"the body is too large: expected {BODY_BYTES} bytes at most", unread=receive
+            )
             return
         if length == b"0" and b"transfer-encoding" not in headers:
             await self.app(scope, receive, send)
@@ -82,7 +87,9 @@ class Bounded:
             await refuse(send, 408, f"the body did not arrive within {self.seconds:g} s: send it at once")
             return
         if body is None:
-            await refuse(send, 413, f"the body is too large: expected {BODY_BYTES} bytes at most")
+            await refuse(
+                send, 413, f"the body is too large: expected {BODY_BYTES} bytes at most", unread=receive
+            )
             return
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if body and kind != b"application/json":
@@ -149,11 +156,17 @@ async def _whole(receive: Receive) -> bytes | None:
 
 
 async def refuse(
-    send: Send, status: int, sentence: str, headers: list[tuple[bytes, bytes]] | None = None, html: str = ""
+    send: Send,
+    status: int,
+    sentence: str,
+    headers: list[tuple[bytes, bytes]] | None = None,
+    html: str = "",
+    unread: Receive | None = None,
 ) -> None:
-    """Answer with an error, and close the connection: what the client may still be sending is not read.
+    """Answer with an error, and close the connection: what the client may still be sending is not kept.
 
-    html: a page for people, instead of the sentence.
+    html: a page for people, instead of the sentence. unread: where the rest of the body would come from. For a while
+        it is thrown away: a client whose connection is closed while it sends sees that, and not the answer.
     """
     body = html.encode() if html else json.dumps({"error": sentence}).encode()
     start = {
@@ -167,6 +180,13 @@ async def refuse(
         ],
     }
     await send(start)
+    if unread is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while (await unread()).get("more_body", False):
+                    pass
+        body = b""
     await send({"type": "http.response.body", "body": body})
 
 
