@@ -69,7 +69,12 @@ class Bounded:
             return
         if self.token is None and not _local(headers.get(b"host", b"")):
             # A page in a browser could reach this address under a name of its own.
-            await refuse(send, 403, "without a token the service answers to localhost alone: use that name")
+            await refuse(
+                send,
+                403,
+                "without a token the service answers to localhost alone: use that name",
+                unread=receive,
+            )
             return
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length[:20]) > BODY_BYTES:
