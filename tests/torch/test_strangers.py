@@ -233,8 +233,8 @@ def test_who_guesses_gloo_s_numbers_takes_no_place(monkeypatch: pytest.MonkeyPat
     raise AssertionError("no stranger came as far as to be asked")
 
 
-def test_a_relay_that_is_closed_drops_every_connection() -> None:
-    """Also one to somebody who reads no more."""
+def test_a_relay_that_is_closed_drops_every_connection(caplog: pytest.LogCaptureFixture) -> None:
+    """Also one to somebody who reads no more; and nothing is told of it."""
 
     class Sends(Relay):
         async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -258,6 +258,7 @@ def test_a_relay_that_is_closed_drops_every_connection() -> None:
                         pass
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", relay.port), 20)
+    assert not caplog.records
 
 
 TOKEN = "a token of these tests"
@@ -312,7 +313,9 @@ def test_a_guard_that_nobody_answers_gives_up(token: str | None) -> None:
     assert said[1].endswith("has not answered for 1 s; start the script again from its checkpoint")
 
 
-def test_a_stranger_at_the_door_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_at_the_door_is_turned_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(challenge, "SECONDS", 1.0)
     port, here, there, said = free_port(), list[Stands](), list[Stands](), list[str]()
 
@@ -374,6 +377,7 @@ def test_a_stranger_at_the_door_is_turned_away(monkeypatch: pytest.MonkeyPatch) 
     assert time.monotonic() - began < BYE_SECONDS, "the other guard has said that it knows"
     guard.join(30)
     assert said[1:] == ["ended with 3"]
+    assert not caplog.records
 
 
 def test_a_first_machine_that_is_a_stranger_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,8 @@ class Relay:
             await self.serve(reader, writer)
         except (OSError, EOFError, TimeoutError):  # it has gone
             pass
+        except asyncio.CancelledError:
+            pass  # by ``close``; Python 3.11 logs a traceback of a connection's task that ends as cancelled
         finally:
             writer.close()
 
