@@ -89,7 +89,12 @@ class Bounded:
             async with asyncio.timeout(self.seconds):
                 body = await _whole(receive)
         except TimeoutError:
-            await refuse(send, 408, f"the body did not arrive within {self.seconds:g} s: send it at once")
+            await refuse(
+                send,
+                408,
+                f"the body did not arrive within {self.seconds:g} s: send it at once",
+                unread=receive,
+            )
             return
         if body is None:
             await refuse(
