@@ -14,7 +14,7 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.samples import CostModel, SampleCosts
-from paceline.torch import Pace
+from paceline.torch import Pace, join
 from paceline.torch.elastic import buckets, group, meter, note, orphans
 from paceline.torch.elastic.buckets import Buckets
 from paceline.torch.elastic.generation import Generation
@@ -250,6 +250,10 @@ def test_models_that_cannot(model: torch.nn.Module, words: str) -> None:
 def test_without_its_launcher() -> None:
     with pytest.raises(PacelineError, match="needs a launcher that outlives the ranks"):
         Pace(torch.nn.Linear(1, 1), 4, elastic=True, loop="round")
+    with pytest.raises(
+        PacelineError, match=r"start this script with torchrun \(under paceline.torch.guard no group"
+    ):
+        join()
 
 
 def test_what_nobody_has_run() -> None:
