@@ -77,17 +77,12 @@ class Bounded:
             )
             return
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or int(length[:20]) > BODY_BYTES:
-            await refuse(
-                send, 413, f"the body is too large: expected {BODY_BYTES} bytes at most", unread=receive
-            )
-            return
         if length == b"0" and b"transfer-encoding" not in headers:
             await self.app(scope, receive, send)
             return
         try:
             async with asyncio.timeout(self.seconds):
-                body = await _whole(receive)
+                body = await _whole(receive, length)
         except TimeoutError:
             await refuse(
                 send,
@@ -149,8 +144,10 @@ def before(message: Message, receive: Receive) -> Receive:
     return replay
 
 
-async def _whole(receive: Receive) -> bytes | None:
-    """The body; None where it is too large."""
+async def _whole(receive: Receive, length: bytes) -> bytes | None:
+    """The body; None where it is too large, or its header says so."""
+    if not length.isdigit() or int(length[:20]) > BODY_BYTES:
+        return None
     parts: list[bytes] = []
     size, more = 0, True
     while more:
