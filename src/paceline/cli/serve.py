@@ -57,7 +57,9 @@ def command(
             envvar=TOKEN, help="The token that clients must send; default: made, and kept in --dir."
         ),
     ] = None,
-    token_file: Annotated[Path | None, typer.Option(help="Read the token from this file.")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Read the token from this file, which is made where there is none.")
+    ] = None,
     no_token: Annotated[
         bool,
         typer.Option("--no-token", help="Let every process of this machine in; only on a local address."),
