@@ -8,17 +8,23 @@ if (location.protocol === "file:") {
       const frame = document.createElement("iframe");
       frame.hidden = true;
       frame.title = "Search";
+      // Firefox puts another document in place of an empty frame's first one, and tells of it with the load event;
+      // Chromium tells of it at once, while the frame is appended.
+      frame.addEventListener("load", () => this.start(frame.contentWindow, url), { once: true });
       document.body.append(frame);
-      this.inner = frame.contentWindow;
-      this.inner.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
-      const script = this.inner.document.createElement("script");
-      script.src = url;
+    }
+
+    start(inner, url) {
+      inner.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+      const script = inner.document.createElement("script");
+      script.src = new URL(url, location);
       script.onload = () => {
         const waiting = this.waiting;
+        this.inner = inner;
         this.waiting = null;
         waiting.forEach((data) => this.postMessage(data));
       };
-      this.inner.document.body.append(script);
+      inner.document.body.append(script);
     }
 
     postMessage(data) {

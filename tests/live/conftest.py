@@ -64,8 +64,7 @@ def tab(chromium):
 
     def open_(url, width=1280, height=900, scheme="light", may_lose=False):
         context = chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        page = context.new_page()
-        page.set_default_timeout(60_000)  # two cores may be busy with other tests
+        page = browsers.opened(context)
         page.complaints, page.asked = [], []
         page.on("console", lambda said: said.type == "error" and page.complaints.append(said.text))
         page.on("pageerror", lambda error: page.complaints.append(str(error)))

@@ -14,7 +14,7 @@ from support.growing import go_on, server_rounds, start
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
 expect = playwright.expect
-expect.set_options(timeout=60_000)
+expect.set_options(timeout=120_000)
 
 
 @pytest.fixture

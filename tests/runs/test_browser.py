@@ -49,7 +49,7 @@ def pages(tmp_path, write):
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
 def test_axe_finds_nothing_serious(chromium, pages, scheme, width):
     for address in pages.values():
-        page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page = browsers.opened(chromium, viewport={"width": width, "height": 900}, color_scheme=scheme)
         page.goto(address)
         page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
         assert browsers.barriers(page) == []
@@ -57,7 +57,7 @@ def test_axe_finds_nothing_serious(chromium, pages, scheme, width):
 
 
 def test_axe_finds_what_is_wrong(chromium):
-    page = chromium.new_page()
+    page = browsers.opened(chromium)
     page.set_content(
         "<html lang=en><title>t</title><main><button></button><p style='color:#ccc'>pale</p></main>"
     )
@@ -68,7 +68,7 @@ def test_axe_finds_what_is_wrong(chromium):
 def test_each_card_is_copied_as_a_picture_for_a_slide(chromium, pages):
     image = pytest.importorskip("PIL.Image")
     context = chromium.new_context(color_scheme="dark", permissions=["clipboard-read", "clipboard-write"])
-    page, wrong = context.new_page(), []
+    page, wrong = browsers.opened(context), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
     for address, some in ((pages["comparison"], ""), (pages["many"], ":has(.scale)")):
@@ -102,7 +102,7 @@ def test_a_picture_shows_what_the_card_shows(chromium, pages):
     """The straggler's and the workers' colours, of the light theme, in the part of the picture where they are."""
     image = pytest.importorskip("PIL.Image")
     context = chromium.new_context(permissions=["clipboard-read", "clipboard-write"])
-    page = context.new_page()
+    page = browsers.opened(context)
     page.goto(pages["comparison"])
     figure = page.locator("figure", has_text="The last 10 rounds of each")
     figure.get_by_role("button", name="Copy as PNG").click()
@@ -126,7 +126,7 @@ def test_a_picture_shows_what_the_card_shows(chromium, pages):
 
 def test_without_the_right_to_the_clipboard_a_file_is_saved(chromium, pages):
     context = chromium.new_context(accept_downloads=True)
-    page = context.new_page()
+    page = browsers.opened(context)
     page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     page.goto(pages["report"])
     with page.expect_download() as download:
@@ -138,7 +138,7 @@ def test_without_the_right_to_the_clipboard_a_file_is_saved(chromium, pages):
 
 def test_without_a_script_there_is_no_button_that_does_nothing(chromium, pages):
     context = chromium.new_context(java_script_enabled=False)
-    page = context.new_page()
+    page = browsers.opened(context)
     page.goto(pages["report"])
     assert page.get_by_role("button", name="Copy as PNG").count() == 0
     assert page.locator("figure").count() > 7

@@ -81,7 +81,7 @@ def test_its_links_carry_the_token_and_nothing_is_loaded(told):
 def test_axe_finds_nothing_serious(told, tmp_path):
     with browsers.chromium() as browser:
         for scheme, width in (("light", 1400), ("dark", 400)):
-            page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+            page = browsers.opened(browser, viewport={"width": width, "height": 900}, color_scheme=scheme)
             for number in (1, 2):
                 (tmp_path / "page.html").write_text(told[number])
                 page.goto((tmp_path / "page.html").as_uri())

@@ -30,6 +30,13 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+def opened(place: Any, **options: Any) -> Any:
+    """A new page of a browser (with its options) or of a context; it waits long, as the cores may be busy."""
+    page = place.new_page(**options)
+    page.set_default_timeout(120_000)
+    return page
+
+
 def axe() -> str:
     """The script of axe-core: of the file that AXE names, or of axe-playwright-python; skips the test without."""
     path = Path(os.environ.get("AXE", ""))

@@ -126,12 +126,19 @@
       return "Saved";
     }
   };
+  let fading; // what was said of the last copy goes away after a while, and at once where the next one begins
+  const say = (said, text) => {
+    clearTimeout(fading);
+    document.querySelectorAll("figure [role=status]").forEach((each) => { each.textContent = ""; });
+    said.textContent = text;
+    fading = setTimeout(() => { said.textContent = ""; }, 3000);
+  };
   document.addEventListener("click", async (event) => {
     const button = event.target.closest?.("[data-copy]");
     if (!button) return;
     const said = button.parentElement.querySelector("[role=status]");
-    said.textContent = await copied(button.dataset.copy, button.closest("figure")).catch(() => "Not copied");
-    setTimeout(() => { said.textContent = ""; }, 3000);
+    say(said, "");
+    say(said, await copied(button.dataset.copy, button.closest("figure")).catch(() => "Not copied"));
   });
   document.documentElement.classList.add("scripted");
 })();
