@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import sparse
 from scipy.optimize import linprog
 
@@ -61,6 +63,20 @@ def test_certain_times_need_no_margin():
         costs = caution.cautious(plain, errors)
         assert np.array_equal(costs.seconds_per_sample, plain.seconds_per_sample)
         assert np.array_equal(costs.overhead, plain.overhead)
+
+
+@given(
+    loads=st.lists(st.floats(1, 50), min_size=2, max_size=40).filter(
+        lambda loads: max(loads) > 1.01 * min(loads)
+    ),
+    noise=st.floats(0, 2),
+)
+def test_margins_do_not_drive_equal_workers_apart_whose_seconds_hardly_depend_on_the_load(loads, noise):
+    loads = np.array(loads)
+    pace = loads**0.1 / loads  # twice the load takes 7 % longer
+    errors = caution.Errors(np.full(len(loads), noise), np.zeros(len(loads)), np.ones(len(loads)))
+    planned = water_level(caution.cautious(Linear(pace, np.zeros(len(loads))), errors), BATCH).loads
+    assert planned.max() / planned.min() < loads.max() / loads.min()
 
 
 def test_scatter_is_learned_and_a_change_of_speed_is_not_scatter():
