@@ -14,7 +14,7 @@ expected, the later ones can).
 
 --workers, --only and --policy choose (repeat for several), --all adds every other policy; --round-seconds sets the
 batch such that the best round takes so long. About 30 minutes as it stands. With
---virtual, instead, a minute: the same questions on the virtual clock. Ranks that compute are in compute.py.
+--virtual, instead, a few minutes: the same questions on the virtual clock. Ranks that compute are in compute.py.
 """
 
 from __future__ import annotations
