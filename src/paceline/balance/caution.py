@@ -12,7 +12,7 @@ Margins make the differences between workers larger, and that must not feed itse
 the load, a worker with less load looks slower, gets a larger margin, and so even less load. A difference of speeds
 grows by up to 0.92 times the scatter (the slope of the quantile, three workers) and shrinks by the portion by which
 seconds grow with the load. So margins count no scatter beyond ``MOST``: where that portion is a tenth, they never
-drive equal workers apart. Where speeds differ by much, this costs 0.3 % of the time at a scatter of 0.3 (profile
+drive equal workers apart. Where speeds differ by much, this costs 0.4 % of the time at a scatter of 0.3 (profile
 "A noise" of the same benchmark).
 """
 
