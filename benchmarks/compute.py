@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 import kernel
 import numpy as np
-from scaffold import command_line
+from scaffold import command_line, policy_name
 
 POLICIES = ("level", "auto")
 PLAIN, ALONE = "plain DDP", "no waiting"
@@ -344,7 +344,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128, help="samples of a round, of both ranks")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each way's turn")
     parser.add_argument("--cycles", type=int, default=5, help="turns of each way")
-    parser.add_argument("--policy", action="append", help="beside plain DDP; by default level and auto")
+    parser.add_argument(
+        "--policy", type=policy_name, action="append", help="beside plain DDP; by default level and auto"
+    )
     parser.add_argument(
         "--split", type=int, action="append", help="plain DDP, too, with so many samples for rank 1"
     )

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from scaffold import command_line, forks, join
+from scaffold import command_line, count, counts, forks, join, policy_name
 
 RANKS, BATCH, BLOCK = 2, 2048, 4
 INPUTS, SAMPLES = 3072, 16  # of the small model, and of each rank in its rounds
@@ -208,11 +208,11 @@ def small(context: Any, policies: list[str], pairs: int, ranks: list[int], round
         f"{'ranks':>5} {'rounds':>6} {'policy':9}{'plain':>8}{'added':>24}{'ratio':>8}"
         f"   processor: {'plain':>6}{'added':>24}{'ratio':>8}"
     )
-    for count in ranks:
+    for together in ranks:
         for policy in policies:
             for each in rounds:
-                line = f"{count:5} {each:6} {policy:9}"
-                for number, figures in enumerate(measured(context, count, policy, each, pairs)):
+                line = f"{together:5} {each:6} {policy:9}"
+                for number, figures in enumerate(measured(context, together, policy, each, pairs)):
                     plain, paced = 1e3 * figures.T
                     added, ratio = quartiles(paced - plain, ".2f"), np.median(paced / plain)
                     line += f"{'              ' * number}{np.median(plain):8.2f}{added:>24}{ratio:8.3f}"
@@ -221,16 +221,18 @@ def small(context: Any, policies: list[str], pairs: int, ranks: list[int], round
 
 def main() -> None:
     parser = command_line(__doc__)
-    parser.add_argument("--pairs", type=int)
-    parser.add_argument("--policy", action="append")
+    parser.add_argument("--pairs", type=count)
+    parser.add_argument("--policy", type=policy_name, action="append")
     parser.add_argument("--small", action="store_true", help="steps of 2 ms")
-    parser.add_argument("--ranks", default="2", help="of small steps; several with commas")
-    parser.add_argument("--rounds", default="100,8", help="of an epoch of small steps; several with commas")
+    parser.add_argument("--ranks", type=counts, default=[2], help="of small steps; several with commas")
+    parser.add_argument(
+        "--rounds", type=counts, default=[100, 8], help="of an epoch of small steps; several with commas"
+    )
     options = parser.parse_args()
     context = forks()
     if options.small:
-        ranks, rounds = ([int(n) for n in text.split(",")] for text in (options.ranks, options.rounds))
-        small(context, options.policy or ["equal", "level", "auto"], options.pairs or 20, ranks, rounds)
+        ways = options.policy or ["equal", "level", "auto"]
+        small(context, ways, options.pairs or 20, options.ranks, options.rounds)
     else:
         large(context, options.policy or ["equal", "level", "auto"], options.pairs or 60)
 

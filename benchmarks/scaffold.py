@@ -9,6 +9,11 @@ import os
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
+from paceline import Cluster, policies
+from paceline.errors import PacelineError
+
+PLAIN = ("plain DDP, equal", "plain DDP, by hand")
+
 
 class _CommandLine(argparse.ArgumentParser):
     """Numbers are above 0 where their defaults are, else at least 0."""
@@ -40,6 +45,30 @@ def counts(text: str) -> list[int]:
     if min(found) < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected whole numbers above 0, with commas")
     return found
+
+
+def count(text: str) -> int:
+    """A whole number above 0."""
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number above 0")
+    return int(text)
+
+
+def policy_name(text: str) -> str:
+    """What real ranks can run: a policy's name, with its options."""
+    try:
+        if policies.create(text, Cluster(2, 64)).needs_upcoming:
+            raise PacelineError(
+                f"{text} needs to know the next round: expected a policy that real ranks can run"
+            )
+    except PacelineError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def way_name(text: str) -> str:
+    """A policy, or plain DDP with one of its divisions."""
+    return text if text in PLAIN else policy_name(text)
 
 
 def forks() -> ForkServerContext:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import throughput
-from scaffold import command_line, counts
+from scaffold import command_line, counts, policy_name
 
 WARM_UP, SCATTER = 10, 0.3
 
@@ -204,7 +204,7 @@ def virtual(ranks: int, claim_seconds: float, steps: int, round_seconds: float) 
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--ranks", type=counts, help="several with commas")
-    parser.add_argument("--policy", action="append")
+    parser.add_argument("--policy", type=policy_name, action="append")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--round-seconds", type=float, default=0.5)
     parser.add_argument(

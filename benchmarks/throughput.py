@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scaffold import command_line, forks, join
+from scaffold import PLAIN, command_line, forks, join, policy_name
 
 WARM_UP = 20
 POLICIES = ("equal", "dolbie", "ogd", "abs", "lbbsp", "lbbsp-cpu", "wlbs", "level")
@@ -169,10 +169,12 @@ def measure(
 def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--scenario", action="append")
-    parser.add_argument("--policy", action="append")
+    parser.add_argument("--policy", type=policy_name, action="append")
     parser.add_argument("--steps", type=int, default=100)
     options = parser.parse_args()
     steps = options.steps
+    if steps <= WARM_UP:
+        parser.error(f"--steps {steps}: expected more than the {WARM_UP} that warm up")
     scenarios: dict[str, tuple[np.ndarray | None, int]] = {
         "constant-3": (constant([1, 1, 4], steps), 384),
         "constant-4": (constant([1, 1, 1, 4], steps), 512),
@@ -180,7 +182,9 @@ def main() -> None:
         "recorded-ST": (recorded("ST", steps), 512),
         "recorded-SE": (recorded("SE", steps), 512),
     }
-    ways = ["plain DDP, equal", "plain DDP, by hand", *(options.policy or POLICIES)]
+    if unknown := set(options.scenario or ()) - set(scenarios):
+        parser.error(f"--scenario {min(unknown)}: expected one of {', '.join(scenarios)}")
+    ways = [*PLAIN, *(options.policy or POLICIES)]
     import tempfile
 
     for name, (speeds, batch) in scenarios.items():

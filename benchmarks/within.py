@@ -13,8 +13,8 @@ take over those taken, after 20 warm-up steps (the role's first move is among th
 expected, the later ones can).
 
 --workers, --only and --policy choose (repeat for several), --all adds every other policy; --round-seconds sets the
-batch such that the best round takes so long. About 30 minutes as it stands. With
---virtual, instead, a few minutes: the same questions on the virtual clock. Ranks that compute are in compute.py.
+batch such that the best round takes so long. About 30 minutes as it stands. With --virtual, instead, a few minutes:
+the same questions on the virtual clock. Ranks that compute are in compute.py.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import tempfile
 
 import numpy as np
 import throughput
-from scaffold import command_line
+from scaffold import PLAIN, command_line, count, way_name
 
 from paceline import policies
 from paceline.simulate.bound import share_of_the_bound
 
-WAYS = ("plain DDP, equal", "plain DDP, by hand", "level", "factoring", "auto")
+WAYS = (*PLAIN, "level", "factoring", "auto")
 SCHEMES = ("factoring:scheme=factoring", "factoring:scheme=guided", "factoring:scheme=self,piece=16")
 PARTS = ("auto", *(f"auto:part={part}" for part in (0.3, 0.5, 0.7, 0.95)))
 AHEAD = (0.0, 0.1, 0.3, 2 / 3)
@@ -147,12 +147,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, action="append", choices=(3, 4, 6))
     parser.add_argument("--only", action="append", choices=SCENARIOS)
     parser.add_argument("--all", action="store_true", help="every policy")
-    parser.add_argument("--policy", action="append")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--policy", type=way_name, action="append")
+    parser.add_argument("--steps", type=count)
     parser.add_argument("--round-seconds", type=float, default=ROUND_SECONDS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--virtual", action="store_true", help="on the virtual clock")
     options = parser.parse_args()
+    if options.steps is not None and options.steps <= throughput.WARM_UP:
+        parser.error(f"--steps {options.steps}: expected more than the {throughput.WARM_UP} that warm up")
+    if options.virtual and (
+        options.workers or options.only or options.all or options.policy or options.steps
+    ):
+        parser.error(
+            "--virtual plays all of it: expected none of --workers, --only, --all, --policy and --steps"
+        )
     if options.virtual:
         print(virtual())
         return
