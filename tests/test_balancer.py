@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -45,42 +44,6 @@ def shared_core(rng: np.random.Generator, loads: NDArray[np.int64]) -> Array:
     while left > own:
         until, left, own = until + own + 4e-3, left - own, 4e-3
     return np.array([alone[0], until + left]) * np.exp(0.03 * rng.standard_normal(2))
-
-
-@pytest.mark.parametrize("policy", ["equal", "level", "auto", "factoring", "dolbie", "lbbsp-gpu", "abs"])
-def test_a_decision_that_was_made_elsewhere_is_taken_to_the_last_bit(policy: str) -> None:
-    asked, told = (
-        Balancer(policies.create(policy, Cluster(4, 100, np.ones(4), np.full(4, 100.0)))) for _ in range(2)
-    )
-    assert asked.decides_at_once
-    for step in range(12):
-        loads = asked.loads(step, 100)
-        assert told.loads(step, 100).tolist() == loads.tolist()
-        noise = np.exp(0.05 * np.random.default_rng(step).normal(size=4))
-        seconds = SECONDS * noise * loads
-        if step == 7:
-            seconds[1] = np.nan
-        round = (step, loads, seconds, np.full(4, 1e-4), np.full(4, 0.5), np.full(4, 0.5))
-        stood = json.dumps(asked.state_dict())
-        decision = asked.decide(*round)
-        assert json.dumps(asked.state_dict()) == stood, "nothing changes before it is taken"
-        told.take(pickle.loads(pickle.dumps(decision)))
-        overhead, shares = asked.report(*round)
-        assert (overhead.tolist(), shares.tolist()) == (
-            decision.overhead.tolist(),
-            decision.plan.shares.tolist(),
-        )
-        assert json.dumps(told.state_dict()) == json.dumps(asked.state_dict())
-        assert told.digest == asked.digest
-
-
-def test_policies_of_others_decide_on_every_rank() -> None:
-    """One may keep something beside its state, which a rank that takes another's decision would not have."""
-
-    class Own(type(policies.create("equal", Cluster(4, 100)))):  # type: ignore[misc]
-        pass
-
-    assert not Balancer(Own(Cluster(4, 100))).decides_at_once
 
 
 def test_no_worker_is_left_without_work_after_a_first_round_that_warms_up() -> None:

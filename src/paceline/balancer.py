@@ -8,9 +8,10 @@ round later still, on every rank alike.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,24 +21,11 @@ from paceline.background import BackgroundDecision
 from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
 from paceline.errors import PacelineError
-from paceline.few import few, total
 from paceline.forecast import overheads
 from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
 from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
 
 _log = logging.getLogger(__name__)
-
-
-class Decision(NamedTuple):
-    """What a round's reports come to."""
-
-    step: int  # the round
-    loads: NDArray[np.int64]  # samples of each worker, (n,)
-    seconds: Array  # that these took, (n,)
-    plan: Plan  # made from it
-    state: Any  # of the policy, after it
-    fit: overheads.Fit  # of the overheads, after it
-    overhead: Array  # seconds, the overhead fitted to each worker in it, (n,)
 
 
 class Balancer:
@@ -69,7 +57,6 @@ class Balancer:
         self._quantum, self._floor, self.learner = quantum, floor, learner
         self.needs_readings = policy.needs_readings
         self._aside = BackgroundDecision() if policy.trains else None
-        self._ours = type(policy).__module__.startswith("paceline.")
         self.restart(0)
 
     def restart(self, step: int) -> None:
@@ -113,7 +100,7 @@ class Balancer:
             nothing. room: samples that each worker can be given in this very round, (n,), where that is less than its
             limit. Raises PacelineError when the limits of those present cannot hold the batch.
         """
-        plan, cluster = self._in_force(step), self.policy.cluster
+        plan, cluster = self.plan(step), self.policy.cluster
         least, most = cluster.least, cluster.most
         if present is not None and not present.all():
             plan = _among(plan, present)
@@ -137,7 +124,7 @@ class Balancer:
         takes part, (n,). room: what a round and a micro-batch may hold; its least and most are by default the
         cluster's. Report such a round with ``parts=deal.parts``.
         """
-        plan, cluster = self._in_force(step), self.policy.cluster
+        plan, cluster = self.plan(step), self.policy.cluster
         least = cluster.least if room.least is None else np.asarray(room.least, float)
         most = cluster.most if room.most is None else np.asarray(room.most, float)
         if present is not None and not present.all():
@@ -163,7 +150,7 @@ class Balancer:
 
         Report such a round with ``parts`` of what was really run, and ``first``.
         """
-        plan, cluster = self._in_force(step), self.policy.cluster
+        plan, cluster = self.plan(step), self.policy.cluster
         pieces = plan.piece_plan
         if pieces is None or pieces.at_once >= 1:
             return None
@@ -180,7 +167,7 @@ class Balancer:
 
     def piece_plan(self, step: int) -> PiecePlan | None:
         """How round ``step`` is run in pieces; None where it is run as planned."""
-        return self._in_force(step).piece_plan
+        return self.plan(step).piece_plan
 
     def report(
         self,
@@ -193,21 +180,21 @@ class Balancer:
         pieces: PieceTimes | None = None,
         parts: Array | None = None,
         first: tuple[Array, Array] | None = None,
+        short: bool = False,
     ) -> tuple[Array, Array]:
-        """Take in round ``step`` and plan from it; each array of shape (n,), seconds NaN where absent.
+        """Take in round ``step``, or the mean of several rounds up to it, and plan from it; each array of shape (n,),
+        seconds NaN where absent.
 
         parts: of each worker's cost, (n, 3), where the round was dealt by cost (``Deal.parts``, or what was really
             run): the policy and the fitted overheads then see costs for loads, and the learner learns from them.
         first: parts of what each worker ran before it claimed anything, (n, 3), and the seconds of these, (n,), where
             work moved within the round: the learner then learns from these alone, since all that is claimed takes
             whatever time there is.
+        short: rounds are too short to be worth a claim: a policy that chooses between whole rounds and rounds in
+            pieces gets whole ones.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
-        if self.decides_at_once:
-            decision = self.decide(step, loads, seconds, known_overhead, cpu, memory, pieces)
-            self.take(decision)
-            return decision.overhead, decision.plan.shares
         seconds = measurable(seconds)
         known = np.zeros(seconds.shape) if known_overhead is None else measurable(known_overhead)
         ran = loads.astype(float)
@@ -224,7 +211,7 @@ class Balancer:
         self._fit, self._warm = self._after_warming_up(fit), True
         failed: BaseException | None = None
         if self._aside is None:
-            self._newest, self._state = self._step(self._state, happened)
+            self._newest, self._state = self._step(self._state, happened, short)
             self._plans[step + 1 + self.lag] = self._newest
         else:
             if self._pending is not None:
@@ -234,7 +221,7 @@ class Balancer:
                     self._newest, self._state = pending.result()
                     self._plans[takes_effect] = self._newest
             state = self._state
-            pending = self._aside.start(lambda: self._step(state, happened))
+            pending = self._aside.start(lambda: self._step(state, happened, short))
             self._pending = (step + 2 + self.lag, pending)
         self._plans, self._models = _since(self._plans, step + 1), _since(self._models, step + 1)
         if failed is not None:
@@ -243,38 +230,13 @@ class Balancer:
         return happened.overhead, self._newest.shares
 
     @property
-    def decides_at_once(self) -> bool:
-        """Whether a round's reports are all that the next plan is made from: then ``decide`` makes it. Not for
-        policies of others, which may keep something beside their states."""
-        return self._ours and self._aside is None and self.learner is None
-
-    def decide(
-        self,
-        step: int,
-        loads: NDArray[np.int64],
-        seconds: Array,
-        known_overhead: Array | None = None,
-        cpu: Array | None = None,
-        memory: Array | None = None,
-        pieces: PieceTimes | None = None,
-    ) -> Decision:
-        """What ``report`` would come to, while nothing changes yet; arrays as there. Only where it
-        ``decides_at_once``. Whatever the policy raises is raised here."""
-        seconds = measurable(seconds)
-        known = np.zeros(seconds.shape) if known_overhead is None else measurable(known_overhead)
-        ran = loads.astype(float)
-        happened, fit = self._happened(ran, seconds, known, cpu, memory, pieces, self._moved(step))
-        plan, state = self._step(self._state, happened)
-        return Decision(step, loads, seconds, plan, state, self._after_warming_up(fit), happened.overhead)
-
-    def take(self, decision: Decision) -> None:
-        """Let a decision take effect that this balancer has made, or another one in the same state."""
-        step = decision.step
-        self._fit, self._warm = decision.fit, True
-        self._newest, self._state = decision.plan, decision.state
-        self._plans[step + 1 + self.lag] = decision.plan
-        self._plans = _since(self._plans, step + 1)
-        self._tell(step, decision.loads, decision.seconds)
+    def steady(self) -> bool:
+        """Whether several rounds may be taken in as one: they are run as planned, and neither the policy nor a model
+        of what samples cost wants to see each of them."""
+        whole = all(
+            plan.piece_plan is None or bool(plan.piece_plan.at_once >= 1) for plan in self._plans.values()
+        )
+        return whole and self._aside is None and self.learner is None
 
     def _moved(self, step: int) -> bool:
         """Whether work moved within round ``step``."""
@@ -304,17 +266,11 @@ class Balancer:
     ) -> tuple[Round, overheads.Fit]:
         """A round as policies see it, with the overheads fitted so far, and what is fitted now; moved: work moved
         within it."""
-        # Where the load follows the speed within the round, all end together: seconds that stay the same as the
+        # If the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
-        fit, loads = None, ran.tolist() if few(ran) else None
-        if loads is not None and not moved:
-            fit = overheads.update_few(self._fit, loads, seconds.tolist(), known.tolist())
-        if fit is not None:
-            overhead = np.array([one + own for one, own in zip(known.tolist(), fit.overhead, strict=True)])
-        else:
-            fit = self._fit if moved else overheads.update(self._fit, ran, seconds, known)
-            overhead = known + np.where(np.isnan(fit.overhead), 0.0, fit.overhead)
-        batch = float(ran.sum()) if loads is None else total(loads)
+        fit = self._fit if moved else overheads.update(self._fit, ran, seconds, known)
+        overhead = known + np.where(np.isnan(fit.overhead), 0.0, fit.overhead)
+        batch = float(ran.sum())
         return Round(ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces), fit
 
     def _see_again(self, learner: CostLearner) -> None:
@@ -327,16 +283,15 @@ class Balancer:
             self._fit, self._warm = self._after_warming_up(fit), True
             _, self._state = self._step(self._state, happened)
 
-    def _step(self, state: Any, happened: Round) -> tuple[Plan, Any]:
+    def _step(self, state: Any, happened: Round, short: bool = False) -> tuple[Plan, Any]:
         """The policy's next plan and state. Raises PacelineError where the plan divides nothing: it is a fault of the
         policy, which whole samples would hide.
         """
         plan, after = self.policy.step(state, happened)
-        if few(plan.shares):
-            planned = plan.shares.tolist()
-            least, together = min(planned), sum(planned)
-        else:
-            least, together = float(plan.shares.min()), float(plan.shares.sum())
+        if short and plan.piece_plan is not None and getattr(self.policy, "whole", False):
+            whole = plan.piece_plan._replace(at_once=np.ones_like(plan.piece_plan.at_once))
+            plan = dataclasses.replace(plan, piece_plan=whole)
+        least, together = float(plan.shares.min()), float(plan.shares.sum())
         if not (abs(together - 1.0) <= 1e-6 and least >= 0):
             name = type(self.policy).__name__
             raise PacelineError(
@@ -345,9 +300,12 @@ class Balancer:
             )
         return plan, after
 
-    def _in_force(self, step: int) -> Plan:
-        plan = self._plans.get(step)  # as it is where plans take effect at once
-        return self._plans[max(first for first in self._plans if first <= step)] if plan is None else plan
+    def plan(self, step: int) -> Plan:
+        """What is in force in round ``step``: the same object for as long as nothing else is decided."""
+        for first in reversed(self._plans):  # the latest is last
+            if first <= step:
+                return self._plans[first]
+        raise KeyError(step)
 
     def state_dict(self) -> dict[str, Any]:
         """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""
@@ -391,7 +349,10 @@ class Balancer:
             raise PacelineError(f"warm is {stored.short(warm)} in the state; expected true or false")
         restored = policies.restore(self.policy.init()[1], policy)
         fitted = policies.restore(overheads.start(cluster.shape), fit)
-        revived, last = stored.plans(plans, cluster.workers, step), stored.plan(newest, cluster.workers)
+        revived, last = (
+            dict(sorted(stored.plans(plans, cluster.workers, step).items())),
+            stored.plan(newest, cluster.workers),
+        )
         costs = state.get("costs") if self.learner is not None else None
         models = None if costs is None else CostLearner.models(costs, step)
         learner = None if costs is None or self.learner is None else self.learner.stored(costs)

@@ -168,10 +168,10 @@ def _hooked_after(rank: int, loop: Loop) -> bool:
     meter = pace.turns._meter
     stop = meter.stop
 
-    def telling(step: int, *more: Any) -> None:
-        stop(step, *more)
+    def telling(*more: Any) -> None:
+        stop(*more)
         if rank == 0:
-            store.set(f"{name}{step}", "told")
+            store.set(f"{name}{pace.rounds}", "told")
 
     meter.stop = telling  # type: ignore[method-assign]
     for x, y, _ in pace.loader(Samples(BATCH * ROUNDS)):

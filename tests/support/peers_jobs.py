@@ -61,14 +61,14 @@ def exchanged(rank: int, ranks: int) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for kind in (exchange.MeshExchange(ROW_WITH_PIECES), exchange.GroupExchange(ROW_WITH_PIECES, ranks)):
         row = np.zeros((), ROW_WITH_PIECES)
-        row["step"], row["seconds"] = 7, rank / 2
+        row["first"], row["overhead"] = 7, rank / 2
         numbers = piece_reports.report(range(1, rank + 2), [1.0] * (rank + 1), 1e-3)
         row["pieces"] = np.array(numbers).view(piece_reports.ROW)[0]
         kind.send(7, row)
         rows = kind.receive(7)
         sizes = piece_reports.PieceReports.of(rows["pieces"]).pieces
         found[type(kind).__name__] = [
-            {"step": one["step"], "seconds": one["seconds"], "sizes": size}
+            {"first": one["first"], "overhead": one["overhead"], "sizes": size}
             for one, size in zip(rows, sizes, strict=True)
         ]
         kind.close()

@@ -224,27 +224,41 @@ def measured(rank: int, ranks: int, policy: str, milliseconds: list[float], step
     return results
 
 
-def decided_once(
-    rank: int, ranks: int, policy: str, milliseconds: list[float], steps: int, processors: int
+def in_intervals(
+    rank: int, ranks: int, policy: str, milliseconds: list[float], steps: int
 ) -> tuple[list[RoundResult], dict[str, Any], int, int]:
-    """``measured`` on so many processors: the rounds, the state after them, and how many of the rounds this rank
-    decided for others, and found decided."""
-    os.cpu_count = lambda: processors
+    """Short rounds, without a sleep's inexactness: the rounds, the state after them, how many rows the ranks told of
+    them, and how many rounds there were."""
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     results: list[RoundResult] = []
-    made, found = [], []
-    with Pace(ddp, 60, policy, loop="pieces", on_round=results.append) as pace:
+    told = []
+    with Pace(ddp, 24, policy, loop="pieces", on_round=results.append) as pace:
         meter = pace.turns._meter
-        publish, published = meter.publish, meter.published
-        meter.publish = lambda outcome: (made.append(outcome), publish(outcome))[1]  # type: ignore[method-assign]
-        meter.published = lambda: (found.append(published()), found[-1])[1]  # type: ignore[method-assign]
-        for x, y, _ in pace.loader(Samples(60 * steps), seed=5):
-            time.sleep(milliseconds[rank] * len(x) / 1e3)
+        announce = meter._announce
+        meter._announce = lambda *lag: (told.append(1), announce(*lag))[1]  # type: ignore[method-assign]
+        for x, y, _ in pace.loader(Samples(24 * steps), seed=5):
+            until = time.perf_counter() + milliseconds[rank] * len(x) / 1e3
+            while time.perf_counter() < until:
+                pass
             pace.backward(loss_of(ddp(x), y))
             pace.step(optimizer)
         state = pace.state_dict()
-    return results, state, len(made), sum(each is not None for each in found)
+    return results, state, len(told), pace.rounds
+
+
+def left_within_an_interval(rank: int, ranks: int, end: str) -> tuple[list[int], int]:
+    """The rounds that listeners heard of, and those that there were."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    results: list[RoundResult] = []
+    with Pace(ddp, 24, "level", loop="pieces", on_round=results.append) as pace:
+        for x, y, _ in pace.loader(Samples(24 * (211 if end == "exhausted" else 400)), seed=5):
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer)
+            if end == "break" and pace.rounds == 211:
+                break
+    return [result.step for result in results], pace.rounds
 
 
 def own_and_waiting(rank: int, ranks: int, milliseconds: list[float], steps: int) -> list[list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import pytest
 import torch
@@ -12,8 +13,8 @@ from paceline.torch import Pace
 from support.ranks import run_ranks
 
 
-def rounds(rank: int, ranks: int, every: int) -> list[int]:
-    """The rounds after which this rank collected, in 7 rounds."""
+def rounds(rank: int, ranks: int, every: int, seconds: float, many: int) -> list[int]:
+    """The rounds after which this rank collected, in so many rounds of so many seconds."""
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
     finished: list[int] = []
     collected: list[int] = []
@@ -28,8 +29,9 @@ def rounds(rank: int, ranks: int, every: int) -> list[int]:
     gc.callbacks.append(watch)
     try:
         for inputs, targets in pace.loader(
-            torch.utils.data.TensorDataset(torch.ones(56, 2), torch.ones(56, 1))
+            torch.utils.data.TensorDataset(torch.ones(8 * many, 2), torch.ones(8 * many, 1))
         ):
+            time.sleep(seconds)
             pace.backward(((model(inputs) - targets) ** 2).mean())
             pace.step(optimizer)
     finally:
@@ -40,10 +42,16 @@ def rounds(rank: int, ranks: int, every: int) -> list[int]:
 
 
 def test_all_ranks_collect_after_the_same_rounds() -> None:
-    first, second = run_ranks(2, rounds, 3)
+    first, second = run_ranks(2, rounds, 3, 0.06, 7)
     assert first == second
     assert len(first) == 2
     assert first[1] - first[0] == 3
+
+
+def test_short_rounds_that_are_told_of_together_are_followed_by_one_collection() -> None:
+    first, second = run_ranks(2, rounds, 3, 0.0, 300)
+    assert first == second
+    assert 2 <= len(first) < 90
 
 
 def test_a_number_that_cannot_be_is_told() -> None:

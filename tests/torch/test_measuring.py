@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 
 import numpy as np
 import pytest
@@ -12,14 +11,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.torch import memory
-from paceline.torch.measuring import piece_reports, published
+from paceline.torch.measuring import piece_reports
 from paceline.torch.measuring.measure import CudaStopwatch
 from paceline.torch.measuring.meter import ROW, ROW_WITH_PIECES
-from paceline.torch.measuring.open_rounds import mean_loss
+from paceline.torch.measuring.open_rounds import mean_losses
 from support.peers_jobs import exchanged
 from support.ranks import run_ranks
-from support.torch_jobs import decided_once, measured, measured_late, misuse, own_and_waiting
+from support.torch_jobs import (
+    in_intervals,
+    left_within_an_interval,
+    measured,
+    measured_late,
+    misuse,
+    own_and_waiting,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
@@ -39,57 +44,34 @@ def test_seconds_are_the_same_on_all_ranks_and_shape_the_next_round() -> None:
 
 
 @pytest.mark.parametrize("policy", ["level", "auto", "dolbie"])
-def test_of_ranks_that_share_processors_one_decides_for_the_others(policy: str) -> None:
-    ranks = run_ranks(4, decided_once, policy, [1.0, 1.0, 3.0, 1.0], 15, 1)
-    results, state, _, _ = ranks[0]
-    assert [result.step for result in results] == list(range(15))
-    for others, stood, _, _ in ranks[1:]:
-        assert json.dumps(stood) == json.dumps(state), "who takes a decision stands where who made it does"
+def test_short_rounds_are_told_of_in_intervals_that_are_the_same_on_all_ranks(policy: str) -> None:
+    ranks = run_ranks(3, in_intervals, policy, [0.02, 0.02, 0.06], 400)
+    results, state, announced, rounds = ranks[0]
+    assert [result.step for result in results] == list(range(400)), "every round is on record"
+    assert announced < rounds / 4, "hardly any round was light"
+    for others, stood, theirs, _ in ranks[1:]:
+        assert json.dumps(stood) == json.dumps(state)
+        assert theirs == announced
         for first, other in zip(results, others, strict=True):
             for name in ("loads", "compute", "overhead", "shares"):
                 np.testing.assert_array_equal(getattr(first, name), getattr(other, name))
             assert (first.loss, first.within) == (other.loss, other.within)
-    made, found = (sum(rank[at] for rank in ranks) for at in (2, 3))
-    assert made + found == 15 * 4
-    assert found >= 15, "hardly anybody was spared a decision in 15 rounds"
 
 
-def test_ranks_with_processors_of_their_own_decide_each_for_itself() -> None:
-    assert [found for _, _, _, found in run_ranks(2, decided_once, "level", [1.0, 1.0], 4, 2)] == [0, 0]
+def test_rounds_of_an_interval_have_the_losses_and_loads_that_they_had() -> None:
+    """Against one process that is given the same batches, and the loads that each rank counted for itself."""
+    ranks = run_ranks(2, in_intervals, "level", [0.02, 0.06], 200)
+    alone = run_ranks(1, in_intervals, "equal", [0.0], 200)[0][0]
+    assert len({tuple(result.loads) for result in ranks[0][0]}) > 1
+    for two, one in zip(ranks[0][0], alone, strict=True):
+        assert two.loss == pytest.approx(one.loss, rel=1e-12)
+        assert two.loads.sum() == 24
 
 
-def test_what_is_published_is_found_whole_by_its_number_or_not_at_all() -> None:
-    held = memory.make(published.LENGTH)[0]
-    mine, other = published.Published(held), published.Published(held)
-    assert other.find(1) is None
-    mine.put(1, {"shares": np.array([0.25, 0.75])})
-    mine.put(2, "next")
-    assert other.find(1)["shares"].tolist() == [0.25, 0.75]
-    assert other.find(2) == "next"
-    assert other.find(3) is None, "it would stand where 1 does"
-    mine.put(4, "later")
-    assert (other.find(2), other.find(4)) == (None, "later")
-    mine.put(5, bytes(published.EACH))
-    assert other.find(5) is None, "it is too large to be left there"
-    for at in range(published.START, published.START + 12):
-        held.content[at] ^= 1
-        assert other.find(4) is None, "it is being written"
-        held.content[at] ^= 1
-    assert other.find(4) == "later"
-
-
-def test_the_first_makes_what_the_others_wait_for_and_not_for_ever() -> None:
-    held = memory.make(published.LENGTH)[0]
-    mine, other = published.Published(held), published.Published(held)
-    assert mine.wait(1) is None, "the first makes it"
-    thread = threading.Timer(0.01, mine.put, (1, "made"))
-    thread.start()
-    assert other.wait(1) == "made", "the second waits for it"
-    thread.join()
-    assert mine.wait(2) is None
-    assert other.wait(2) is None, "who began has failed"
-    other.put(2, "made in its place")
-    assert mine.wait(2) == "made in its place"
+@pytest.mark.parametrize("end", ["break", "exhausted"])
+def test_no_round_is_missing_after_a_loop_that_ends_within_an_interval(end: str) -> None:
+    for steps, rounds in run_ranks(2, left_within_an_interval, end):
+        assert steps == list(range(rounds))
 
 
 def test_seconds_leave_the_wait_out() -> None:
@@ -112,8 +94,8 @@ def test_readings_that_come_late_shape_the_round_after_the_next_and_none_is_lost
 def test_every_exchange_brings_each_rank_all_rows_by_their_names() -> None:
     for found in run_ranks(3, exchanged):
         for kind, rows in found.items():
-            assert [row["step"] for row in rows] == [7, 7, 7], kind
-            assert [row["seconds"] for row in rows] == [0.0, 0.5, 1.0], kind
+            assert [row["first"] for row in rows] == [7, 7, 7], kind
+            assert [row["overhead"] for row in rows] == [0.0, 0.5, 1.0], kind
             assert [row["sizes"] for row in rows] == [[1], [1, 2], [1, 2, 3]], kind
 
 
@@ -133,14 +115,19 @@ def test_pieces_beyond_those_on_record_are_added_to_the_last() -> None:
     assert reports.seconds == [[0.25] * 15 + [1.25]]
 
 
-@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 100), counted=st.booleans())
-def test_the_mean_loss_is_that_of_arrays_to_the_last_bit(seed: int, n: int, counted: bool) -> None:
+@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 50), rounds=st.integers(1, 32), counted=st.booleans())
+def test_the_mean_losses_are_exact_sums_over_what_was_counted(
+    seed: int, n: int, rounds: int, counted: bool
+) -> None:
     rng = np.random.default_rng(seed)
-    losses = rng.lognormal(0, 5, n) * rng.choice([1.0, -1.0], n)
-    counts = rng.lognormal(0, 5, n) if counted else np.full(n, np.nan)
-    over = counts.sum() if counted else 7
-    assert mean_loss(losses.tolist(), counts.tolist(), 7) == losses.sum() / over
-    assert math.isnan(mean_loss([0.0] * n, [0.0] * n, 7)), "a mean over nothing"
+    losses = rng.lognormal(0, 5, (n, rounds))
+    counts = rng.lognormal(0, 5, (n, rounds)) if counted else np.full((n, rounds), np.nan)
+    batches = rng.integers(1, 99, rounds)
+    found = mean_losses(losses, counts, batches)
+    for at in range(rounds):
+        over = math.fsum(counts[:, at]) if counted else batches[at]
+        assert found[at] == pytest.approx(math.fsum(losses[:, at]) / over, rel=1e-12)
+    assert np.isnan(mean_losses(losses, np.zeros((n, rounds)), batches)).all(), "a mean over nothing"
 
 
 def test_the_loss_is_the_mean_over_the_whole_batch() -> None:
@@ -189,12 +176,11 @@ def test_events_are_read_a_round_later_without_synchronizing() -> None:
     watch = CudaStopwatch(FakeEvent)
     assert watch.lag == 1
     FakeEvent.now = 1.0
-    watch.start(0)
+    mark = watch.start()
     FakeEvent.now = 1.25
-    watch.stop(0)
-    assert watch.stopped(0)
-    watch.start(1)
-    assert watch.seconds(0) == 0.25
+    reading = watch.stop(mark)
+    watch.start()
+    assert watch.seconds(reading) == 0.25
     assert FakeEvent.synchronized == 0
 
 
@@ -202,8 +188,7 @@ def test_events_are_read_a_round_later_without_synchronizing() -> None:
 def test_cuda_events_time_the_device() -> None:
     watch = CudaStopwatch()
     x = torch.randn(4096, 4096, device="cuda")
-    watch.start(0)
+    mark = watch.start()
     for _ in range(20):
         x = x @ x / 64
-    watch.stop(0)
-    assert 0 < watch.seconds(0) < 10
+    assert 0 < watch.seconds(watch.stop(mark)) < 10

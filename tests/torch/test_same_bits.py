@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.gradients.same_bits import aligned
+from paceline.torch.gradients.same_bits import ExactSum, aligned
 from support.ranks import run_ranks
 from support.torch_jobs import with_as_many_threads
 
@@ -45,6 +46,30 @@ def test_what_begins_anywhere_is_copied_and_all_else_stays() -> None:
     for copy, of in ((found["pair"].x, odd), (found["list"][1][0], odd.T)):
         assert copy.data_ptr() % 64 == 0
         assert torch.equal(copy, of)
+
+
+@pytest.mark.parametrize("each", [0.49999 / 2**20, -0.49999 / 2**20, 3.7, -1e5])
+def test_any_number_of_pieces_is_summed_without_overflow(each: float) -> None:
+    parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    total = ExactSum([parameter])
+    for _ in range(8192):
+        parameter.grad = torch.tensor([each, -each / 3], dtype=torch.float64)
+        total.add()
+    total.finish()
+    assert parameter.grad is not None
+    exact = [float(round(Fraction(value) * 2**72) * Fraction(8192, 2**72)) for value in (each, -each / 3)]
+    np.testing.assert_allclose(parameter.grad.numpy(), exact, rtol=1e-15)
+
+
+def test_a_sum_that_is_too_large_is_no_number() -> None:
+    parameter = nn.Parameter(torch.zeros(1))
+    total = ExactSum([parameter])
+    for _ in range(5000):
+        parameter.grad = torch.tensor([2.0**30])
+        total.add()
+    total.finish()
+    assert parameter.grad is not None
+    assert parameter.grad.isnan().all()
 
 
 @pytest.mark.parametrize("options", [{"deterministic": True}, {}])

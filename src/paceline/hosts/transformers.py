@@ -203,7 +203,7 @@ class Rounds:
         """Epochs done so far, with the part of the running one."""
         pace = self.pace
         assert pace is not None
-        left = sum(1 for _ in pace.turns.progress.remaining())
+        left = pace.turns.progress.left
         return pace.epoch + 1 - left / len(self)
 
     def set_epoch(self, epoch: int) -> None:

@@ -177,9 +177,8 @@ class Pace:
             collect_every=collect_every,
         )
         self.policy = self.terms.policy
-        self._loss = float("nan")
         self._loaders: list[BalancedLoader | StreamLoader] = []
-        listeners = [self._note_loss, *([on_round] if on_round else [])]
+        listeners = [on_round] if on_round else []
         # What happens turn by turn; a host takes part in it by ``turns.host``.
         if isinstance(self._parallel, Elastic) and link is not None:
             told = on_members or (lambda mended: None)
@@ -209,8 +208,8 @@ class Pace:
     @property
     def loss(self) -> float:
         """The mean loss of the newest round that all ranks have reported, over all its samples: usually the one
-        before the running one; NaN before there is one."""
-        return self._loss
+        before the running one, in rounds of a few milliseconds one of the newest 32; NaN before there is one."""
+        return self.turns.loss
 
     def loader(
         self,
@@ -240,6 +239,7 @@ class Pace:
         iterated in turn.
         """
         check_indexed(dataset)
+        check_options(options, self.global_batch, self.ranks)
         allowed.switches(shuffle=shuffle, drop_last=drop_last, padded=padded)
         allowed.whole("seed", seed, 0, 2**63 - 1)
         if len(dataset) == 0:
@@ -287,7 +287,7 @@ class Pace:
         check_stream(stream)
         allowed.switches(drop_last=drop_last, batches=batches)
         self._indexed_alone("pace.stream()")
-        check_options(options, self.global_batch, self.ranks)
+        check_options(options, self.global_batch, self.ranks, streamed=True)
         peers.agree({"drop_last": drop_last, "batches": batches})
         loader = StreamLoader(self.turns, stream, len(self._loaders), drop_last, batches, options)
         self.turns.drawn_ahead()
@@ -371,15 +371,13 @@ class Pace:
         """
         passes = self.turns.passes
         passes.check_due()
-        weight = self._weight(loss, reduction, count)
+        weight = passes.weight(loss, reduction, None if count is None else checked_count(count))
         passes.begins(loss)
         with self.turns.named():
-            if weight and scaler is None and loss.numel() == 1:
-                loss.backward(torch.full_like(loss, weight))  # as the loss times its weight, in fewer kernels
-            else:
+            if weight != 1.0:
                 loss = _times(loss, weight)
-                (loss if scaler is None else scaler.scale(loss)).backward()
-        self.backward_done()
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        passes.ended()
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
         """``loss`` times its ``weight``; zero where it counts for nothing, though a mean over nothing is NaN."""
@@ -444,7 +442,7 @@ class Pace:
         optimizer: one, or several in a list; or call it once for each of them.
         scaler: a torch GradScaler, stepped and updated where given; several optimizers then go in one call.
         """
-        several = isinstance(optimizer, list | tuple)
+        several = isinstance(optimizer, (list, tuple))
         return self.turns.step(list(optimizer) if several else [optimizer], scaler)  # type: ignore[arg-type]
 
     def stepped(self, seconds: float = 0.0) -> None:
@@ -501,6 +499,7 @@ class Pace:
 
     def detach(self) -> None:
         """Finish the record and let go of the model; the process group stays."""
+        self.turns.settle_last()
         self._audience.close()
         for loader in self._loaders:
             loader.close()
@@ -546,9 +545,6 @@ class Pace:
             raise PacelineError(
                 f"elastic=True: {what} does not tell others what a lost rank was to run; use pace.loader(dataset)"
             )
-
-    def _note_loss(self, result: RoundResult) -> None:
-        self._loss = result.loss
 
 
 def _times(loss: torch.Tensor, weight: float) -> torch.Tensor:

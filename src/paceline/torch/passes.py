@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,14 +16,16 @@ from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
 
-@dataclass(slots=True)
 class Turn:
     """One turn of the loop, from what it is given to the end of its round or the next turn."""
 
-    piece: Piece
-    weighed: bool = False  # its loss
-    begun: bool = False  # its backward pass
-    done: bool = False
+    __slots__ = ("begun", "done", "piece", "weighed")
+
+    def __init__(self, piece: Piece) -> None:
+        self.piece = piece
+        self.weighed = False  # its loss
+        self.begun = False  # its backward pass
+        self.done = False
 
 
 class Passes:
@@ -80,7 +81,7 @@ class Passes:
     def complete(self) -> bool:
         """True when the round's gradients are all in, and an optimizer step is due."""
         turn = self.turn
-        return turn is not None and turn.piece.last and turn.done and self._meter.stopped(turn.piece.step)
+        return turn is not None and turn.done and self._meter.stopped and turn.piece.last
 
     def begin(self, piece: Piece) -> None:
         """A batch goes to the loop."""
@@ -97,7 +98,7 @@ class Passes:
 
     def begins(self, loss: torch.Tensor) -> None:
         """A backward pass through this loss follows at once, on this thread."""
-        if self._last is None or not self.piece.last:
+        if self._last is None or self.turn is None or not self.turn.piece.last:
             return
         # On a device a pass is through long before its gradients are, and hooks tell on which stream these will be.
         if self._on_cpu and self._parallel.waits == "behind":
@@ -113,10 +114,12 @@ class Passes:
         piece = turn.piece
         many = piece.samples if count is None else count * (piece.samples > 0)
         if count is not None and not turn.weighed:
-            self._meter.add_count(piece.step, many)
+            self._meter.add_count(many)
+        part = many if reduction == "mean" else float(many > 0)
         if loss is not None:
-            self._meter.add_loss(piece.step, loss, many if reduction == "mean" else float(many > 0))
-        self._halfway(piece)
+            self._meter.add_loss(loss, part)
+        if not piece.last:
+            self._halfway(piece)
         if not self._by_hook:
             self.gradients.check_sync(piece)
         if not turn.weighed:
@@ -127,13 +130,14 @@ class Passes:
                 return 0.0
             return 1.0 / max(many, 1) if reduction == "sum" else 1.0
         turn.begun = True
-        return self.gradients.weight(piece, many if reduction == "mean" else float(many > 0))
+        return self.gradients.weight(piece, part)
 
     def ended(self) -> None:
         """The backward pass of this turn is through."""
-        piece, turn = self.piece, self.turn
+        turn = self.turn
+        piece = self.piece if turn is None else turn.piece  # which raises between rounds
         assert turn is not None
-        if not (self._by_hook or turn.begun):
+        if not (turn.begun or self._by_hook):
             raise PacelineError(
                 f"round {piece.step}: pace.backward_done() was called before pace.weight(loss); expected the loss to "
                 "be multiplied by that weight first"
@@ -143,7 +147,7 @@ class Passes:
         if piece.last:
             if self._last is not None:
                 self._last.ended()
-            if not self._meter.stopped(piece.step):  # for a graph in which no hooked parameter took part
+            if not self._meter.stopped:  # for a graph in which no hooked parameter took part
                 self._ready(piece)
         self.gradients.done(piece)
 
@@ -158,16 +162,16 @@ class Passes:
                 f"round {piece.step}: the loop went on without {how}; call it once for each micro-batch that the "
                 "loader yields"
             )
-        if piece.last and not self._meter.stopped(piece.step):
+        if piece.last and not self._meter.stopped:
             raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
 
     def check_complete(self) -> None:
         """Raises PacelineError where a step is taken that is not due."""
         turn = self.turn
-        if turn is None or self.complete:
+        if turn is None or (turn.done and self._meter.stopped and turn.piece.last):
             return
         step = turn.piece.step
-        others = self._meter.stopped(step) or (not turn.weighed and self.gradients.there())
+        others = self._meter.stopped or (not turn.weighed and self.gradients.there())
         if turn.piece.last and not turn.done and others:
             raise PacelineError(
                 f"round {step}: optimizer.step() was called after a backward pass that is not Paceline's, "

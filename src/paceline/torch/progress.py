@@ -29,6 +29,13 @@ def batches(samples: int, done: int, batch: int, floor: int = 1) -> Iterator[tup
         first += size
 
 
+def rounds(samples: int, done: int, batch: int, floor: int = 1) -> int:
+    """How many ``batches`` there are."""
+    left = max(samples - done, 0)
+    full, rest = divmod(left, batch)
+    return full + (rest > 0 if not full else rest >= floor)
+
+
 class Progress:
     """Counts rounds and epochs; the same on every rank, and whatever their number.
 
@@ -42,24 +49,40 @@ class Progress:
         self.rounds = 0  # finished since the beginning, over all epochs
         self.samples = 0  # that an epoch of the loader in use has
         self._midway = False  # the next iteration goes on within its epoch
+        self.running = False  # an iteration
+        self._chosen: int | None = None  # while one is running, for the next
         self._of: tuple[int, int] | None = None  # number and samples of the loader whose epoch it is
 
     def remaining(self) -> Iterator[tuple[int, int]]:
         """(first sample, size) of each round left in this epoch of the loader in use."""
         return batches(self.samples, self.samples_done, self._batch, self._floor)
 
+    @property
+    def left(self) -> int:
+        """How many rounds are left in this epoch."""
+        return rounds(self.samples, self.samples_done, self._batch, self._floor)
+
     def begin(self, epoch: int) -> None:
         """The next iteration starts this epoch from its beginning."""
         self.epoch, self.samples_done, self._midway = epoch, 0, True
 
-    def ahead(self, samples: int) -> Iterator[tuple[int, int]]:
-        """(first sample, size) of each round of the next iteration over so many samples."""
-        return batches(samples, self.samples_done if self._midway else 0, self._batch, self._floor)
+    def choose(self, epoch: int) -> None:
+        """The next iteration takes this epoch: from its beginning, unless a checkpoint was made within it. One that is
+        running goes on as it began."""
+        if self.running:
+            self._chosen = epoch
+        elif epoch != self.epoch or (self.samples_done and not self._midway):
+            self.begin(epoch)
+
+    def ahead(self, samples: int) -> int:
+        """Rounds of the next iteration over so many samples."""
+        return rounds(samples, self.samples_done if self._midway else 0, self._batch, self._floor)
 
     def open(self, loader: int, samples: int) -> None:
         """An iteration over a loader's samples begins: within its epoch after ``load``, else with a whole one.
 
         Raises PacelineError where that epoch was begun with another loader."""
+        self.close()
         if self.samples_done and not self._midway:  # the last iteration was left early
             self.begin(self.epoch + 1)
         if self.samples_done and self._of not in (None, (loader, samples)):
@@ -70,6 +93,14 @@ class Progress:
                 "before, and go on with the one that was left"
             )
         self.samples, self._midway, self._of = samples, False, (loader, samples)
+        self.running = True
+
+    def close(self) -> None:
+        """The iteration is over, or was left."""
+        self.running = False
+        if self._chosen is not None:
+            epoch, self._chosen = self._chosen, None
+            self.choose(epoch)
 
     def finish(self, samples: int) -> None:
         """A round of so many samples is done."""

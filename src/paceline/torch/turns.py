@@ -6,9 +6,10 @@ turn is given: a round's planned pieces, and between them those that this rank c
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +28,8 @@ from paceline.torch.passes import Passes
 from paceline.torch.plan import Claim, Piece
 from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
+
+LAST_SECONDS = 1.0  # to wait at the end for what other ranks tell of the last rounds
 
 
 class Source(Protocol):
@@ -91,20 +94,22 @@ class Turns:
         self._steps = Steps(parameters, self._step_begins, self._step_ended)
         self._rates = LearningRateWatch()
         self.progress = Progress(terms.global_batch, terms.floor)
+        self._meter.digest = lambda: terms.balancer.digest
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
-        self._lookout = Alone()
+        self.watch_over(Alone())
 
         self._running: object = None  # the iteration that is
         self._counts_epochs = True  # it is over a loader
         # The last turn of a loop that draws its own samples is over, and its step to come.
         self._own_end = False
+        self._failed = False
         self._began = 0.0  # the running round
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
-        self._learning_rate = float("nan")
+        self._learning_rate = math.nan
 
     def watch_over(self, lookout: Alone) -> None:
         """Let ``lookout`` know of the rounds, and name the ranks that are lost."""
-        self._lookout = lookout
+        self._lookout, self._named = lookout, lookout.named()
         self._meter.lost = lookout.known
 
     def close(self) -> None:
@@ -128,6 +133,11 @@ class Turns:
         """True in a round's last turn."""
         return self.in_round and self.passes.piece.last
 
+    @property
+    def loss(self) -> float:
+        """The mean loss of the newest round that all ranks have reported; NaN before there is one."""
+        return self._rounds.loss
+
     def drawn_ahead(self, turns: int = 0) -> None:
         """A loader draws so many turns ahead: plans take effect that much later."""
         balancer = self.terms.balancer
@@ -135,7 +145,7 @@ class Turns:
 
     def named(self) -> AbstractContextManager[None]:
         """In here an error that only says that another rank is lost becomes a WorkerError that names it."""
-        return self._lookout.named()
+        return self._named
 
     def lost(self) -> WorkerError | None:
         """Why nobody need wait for the other ranks any more, where one of them has told; returns at once."""
@@ -148,9 +158,10 @@ class Turns:
         running = self._open(source)
         try:
             while source.more():
-                self._before_turn()
+                if self.passes.turn is None:
+                    self._round_begins()
                 batch, piece = source.planned()
-                while (claimed := self._claim(piece)) is not None:
+                while piece.claims and (claimed := self._claim(piece)) is not None:
                     left = len(claimed.sizes)
                     for more, samples, parts in zip(
                         source.claimed(claimed), claimed.sizes, claimed.parts, strict=True
@@ -163,8 +174,10 @@ class Turns:
                 self._begin(piece)
                 yield self.host.place(batch)
                 if source.number is None and piece.last and not source.more():
-                    self._check_turn(running)
-                    return  # the loop steps the optimizer after its last turn
+                    if self.in_round:  # the loop steps the optimizer after its last turn
+                        self.passes.check_taken()
+                        self._own_end = True
+                    return
                 self.end_turn(running)
             self.close_epoch()
         finally:
@@ -173,10 +186,17 @@ class Turns:
 
     def end_turn(self, running: object = None) -> None:
         """The loop's turn is over, and another may follow. Raises PacelineError where it left something out."""
-        self._check_turn(running)
+        if running is not None and self._running is not running:
+            raise PacelineError(
+                "another loop over a loader of this Pace was begun within this one; expected one to end before the "
+                "next begins: draw both batches from one loader, or make a Pace for each model"
+            )
+        if self.passes.turn is None:
+            return  # the round was finished by step()
+        self.passes.check_taken()
         if self.last:
             self._end_round()
-        elif self.in_round:
+        else:
             self._piece_over(self.passes.piece)
 
     def close_epoch(self) -> None:
@@ -198,13 +218,22 @@ class Turns:
 
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it."""
-        with self._lookout.named():
-            self._rounds.settle(self.progress.rounds)
+        if self._meter.told:
+            with self._lookout.named():
+                self._rounds.settle()
+
+    def settle_last(self) -> None:
+        """``settle`` before the end, where nobody may be waited for long: another rank may have left otherwise."""
+        until = time.monotonic() + LAST_SECONDS
+        self._meter.lost = lambda: WorkerError("it is too late") if time.monotonic() > until else None
+        with suppress(WorkerError):
+            if self._meter.told and not self._failed:
+                self._rounds.settle()
 
     def flush(self) -> None:
-        """``settle``, and on a GPU also wait for the last round's reading. Collective."""
+        """``settle``, also what the ranks have not told yet. Collective."""
         with self._lookout.named():
-            self._rounds.flush(self.progress.rounds)
+            self._rounds.flush()
 
     def abandon(self) -> None:
         """Leave the running round unfinished; the state is the last finished one's. Its gradients are dropped."""
@@ -220,6 +249,7 @@ class Turns:
 
         Raises a WorkerError that names the rank where the error only says that another one is lost.
         """
+        self._failed = True
         self._meter.abandon()
         if (reason := self._lookout.reason(error)) is not None:
             raise reason from error
@@ -250,25 +280,27 @@ class Turns:
 
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
-        running, complete = self.in_round, self.passes.complete
+        turn, complete = self.passes.turn, self.passes.complete
         self._steps.check_ours(optimizers)
-        if running:
-            self._rates.watch(optimizers, self.passes.piece.step, complete)
-        if complete or not running:
-            self._steps.check_once(optimizers)
+        if turn is not None and not (complete and turn.piece.first):
+            self._rates.watch(optimizers, turn.piece.step, complete)
         if complete:
-            self._gradients.check_there(self.passes.piece.step, optimizers)
-        elif running:
+            assert turn is not None
+            self._steps.check_once(optimizers)
+            self._gradients.check_there(turn.piece.plan.step, optimizers)
+        elif turn is not None:
             return False
         else:  # the round's step was taken in this turn; another optimizer's may follow
+            self._steps.check_once(optimizers)
             optimizers = optimizers if self._steps.taken else []
             if optimizers and scaler is not None:
                 raise PacelineError(
                     "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
                 )
         seconds = self._steps.take(optimizers, scaler)
-        if self.in_round:  # a host may have told of the step
-            self._learning_rate = learning_rate(optimizers)
+        if self.passes.turn is not None:  # a host may have told of the step
+            if self._rounds.listeners:
+                self._learning_rate = learning_rate(optimizers)
             self.stepped(seconds)
             return True
         self._carry += seconds
@@ -295,7 +327,7 @@ class Turns:
 
     def _piece_over(self, piece: Piece) -> None:
         """The turn of a piece is over, which is not the round's last on this rank."""
-        if self._claims is not None:
+        if self._claims is not None and not self._meter.light:
             self._claims.done(piece)
 
     def _open(self, source: Source) -> object:
@@ -313,15 +345,15 @@ class Turns:
         source.open()
         return self._running
 
-    def _before_turn(self) -> None:
-        """A batch is about to be loaded; the round's clock starts with its first."""
-        if not self.in_round:
-            self._began = time.perf_counter()
+    def _round_begins(self) -> None:
+        """A round's first batch is about to be loaded; its clock starts."""
+        self._began = time.perf_counter()
+        if self._meter.told:
             self.settle()
-            self._meter.start(self.progress.rounds, self._carry)
-            if self._claims is not None:
-                self._claims.open(time.perf_counter())  # deciding is no part of its first piece
-            self._carry = 0.0
+        self._meter.start(self.progress.rounds, self._carry)
+        if self._claims is not None and not self._meter.light:
+            self._claims.open(time.perf_counter())  # deciding is no part of its first piece
+        self._carry = 0.0
 
     def _claim(self, piece: Piece) -> Claim | None:
         """This rank's next claim before ``piece``, None when there is none (left)."""
@@ -331,26 +363,16 @@ class Turns:
 
     def _begin(self, piece: Piece) -> None:
         """A batch goes to the loop."""
-        if piece.first is self.in_round:
-            piece = piece._replace(first=not self.in_round)
-        if piece.first:
-            self._steps.taken.clear()
+        first = self.passes.turn is None
+        if piece.first is not first:
+            piece = piece._replace(first=first)
+        if first:
+            self._steps.taken = []
             self._rounds.open(piece.plan, self.progress.epoch)
         self.passes.begin(piece)
-        if self._claims is not None and not piece.last:
+        if self._claims is not None and not (piece.last or self._meter.light):
             self._claims.begin(piece)
         self.host.turn_begins(piece)
-
-    def _check_turn(self, running: object) -> None:
-        """The loop's turn is over: raises PacelineError where it left something out."""
-        if running is not None and self._running is not running:
-            raise PacelineError(
-                "another loop over a loader of this Pace was begun within this one; expected one to end before the "
-                "next begins: draw both batches from one loader, or make a Pace for each model"
-            )
-        self.passes.check_taken()
-        if self.in_round:
-            self._own_end = self.last and not self._counts_epochs
 
     def _end_round(self) -> None:
         """The turn of a complete round is over, and pace.step() did not end it."""
@@ -362,9 +384,10 @@ class Turns:
         self._finish_round()
 
     def _finish_round(self) -> None:
-        piece, seconds = self.passes.piece, time.perf_counter() - self._began
-        self._rounds.finish(piece.step, seconds, self._learning_rate)
-        self._learning_rate = float("nan")  # the next round's step may be taken by others
+        piece, now = self.passes.piece, time.perf_counter()
+        seconds = now - self._began
+        self._rounds.finish(piece.plan.step, seconds, self._learning_rate, now)
+        self._learning_rate = math.nan  # the next round's step may be taken by others
         self._lookout.over(seconds)
         self._gradients.used()
         self.progress.finish(piece.batch if self._counts_epochs else 0)
@@ -375,26 +398,29 @@ class Turns:
         round."""
         if self._running is running:
             self._running = None
+            self.progress.close()
             if not self.passes.complete:
                 self.abandon()
-                self._steps.taken.clear()
+                self._steps.taken = []
+            if self._counts_epochs and not self.in_round:
+                self._meter.tell()
         self.host.iteration_over()
 
     def _halfway(self, piece: Piece) -> None:
         """The backward pass begins: behind it there is time to ask for what comes next."""
-        if self._claims is not None and not piece.last:
+        if self._claims is not None and not (piece.last or self._meter.light):
             self._claims.halfway(piece)
 
     def _ready(self, piece: Piece) -> None:
         """This rank's last gradient of the round is ready."""
-        self._lookout.ended(piece.step)
-        if self._meter.stopped(piece.step):
+        if self._meter.stopped:
             return
-        if self._claims is None:
-            self._meter.stop(piece.step, self.terms.balancer.digest)
+        self._lookout.ended(piece.plan.step)
+        if self._claims is None or self._meter.light:
+            self._meter.stop()
         else:
             self._claims.done(piece, last=True)
-            self._meter.stop(piece.step, self.terms.balancer.digest, self._claims.report)
+            self._meter.stop(self._claims.report)
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """Before any step of an optimizer that holds the model's parameters, whoever takes it."""
@@ -402,12 +428,12 @@ class Turns:
         self._steps.begin()
         if not closure:
             self.passes.check_complete()
-        if self._running is not None or self.in_round:
+        if self._steps.taken and (self._running is not None or self.in_round):
             self._steps.check_once([optimizer])
 
     def _step_ended(self, optimizer: torch.optim.Optimizer) -> None:
         self.passes.check_complete()  # for a closure, which has only now run its backward pass
         seconds = self._steps.end()
         if self._running is not None or self.in_round:
-            self._steps.taken.add(optimizer)
+            self._steps.taken.append(optimizer)
         self.host.step_ended(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -162,7 +163,9 @@ class Story:
             told += [f"worker {place} joined" for place in mended.members if place not in before]
 
     def _round(self, event: Event) -> None:
-        result: RoundResult = event.pop("result")
+        result: RoundResult = event.pop("result")._replace(
+            ended=time.perf_counter()
+        )  # by one machine's clock
         if result.step <= self._newest or self._record is None:
             return
         self._newest = result.step

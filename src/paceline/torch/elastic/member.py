@@ -225,7 +225,7 @@ class Member:
             first=running.first,
             counted=self._meter.counted,
             used=self._sums.used(),
-            row=self._meter.row(self._terms.balancer.digest, self.mending),
+            row=self._meter.row(self.mending),
             place=self._link.place,
             places=self._link.places,
         )

@@ -9,16 +9,17 @@ import numpy as np
 import torch
 
 from paceline.torch.claiming.claims import Claims
-from paceline.torch.measuring import exchange
+from paceline.torch.measuring import exchange, piece_reports
 from paceline.torch.measuring.exchange import Row, Rows
-from paceline.torch.measuring.meter import FIELDS, ROW_WITH_PIECES, Loss, Meter, summed, taken_down
+from paceline.torch.measuring.meter import Loss, Meter, fields, summed, taken_down
 from paceline.torch.plan import Piece
 
 # samples: that the rank ran; parts: what they add up to, see ``Deal.parts``, where samples cost differently
-ROW = np.dtype([*FIELDS, ("samples", "f8"), ("parts", "f8", (3,))])
+ROW = np.dtype([*fields(1), ("samples", "f8"), ("parts", "f8", (3,))])
+ROW_WITH_PIECES = np.dtype([*fields(1), ("pieces", piece_reports.ROW)])
 
 
-class Carried(exchange.EachForItself):
+class Carried:
     """The way of what is told that has travelled with the gradients: it is there already."""
 
     rows: Rows  # of the newest complete round, (places,)
@@ -44,10 +45,13 @@ class ElasticMeter(Meter):
     pieces: work may move within rounds, and ``claims`` is set, this rank's part in that.
     """
 
+    intervals = False  # a row travels with each round's gradients
+
     def __init__(self, readings: bool, pieces: bool) -> None:
         self._carried = Carried()
         super().__init__(torch.device("cpu"), readings, pieces, way=self._carried)
         self.claims: Claims | None = None
+        self._step = -1  # the running round
         self._row = ROW_WITH_PIECES if pieces else ROW
         self._samples, self._parts = 0, np.zeros(3)
         self._began = self._before = self._held_up = 0.0
@@ -65,15 +69,15 @@ class ElasticMeter(Meter):
         return self._count
 
     def start(self, step: int, carry: float) -> None:
-        self._running, self._before, self._held_up = step, carry, 0.0
+        self._step, self.stopped, self._before, self._held_up = step, False, carry, 0.0
         self._told, self._count = [], None
         self._samples, self._parts = 0, np.zeros(3)
         self._began = time.perf_counter()
 
-    def add_loss(self, step: int, loss: torch.Tensor, factor: float = 1.0) -> None:
+    def add_loss(self, loss: torch.Tensor, factor: float = 1.0) -> None:
         self._told.append((taken_down(loss), factor))
 
-    def add_count(self, step: int, count: float) -> None:
+    def add_count(self, count: float) -> None:
         self._count = (self._count or 0.0) + count
 
     def ran(self, piece: Piece) -> None:
@@ -90,12 +94,17 @@ class ElasticMeter(Meter):
         if self.claims is not None:
             self.claims.waited(seconds)
 
-    def row(self, digest: int, mended: bool) -> Rows:
+    def row(self, mended: bool) -> Rows:
         """What this rank tells of the running round, which is mended or not; shape ()."""
         claims = self.claims
         numbers = [self._samples, *self._parts.tolist()] if claims is None else claims.report(as_one=mended)
-        row = np.array([np.nan] * len(FIELDS) + numbers).view(self._row).reshape(())
-        row["digest"], row["step"], row["overhead"] = digest, self._running, self._before
+        own = self._row.itemsize // 8 - len(numbers)
+        row = np.array([np.nan] * own + numbers).view(self._row).reshape(())
+        row["digest"], row["first"], row["rounds"], row["overhead"] = (
+            *(self.digest(), self._step, 1),
+            self._before,
+        )
+        row["deciding"] = self.deciding
         row["seconds"] = time.perf_counter() - self._began - self._held_up + self._before
         row["told"] = bool(self._told)
         row["count"] = np.nan if self._count is None else self._count
@@ -108,22 +117,22 @@ class ElasticMeter(Meter):
     def complete(self, step: int, rows: Rows, present: np.ndarray) -> None:
         """The round's gradients are there, and with them all ranks' rows, (places,); who took part, (places,)."""
         one = rows[int(np.argmax(present))]
-        for name, value in (("seconds", np.nan), ("loss", 0.0), ("overhead", 0.0), ("told", 0.0)):
+        values = (("seconds", np.nan), ("loss", 0.0), ("overhead", 0.0), ("told", 0.0), ("deciding", 0.0))
+        for name, value in values:
             rows[name][~present] = value
         for name in ("cpu", "memory"):
             rows[name][~present] = np.nan
-        rows["count"][~present] = np.nan if np.isnan(one["count"]) else 0.0
-        for name in ("step", "digest"):
+        rows["count"][~present] = np.nan if np.isnan(one["count"][0]) else 0.0
+        for name in ("first", "rounds", "digest"):
             rows[name][~present] = one[name]
         if self._row is ROW_WITH_PIECES:
             cost = rows["pieces"]["cost"]
             cost[~present] = cost[present].mean()
-        self._carried.rows, self._newest = rows, None
-        self._sequence = self._sent = step
+        self._carried.rows, self._newest, self.told = rows, None, True
+        self._sequence, self.stopped = step, True
 
-    def stop(self, step: int, digest: int, pieces: Callable[[], list[float]] | None = None) -> None:
+    def stop(self, pieces: Callable[[], list[float]] | None = None) -> None:
         """Nothing: ``complete`` ends the round."""
 
-    def flush(self, digest: int) -> Rows | None:
-        """Nothing is late."""
-        return None
+    def drop(self, step: int) -> None:
+        """Nothing: a round that is not complete has been told to nobody."""

@@ -101,7 +101,7 @@ class ElasticTurns(Turns):
                 step, member = progress.rounds, self.member
                 member.begin(step, *coming)
                 plan = source.divided(step, *coming, member.among)
-                self._before_turn()
+                self._round_begins()
                 if self._claims is not None:
                     self._claims.workers = int(member.among.sum())
                     self._pool.open(member.key, member.chief)
@@ -133,7 +133,7 @@ class ElasticTurns(Turns):
         if not (self.passes.complete and self.member.behind):
             return super().step(optimizers, scaler)
         self._steps.check_ours(optimizers)
-        self._steps.taken.update(optimizers)
+        self._steps.taken.extend(optimizers)
         self.stepped(0.0)  # it was handed over
         return True
 

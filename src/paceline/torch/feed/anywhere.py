@@ -48,11 +48,12 @@ class ElasticLoader(BalancedLoader):
         self._others = Begun(self._fetcher or self._here)
         self._dealer = dealer
         # The epoch's order, and the same with the running round's samples as they are dealt.
-        self._order, self._drawn, self._indices = order, np.empty(0, np.int64), np.empty(0, np.int64)
+        self._drawn, self._indices = np.empty(0, np.int64), np.empty(0, np.int64)
 
     def open(self) -> None:
+        self._check_length()
         turns = self._turns
-        self._length = sum(1 for _ in turns.progress.remaining())
+        self._length = turns.progress.left
         self._drawn = self._order.epoch(turns.progress.epoch)
         self._indices = self._drawn.copy()
         if self._early and turns.terms.moves_work:

@@ -24,7 +24,7 @@ from paceline.torch.feed.nested import nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.gradients.same_bits import aligned
-from paceline.torch.plan import Claim, Piece
+from paceline.torch.plan import Claim, Piece, RoundPlan
 from paceline.torch.turns import Turns
 
 
@@ -50,8 +50,34 @@ def check_indexed(dataset: Any) -> None:
         )
 
 
-def check_options(options: Mapping[str, Any], global_batch: int, ranks: int) -> None:
-    """Raises PacelineError for options of DataLoader that the balancing decides."""
+HANDED_ON = frozenset(  # to torch's DataLoader as they are
+    (
+        *("num_workers", "collate_fn", "pin_memory", "pin_memory_device", "timeout", "worker_init_fn"),
+        *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "in_order"),
+    )
+)
+DECIDED = (
+    "batch_size",
+    "sampler",
+    "batch_sampler",
+    "shuffle",
+    "drop_last",
+)  # by the balancing, or for a stream
+
+
+def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, streamed: bool = False) -> None:
+    """Raises PacelineError for options of DataLoader that the balancing decides, or that nobody has tried."""
+    unknown = sorted(options.keys() - HANDED_ON - set(DECIDED))
+    if unknown:
+        raise PacelineError(
+            f"{unknown[0]}= is no option that this version of Paceline knows to leave the samples of a batch as they "
+            f"are planned; expected one of {', '.join(sorted(HANDED_ON))}"
+        )
+    if not (streamed or options.get("in_order", True)):
+        raise PacelineError(
+            "in_order=False hands over batches in another order than they are planned in, so that each would count "
+            "as another one; leave it out"
+        )
     if "batch_size" in options:
         each = options["batch_size"]
         instead = (
@@ -68,6 +94,10 @@ def check_options(options: Mapping[str, Any], global_batch: int, ranks: int) -> 
                 f"{name}= is what Paceline replaces, so that each rank's part can change; leave it out: shuffle= and "
                 "seed= choose the order; torch.utils.data.Subset(dataset, indices) with shuffle=False takes your own"
             )
+    if streamed and "shuffle" in options:
+        raise PacelineError(
+            "shuffle= is for indexed data; a stream comes in its own order: shuffle it at its source"
+        )
 
 
 class BalancedLoader:
@@ -92,11 +122,10 @@ class BalancedLoader:
         dealer: Dealer | None = None,
     ) -> None:
         terms = turns.terms
-        check_options(options, terms.global_batch, turns.ranks)
         self.dataset, self.number = dataset, number
         self.samples = order.samples - (order.samples % terms.global_batch if drop_last else 0)
         self._check_sizes(terms.global_batch, terms.quantum)
-        self._turns = turns
+        self._turns, self._order = turns, order
         self._sampler = _Sampler(turns, order, dealer)
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         collate = options.pop("collate_fn", None) or default_collate
@@ -110,8 +139,7 @@ class BalancedLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch in the next iteration, from its beginning."""
-        if epoch != self._turns.progress.epoch:
-            self._turns.progress.begin(epoch)
+        self._turns.progress.choose(epoch)
 
     @property
     def sampler(self) -> BalancedLoader:
@@ -122,7 +150,7 @@ class BalancedLoader:
         """Turns of the running iteration, or else of the next one; rounds, where those differ from rank to rank."""
         rounds = self._length
         if rounds is None:
-            rounds = sum(1 for _ in self._turns.progress.ahead(self.samples))
+            rounds = self._turns.progress.ahead(self.samples)
         return rounds * (self._turns.terms.fixed_turns or 1)
 
     def __iter__(self) -> Iterator[Any]:
@@ -136,7 +164,8 @@ class BalancedLoader:
     # -- what Turns ask of a Source ----------------------------------------------------------------------------
 
     def open(self) -> None:
-        self._length = sum(1 for _ in self._turns.progress.remaining())
+        self._check_length()
+        self._length = self._turns.progress.left
         self._sampler.queue.clear()
         if self._fetcher is not None:
             self._turns.claims_ahead(self._claimed, self._early)
@@ -161,6 +190,13 @@ class BalancedLoader:
             yield self._laid(self._fetch(turn))
 
     # -- within ----------------------------------------------------------------------------------------------
+
+    def _check_length(self) -> None:
+        if (now := len(self.dataset)) != self._order.samples:
+            raise PacelineError(
+                f"the data set has {now} samples, and had {self._order.samples} when pace.loader() was called; "
+                "expected the same: make a loader of the data set as it is now"
+            )
 
     def _check_sizes(self, batch: int, quantum: int) -> None:
         if not self.samples:
@@ -219,14 +255,29 @@ class _Sampler:
         turns, terms = self._turns, self._turns.terms
         self.indices = indices = self._order.epoch(turns.progress.epoch)
         step = turns.progress.rounds
+        plan_of, append = terms.balancer.plan, self.queue.append
+        before: Any = None  # what the round before was cut by, and its cuts
         for first, size in turns.progress.remaining():
+            by = plan_of(step)
+            if before is not None and before[0] is by and before[1] == size:  # as in the round before
+                plan = RoundPlan(step, before[2], size)
+                for at, many, begins, ends in before[3]:
+                    append(Piece(plan, many, begins, ends))
+                    yield indices[first + at : first + at + many].tolist()
+                step += 1
+                continue
             if self._dealer is None:
                 plan = terms.divided(step, terms.balancer.loads(step, size), first)
             else:
                 plan = self._dealer.divided(step, indices, first, size)
+            at, cuts = int(plan.loads[: turns.rank].sum()), []
             for chosen, piece in planned_pieces(terms, turns.rank, plan, first, indices, terms.fills):
-                self.queue.append(piece)
+                cuts.append((at, piece.samples, piece.first, piece.last))
+                at += piece.samples
+                append(piece)
                 yield chosen.tolist()
+            whole = plan.division is None and self._dealer is None and plan.loads[turns.rank] > 0
+            before = (by, size, plan.loads, cuts) if whole else None
             step += 1
 
 

@@ -11,7 +11,7 @@ import torch
 class LastGradient:
     """Calls ``told`` when a backward pass is through, perhaps several times.
 
-    A hook of each parameter tells of any pass, and costs each of them some microseconds. Where the loss is known that
+    A hook of each parameter tells of any pass, and costs each of them some microseconds. If the loss is known that
     the pass goes through (``begins`` before it, ``ended`` after it), one callback does: those that are queued in a
     pass are called one after the other when it is through, and DDP's, which waits for other ranks, is queued later.
 
@@ -30,7 +30,8 @@ class LastGradient:
 
     def begins(self, loss: torch.Tensor) -> None:
         """The backward pass through this loss follows at once, on this thread."""
-        self._unhook()
+        if self._prehook is not None:
+            self._unhook()
         self._pass = -1
         if loss.requires_grad:
             first = loss.grad_fn
@@ -40,9 +41,10 @@ class LastGradient:
 
     def ended(self) -> None:
         """A round's last backward pass is through, of which ``begins`` may have told."""
-        known = self._prehook is not None and self._pass >= 0
-        self._unhook()
-        if not known:
+        hook, self._prehook = self._prehook, None
+        if hook is not None:
+            hook.remove()
+        if hook is None or self._pass < 0:
             self._hook()  # a host runs the passes, through another loss
         elif self._hooks is not None and self._within and not self._apart:
             self._hooks.remove()

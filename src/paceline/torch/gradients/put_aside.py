@@ -25,7 +25,9 @@ class Gradients:
         self._parameters = list(parameters)
         self._kept: list[torch.Tensor | None] | None = None  # of the running round's finished pieces
         self._begun = False  # a backward pass of the running round has, and may have been left in its middle
-        self._had: set[int] = set()  # parameters that have a gradient of the round that is complete
+        self._had: list[
+            torch.nn.Parameter
+        ] = []  # parameters that have a gradient of the round that is complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
 
     def begin(self, step: int, scale: float = 1.0) -> None:
@@ -55,13 +57,19 @@ class Gradients:
 
     def ready(self) -> None:
         """The round's gradients are complete."""
-        self._had = {id(p) for p in self._parameters if p.grad is not None}
+        self._had = [p for p in self._parameters if p.grad is not None]
 
     def check_there(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Raises PacelineError where all gradients that an optimizer is to use have gone since ``ready``."""
         for optimizer in optimizers:
-            own = [p for p in held(optimizer) if id(p) in self._had]
-            if own and all(p.grad is None for p in own):
+            if any(
+                p.grad is not None
+                for group in getattr(optimizer, "param_groups", ())
+                for p in group["params"]
+            ):
+                continue
+            had = {id(p) for p in self._had}
+            if any(id(p) in had for p in held(optimizer)):
                 raise PacelineError(
                     f"round {step}: the gradients were zeroed between pace.backward(loss) and the optimizer's step; "
                     "call zero_grad() before the backward pass, or leave it out, since pace.step(optimizer) zeroes"
@@ -69,15 +77,18 @@ class Gradients:
 
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
-        self._used = [_which(p.grad) for p in self._parameters]
-        self._had, self._begun = set(), False
+        left = any(
+            p.grad is not None for p in self._parameters
+        )  # else nothing is there that could be counted again
+        self._used = [_which(p.grad) for p in self._parameters] if left else None
+        self._had, self._begun = [], False
 
     def drop(self) -> None:
         """The running round is left unfinished: nothing of it counts."""
         if self._begun or self._kept is not None:
             for parameter in self._parameters:
                 parameter.grad = None
-        self._kept, self._used, self._had, self._begun = None, None, set(), False
+        self._kept, self._used, self._had, self._begun = None, None, [], False
 
     def there(self) -> bool:
         """Whether a gradient has come since the last step; zeros are none."""

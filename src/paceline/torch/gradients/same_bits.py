@@ -18,8 +18,11 @@ from paceline.torch import peers
 
 ALIGNMENT = 64  # bytes
 CPU_INFO = Path("/proc/cpuinfo")
-COARSE, FINE = 2.0**20, 2.0**52  # units in 1, and of the second in the first: 2048 pieces cannot overflow
-LARGEST = 2.0**31  # of a gradient; beyond, the sum is no number
+COARSE, FINE = 2.0**20, 2.0**52  # units in 1, and of the second in the first
+FINE_BITS = 52
+LARGEST = (
+    2.0**31
+)  # of a gradient, and of a rank's part of a sum; beyond, the sum is no number: 2048 ranks fit in int64
 
 
 class ExactSum:
@@ -48,10 +51,12 @@ class ExactSum:
                 coarse = torch.where(wrong, 0.0, coarse)
                 whole = coarse.round()
                 end = start + size
-                sums[start:end] += whole.long()
-                sums[self._total + start : self._total + end] += ((coarse - whole) * FINE).round().long()
+                upper, lower = sums[start:end], sums[self._total + start : self._total + end]
+                upper += whole.long()
+                lower += ((coarse - whole) * FINE).round().long()
+                _carry(upper, lower)
                 sums[2 * self._total + number] += 1
-                sums[-1] += wrong.sum()
+                sums[-1] += wrong.sum() + (upper.abs() >= int(LARGEST * COARSE)).sum()
                 p.grad = None
             start += size
 
@@ -67,9 +72,10 @@ class ExactSum:
         start, failed = 0, bool(sums[-1])
         for number, (p, size) in enumerate(zip(self._parameters, self._sizes, strict=True)):
             if sums[2 * self._total + number]:  # else nobody's pieces used it
-                coarse = sums[start : start + size].double()
-                fine = sums[self._total + start : self._total + start + size].double()
-                grad = (coarse / COARSE + fine / (COARSE * FINE)).to(p.dtype).reshape(p.shape)
+                upper, lower = sums[start : start + size], sums[self._total + start :][:size]
+                _carry(upper, lower)
+                grad = upper.double() / COARSE + lower.double() / (COARSE * FINE)
+                grad = grad.to(p.dtype).reshape(p.shape)
                 p.grad = torch.full_like(grad, torch.nan) if failed else grad
             start += size
         self.clear()
@@ -88,6 +94,14 @@ class ExactSum:
             device = self._parameters[0].device if self._parameters else "cpu"
             self._sums = torch.zeros(2 * self._total + len(self._sizes) + 1, dtype=torch.int64, device=device)
         return self._sums
+
+
+def _carry(upper: torch.Tensor, lower: torch.Tensor) -> None:
+    """Keep each lower number in [0, 2^52), in place: any number of pieces can be added then, and a sum is written in
+    one way only."""
+    carried = lower >> FINE_BITS
+    upper += carried
+    lower -= carried << FINE_BITS
 
 
 def aligned(batch: Any) -> Any:

@@ -23,11 +23,12 @@ class Steps:
     which runs the backward pass within the step."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], before: Before, after: After) -> None:
-        self.taken: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers stepped in this turn of the loop
+        self.taken: list[Any] = []  # optimizers stepped in this turn of the loop
         self.ever = False  # the loop, or its host, has stepped once
         self.seconds = 0.0  # of the newest step
         self._began = 0.0
         self._ours = {id(p) for p in parameters}
+        self._known: Any = int  # a weak reference to the optimizer that was found to concern the model last
         self._hooks: list[Any] = [
             register_optimizer_step_pre_hook(self._telling(before, True)),
             register_optimizer_step_post_hook(self._telling(after, False)),
@@ -36,7 +37,7 @@ class Steps:
     def check_ours(self, optimizers: Iterable[Any]) -> None:
         """Raises PacelineError for an optimizer that holds none of the parameters."""
         for one in optimizers:
-            if hasattr(one, "param_groups") and not self._concern(one):
+            if one is not self._known() and hasattr(one, "param_groups") and not self._concern(one):
                 raise PacelineError(
                     f"pace.step() was given a {type(one).__name__} without any parameter of this Pace's model; "
                     "expected one made with the model's own parameters"
@@ -44,21 +45,21 @@ class Steps:
 
     def check_once(self, optimizers: Iterable[Any]) -> None:
         """Raises PacelineError where one of them was stepped in this turn already."""
-        if any(one in self.taken for one in optimizers):
+        if self.taken and any(one in self.taken for one in optimizers):
             raise PacelineError(
                 "an optimizer was stepped twice for one round; expected once: leave optimizer.step() out where "
                 "pace.step(optimizer) is called"
             )
 
-    def take(self, optimizers: Iterable[Any], scaler: Any) -> float:
+    def take(self, optimizers: list[Any], scaler: Any) -> float:
         """Step and zero the optimizers, with the GradScaler where there is one; the seconds of it."""
-        began, optimizers = time.perf_counter(), list(optimizers)
+        began = time.perf_counter()
         for one in optimizers:
             if scaler is None:
                 one.step()
             else:
                 scaler.step(one)
-            self.taken.add(one)
+            self.taken.append(one)
         if scaler is not None and optimizers:
             scaler.update()
         for one in optimizers:
@@ -81,22 +82,26 @@ class Steps:
 
     def _concern(self, optimizer: torch.optim.Optimizer) -> bool:
         """True when the optimizer holds one of the parameters."""
-        return _hold(optimizer, self._ours)
+        if found := _hold(optimizer, self._ours):
+            self._known = weakref.ref(optimizer)
+        return found
 
     def _telling(self, listener: Callable[..., None], of_closure: bool) -> Callable[..., None]:
-        weak = weakref.WeakMethod(listener)
-        ours = self._ours
+        owner: Any = weakref.ref(listener.__self__)  # type: ignore[attr-defined]
+        method, own = listener.__func__, weakref.ref(self)  # type: ignore[attr-defined]
 
         def tell(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
-            method = weak()
-            if method is None or not _hold(optimizer, ours):
+            steps, turns = own(), owner()
+            if steps is None or turns is None:
+                return
+            if optimizer is not steps._known() and not steps._concern(optimizer):
                 return
             if of_closure:
                 # torch's wrapper puts the optimizer itself first
-                closures = [a for a in arguments if a is not optimizer and a is not None]
-                method(optimizer, bool(closures) or named.get("closure") is not None)
+                closure = named.get("closure") if len(arguments) < 2 else arguments[1]
+                method(turns, optimizer, closure is not None)
             else:
-                method(optimizer)
+                method(turns, optimizer)
 
         return tell
 

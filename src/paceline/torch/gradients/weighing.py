@@ -52,7 +52,8 @@ class Weighing:
 
     def begin(self, piece: Piece) -> None:
         """A turn begins; gradients are only reduced over the ranks in a round's last."""
-        self.release()
+        if self._no_sync is not None:
+            self.release()
         if not piece.last or self._sum is not None:
             self._no_sync = self._parallel.no_sync()
             self._no_sync.__enter__()
@@ -71,7 +72,7 @@ class Weighing:
             self._gradients.begin(piece.step)
         elif count is not None:
             self._many = count
-        if not self._parallel.counts:
+        if not self._parallel.counts and (count is not None or self._counts.given or not piece.last):
             self._counts.add(piece.step, count, piece.last)
 
     def weight(self, piece: Piece, part: float) -> float:
@@ -166,7 +167,7 @@ class Counts:
     def begin(self) -> None:
         """A round begins."""
         self._own = 0.0
-        self._given: bool | None = None  # whether the round's pieces come with a count
+        self.given: bool | None = None  # whether the round's pieces come with a count
         self._total: torch.Tensor | None = None
         self._work: Any = None
 
@@ -174,11 +175,11 @@ class Counts:
         """A piece's backward pass begins, the last of the round where ``last``. On a device collective there, without
         a wait; the numbers of processors come with the ranks' measurements."""
         given = count is not None
-        if self._given not in (None, given):
+        if self.given is not given and self.given is not None:
             raise PacelineError(
                 f"round {step}: one piece was given a count and another was not; expected count= with each or none"
             )
-        self._given = given
+        self.given = given
         self._own += count or 0.0
         if given and last and self._device.type != "cpu":
             self._total = torch.tensor([self._own], dtype=torch.float64, device=self._device)
@@ -186,18 +187,18 @@ class Counts:
                 self._work = dist.all_reduce(self._total, async_op=True)
 
     def factor(self, step: int, batch: int) -> float | torch.Tensor | None:
-        """By what the round's gradients are to be multiplied; None where samples are what is counted. Collective.
+        """By what the round's gradients are to be multiplied; None if samples are what is counted. Collective.
 
         On a device it is a tensor there, shape (), so that the host need not wait until it is known.
         """
-        given, total = self._given, self._total
-        if given and total is None:
+        given, total = self.given, self._total
+        if not given:
+            return None
+        if total is None:
             counted = self._counted(step)
             self.begin()
             assert counted is not None
             return batch / counted if counted else 0.0
-        if total is None:
-            return None
         if self._work is not None:
             self._work.wait()  # for a sum that was on its way before the gradients; on a device the stream waits
         self.begin()

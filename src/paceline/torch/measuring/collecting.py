@@ -5,6 +5,8 @@ each takes when its own count is full, while the others wait for it.
 from __future__ import annotations
 
 import gc
+import math
+import time
 
 from paceline.torch.measuring.open_rounds import RoundResult
 
@@ -14,13 +16,15 @@ class Collecting:
 
     def __init__(self, every: int) -> None:
         self._every, self._automatic = every, gc.isenabled()
+        self._collected = -math.inf
         gc.collect()
         gc.disable()
 
     def round(self, result: RoundResult) -> None:
         """A round is over on every rank, and the next has not begun."""
-        if (result.step + 1) % self._every == 0:
+        if (result.step + 1) % self._every == 0 and not result.ended < self._collected:
             gc.collect()
+            self._collected = time.perf_counter()  # once for short rounds that are told of together
 
     def close(self) -> None:
         """Collect by count again, where that was so before. Safe to call twice."""

@@ -23,7 +23,7 @@ import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import Array
 from paceline.torch import peers
-from paceline.torch.measuring import mesh, published
+from paceline.torch.measuring import mesh
 from paceline.torch.measuring.nearby import Nearby
 
 _log = logging.getLogger(__name__)
@@ -71,15 +71,6 @@ class Exchange(Protocol):
         """
         ...
 
-    def publish(self, step: int, made: Any) -> None:
-        """Leave for the other ranks what this one has made of the rows, where they can look for it."""
-        ...
-
-    def published(self, step: int) -> Any:
-        """What another rank makes of the rows, for which this one may wait a moment; None where this one should make
-        it, and ``publish`` it."""
-        ...
-
     def close(self) -> None:
         """The last round has been received."""
         ...
@@ -89,17 +80,7 @@ class Exchange(Protocol):
         ...
 
 
-class EachForItself:
-    """Ranks that find nothing of what others have made of the rows."""
-
-    def publish(self, step: int, made: Any) -> None:
-        pass
-
-    def published(self, step: int) -> Any:
-        return None
-
-
-class Alone(EachForItself):
+class Alone:
     """One process: nobody to tell."""
 
     def __init__(self, dtype: np.dtype[np.void]) -> None:
@@ -136,11 +117,6 @@ class MeshExchange:
         self._far = {rank: other for rank, other in self._others.items() if rank not in self._nearby.ranks}
         self._held = dict.fromkeys(self._far, b"")  # what came of a later message, or of a part of one
         self._own = [b""] * SLOTS
-        self._published = published.shared()
-        if len(self._others) < (
-            os.cpu_count() or 1
-        ):  # nobody is spared anything: each has a processor of its own
-            self._published = None
         self._end = weakref.finalize(self, mesh.part, self._others, os.getpid())
 
     def send(self, step: int, row: Row) -> None:
@@ -174,13 +150,6 @@ class MeshExchange:
             rows.append(message[STEP.size : size])
         rows.insert(self._rank, self._own[step % SLOTS])
         return np.frombuffer(bytearray().join(rows), self._dtype)
-
-    def publish(self, step: int, made: Any) -> None:
-        if self._published is not None:
-            self._published.put(step + 1, made)
-
-    def published(self, step: int) -> Any:
-        return None if self._published is None else self._published.wait(step + 1)
 
     def close(self) -> None:
         """Nobody need be waited for: what was sent is on its way."""
@@ -273,7 +242,7 @@ class MeshExchange:
         other.setblocking(False)
 
 
-class GroupExchange(EachForItself):
+class GroupExchange:
     """Through an asynchronous all-gather on a gloo group of its own, so that its order never mixes with DDP's."""
 
     def __init__(self, dtype: np.dtype[np.void], ranks: int) -> None:

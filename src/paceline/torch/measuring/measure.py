@@ -15,39 +15,28 @@ import torch
 
 
 class Stopwatch(Protocol):
-    """``start`` and ``stop`` once a round; ``seconds`` of a finished round, or None while it isn't known yet."""
+    """``start`` gives a mark, ``stop`` makes a reading of it, and ``lag`` rounds later its ``seconds`` are known."""
 
-    lag: int  # rounds after which the reading is certain to be there
+    lag: int
 
-    def start(self, step: int) -> None: ...
+    def start(self) -> Any: ...
 
-    def stop(self, step: int) -> None: ...
+    def stop(self, mark: Any) -> Any: ...
 
-    def stopped(self, step: int) -> bool: ...
-
-    def seconds(self, step: int) -> float: ...
+    def seconds(self, reading: Any) -> float: ...
 
 
 class CpuStopwatch:
     """Wall clock on the host: a computation there ends when its call returns."""
 
     lag = 0
+    start = staticmethod(time.perf_counter)
 
-    def __init__(self) -> None:
-        self._began: dict[int, float] = {}
-        self._took: dict[int, float] = {}
+    def stop(self, mark: float) -> float:
+        return time.perf_counter() - mark
 
-    def start(self, step: int) -> None:
-        self._began[step] = time.perf_counter()
-
-    def stop(self, step: int) -> None:
-        self._took[step] = time.perf_counter() - self._began.pop(step)
-
-    def stopped(self, step: int) -> bool:
-        return step in self._took
-
-    def seconds(self, step: int) -> float:
-        return self._took.pop(step)
+    def seconds(self, reading: float) -> float:
+        return reading
 
 
 class CudaStopwatch:
@@ -61,22 +50,17 @@ class CudaStopwatch:
 
     def __init__(self, event: Any = None) -> None:
         self._event = event or (lambda: torch.cuda.Event(enable_timing=True))
-        self._began: dict[int, Any] = {}
-        self._ended: dict[int, Any] = {}
 
-    def start(self, step: int) -> None:
-        self._began[step] = self._event()
-        self._began[step].record()
+    def start(self) -> Any:
+        mark = self._event()
+        mark.record()
+        return mark
 
-    def stop(self, step: int) -> None:
-        self._ended[step] = self._event()
-        self._ended[step].record()
+    def stop(self, mark: Any) -> Any:
+        return mark, self.start()
 
-    def stopped(self, step: int) -> bool:
-        return step in self._ended
-
-    def seconds(self, step: int) -> float:
-        began, ended = self._began.pop(step), self._ended.pop(step)
+    def seconds(self, reading: Any) -> float:
+        began, ended = reading
         if (
             not ended.query()
         ):  # the host ran a whole round ahead of the device: rare, and then waiting is right

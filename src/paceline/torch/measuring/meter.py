@@ -1,41 +1,70 @@
 """Measures this rank's rounds and tells the other ranks, without holding up the step.
 
-For each round, in this order: ``start`` before its first micro-batch is loaded, ``add_loss`` for each
-micro-batch, ``stop`` when its last gradient is ready (sends), ``collect`` after the optimizer step (receives).
+For each round, in this order: ``start`` before its first micro-batch is loaded, ``add_loss`` for each micro-batch,
+``stop`` when its last gradient is ready. Rounds are told of in intervals: with the end of the round that is ``due``,
+one row goes to the other ranks (before the optimizer step), and ``collect`` gives what all of them told (after it).
 """
 
 from __future__ import annotations
 
 import math
-import struct
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from paceline.errors import PacelineError
-from paceline.few import total
+from paceline.errors import PacelineError, WorkerError
 from paceline.torch.liveness.patience import named
 from paceline.torch.measuring import exchange, measure, piece_reports
 from paceline.torch.measuring.exchange import Exchange, Rows
 
-FIELDS = [
-    ("step", "f8"),  # the round that this tells of; NaN where no reading is there yet
-    ("digest", "f8"),  # of the plan in force
-    ("seconds", "f8"),
-    ("overhead", "f8"),  # seconds of the optimizer step before it, measured apart
-    ("loss", "f8"),  # summed over the rank's samples; NaN where it did not hand in its loss
-    ("count", "f8"),  # what that is a sum over, where that is something other than samples; else NaN
-    ("told", "f8"),  # 1 where the rank handed in its loss, else 0
-    ("cpu", "f8"),  # portion of the machine's processors that others left, NaN where not asked for
-    ("memory", "f8"),  # portion that is free
-]
-ROW = np.dtype(FIELDS)  # what a rank reports of a round
-ROW_WITH_PIECES = np.dtype([*FIELDS, ("pieces", piece_reports.ROW)])  # where work may move within it
+MOST_ROUNDS = 32  # of an interval
+COUNT_SECONDS = 10.0  # for others to give a count, too, in the first round in which this rank does
+
+
+def fields(rounds: int) -> list[Any]:
+    """What a rank reports of an interval of at most so many rounds."""
+    return [
+        ("first", "f8"),  # round of the interval
+        ("rounds", "f8"),  # in it; 0 if no reading is there yet
+        ("digest", "f8"),  # of the plan in force
+        ("deciding", "f8"),  # processor seconds that the newest decision took
+        ("overhead", "f8"),  # seconds of the optimizer step before each round, measured apart; their mean
+        ("told", "f8"),  # 1 if the rank handed in its losses, else 0
+        ("cpu", "f8"),  # portion of the machine's processors that others left, NaN if it is not asked for
+        ("memory", "f8"),  # portion that is free
+        ("seconds", "f8", (rounds,)),  # of each round
+        ("loss", "f8", (rounds,)),  # summed over the rank's samples; NaN if it did not hand in its loss
+        (
+            "count",
+            "f8",
+            (rounds,),
+        ),  # what that is a sum over, if that is something other than samples; else NaN
+    ]
+
+
+ROW = np.dtype(fields(MOST_ROUNDS))
+ROW_WITH_PIECES = np.dtype(
+    [*fields(MOST_ROUNDS), ("pieces", piece_reports.ROW)]
+)  # work may move within a round
 
 Loss = tuple[torch.Tensor | float, float]
 """Of a piece: the number, or where it is on a device, and what makes a sum of it."""
+
+
+class _Round:
+    """What this rank has measured of one round."""
+
+    __slots__ = ("carry", "count", "losses", "mark", "pieces", "reading", "step", "waits")
+
+    def __init__(self, step: int, carry: float, waits: float, mark: Any) -> None:
+        self.step, self.carry, self.waits, self.mark = step, carry, waits, mark
+        self.reading: Any = None
+        self.losses: list[Loss] = []
+        self.count = math.nan
+        self.pieces: list[float] | None = None
 
 
 class Meter:
@@ -47,6 +76,8 @@ class Meter:
     way: how what is told travels, by default the one that suits the ranks.
     """
 
+    intervals = True  # several rounds may be told of at once
+
     def __init__(
         self,
         device: torch.device,
@@ -56,109 +87,125 @@ class Meter:
         way: Exchange | None = None,
     ) -> None:
         self.lost = exchange.nobody  # tells of a rank that need not be waited for any more
+        self.digest: Callable[[], int] = int  # of the plan in force
+        self.due = 0  # the round with whose end the ranks tell; the same on all of them
+        self.light = False  # the rounds until then have no pieces to tell of
+        self.told = False  # the row of an interval is on its way, and not collected yet
+        self.stopped = True  # the running round's last gradient has been seen
+        self.deciding = 0.0  # processor seconds that this rank's newest decision took
         self._watch = measure.stopwatch(device)
-        self._waited = waited or (lambda: 0.0)
+        self.lag = self._watch.lag  # rounds by which a measurement comes in late
+        self._waited, self._on_cpu = waited, device.type == "cpu"
         self._row = ROW_WITH_PIECES if pieces else ROW
-        self._packed = struct.Struct(f"={self._row.itemsize // 8}d")
         self._exchange = exchange.connect(self._row) if way is None else way
         self._readings = measure.Readings() if readings else None
-        self._carry: dict[int, float] = {}
-        self._waits: dict[int, float] = {}
-        self._losses: dict[int, list[Loss]] = {}
-        self._counts: dict[int, float] = {}
-        self._pieces: dict[int, list[float]] = {}
-        self._sent = -1  # newest round announced
-        self._running = -1
+        self._running: _Round | None = None
+        self._untold: list[_Round] = []  # stopped, and not collected yet
         self._newest: tuple[int, Rows] | None = None  # what was received, and with which announcement
-        self._sequence = -1  # of announcements: one for each round begun, and one where a flush asks for it
-
-    @property
-    def lag(self) -> int:
-        """Rounds by which a measurement comes in late."""
-        return self._watch.lag
+        self._sequence = -1  # of announcements: one for each round begun, and one if a flush asks for it
+        self._counts = False  # some rank has given a count: every round is announced
 
     def start(self, step: int, carry: float) -> None:
         """Round ``step`` begins; ``carry`` seconds of it were spent before, on the optimizer."""
-        self._running = step
-        self._losses.pop(step, None)
-        self._counts.pop(step, None)
         self._sequence += 1
-        self._carry[step] = carry
-        self._waits[step] = self._waited()
-        self._watch.start(step)
+        self.stopped = False
+        waits = 0.0 if self._waited is None else self._waited()
+        self._running = _Round(step, carry, waits, self._watch.start())
 
-    def add_loss(self, step: int, loss: torch.Tensor, factor: float = 1.0) -> None:
-        """Count this micro-batch's loss, times what makes a sum of it, towards the round's."""
-        self._losses.setdefault(step, []).append((taken_down(loss), factor))
+    def add_loss(self, loss: torch.Tensor, factor: float = 1.0) -> None:
+        """Count this micro-batch's loss, times what makes a sum of it, towards the running round's."""
+        assert self._running is not None
+        self._running.losses.append(
+            (loss.item() if self._on_cpu and loss.numel() == 1 else loss.detach(), factor)
+        )
 
-    def add_count(self, step: int, count: float) -> None:
+    def add_count(self, count: float) -> None:
         """This micro-batch's summed loss is over so many tokens, nodes or the like."""
-        self._counts[step] = self._counts.get(step, 0.0) + count
+        assert self._running is not None
+        before = self._running.count
+        self._running.count = count if math.isnan(before) else before + count
 
-    def stopped(self, step: int) -> bool:
-        """True when the round's last gradient has been seen."""
-        return self._sent >= step
-
-    def stop(self, step: int, digest: int, pieces: Callable[[], list[float]] | None = None) -> None:
-        """The last gradient of round ``step`` is ready: announce what is known. Later calls do nothing.
+    def stop(self, pieces: Callable[[], list[float]] | None = None) -> None:
+        """The last gradient of the running round is ready: announce what is known, if that is due. Later calls do
+        nothing.
 
         pieces: gives the numbers of this rank's ``piece_reports.ROW``."""
-        if self.stopped(step) or step != self._running:
+        running = self._running
+        if running is None or self.stopped:
             return
-        self._watch.stop(step)
-        self._waits[step] = self._waited() - self._waits[step]
+        self.stopped = True
+        running.reading = self._watch.stop(running.mark)
+        if self._waited is not None:
+            running.waits = self._waited() - running.waits
         if pieces is not None:
-            self._pieces[step] = pieces()
-        self._sent = step
-        self._announce(step - self._watch.lag, digest)
+            running.pieces = pieces()
+        self._untold.append(running)
+        if running.step >= self.due or len(self._untold) >= MOST_ROUNDS + self.lag:
+            self.told = True
+            self._announce()
+        elif self._counts or running.count == running.count:
+            self._announce()
+
+    def restart(self, rounds: int) -> None:
+        """Go on after so many rounds: nothing of those before them is told any more."""
+        self.due, self.light, self.told = rounds, False, False
+        self._untold.clear()
 
     def drop(self, step: int) -> None:
         """Round ``step`` was left unfinished, and may be run again."""
-        self._sent = min(self._sent, step - 1)
+        if self._untold and self._untold[-1].step == step:
+            self._untold.pop()
+        self._running, self.told = None, False
 
-    def flush(self, digest: int) -> Rows | None:
-        """The newest round's reading, where the device's would only come with the next round's. Collective."""
-        if not self._watch.lag or self._sent not in self._carry:
+    def tell(self) -> None:
+        """The loop was left, on all ranks: announce what has not been told yet. Returns at once."""
+        if self._untold and not self.told:
+            self._sequence += 1
+            self.told = True
+            self._announce()
+
+    def flush(self) -> Rows | None:
+        """All ranks' reports of what has not been told yet, on a device with the newest round's. Collective."""
+        if not self._untold:
             return None
         self._sequence += 1
-        self._announce(self._sent, digest)
-        return self.collect(self._sent)
+        self._announce(0)
+        return self.collect()
 
-    def collect(self, step: int) -> Rows | None:
-        """All ranks' reports that came with round ``step``, (n,) of ROW; None when there is no finished round yet."""
-        rows = self._received()
-        digests = rows["digest"].tolist()
-        if digests.count(digests[0]) != len(digests):
-            digests = rows["digest"]
-            odd = np.flatnonzero(digests != np.median(digests))
-            names = ", ".join(str(r) for r in (odd if odd.size else np.flatnonzero(digests != digests[0])))
-            raise PacelineError(
-                f"rank {names} decided another plan than the other ranks at round {step}; expected the same plan "
-                "everywhere: check that all ranks run the same version and options"
-            )
-        return None if math.isnan(rows["step"][0]) else rows
-
-    def publish(self, made: Any) -> None:
-        """Leave for the other ranks what this one has made of the newest reports, unless they come in late."""
-        if not self.lag:
-            self._exchange.publish(self._sequence, made)
-
-    def published(self) -> Any:
-        """What another rank makes of the newest reports; None where this one should make it, and ``publish`` it."""
-        return None if self.lag else self._exchange.published(self._sequence)
+    def collect(self) -> Rows | None:
+        """All ranks' reports of the interval that was announced, (n,); None if no reading is there yet."""
+        rows, self.told = self._received(), False
+        for name, wrong in (
+            ("digest", "decided another plan than the other ranks"),
+            ("first", "tells of other rounds than the other ranks"),
+            ("rounds", "tells of another number of rounds than the other ranks"),
+        ):
+            found = rows[name].tolist()
+            if found.count(found[0]) != len(found):
+                odd = np.flatnonzero(rows[name] != np.median(rows[name]))
+                ranks = odd if odd.size else np.flatnonzero(rows[name] != found[0])
+                raise PacelineError(
+                    f"rank {', '.join(map(str, ranks))} {wrong} before round {self.due + 1}; expected the same "
+                    "everywhere: check that all ranks run the same version and options, and the same rounds"
+                )
+        rounds = int(rows["rounds"][0])
+        del self._untold[:rounds]
+        self._counts = self._counts or not np.isnan(rows["count"][:, :rounds]).all()
+        return rows if rounds else None
 
     def counted_by_all(self, step: int) -> float | None:
-        """What the losses of all ranks in round ``step`` are means over, together; call after ``stop``.
+        """What the losses of all ranks in the running round are means over, together; call after ``stop``.
 
-        None where a measurement comes in late, so that nobody knows yet. Raises PacelineError where some ranks told
+        None if a measurement comes in late, so that nobody knows yet. Raises PacelineError if some ranks told
         of a count and others did not.
         """
         if self.lag:
             return None
-        rows = self._received()
-        counts = rows["count"].tolist()
+        counts = self._received(None if self._counts or self.told else self._late())["count"][
+            :, len(self._untold) - 1
+        ].tolist()
         check_counts(step, counts)
-        return total(counts)
+        return float(sum(counts))
 
     def close(self) -> None:
         self._exchange.close()
@@ -167,40 +214,53 @@ class Meter:
         """``close`` after a failure: nobody is waited for."""
         self._exchange.abandon()
 
-    def _received(self) -> Rows:
+    def _late(self) -> exchange.Lost:
+        """Who is not heard of soon has given no count, since no other rank announces this round."""
+        until, step = time.monotonic() + COUNT_SECONDS, self._untold[-1].step
+
+        def lost() -> WorkerError | None:
+            if time.monotonic() < until:
+                return self.lost()
+            return WorkerError(
+                f"round {step}: this rank gave a count with the loss for the first time, and another rank did not; "
+                "expected count= on all ranks or on none"
+            )
+
+        return lost
+
+    def _received(self, lost: exchange.Lost | None = None) -> Rows:
         """What came with the newest announcement."""
         if self._newest is None or self._newest[0] != self._sequence:
-            self._newest = self._sequence, self._exchange.receive(self._sequence, self.lost)
+            self._newest = self._sequence, self._exchange.receive(self._sequence, lost or self.lost)
         return self._newest[1]
 
-    def _announce(self, step: int, digest: int) -> None:
-        self._exchange.send(self._sequence, self._report(step, digest))
+    def _announce(self, lag: int | None = None) -> None:
+        known = self._untold[: len(self._untold) - (self.lag if lag is None else lag)]
+        rounds = len(known)
+        row = np.full((), np.nan, self._row)
+        row["first"], row["rounds"], row["digest"] = known[0].step if known else -1, rounds, self.digest()
+        row["deciding"] = self.deciding
+        if known:
+            row["overhead"] = sum(each.carry for each in known) / rounds
+            row["told"] = all(each.losses for each in known)
+            seconds = [
+                self._watch.seconds(each.reading) - self._waits_of(each) + each.carry for each in known
+            ]
+            row["seconds"][:rounds] = seconds
+            row["loss"][:rounds] = [summed(each.losses) if each.losses else math.nan for each in known]
+            row["count"][:rounds] = [each.count for each in known]
+            if self._readings and self.told:
+                row["cpu"], row["memory"] = self._readings.take()
+            if self._row is ROW_WITH_PIECES and known[-1].pieces is not None:
+                row["pieces"] = np.array(known[-1].pieces).view(piece_reports.ROW)[0]
+        self._exchange.send(self._sequence, row.tobytes())
 
-    def _report(self, step: int, digest: int) -> bytes:
-        numbers = [math.nan] * (self._packed.size // 8)
-        numbers[1] = digest
-        if step in self._carry:  # else the device's first reading comes a round later
-            carry = self._carry.pop(step)
-            losses = self._losses.pop(step, None)
-            cpu, memory = self._readings.take() if self._readings else (math.nan, math.nan)
-            numbers[: len(FIELDS)] = (
-                step,
-                digest,
-                self._watch.seconds(step) - self._waits.pop(step) + carry,
-                carry,
-                math.nan if losses is None else summed(losses),
-                self._counts.pop(step, math.nan),
-                losses is not None,
-                cpu,
-                memory,
-            )
-            if (pieces := self._pieces.pop(step, None)) is not None:
-                numbers[len(FIELDS) :] = pieces
-        return self._packed.pack(*numbers)
+    def _waits_of(self, each: _Round) -> float:
+        return each.waits if self._waited is not None else 0.0
 
 
 def check_counts(step: int, counts: list[float]) -> None:
-    """Raises PacelineError where some ranks gave a count in a round and others, whose count is NaN, did not."""
+    """Raises PacelineError if some ranks gave a count in a round and others, whose count is NaN, did not."""
     without = [rank for rank, count in enumerate(counts) if math.isnan(count)]
     if 0 < len(without) < len(counts):
         given = [rank for rank in range(len(counts)) if rank not in without]
@@ -211,7 +271,7 @@ def check_counts(step: int, counts: list[float]) -> None:
 
 
 def taken_down(loss: torch.Tensor) -> torch.Tensor | float:
-    """A loss to be read later; its number at once where nobody need wait for it."""
+    """A loss to be read later; its number at once if nobody need wait for it."""
     return float(loss.item()) if loss.is_cpu and loss.numel() == 1 else loss.detach()
 
 

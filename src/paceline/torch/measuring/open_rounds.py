@@ -2,30 +2,43 @@
 
 A round is opened with its first micro-batch, finished after the optimizer step, and settled when the others'
 reports are taken in: then the next plan is made, and listeners hear of it.
+
+Long rounds are settled one by one. Short ones are settled in intervals, since deciding takes longer than it brings:
+the next decision is due once the rounds since the last one have taken a fixed multiple of what a decision costs. The
+rounds between are light: their plan is the one in force, and the ranks tell nothing. How long an interval is follows
+from the rows that all ranks share, so it ends with the same round on each of them.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balancer import Balancer, Decision
+from paceline.balancer import Balancer
 from paceline.errors import PacelineError
-from paceline.few import total
 from paceline.pieces.sharing import PieceRecord
 from paceline.rounds import Array
 from paceline.samples.cost import cost_of
 from paceline.torch import peers
 from paceline.torch.liveness.patience import named
 from paceline.torch.measuring.exchange import Rows
-from paceline.torch.measuring.meter import Meter, check_counts
+from paceline.torch.measuring.meter import MOST_ROUNDS, Meter, check_counts
 from paceline.torch.measuring.piece_reports import PieceReports
 from paceline.torch.plan import RoundPlan
+
+LONG_SECONDS = 0.05  # a round of so many seconds is settled by itself
+MULTIPLE = (
+    50  # an interval takes so many times what a decision costs: 2 % of the time at most are spent on deciding
+)
+SETTLING_ROUNDS = 16  # decided one by one at the beginning, or fewer if the loads stay as they are before
+SETTLED = 0.05  # of a rank's load, and one sample: a change by less is none
 
 OnNan = str | Callable[[int, list[int]], object]
 
@@ -46,42 +59,18 @@ class RoundResult(NamedTuple):
     learning_rate: float = (
         math.nan
     )  # of the first optimizer's first group; NaN where pace.step did not step it
-    costs: Array | None = None  # of each rank's part in mean samples, where the loader was given costs
+    costs: Array | None = None  # of each rank's part in mean samples, if the loader was given costs
     parts: Array | None = (
         None  # lengths, squared lengths and micro-batches that these are made of, shape (n, 3)
     )
-
-
-class Outcome(NamedTuple):
-    """What a round's reports come to, the same on every rank. Arrays of shape (n,)."""
-
-    step: int
-    loads: NDArray[np.int64]  # that the ranks really ran
-    compute: Array  # seconds, as in RoundResult
-    loss: float  # as there
-    losses: list[float]  # each rank's, summed
-    told: list[float]  # 1 where a rank handed in its loss, else 0
-    overhead: Array  # seconds, as there
-    shares: Array  # the plan made from it
-    within: PieceRecord | None
-    parts: Array | None = None  # as there, (n, 3)
-    decision: Decision | None = None  # that is still to be taken; None where the balancer has it already
-
-
-class _Open(NamedTuple):
-    """A round whose measurements have not come in yet."""
-
-    plan: RoundPlan
-    epoch: int
-    seconds: float = 0.0
-    learning_rate: float = math.nan
+    ended: float = math.nan  # this rank's ``time.perf_counter`` at its end
 
 
 class OpenRounds:
     """Keeps the rounds that are not settled yet.
 
     moves_work: whether work may move within rounds, so that the ranks report what they really ran.
-    listeners: called in turn with each settled round. on_nan: what to do next where its loss is no number.
+    listeners: called in turn with each settled round. on_nan: what to do next if its loss is no number.
     """
 
     def __init__(
@@ -94,125 +83,133 @@ class OpenRounds:
     ) -> None:
         self._balancer, self._meter, self._moves_work = balancer, meter, moves_work
         self.listeners = listeners
+        self.loss = math.nan  # of the newest settled round
         self._finite = Finite(on_nan)
-        self._settled = -1  # newest round whose reports have been taken in
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, tuple[RoundPlan, int]] = {}  # each with its epoch
+        self._finished: dict[int, tuple[float, float, float]] = {}  # seconds, learning rate, end
+        self._settling = SETTLING_ROUNDS  # rounds left of the beginning
+        self._crowd = max(
+            1.0, peers.ranks() / (os.cpu_count() or 1)
+        )  # ranks that decide at once on a processor
 
     def restart(self, rounds: int) -> None:
         """Go on after this many rounds."""
-        self._settled = rounds - 1
+        self._meter.restart(rounds)
 
     def open(self, plan: RoundPlan, epoch: int) -> None:
         """A round's first micro-batch goes out."""
-        self._open[plan.step] = _Open(plan, epoch)
+        self._open[plan.step] = plan, epoch
 
-    def finish(self, step: int, seconds: float, learning_rate: float) -> None:
+    def finish(self, step: int, seconds: float, learning_rate: float, ended: float) -> None:
         """The round's optimizer step is done, ``seconds`` after its beginning, at this learning rate."""
-        plan, epoch, _, _ = self._open[step]
-        self._open[step] = _Open(plan, epoch, seconds, learning_rate)
+        self._finished[step] = seconds, learning_rate, ended
 
-    def settle(self, rounds: int) -> None:
-        """Take in what the ranks reported of the newest of so many finished rounds, once."""
-        if self._settled == rounds - 1:
-            return
-        self._settled = rounds - 1
-        # What takes no time to decide is not worth waiting for another rank.
-        shared = self._balancer.decides_at_once and self._balancer.policy.follows
-        if shared and (outcome := self._meter.published()) is not None:
-            self._take(outcome)
-        elif (rows := self._meter.collect(self._settled)) is not None:
-            outcome = self._outcome(rows)
-            if shared:
-                self._meter.publish(outcome)
-            self._take(outcome)
+    def settle(self) -> None:
+        """Take in what the ranks have told of the newest rounds, once."""
+        if self._meter.told:
+            began = time.thread_time()
+            rows = self._meter.collect()
+            if rows is None:
+                self._meter.due += 1
+            else:
+                self._take(rows)
+            self._meter.deciding = (time.thread_time() - began) * self._crowd
 
-    def flush(self, rounds: int) -> None:
-        """``settle``, and on a GPU also wait for the last round's reading. Collective."""
-        self.settle(rounds)
-        if (rows := self._meter.flush(self._balancer.digest)) is not None:
-            self._take(self._outcome(rows))
+    def flush(self) -> None:
+        """``settle``, also what has not been told yet, on a GPU with the last round's reading. Collective."""
+        self.settle()
+        if (rows := self._meter.flush()) is not None:
+            self._take(rows)
 
-    def _outcome(self, rows: Rows) -> Outcome:
-        """What all ranks' reports of a round come to, with the next plan. Where the balancer does not decide at
-        once, it has taken them in then."""
-        step, balancer = int(rows["step"][0]), self._balancer
-        plan = self._open[step].plan
-        known, took, losses = rows["overhead"], rows["seconds"], rows["loss"].tolist()
-        loads, reports, within, first = plan.loads, None, None, None
-        parts = None if plan.deal is None else plan.deal.parts
-        if self._moves_work:
+    def _take(self, rows: Rows) -> None:
+        """All ranks' reports of an interval: the next plan is made from its mean round, and listeners hear of each
+        round."""
+        first, rounds = int(rows["first"][0]), int(rows["rounds"][0])
+        steps, balancer = range(first, first + rounds), self._balancer
+        plans = [self._open[step][0] for step in steps]
+        newest = plans[-1]
+        took, losses, counts = (rows[name][:, :rounds] for name in ("seconds", "loss", "count"))
+        known, loads, batch = rows["overhead"], newest.loads, newest.batch
+        reports, within, head = None, None, None
+        parts = None if newest.deal is None else newest.deal.parts
+        if rounds > 1:
+            loads = sum(plan.loads for plan in plans) / rounds  # type: ignore[assignment]
+        elif self._moves_work and not self._meter.light:
             reports = PieceReports.of(rows["pieces"])
-            piece_cost = total(reports.cost.tolist()) / len(reports.cost)
-            within = PieceRecord(plan.at_once, piece_cost, reports.pieces, reports.seconds)
-            if plan.deal is None:  # else the cost model has what micro-batches cost
-                if max(map(len, reports.pieces)) > 1:
-                    known = known + (reports.counts - 1).clip(0) * reports.cost
-            elif plan.division is not None:
-                parts, first = reports.parts, reports.before_claims(plan.deal, plan.division)
+            within = PieceRecord(newest.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
+            if newest.deal is None:  # else the cost model has what micro-batches cost
+                known = known + (reports.counts - 1).clip(0) * reports.cost
+            elif newest.division is not None:
+                parts, head = reports.parts, reports.before_claims(newest.deal, newest.division)
             loads = reports.loads
-            if (ran := sum(loads.tolist())) != plan.batch:
+            if (ran := int(loads.sum())) != batch:
                 raise PacelineError(
-                    f"round {step}: the ranks ran {ran} of its {plan.batch} samples; expected "
+                    f"round {first}: the ranks ran {ran} of its {batch} samples; expected "
                     "all: check that every rank works through all that its loader yields"
                 )
         elif "samples" in (rows.dtype.names or ()):  # a rank that was lost left its part to others
             loads = rows["samples"].astype(np.int64)
-            parts = None if plan.deal is None else rows["parts"]
-        counts = rows["count"].tolist()
-        check_counts(step, counts)
+            parts = None if newest.deal is None else rows["parts"]
+        missing = np.isnan(counts)
+        for number in np.flatnonzero(missing.any(0) & ~missing.all(0)).tolist():
+            check_counts(steps[number], counts[:, number].tolist())
+        mean = took[:, 0] if rounds == 1 else took.mean(-1)
+        seconds = float(np.nanmax(mean))
         times = None if reports is None else reports.times()
         cpu, memory = (rows["cpu"], rows["memory"]) if balancer.needs_readings else (None, None)
-        decision = None
-        if balancer.decides_at_once:
-            decision = balancer.decide(step, loads, took, known, cpu, memory, times)
-            overhead, shares = decision.overhead, decision.plan.shares
-        else:
-            overhead, shares = balancer.report(step, loads, took, known, cpu, memory, times, parts, first)
-        return Outcome(
-            step=step,
-            loads=loads,
-            compute=took,
-            loss=mean_loss(losses, counts, plan.batch),
-            losses=losses,
-            told=rows["told"].tolist(),
-            overhead=overhead,
-            shares=shares,
-            within=within,
-            parts=parts,
-            decision=decision,
+        overhead, shares = balancer.report(
+            *(steps[-1], loads, mean, known, cpu, memory, times, parts, head), short=seconds < LONG_SECONDS
         )
+        self._meter.due = steps[-1] + self._meter.lag + self._interval(rows, seconds, loads, batch, shares)
+        self._meter.light = self._meter.due > steps[-1] + self._meter.lag + 1
+        batches = np.array([plan.batch for plan in plans])
+        means = mean_losses(losses, counts, batches).tolist()
+        self.loss = means[-1]
+        for number, step in enumerate(steps):
+            plan, epoch = self._open.pop(step)
+            if self.listeners:
+                wall, learning_rate, ended = self._finished[step]
+                result = RoundResult(
+                    step=step,
+                    epoch=epoch,
+                    batch=plan.batch,
+                    loads=loads if rounds == 1 else plan.loads,
+                    compute=took[:, number],
+                    overhead=overhead,
+                    seconds=wall,
+                    loss=means[number],
+                    shares=shares,
+                    within=within,
+                    learning_rate=learning_rate,
+                    costs=None if plan.deal is None or parts is None else cost_of(plan.deal.model, parts),
+                    parts=parts,
+                    ended=ended,
+                )
+                for listener in self.listeners:
+                    listener(result)
+            del self._finished[step]
+        for number in np.flatnonzero(~np.isfinite(losses).all(0)).tolist():
+            self._finite.check(steps[number], losses[:, number].tolist(), rows["told"].tolist())
 
-    def _take(self, outcome: Outcome) -> None:
-        """The plan takes effect, and listeners hear of the round."""
-        plan, epoch, seconds, learning_rate = self._open.pop(outcome.step)
-        parts = outcome.parts
-        if outcome.decision is not None:
-            self._balancer.take(outcome.decision)
-        result = RoundResult(
-            step=outcome.step,
-            epoch=epoch,
-            batch=plan.batch,
-            loads=outcome.loads,
-            compute=outcome.compute,
-            overhead=outcome.overhead,
-            seconds=seconds,
-            loss=outcome.loss,
-            shares=outcome.shares,
-            within=outcome.within,
-            learning_rate=learning_rate,
-            costs=None if plan.deal is None or parts is None else cost_of(plan.deal.model, parts),
-            parts=parts,
-        )
-        for listener in self.listeners:
-            listener(result)
-        self._finite.check(outcome.step, outcome.losses, outcome.told)
+    def _interval(self, rows: Rows, seconds: float, loads: NDArray[Any], batch: int, shares: Array) -> int:
+        """Rounds until the next decision is due, from what all ranks know: rounds of ``seconds``, this mean load, and
+        the shares that are planned next."""
+        if seconds >= LONG_SECONDS or not (self._meter.intervals and self._balancer.steady):
+            return 1
+        if self._settling > 0:
+            changed = np.abs(shares * batch - loads) > 1 + SETTLED * loads
+            self._settling -= 1 if changed.any() else self._settling
+            return 1
+        deciding = float(np.nanmax(rows["deciding"]))
+        return min(max(math.ceil(MULTIPLE * deciding / max(seconds, 1e-9)), 1), MOST_ROUNDS)
 
 
-def mean_loss(losses: list[float], counts: list[float], batch: int) -> float:
-    """Of each rank's summed loss, over what they are sums of: samples where no rank counted something else."""
-    counted = [count for count in counts if not math.isnan(count)]
-    many = total(counted) if counted else batch
-    return total(losses) / many if many else math.nan
+def mean_losses(losses: Array, counts: Array, batches: NDArray[np.int64]) -> Array:
+    """Of each rank's summed losses, (n, rounds), over what they are sums of: samples if no rank counted something
+    else. Shape (rounds,); NaN for a mean over nothing."""
+    counted = ~np.isnan(counts)
+    many = np.where(counted.any(0), np.where(counted, counts, 0.0).sum(0), batches)
+    return losses.sum(0) / np.where(many > 0, many, np.nan)
 
 
 class Finite:

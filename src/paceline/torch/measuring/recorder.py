@@ -63,6 +63,8 @@ class Recorder:
         self._steps = 0
         self._first = 0.0
         self._began: dict[int, float] = {}
+        self._mark: Any = None  # of the running step
+        self._readings: dict[int, Any] = {}
         self._loads: dict[int, int] = {}
         self._walls: dict[int, float] = {}
         self._closed = False
@@ -73,7 +75,7 @@ class Recorder:
         if self._steps:
             self._end(self._steps - 1, now)
         self._began[self._steps], self._loads[self._steps] = now, int(samples)
-        self._watch.start(self._steps)
+        self._mark = self._watch.start()
         self._steps += 1
 
     def close(self) -> None:
@@ -107,12 +109,12 @@ class Recorder:
 
     def _gradients_ready(self, _: object) -> None:
         accumulating = not getattr(self._model, "require_backward_grad_sync", True)
-        if not accumulating and self._steps and not self._watch.stopped(self._steps - 1):
-            self._watch.stop(self._steps - 1)
+        if not accumulating and self._steps and self._steps - 1 not in self._readings:
+            self._readings[self._steps - 1] = self._watch.stop(self._mark)
 
     def _end(self, step: int, now: float) -> None:
-        if not self._watch.stopped(step):  # some parameters got no gradient
-            self._watch.stop(step)
+        if step not in self._readings:  # some parameters got no gradient
+            self._readings[step] = self._watch.stop(self._mark)
         self._walls[step] = now - self._began[step]
         self._send(step)
         if step:  # a step later everybody's numbers are certain to be there
@@ -122,7 +124,7 @@ class Recorder:
         ready = step - self._watch.lag
         row = np.full((), np.nan, ROW)
         if ready >= 0:
-            row["step"], row["seconds"] = ready, self._watch.seconds(ready)
+            row["step"], row["seconds"] = ready, self._watch.seconds(self._readings.pop(ready))
             row["load"] = self._loads.pop(ready)
         self._exchange.send(step, row)
 
@@ -156,13 +158,12 @@ class RoundRecorder:
 
     def round(self, result: RoundResult, events: Sequence[Any] = ()) -> None:
         """Append one finished round; ``events``: what happened in it, as far as JSON holds it."""
-        now = time.perf_counter()
         if self._start is None:
-            self._start = now - result.seconds
+            self._start = result.ended - result.seconds
         self.recorder.round(
             round=result.step,
             epoch=result.epoch,
-            time=now - self._start,
+            time=result.ended - self._start,
             seconds=result.seconds,
             batch=result.batch,
             loads=result.loads.tolist(),

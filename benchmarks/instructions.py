@@ -1,0 +1,159 @@
+"""How many Python instructions and calls does a round cost on a rank's main thread, beside plain DDP's?
+
+    python benchmarks/instructions.py [--policy level] [--rounds 400] [--top 15]
+
+Two real gloo ranks train the small model of ``overhead.py --small`` in steps of 2 to 3 ms, first with plain DDP and
+then under Pace. Once loads have settled, ``sys.settrace`` counts every instruction and every call of Python functions
+of so many rounds on rank 0's main thread; what torch's kernels, gloo's threads and numpy's C code do is not counted.
+A count does not depend on how busy the machine is, except through the lengths of intervals between decisions. --top
+also prints the functions that take most of what is added.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from scaffold import command_line, count, forks, join, policy_name
+
+RANKS, INPUTS, SAMPLES, EPOCH_ROUNDS = 2, 3072, 16, 100
+WARM_UP = 300  # rounds before anything is counted
+
+Counts = tuple[Counter[str], Counter[str]]
+"""Instructions and calls, by function."""
+
+
+def counting(run: Callable[[], None]) -> Counts:
+    """What ``run`` does on this thread."""
+    instructions: Counter[Any] = Counter()
+    calls: Counter[Any] = Counter()
+
+    def local(frame: Any, event: str, _: Any) -> Any:
+        if event == "opcode":
+            instructions[frame.f_code] += 1
+        return local
+
+    def begins(frame: Any, event: str, _: Any) -> Any:
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        calls[frame.f_code] += 1
+        return local
+
+    sys.settrace(begins)
+    try:
+        run()
+    finally:
+        sys.settrace(None)
+
+    def named(counts: Counter[Any]) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for code, number in counts.items():
+            name = "/".join(code.co_filename.split("/")[-2:])
+            found[f"{name}:{code.co_firstlineno} {code.co_qualname}"] += number
+        return found
+
+    return named(instructions), named(calls)
+
+
+def rounds_of(ways: str, ranks: int) -> Iterator[None]:
+    """Endless rounds of plain DDP, or under a policy."""
+    import torch
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    from paceline.torch import Pace
+
+    batch = SAMPLES * ranks
+    data = TensorDataset(
+        torch.randn(batch * EPOCH_ROUNDS, INPUTS), torch.randint(10, (batch * EPOCH_ROUNDS,))
+    )
+    loss_of, ddp = nn.CrossEntropyLoss(), DistributedDataParallel(nn.Linear(INPUTS, 10))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    if ways == "plain DDP":
+        sampler: Any = DistributedSampler(data, shuffle=True, drop_last=True)
+        plain: Any = DataLoader(data, batch_size=SAMPLES, sampler=sampler)
+        epoch = 0
+        while True:
+            sampler.set_epoch(epoch)
+            epoch += 1
+            for x, y in plain:
+                loss_of(ddp(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                yield
+    pace = Pace(ddp, batch, ways, loop="pieces")
+    loader = pace.loader(data)
+    while True:
+        for x, y in loader:
+            pace.backward(loss_of(ddp(x), y))
+            if pace.step(optimizer):
+                yield
+
+
+def rank_of(rank: int, directory: str, ways: str, rounds: int, pipe: Any) -> None:
+    from paceline.torch import leave
+
+    join(rank, RANKS, directory)
+    each = rounds_of(ways, RANKS)
+    for _ in range(WARM_UP):
+        next(each)
+
+    def run() -> None:
+        for _ in range(rounds):
+            next(each)
+
+    if rank:
+        run()
+    else:
+        pipe.send(counting(run))
+    leave()
+    os._exit(0)
+
+
+def counted(context: Any, ways: str, rounds: int) -> Counts:
+    ours, theirs = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as directory:
+        workers = [
+            context.Process(target=rank_of, args=(rank, directory, ways, rounds, theirs))
+            for rank in range(RANKS)
+        ]
+        for worker in workers:
+            worker.start()
+        if not ours.poll(600):
+            raise SystemExit("a rank has failed; see above")
+        found: Counts = ours.recv()
+        for worker in workers:
+            worker.join()
+    return found
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--policy", type=policy_name, action="append")
+    parser.add_argument("--rounds", type=count, default=400)
+    parser.add_argument("--top", type=int, default=0, help="functions to print")
+    options = parser.parse_args()
+    context, rounds = forks(), options.rounds
+    plain = counted(context, "plain DDP", rounds)
+    print(f"{'a round of':12}{'instructions':>14}{'more':>8}{'calls':>8}{'more':>8}")
+    before = [sum(each.values()) / rounds for each in plain]
+    print(f"{'plain DDP':12}{before[0]:14.0f}{'':8}{before[1]:8.0f}", flush=True)
+    for policy in options.policy or ["equal", "level", "auto"]:
+        found = counted(context, policy, rounds)
+        now = [sum(each.values()) / rounds for each in found]
+        print(
+            f"{policy:12}{now[0]:14.0f}{now[0] - before[0]:8.0f}{now[1]:8.0f}{now[1] - before[1]:8.0f}",
+            flush=True,
+        )
+        found[0].subtract(plain[0])
+        for name, number in found[0].most_common(options.top):
+            print(f"    {number / rounds:8.1f} {(found[1][name] - plain[1][name]) / rounds:7.2f}  {name}")
+
+
+if __name__ == "__main__":
+    main()
