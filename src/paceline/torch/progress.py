@@ -67,8 +67,9 @@ class Progress:
         self.epoch, self.samples_done, self._midway = epoch, 0, True
 
     def choose(self, epoch: int) -> None:
-        """The next iteration takes this epoch: from its beginning, unless a checkpoint was made within it. One that is
-        running goes on as it began."""
+        """The next iteration takes this epoch: from its beginning, unless a checkpoint was made within it.
+
+        An iteration that is running goes on as it began."""
         if self.running:
             self._chosen = epoch
         elif epoch != self.epoch or (self.samples_done and not self._midway):
