@@ -1,0 +1,61 @@
+"""A power cut: what is on the disk itself can be gone on from, and a record never promises rounds that are lost."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.files import write_whole
+from paceline.runs import Recorder, read
+from support.power import Disk
+
+CONFIG = {"policy": "level", "workers": 2}
+
+
+def written(recorder: Recorder, *rounds: int) -> None:
+    for t in rounds:
+        recorder.round(round=t, epoch=0, time=t + 1.0, seconds=1.0, batch=8, loads=[6, 2], compute=[0.5, 1.0])
+
+
+def test_a_closed_record_outlives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch)
+    with Recorder.create(tmp_path / "run", CONFIG) as recorder:
+        written(recorder, 0, 1, 2)
+    found = read(disk.after_a_cut(tmp_path / "run", tmp_path / "found"))
+    assert found.round.tolist() == [0, 1, 2]
+    assert found.workers == 2
+
+
+def test_a_summary_is_not_on_the_disk_before_its_rounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, replace = Disk(monkeypatch), os.replace
+    found: list[Any] = []
+
+    def replaced(part: Any, path: Any) -> None:
+        replace(part, path)
+        if Path(path).name == "summary.json":
+            found.append(read(disk.after_a_cut(tmp_path / "run", tmp_path / f"found-{len(found)}")))
+
+    monkeypatch.setattr(os, "replace", replaced)
+    with Recorder.create(tmp_path / "run", CONFIG) as recorder:
+        written(recorder, 0, 1)
+        recorder.finish()
+        written(recorder, 2)
+        recorder.finish()
+    assert [run.round.tolist() for run in found] == [[0, 1], [0, 1, 2]]
+    assert [run.summary["steps"] for run in found] == [2, 3]
+
+
+def test_a_file_that_is_written_whole_is_whole_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, folder = Disk(monkeypatch), tmp_path / "folder"
+    folder.mkdir()
+    for number, content in enumerate((b"first", b"second")):
+        write_whole(folder / "checkpoint.pt", content)
+        found = disk.after_a_cut(folder, tmp_path / f"found-{number}")
+        assert [path.read_bytes() for path in found.iterdir()] == [content]
