@@ -1,0 +1,555 @@
+"""Mutation testing: lines of src that guarantees rest on, each made wrong in a copy, and tests that must fail then.
+
+    python tests/mutations.py              # all of them; some minutes on two cores
+    python tests/mutations.py fsync seal   # those whose name has one of these words
+    python tests/mutations.py --list
+
+A mutation that no test notices has lived, and the status is 1. A text is looked for in all of src, wherever it has
+been moved to, and must be found just once: ``tests/test_mutations.py`` says which mutation has lost its line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+SECONDS = 600  # that the tests of one mutation may take; one that makes them hang is noticed, too
+FAILED, PASSED = 1, 0  # pytest's exit statuses; others mean that no test has said anything
+
+
+class Mutation(NamedTuple):
+    """name: what goes wrong. text: stands once in src, and becomes ``instead``. tests: below tests/, at least one of
+    which must fail."""
+
+    name: str
+    text: str
+    instead: str
+    tests: tuple[str, ...]
+
+
+LEFT = "torch/test_loops.py::test_a_loop_that_was_left_between_rounds_goes_on_with_the_next_epoch"
+EXACT = "torch/test_exact.py::test_parameters_equal_those_of_one_process"
+COUNTS = "torch/test_counts.py::test_means_over_tokens_are_those_of_one_process"
+MUTILATED = "torch/test_loops.py::test_a_mutilated_loop_means_what_it_says_or_is_refused"
+STRANGERS = "torch/test_strangers.py::"
+
+MUTATIONS = (
+    # -- weights: what a loss or a gradient counts in the round's
+    Mutation(
+        "weights: a rank's loss counts as under equal parts",
+        "return averaged * part / piece.batch",
+        "return averaged * part / piece.batch * (1.01 if piece.samples > 3 else 1.0)",
+        (LEFT,),
+    ),
+    Mutation(
+        "weights: DDP's division by the ranks is forgotten",
+        "averaged = self._ranks if self._sum is None else 1",
+        "averaged = 1",
+        (LEFT,),
+    ),
+    Mutation(
+        "weights: the hook's share is that of the planned round",
+        "return self._weighed / piece.batch",
+        "return self._weighed / (piece.batch + 1)",
+        ("torch/test_not_zeroed.py::test_nor_under_the_hook", EXACT),
+    ),
+    Mutation(
+        "weights: gathered pieces keep the scale of another one",
+        "scale = self._weighed / self._many if self._many and not piece.first else 1.0",
+        "scale = 1.0",
+        (EXACT,),
+    ),
+    Mutation(
+        "weights: what was counted is not made up for",
+        "return batch / counted if counted else 0.0",
+        "return 1.0",
+        (COUNTS,),
+    ),
+    Mutation(
+        "weights: samples that only keep batch norm fed are counted",
+        "many = piece.samples if count is None else count * (piece.samples > 0)",
+        "many = piece.samples if count is None else count",
+        (COUNTS,),
+    ),
+    Mutation(
+        "weights: a loss that is a sum is taken for a mean",
+        'part = many if reduction == "mean" else float(many > 0)',
+        "part = many",
+        (COUNTS,),
+    ),
+    Mutation(
+        "weights: the mean loss on record is over samples where tokens were counted",
+        "many = np.where(counted.any(0), np.where(counted, counts, 0.0).sum(0), batches)",
+        "many = np.where(counted.any(0), batches, batches)",
+        ("torch/test_measuring.py::test_the_mean_losses_are_exact_sums_over_what_was_counted",),
+    ),
+    # -- the loop's steps
+    Mutation(
+        "steps: gradients of the round before are counted again",
+        "if any(grad is not None and bool(grad.any()) for grad in left):",
+        "if False:",
+        ("torch/test_not_zeroed.py::test_what_a_step_has_used_is_not_counted_again",),
+    ),
+    Mutation(
+        "steps: gradients that were zeroed before the step are stepped with",
+        "if any(id(p) in had for p in held(optimizer)):",
+        "if False:",
+        (MUTILATED,),
+    ),
+    Mutation(
+        "steps: two steps for one round",
+        "if self.taken and any(one in self.taken for one in optimizers):",
+        "if False:",
+        (MUTILATED,),
+    ),
+    Mutation(
+        "steps: a step before the round is complete",
+        "if turn is None or (turn.done and self._meter.stopped and turn.piece.last):",
+        "if True:",
+        (MUTILATED,),
+    ),
+    Mutation(
+        "steps: a loss that is no number raises nothing",
+        'if self._on_nan == "raise":',
+        "if False:",
+        ("torch/test_silent_mistakes.py::test_what_to_do_about_a_loss_that_is_no_number",),
+    ),
+    Mutation(
+        "steps: one of the finished pieces' gradients is lost",
+        "self._kept = [p.grad for p in self._parameters]",
+        "self._kept = [None, *(p.grad for p in self._parameters[1:])]",
+        (EXACT,),
+    ),
+    # -- claims: each sample of a round is run once
+    Mutation(
+        "claims: the lock is not taken",
+        "return fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)",
+        "return None",
+        ("torch/test_peers.py::test_each_sample_is_claimed_once_whatever_the_ranks_share",),
+    ),
+    Mutation(
+        "claims: what others have claimed meanwhile is not counted",
+        "return Count(claimed - samples, others",
+        "return Count(0 * claimed, others",
+        ("torch/test_within.py::test_three_numbers_travel_in_one",),
+    ),
+    Mutation(
+        "claims: the last claim goes beyond the pool",
+        "size = min(wanted, division.pool - start)",
+        "size = wanted",
+        ("torch/test_within.py::test_each_sample_once_an_epoch",),
+    ),
+    Mutation(
+        "claims: what is kept for the end leaves a broken unit in the pool",
+        "kept = kept + (loads - kept - first) % unit",
+        "kept = kept + 0",
+        ("pieces/test_rule.py::test_torch_and_the_clock_claim_alike_with_kept_ends_units_and_limits",),
+    ),
+    Mutation(
+        "claims: samples that were never run are not missed",
+        "if (ran := int(loads.sum())) != batch:",
+        "if False and (ran := int(loads.sum())):",
+        ("torch/test_within.py",),
+    ),
+    # -- plans: the same on all ranks, and in force from the round that was said
+    Mutation(
+        "plans: a round too early",
+        "self._plans[step + 1 + self.lag] = self._newest",
+        "self._plans[step + self.lag] = self._newest",
+        ("test_balancer.py::test_a_plan_takes_effect_one_round_and_the_lag_later",),
+    ),
+    Mutation(
+        "plans: a decision that is made aside comes too early",
+        "self._pending = (step + 2 + self.lag, pending)",
+        "self._pending = (step + 1 + self.lag, pending)",
+        ("test_balancer.py::test_a_policy_that_trains_takes_a_round_more",),
+    ),
+    Mutation(
+        "plans: batch norm gets one sample",
+        "return _at_least(loads, self._floor)",
+        "return loads",
+        ("test_balancer.py::test_quanta_and_floors",),
+    ),
+    Mutation(
+        "plans: shares that divide nothing are taken",
+        "if not (abs(together - 1.0) <= 1e-6 and least >= 0):",
+        "if False:",
+        ("serve/test_faults.py::test_a_policy_that_fails_harms_nobody",),
+    ),
+    Mutation(
+        "plans: ranks that were given other options are not told",
+        "if theirs[name] != value:",
+        "if False:",
+        ("torch/test_same_bits.py::test_ranks_that_compute_in_unlike_ways_are_refused",),
+    ),
+    Mutation(
+        "plans: a first round that warms up teaches overheads",
+        "return fit if self._warm else overheads.start(self.policy.cluster.shape)",
+        "return fit",
+        ("test_balancer.py::test_no_worker_is_left_without_work_after_a_first_round_that_warms_up",),
+    ),
+    # -- epochs: every sample once
+    Mutation(
+        "epochs: all have the same order",
+        "return np.random.default_rng((self.seed, epoch)).permutation(self.samples)",
+        "return np.random.default_rng(self.seed).permutation(self.samples)",
+        ("torch/test_epochs.py::test_each_sample_once_an_epoch",),
+    ),
+    Mutation(
+        "epochs: a rank's samples begin at another place",
+        "start += sum(own[:rank].tolist())",
+        "start += sum(own[: max(rank - 1, 0)].tolist())",
+        (LEFT,),
+    ),
+    Mutation(
+        "epochs: a last sample that batch norm cannot take becomes a round",
+        "size = left if left - batch < floor else batch",
+        "size = left if left - batch < 0 else batch",
+        ("torch/test_epochs.py::test_each_sample_once_an_epoch",),
+    ),
+    Mutation(
+        "epochs: one that was left is gone on with",
+        "if self.samples_done and not self._midway:  # the last iteration was left early",
+        "if False:",
+        ("torch/test_leaving.py::test_after_a_loop_that_was_left_the_next_begins_a_fresh_round",),
+    ),
+    Mutation(
+        "epochs: a checkpoint of another global batch is gone on with",
+        'if state["global_batch"] != self._batch:',
+        "if False:",
+        ("torch/test_states.py::test_states_of_pace_that_are_none",),
+    ),
+    Mutation(
+        "epochs: a checkpoint of another version is gone on with",
+        "if not _whole(version) or version != VERSION:",
+        "if False:",
+        ("torch/test_states.py::test_states_of_pace_that_are_none",),
+    ),
+    # -- digests
+    Mutation(
+        "digest: a line of the record that was moved is not noticed",
+        'return f"{zlib.crc32(body, int(before, 16) if before else 0):08x}"',
+        'return f"{zlib.crc32(body):08x}"',
+        ("runs/test_damage.py::test_a_mutilated_record_is_refused_or_is_a_run_that_was_killed",),
+    ),
+    Mutation(
+        "digest: a line of the record that was changed is not noticed",
+        "if _sum(text[: seal.start()], above) != seal[1].decode():",
+        "if False:",
+        ("runs/test_damage.py::test_a_mutilated_record_is_refused_or_is_a_run_that_was_killed",),
+    ),
+    Mutation(
+        "digest: a checkpoint with flipped bytes is trained on",
+        "return _bare(content) or end == MARK + _digest(body)",
+        "return True",
+        ("train/test_checkpoint.py::test_eight_flipped_bytes_are_found_wherever_they_are",),
+    ),
+    Mutation(
+        "digest: a damaged checkpoint takes the place of the older one",
+        "if self._keeps and self.newest.exists():",
+        "if self.newest.exists():",
+        ("train/test_checkpoint.py::test_a_damaged_one_never_takes_the_place_of_the_older",),
+    ),
+    Mutation(
+        "digest: a service's job with damaged settings goes on",
+        "if digest != _digest(name, settings, rules, state, through):",
+        "if False:",
+        ("serve/test_stores.py::test_a_job_that_cannot_go_on_is_set_aside",),
+    ),
+    Mutation(
+        "digest: a service's damaged call is carried out again",
+        "if its_digest != _digest(name, number, call):",
+        "if False:",
+        ("serve/test_stores.py::test_a_job_that_cannot_go_on_is_set_aside",),
+    ),
+    Mutation(
+        "digest: a call that is missing in a service's log is passed over",
+        "if number != expected:",
+        "if False:",
+        ("serve/test_stores.py::test_a_job_that_cannot_go_on_is_set_aside",),
+    ),
+    # -- fsync
+    Mutation(
+        "fsync: a file that is written whole",
+        "os.fsync(file.fileno())",
+        "pass",
+        ("test_power.py",),
+    ),
+    Mutation(
+        "fsync: the record before its summary",
+        "os.fsync(self._file.fileno())  # a summary must not outlive the rounds that it tells of",
+        "pass",
+        ("test_power.py",),
+    ),
+    Mutation(
+        "fsync: the record at its end",
+        "os.fsync(self._file.fileno())\n            self._file.close()",
+        "self._file.close()",
+        ("test_power.py",),
+    ),
+    Mutation(
+        "fsync: a service's commits under --sync",
+        "pragma synchronous={'full' if sync else 'normal'}",
+        "pragma synchronous=normal",
+        ("serve/test_forced.py",),
+    ),
+    Mutation(
+        "fsync: a lost -wal is not noticed",
+        'if one("select open from held") == MORE and not logged:',
+        "if False:",
+        ("serve/test_stores.py",),
+    ),
+    Mutation(
+        "fsync: half a line stays after a full disk",
+        "os.ftruncate(self._file.fileno(), start)",
+        "pass",
+        ("runs/test_record.py::test_a_full_disk_leaves_no_half_line",),
+    ),
+    # -- seals and tokens
+    Mutation(
+        "seal: what a stranger wrote into the store is read",
+        "if not hmac.compare_digest(tag, self._tag(key, text).encode()):",
+        "if False:",
+        (STRANGERS + "test_what_a_stranger_writes_into_the_store_is_refused",),
+    ),
+    Mutation(
+        "seal: one of another key is good, too",
+        'key.encode() + b"\\0" + text, hashlib.sha256',
+        "text, hashlib.sha256",
+        (STRANGERS + "test_what_a_stranger_writes_into_the_store_is_refused",),
+    ),
+    Mutation(
+        "seal: whoever answers in a member's place is a member",
+        "if bytes(row.tolist()) != seal.proof(key, of, index):",
+        "if False:",
+        (STRANGERS + "test_who_answers_in_the_place_of_a_member_must_be_of_the_run",),
+    ),
+    Mutation(
+        "seal: what is handed over may run code",
+        "return torch.load(io.BytesIO(raw), weights_only=True)",
+        "return torch.load(io.BytesIO(raw), weights_only=False)",
+        (STRANGERS + "test_nothing_that_is_read_is_run",),
+    ),
+    Mutation(
+        "seal: a checkpoint may run code",
+        "parts = torch.load(io.BytesIO(content), weights_only=True)",
+        "parts = torch.load(io.BytesIO(content), weights_only=False)",
+        ("train/test_checkpoint.py",),
+    ),
+    Mutation(
+        "token: a guard lets in whoever knocks",
+        'if not hmac.compare_digest(proof, _proof(token, b"joins", mine, theirs)):',
+        "if False:",
+        (STRANGERS + "test_a_stranger_at_the_door_is_turned_away",),
+    ),
+    Mutation(
+        "token: a guard joins whoever answers",
+        'if not hmac.compare_digest(proof, _proof(token, b"keeps", theirs, mine, run)):',
+        "if False:",
+        (STRANGERS + "test_a_first_machine_that_is_a_stranger_is_told",),
+    ),
+    Mutation(
+        "token: any header is good enough for the service",
+        'if scheme.lower() == b"bearer" and tokens.matches(given.strip().decode("latin-1"), self.token):',
+        'if scheme.lower() == b"bearer":',
+        ("serve/test_api.py::test_tokens_and_secrets",),
+    ),
+    Mutation(
+        "token: any address is good enough for the service's pages",
+        'return tokens.matches(query.get("token", [""])[0], self.token)',
+        "return True",
+        ("serve/test_api.py::test_tokens_and_secrets",),
+    ),
+    Mutation(
+        "token: one worker speaks for another",
+        "if not tokens.matches(secret, member.secret):",
+        "if False:",
+        ("serve/test_jobs.py::test_strangers_and_namesakes", "serve/test_api.py::test_tokens_and_secrets"),
+    ),
+    Mutation(
+        "token: everybody may read it",
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
+        "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)",
+        ("serve/test_process.py::test_a_token_is_made_and_kept",),
+    ),
+    # -- who asks
+    Mutation(
+        "host: a page elsewhere reaches a service without a token",
+        'if self.token is None and not _local(headers.get(b"host", b"")):',
+        "if False:",
+        ("serve/test_api.py::test_nobody_needs_a_token_where_there_is_none",),
+    ),
+    Mutation(
+        "host: a page elsewhere reaches the live page",
+        "page = TrustedHostMiddleware(page, allowed_hosts=[*LOCAL, ",
+        'page = TrustedHostMiddleware(page, allowed_hosts=["*", ',
+        ("cli/test_watch.py::test_it_prints_where_the_page_is_and_ends_when_told",),
+    ),
+    Mutation(
+        "host: the whole network is let in without a token",
+        "if no_token and host not in LOCAL:",
+        "if False:",
+        ("serve/test_process.py::test_mistakes_at_the_start",),
+    ),
+    Mutation(
+        "host: a page elsewhere posts without asking first",
+        'if body and kind != b"application/json":',
+        "if False:",
+        ("serve/test_api.py",),
+    ),
+    Mutation(
+        "host: a body has no end",
+        "if size > BODY_BYTES:",
+        "if False:",
+        ("serve/test_process.py::test_large_bodies_and_slow_clients", "serve/test_api.py"),
+    ),
+    # -- sums over the members of a run that may lose ranks
+    Mutation(
+        "members: a sample that is missing or counts twice is not noticed",
+        "if count != size or any(",
+        "if False and any(",
+        ("torch/test_elastic.py::test_a_sample_that_counts_twice_ends_the_run",),
+    ),
+    Mutation(
+        "members: a sample that was run twice hides one that was not",
+        "at = max(at, start + count)",
+        "at = at + count",
+        ("torch/test_elastic.py::test_what_nobody_has_run",),
+    ),
+    Mutation(
+        "members: a gradient that somebody kept is written over",
+        "return over(self.work) and bool(_use_count) and self._holders() <= self._own",
+        "return True",
+        ("torch/test_elastic.py::test_a_gradient_stays_what_it_was",),
+    ),
+    Mutation(
+        "members: sums without rounding overflow",
+        "lower -= carried << FINE_BITS",
+        "lower -= 0 * carried",
+        ("torch/test_within.py::test_a_sum_does_not_depend_on_its_order", "torch/test_same_bits.py"),
+    ),
+    Mutation(
+        "members: the model begins anew where all who had it are lost",
+        "if self._link.begun:",
+        "if False:",
+        ("torch/test_elastic.py::test_nobody_is_left_who_has_the_model",),
+    ),
+    # -- who is missed, and what a service takes
+    Mutation(
+        "service: a report of more samples than were planned is taken",
+        "if report.samples > planned:",
+        "if False:",
+        ("serve/test_jobs.py::test_more_samples_than_planned_are_refused",),
+    ),
+    Mutation(
+        "service: a report that comes twice counts twice",
+        "if report == member.last:",
+        "if False:",
+        ("serve/test_jobs.py::test_a_repeated_report_changes_nothing",),
+    ),
+    Mutation(
+        "service: what was not stored has happened",
+        "batch, self._waiting = batch + self._waiting, []",
+        "[_carry_out(entry) for entry in batch]\n        batch, self._waiting = batch + self._waiting, []",
+        ("serve/test_faults.py",),
+    ),
+)
+
+
+def sources() -> dict[Path, str]:
+    """The files of src, by their path below it."""
+    return {path.relative_to(SOURCE): path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
+
+
+def place(mutation: Mutation, files: dict[Path, str]) -> Path:
+    """The file in which its text stands. Raises LookupError, a sentence, where that is not just one place."""
+    found = [path for path, content in files.items() for _ in range(content.count(mutation.text))]
+    if len(found) != 1:
+        where = ", ".join(map(str, found)) or "none"
+        raise LookupError(
+            f"mutation '{mutation.name}': its text stands in {len(found)} places ({where}), expected one: give it "
+            f"the line as it is now, or leave it out if the guarantee is gone: {mutation.text}"
+        )
+    return found[0]
+
+
+def mutated(mutation: Mutation, files: dict[Path, str]) -> tuple[Path, str]:
+    """The file, and what it holds with the mutation."""
+    path = place(mutation, files)
+    return path, files[path].replace(mutation.text, mutation.instead)
+
+
+def run(tests: tuple[str, ...], source: Path, seconds: float = SECONDS) -> tuple[int | None, str]:
+    """pytest's exit status with Paceline from ``source``, None where it took too long; the end of what it said."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTHONPATH": str(source), "CI": "true", "PYTHONDONTWRITEBYTECODE": "1"}
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [*command, *(f"tests/{test}" for test in tests)],
+            cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True,
+        )  # fmt: skip
+        try:
+            status = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            status = None
+            process.wait()
+        said.seek(0)
+        return status, said.read().decode(errors="replace")[-3000:]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="only mutations whose name has one of these")
+    parser.add_argument("--list", action="store_true", help="print their names, and run nothing")
+    options = parser.parse_args()
+    files = sources()
+    chosen = [m for m in MUTATIONS if not options.words or any(word in m.name for word in options.words)]
+    if not chosen:
+        print("mutations: none has one of these words in its name; --list prints them", file=sys.stderr)
+        return 2
+    try:
+        places = [mutated(mutation, files) for mutation in chosen]
+    except LookupError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.list:
+        print("\n".join(mutation.name for mutation in chosen))
+        return 0
+    # Sorted: pytest finds no fixtures of a folder that it comes to for the second time.
+    every = tuple(sorted({test for mutation in chosen for test in mutation.tests}))
+    status, said = run(every, SOURCE, 10 * SECONDS)
+    if status != PASSED:
+        print(f"{said}\nmutations: the tests fail as it is; see to them first", file=sys.stderr)
+        return 2
+    lived, unknown = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "src"
+        shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        for mutation, (path, content) in zip(chosen, places, strict=True):
+            (copy / path).write_text(content)
+            began = time.monotonic()
+            status, said = run(mutation.tests, copy)
+            (copy / path).write_text(files[path])
+            verdict = {FAILED: "killed", PASSED: "LIVED", None: "killed (hung)"}.get(status, "UNKNOWN")
+            lived += [mutation] if status == PASSED else []
+            if verdict == "UNKNOWN":
+                unknown.append(mutation)
+                print(said, file=sys.stderr)
+            print(f"{verdict:14} {time.monotonic() - began:5.0f} s  {mutation.name}  ({path})", flush=True)
+    print(f"{len(chosen) - len(lived) - len(unknown)} killed, {len(lived)} lived, {len(unknown)} unknown")
+    return 1 if lived or unknown else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
