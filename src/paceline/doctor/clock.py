@@ -1,4 +1,5 @@
-"""Moments in a training loop: of the host, or on a GPU's stream, which does its work later than it is asked to."""
+"""Moments in a training loop: of the host, or on a GPU's stream, which does its work later than it is asked to
+(written for GPUs, not yet run on one)."""
 
 from __future__ import annotations
 

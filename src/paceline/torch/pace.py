@@ -476,8 +476,8 @@ class Pace:
         self.turns.settle()
 
     def flush(self) -> None:
-        """``settle``, and on a GPU also wait for the last round's reading. Call it on all ranks, or on none;
-        the loader does so at the end of each epoch."""
+        """``settle``, and on a GPU (not yet run on one) also wait for the last round's reading. Call it on all
+        ranks, or on none; the loader does so at the end of each epoch."""
         self.turns.flush()
 
     def state_dict(self) -> dict[str, Any]:

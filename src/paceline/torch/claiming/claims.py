@@ -122,7 +122,7 @@ class Claims:
         self._ask_in_time(piece)
 
     def done(self, piece: Piece, last: bool = False) -> None:
-        """A piece is through; on a GPU, wait for it first, since what is claimed next depends on when."""
+        """A piece is through; on a GPU (not yet run on one), wait for it: what is claimed next depends on when."""
         if self._behind is not None and not last:
             if self._asking is not None:
                 self._behind.synchronize()

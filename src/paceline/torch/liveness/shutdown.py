@@ -73,7 +73,8 @@ def launched() -> bool:
 def join(backend: str | None = None, timeout: float = 300.0) -> None:
     """Join the process group that torchrun describes; restarts work, also with gloo.
 
-    backend: "gloo", "nccl"; default by whether CUDA is there. timeout: seconds for a collective.
+    backend: "gloo", or "nccl", which has not been run yet; default by whether there is a GPU. timeout: seconds for
+        a collective.
     Raises PacelineError where no launcher has said who this process is.
     """
     if not launched():

@@ -1,8 +1,8 @@
 """How long a worker computed in a round, its wait for the others left out; and what its machine has to offer.
 
 A round's clock starts when its first micro-batch is asked for (loading is work too) and stops when the last
-gradient is ready, before it is waited for those of others. On a GPU both ends are events on the stream, read a
-round later, so that nothing on the training path waits for the device.
+gradient is ready, before it is waited for those of others. On a GPU (written for, not yet run on one) both ends
+are events on the stream, read a round later, so that nothing on the training path waits for the device.
 """
 
 from __future__ import annotations

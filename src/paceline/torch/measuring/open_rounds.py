@@ -116,7 +116,8 @@ class OpenRounds:
             self._meter.deciding = (time.thread_time() - began) * self._crowd
 
     def flush(self) -> None:
-        """``settle``, also what has not been told yet, on a GPU with the last round's reading. Collective."""
+        """``settle``, also what has not been told yet, on a GPU (not yet run on one) with the last round's reading.
+        Collective."""
         self.settle()
         if (rows := self._meter.flush()) is not None:
             self._take(rows)
