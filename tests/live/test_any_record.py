@@ -42,6 +42,7 @@ def test_any_record(seed, tmp_path):
             damaged="",
             more=False,
             touched=time.time(),
+            silent=0.0,
         )
         content = panel.panel(tail, now.saving(columns), now.speeds(columns))
         start = int(random.integers(len(columns)))
@@ -59,7 +60,14 @@ def test_a_round_without_workers(tmp_path):
     empty = replace(run, **dict.fromkeys(("loads", "compute", "overhead", "wait", "shares"), nobody))
     columns = Columns.of(empty)
     tail = SimpleNamespace(
-        columns=columns, config=run.config, summary={}, gone="", damaged="", more=False, touched=time.time()
+        columns=columns,
+        config=run.config,
+        summary={},
+        gone="",
+        damaged="",
+        more=False,
+        touched=time.time(),
+        silent=0.0,
     )
     assert panel.panel(tail, now.saving(columns), now.speeds(columns))["rounds"] == len(run.round)
     assert sections.figures(columns)

@@ -28,7 +28,7 @@ def state(tail: Tail) -> tuple[str, str]:
     One of waiting (for the first round), reading (a long record, for the first time), running, finished,
     stale (no round for longer than expected), damaged (a line that is no round), gone (the directory).
     """
-    columns, silent = tail.columns, time.time() - tail.touched
+    columns = tail.columns
     if tail.gone and not tail.config:
         return "waiting", f"Waiting for a run in {tail.run_dir}; there is none yet."
     if tail.gone:
@@ -43,7 +43,7 @@ def state(tail: Tail) -> tuple[str, str]:
     if not len(columns):
         return "waiting", f"Waiting for the first round; the run was started at {since}."
     recent = columns["seconds"][-32:]
-    if silent > max(QUIET, EXPECTED * float(recent.max())):
+    if tail.silent > max(QUIET, EXPECTED * float(recent.max())):
         usual = seconds(float(np.median(recent)))
         return (
             "stale",

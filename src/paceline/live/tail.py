@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,13 +34,20 @@ class Tail:
         self.summary: dict[str, Any] = {}
         self.gone = self.damaged = ""
         self.touched = 0.0
+        self._age, self._polled = 0.0, -math.inf  # of the last round when it was polled, and when that was
         self.more = False
         self._signatures: dict[str, Signature] = {}
         self._start_again()
 
+    @property
+    def silent(self) -> float:
+        """Seconds since the last round came, also where the machine's clock was set meanwhile."""
+        return self._age + time.monotonic() - self._polled
+
     def poll(self) -> bool:
         """Read what is new; whether anything is."""
         before = self._state()
+        touched, now = self.touched, time.monotonic()
         try:
             config = self._changed(CONFIG)
             if self._signatures[CONFIG] is None:
@@ -60,6 +69,11 @@ class Tail:
             self._lost(f"The run directory {self.run_dir} cannot be read: {error.strerror or error}.")
         except PacelineError as error:
             self.damaged = f"{error}."
+        # A clock that was set knows when the file was written as little as that of another machine does.
+        since = now - self._polled
+        fresh = self.touched != touched
+        self._age = min(max(time.time() - self.touched, 0.0), since) if fresh else self._age + since
+        self._polled = now
         return self._state() != before
 
     @property

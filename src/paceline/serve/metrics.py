@@ -11,6 +11,9 @@ from prometheus_client.registry import Collector
 from paceline.serve.effects import Closed, Effect
 from paceline.serve.service import Service
 
+NAMED = (
+    1000  # workers that have figures of their own, over all jobs: beyond, a scrape would hold up everybody
+)
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -18,7 +21,7 @@ class Metrics:
     """Watches one service; ``text`` is what a scrape gets."""
 
     def __init__(self, service: Service) -> None:
-        self._registry = CollectorRegistry()
+        self._registry, self._running = CollectorRegistry(), service.catalog.running
         self._registry.register(_Jobs(service))
         self._answers = Histogram(
             "paceline_answer_seconds",
@@ -34,6 +37,7 @@ class Metrics:
             registry=self._registry,
             buckets=BUCKETS,
         )
+        self._timed: set[str] = set()  # jobs whose rounds were
         service.door.observers.append(self._observe)
 
     def answered(self, route: str, seconds: float) -> None:
@@ -42,11 +46,21 @@ class Metrics:
 
     def text(self) -> bytes:
         """All of them, in Prometheus' text format."""
+        self._forget_ended()
         return generate_latest(self._registry)
 
     def _observe(self, job: str, effect: Effect) -> None:
         if isinstance(effect, Closed):
+            if job not in self._timed:
+                self._forget_ended()
+                self._timed.add(job)
             self._rounds.labels(job).observe(effect.seconds)
+
+    def _forget_ended(self) -> None:
+        """A job that has been deleted, or set aside, leaves no figures behind."""
+        for job in self._timed - self._running.keys():
+            self._rounds.remove(job)
+            self._timed.discard(job)
 
 
 class _Jobs(Collector):
@@ -71,6 +85,7 @@ class _Jobs(Collector):
         deadline = gauge("deadline_seconds", "Silence after which a worker is dropped.")
         load = gauge("worker_samples", "Samples in the worker's newest report.", "worker")
         seconds = gauge("worker_seconds", "Seconds in the worker's newest report.", "worker")
+        named = 0
         for name, served in self._service.catalog.running.items():
             job = served.job
             for family, value in (
@@ -82,7 +97,8 @@ class _Jobs(Collector):
                 (deadline, job.limit()),
             ):
                 family.add_metric([name], value)
-            for member in job.members.by_name.values():
+            named += job.members.count
+            for member in job.members.by_name.values() if named <= NAMED else ():
                 if member.last is not None and member.present:
                     load.add_metric([name, member.name], member.last.samples)
                     seconds.add_metric([name, member.name], member.last.seconds)

@@ -1,0 +1,106 @@
+"""The machine's clock is set forward and back by a day while things run: nothing goes by it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline import client, runs
+from paceline.live import panel
+from paceline.live.tail import Tail
+from support.served import TOKEN, process
+
+MOVED = str(Path(__file__).parent / "support" / "moved")
+PATH = os.pathsep.join([MOVED, *filter(None, [os.environ.get("PYTHONPATH")])])
+DAY = 86400.0
+
+
+@pytest.mark.parametrize("set_by", [DAY, -DAY])
+def test_the_live_page_tells_a_run_that_goes_on_from_one_that_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_by: float
+) -> None:
+    real, steady, passed = time.time, time.monotonic, [0.0, 0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + passed[0])
+    monkeypatch.setattr(time, "monotonic", lambda: steady() + passed[1])
+
+    def go_on(recorder: runs.Recorder, t: int) -> None:
+        recorder.round(round=t, epoch=0, time=t + 1.0, seconds=1.0, batch=2, loads=[1, 1], compute=[1.0, 1.0])
+
+    def later(tail: Tail, seconds: float, set_by: float = 0.0) -> str:
+        passed[0], passed[1] = passed[0] + seconds + set_by, passed[1] + seconds
+        tail.poll()
+        return panel.state(tail)[0]
+
+    with runs.Recorder.create(tmp_path / "run", {"policy": "equal", "workers": 2}) as recorder:
+        go_on(recorder, 0)
+        tail = Tail(tmp_path / "run")
+        assert later(tail, 1.0) == "running"
+        assert later(tail, 1.0, set_by) == "running"
+        go_on(recorder, 1)  # the system's own clock, which tells when the file was written, is not moved here
+        assert later(tail, 1.0) == "running"
+        assert later(tail, 60.0) == "stale"
+        go_on(recorder, 2)
+        assert later(tail, 1.0) == "running"
+        assert later(tail, 60.0, -set_by) == "stale"
+
+
+@pytest.mark.processes
+def test_a_run_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "paceline",
+        "train",
+        "--workers",
+        "2",
+        "--epochs",
+        "2",
+        "--slowdown",
+        "1,4",
+    ]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")],
+        env=os.environ | {"PYTHONPATH": PATH}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    run = runs.read(tmp_path / "run")
+    assert len(run.round) == 12
+    assert 0 < run.seconds.min() <= run.seconds.max() < 60
+    assert np.all(np.diff(run.time) > 0)
+    assert run.time[-1] < 300
+    assert np.median(run.loads[:, 0]) > np.median(run.loads[:, 1])
+
+
+@pytest.mark.processes
+def test_a_service_drops_nobody(tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+
+    def life(url: str, name: str, pace: float) -> None:
+        with client.Worker(url, name=name, token=TOKEN) as worker:
+            for part in worker.rounds(30):
+                time.sleep(0.05)
+                worker.report(pace * part.samples)
+
+    options = ("--batch", 30, "--workers", 2, "--floor", 5)
+    with process(tmp_path, *options, PYTHONPATH=PATH) as service:
+        workers = [
+            threading.Thread(target=life, args=(service.url, name, pace))
+            for name, pace in (("a", 2e-3), ("b", 1e-3))
+        ]
+        for each in workers:
+            each.start()
+        for each in workers:
+            each.join(120)
+        state = service.ask("GET", "/v1/jobs/default").content
+        assert (state["rounds"], state["reports"], state["dropped"]) == (30, 60, 0)
+        service.end()
+    run = runs.read(tmp_path / "runs" / "default")
+    assert run.loads[-1].tolist() == [10, 20]
+    assert run.seconds.max() < 5
