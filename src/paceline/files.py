@@ -8,6 +8,8 @@ from pathlib import Path
 
 from paceline.errors import PacelineError
 
+PART = ".paceline-"  # begins the name of what is not in its place yet
+
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     """Write ``content`` beside ``path``, then put it in its place in one move.
@@ -17,7 +19,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
     try:
-        part = path.parent / f".paceline-{secrets.token_hex(8)}"  # short, whatever the name is
+        part = part_of(path)
         try:
             with part.open("xb") as file:  # as readable as any other that the user writes
                 file.write(data)
@@ -32,6 +34,17 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
             f"cannot write {path}: {error.strerror or error}; choose a place that can be"
         ) from error
     return path
+
+
+def part_of(path: Path) -> Path:
+    """A new name beside ``path``, for what will be moved into its place."""
+    return path.parent / f"{PART}{secrets.token_hex(8)}"  # short, whatever the name is
+
+
+def sweep(directory: Path) -> None:
+    """Delete what a program that was killed had not yet moved into its place. Nobody may be writing there."""
+    for path in directory.glob(f"{PART}*"):
+        path.unlink(missing_ok=True)
 
 
 def check_place(path: str | os.PathLike[str]) -> None:

@@ -20,6 +20,7 @@ from paceline.cli.report import comparison_table
 from paceline.data import datasets
 from paceline.data.datasets import Data
 from paceline.errors import PacelineError
+from paceline.files import sweep
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
 from paceline.torch import join, peers
@@ -123,6 +124,8 @@ class Session:
     ) -> dict[str, Any]:
         if not beginning.restarted() and (warning := lasting.warning(config, self._joined)):
             self._console.print(warning, markup=False)
+        if resume and self._leads:
+            sweep(run_dir)
         with Counter(label, self._console, unit="step", note="starting workers", lasting=True) as counter:
             counter.begin(0, steps, "starting workers")
             progress = Progress(counter)
