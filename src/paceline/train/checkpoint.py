@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from paceline.errors import PacelineError
-from paceline.files import part_of, write_whole
+from paceline.files import part_of, read, write_whole
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -101,7 +102,7 @@ class Checkpoints(Generic[T]):
 
     def _read(self, path: Path) -> T:
         try:
-            content = path.read_bytes()
+            content = read(path, sys.maxsize)
         except FileNotFoundError:
             raise PacelineError(f"{path} does not exist") from None
         except OSError as error:
