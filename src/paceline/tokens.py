@@ -11,6 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
+from paceline import files
 from paceline.errors import PacelineError
 
 TOKEN = "PACELINE_TOKEN"  # the variable of the environment that may hold it
@@ -44,7 +45,7 @@ def checked(token: str) -> str:
 def read(path: Path) -> str | None:
     """The token in a file, None where there is no such file. Raises PacelineError where it can't be used."""
     try:
-        return checked(path.read_text(encoding="utf-8").strip())
+        return checked(files.read(path, files.SMALL).decode().strip())
     except FileNotFoundError:
         return None
     except UnicodeDecodeError as error:

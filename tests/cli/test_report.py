@@ -81,3 +81,12 @@ def test_an_unknown_sink_is_refused_before_anything_is_written(make, tmp_path):
     with pytest.raises(PacelineError, match="sink 'nosuch' is unknown"):
         call(run, "--to", "tensorboard", "--to", "nosuch")
     assert not (tmp_path / "equal" / "report.html").exists()
+
+
+def test_places_that_cannot_be_written_are_refused_before_anything_is_read(make, tmp_path):
+    run = make("equal")
+    for option in (("--json", str(tmp_path)), ("--out", str(tmp_path))):
+        for runs in ([str(tmp_path / "none")], [run]):
+            with pytest.raises(PacelineError, match=f"cannot write {tmp_path}: it is a directory"):
+                call(*runs, *option)
+    assert not (tmp_path / "equal" / "report.html").exists()

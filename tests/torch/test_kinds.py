@@ -98,3 +98,15 @@ def test_whatever_they_are(options: dict[str, Any]) -> None:
     except PacelineError as error:
         said = str(error)
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("wrong", [{"loss": torch.ones(())}, 3.0, None, [torch.ones(())]])
+def test_a_loss_that_is_no_tensor_is_named(wrong: Any) -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, 1))
+    with paceline.torch.Pace(MODEL, 8) as pace:
+        for x, y in pace.loader(data):
+            for call in (pace.backward, pace.weighted) if wrong is not None else (pace.backward,):
+                with pytest.raises(PacelineError, match=r"the loss is .*; expected a tensor: hand over"):
+                    call(wrong)
+            pace.backward((MODEL(x) - y).square().mean())
+            pace.step(torch.optim.SGD(MODEL.parameters(), lr=0.1))

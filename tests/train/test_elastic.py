@@ -297,3 +297,46 @@ def test_all_are_told_to_leave(tmp_path: Path) -> None:
     elastic_launch.run(config, tmp_path / "two", lambda event: None, resume=True)
     launch.run(TrainConfig(workers=1, **options), tmp_path / "one", lambda event: None)
     assert (parameters(tmp_path / "two") - parameters(tmp_path / "one")).abs().max() < 1e-4
+
+
+def test_a_checkpoint_is_committed_when_its_rounds_are_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not before the record is on the disk itself."""
+    synced, fsync = list[str](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    told, newest = Told(tmp_path), tmp_path / "checkpoint.pt"
+    prepared = []
+    for rounds in (2, 4):
+        prepared.append(tmp_path / f".paceline-{rounds}")
+        prepared[-1].write_bytes(b"%d" % rounds)
+        event = {"type": "checkpoint", "rounds": rounds, "prepared": prepared[-1]}
+        told.story.take(event, 0)
+    told.ran(0, 0)
+    told.ran(1, 0)
+    told.settle([0, 1])
+    assert not newest.exists(), "round 1 may still be run once more"
+    monkeypatch.setattr(os, "fsync", noted)
+    told.ran(1, 1)
+    told.ran(0, 1)
+    told.settle([0, 1])
+    assert (newest.read_bytes(), synced) == (b"2", ["rounds.jsonl"])
+    told.story.close()
+    assert newest.read_bytes() == b"2"
+    assert not any(path.exists() for path in prepared)
+
+
+def test_the_last_round_is_on_record_also_if_one_that_joined_tells_nothing_of_it(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    told.ran(0, 0)
+    told.story.take({"type": "test"}, 0)
+    told.story.take({"type": "checkpoint", "rounds": 1, "prepared": tmp_path / ".paceline-1"}, 0)
+    (tmp_path / ".paceline-1").write_bytes(b"1")
+    told.settle([0, 2])
+    assert told.rounds == [0]
+    assert (tmp_path / "checkpoint.pt").read_bytes() == b"1"
+    told.story.close()

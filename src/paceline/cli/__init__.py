@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import importlib.util
 import inspect
@@ -55,7 +56,8 @@ def run(arguments: list[str]) -> int:
         return 1
     except OSError as error:  # of a file or an address that nothing more is known about here
         what = f"cannot use {os.fsdecode(error.filename)}: " if error.filename else ""
-        return _complain(f"{what}{error.strerror or error}; choose another", 2)
+        advice = "raise the limit with ulimit -n" if error.errno == errno.EMFILE else "choose another"
+        return _complain(f"{what}{error.strerror or error}; {advice}", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _complain("interrupted", 128 + signal.SIGINT)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,26 @@ def console_for(target: str | None) -> Console:
     if not console.is_terminal:
         console.width = 110
     return console
+
+
+class _Output(io.FileIO):
+    """Standard output, until nobody reads it any more."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            print("paceline: nobody reads the output any more; the run goes on without it", file=sys.stderr)
+            return len(data)
+
+
+def outlive_reader() -> None:
+    """Let a command go on when whoever reads its output has gone, as ``head`` does: what it makes is files."""
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and out is sys.__stdout__:
+        buffer = io.BufferedWriter(_Output(out.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(buffer, out.encoding, out.errors, line_buffering=True)
 
 
 def check_json(target: str | None) -> None:

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import tables
-from paceline.cli.output import write_text
+from paceline.cli.output import check_json, write_text
 from paceline.errors import PacelineError
-from paceline.files import write_whole
+from paceline.files import check_place, write_whole
 from paceline.runs import Run, read, report, sinks, summarize, trace
 from paceline.runs.alike import labels
 from paceline.runs.findings import compare, findings
@@ -45,8 +45,11 @@ def command(
     ] = None,
 ) -> None:
     """Say what happened in a run, and rebuild its report.html and trace.json; several runs are compared."""
+    # All places, runs and sinks are sound before anything is written.
+    check_json(json_)
+    if out is not None:
+        check_place(out)
     records = [read(path) for path in runs]
-    # All runs and all sinks are sound before anything is written.
     pages = [report.render(run) for run in records]
     opened = sinks.opened(records, to or [])
     summaries = [summarize(run) for run in records]

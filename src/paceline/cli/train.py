@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli import beginning, interrupts
 from paceline.cli.options import fields, limits, numbers
+from paceline.cli.output import outlive_reader
 from paceline.errors import PacelineError
 
 DATA, BALANCING, SLOWNESS = "Data and training", "Balancing", "Played slowness"
@@ -159,6 +160,7 @@ def command(
 
     For example: paceline train --slowdown 1,1,1,4 --compare equal,level
     """
+    outlive_reader()
     if resume is not None and (compare is not None or out is not None):
         raise PacelineError(
             "--resume goes on with one run in its own directory; leave out --compare and --out"

@@ -20,12 +20,16 @@ from paceline.cli.report import comparison_table
 from paceline.data import datasets
 from paceline.data.datasets import Data
 from paceline.errors import PacelineError
+from paceline.files import allow_open, sweep
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
 from paceline.torch import join, peers
 from paceline.train import contents, elastic_launch, lasting, launch
 from paceline.train.config import TrainConfig
 from paceline.train.torch_engine import train
+
+# Files and connections that a worker has open at most: its own, for each worker, for each process of its loader.
+FILES, FILES_EACH, FILES_LOADER = 32, 8, 32
 
 
 def launched_ranks() -> int | None:
@@ -123,6 +127,11 @@ class Session:
     ) -> dict[str, Any]:
         if not beginning.restarted() and (warning := lasting.warning(config, self._joined)):
             self._console.print(warning, markup=False)
+        if not self._joined:
+            least = FILES + FILES_EACH * config.workers + FILES_LOADER * config.loader_workers
+            allow_open(least, f"each of {config.workers} workers")
+        if resume and self._leads:
+            sweep(run_dir)
         with Counter(label, self._console, unit="step", note="starting workers", lasting=True) as counter:
             counter.begin(0, steps, "starting workers")
             progress = Progress(counter)
@@ -157,19 +166,31 @@ class Session:
         tables.print_whole(self._console, comparison_table(runs, results))
         for sentence in compare(runs)[:1] if len(runs) > 1 else findings(runs[0]):
             tables.say(self._console, sentence)
+        page = base / report.REPORT
+        written = [self._written(report.write, run) for run in runs]
         for run in runs:
-            report.write(run)
-            trace.write(run)
+            self._written(trace.write, run)
             if self._tensorboard:
                 from paceline.runs import sinks
 
                 sinks.write(run, "tensorboard")
-        page = base / report.REPORT
         if len(runs) > 1:
-            report.write_comparison(runs, page)
-            trace.write_comparison(runs, base / trace.TRACE)
-        self._console.print(f"Report: {page} (open it in a browser)")
+            written = [self._written(report.write_comparison, runs, page)]
+            self._written(trace.write_comparison, runs, base / trace.TRACE)
+        if all(written):
+            self._console.print(f"Report: {page} (open it in a browser)")
         tables.say(self._console, f"Next: {_next(directories)}")
+
+    def _written(self, write: Callable[..., Path], *arguments: Any) -> bool:
+        """Write what is made from the record of a finished run; whether that went well. It can be made again."""
+        try:
+            write(*arguments)
+        except PacelineError as error:
+            self._console.print(
+                f"{error}; the run is whole, and paceline report makes it again", markup=False
+            )
+            return False
+        return True
 
 
 def _next(directories: list[Path]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from paceline.coded.delay import Array, Delay, ShiftedExponential, Transmitted
 from paceline.errors import PacelineError
+from paceline.files import open_file
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def read_table(path: Path, required: Sequence[str], optional: Sequence[str] = ()
     Raises PacelineError, naming the file and line, where the file or one of its columns is missing.
     """
     try:
-        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_file(path), newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             header = [name.strip() for name in reader.fieldnames or []]
             reader.fieldnames = header

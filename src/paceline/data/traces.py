@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from paceline import durations
 from paceline.costs import Array
 from paceline.errors import PacelineError
-from paceline.files import write_whole
+from paceline.files import open_file, write_whole
 
 __all__ = ["Trace", "read", "write"]
 
@@ -69,7 +69,7 @@ def write(path: str | os.PathLike[str], trace: Trace) -> Path:
 def _rows(path: Path) -> Array:
     """The four columns as written, shape (rows, 4)."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file, warnings.catch_warnings():
+        with _text(path) as file, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "loadtxt")  # no rows: said below
             header = [name.strip() for name in next(csv.reader(file), [])]
             places = _places(path, header)
@@ -135,10 +135,17 @@ def _number(text: str) -> float:
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
     """Line numbers and fields of every row below the header; blank lines hold no row."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
+    with _text(path) as file:
         reader = csv.reader(file)
-        next(reader)
-        return [(reader.line_num, fields) for fields in reader if fields]
+        try:
+            next(reader)
+            return [(reader.line_num, fields) for fields in reader if fields]
+        except csv.Error as error:
+            raise PacelineError(f"{path}, line {reader.line_num}: {error}") from error
+
+
+def _text(path: Path) -> io.TextIOWrapper:
+    return io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="")
 
 
 def _check_rows(path: Path, rows: Array, gaps: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import PacelineError
-from paceline.files import write_whole
+from paceline.files import open_file, write_whole
 from paceline.forecast.networks import Network
 from paceline.forecast.window import LearnedState
 from paceline.rounds import Array
@@ -36,7 +36,7 @@ def save(path: Path, network: Network, state: LearnedState) -> None:
 def load(path: Path, network: Network) -> Array:
     """The parameters in a file that ``save`` wrote, shape (P,)."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
             stored, parameters = str(file["network"]), np.asarray(file["parameters"], float)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise PacelineError(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from paceline.errors import PacelineError
+from paceline.files import open_file
 from paceline.runs.columns import Columns
 from paceline.runs.facts import check_config, check_summary
 from paceline.runs.line import read as read_line
@@ -109,7 +110,7 @@ class Tail:
 
     def _read_rounds(self) -> None:
         try:
-            file = (self.run_dir / ROUNDS).open("rb")
+            file = open_file(self.run_dir / ROUNDS)
         except FileNotFoundError:
             if self._offset:
                 self._start_again()

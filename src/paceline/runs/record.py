@@ -137,19 +137,28 @@ class Recorder:
             ) from error
         self._sum = found
 
+    def sync(self) -> None:
+        """Put the record on the disk itself, as before a checkpoint, which must not outlive its rounds."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise PacelineError(
+                f"cannot write {self._file.name}: {error.strerror}; make room and resume"
+            ) from error
+
     def finish(self, **fields: Any) -> dict[str, Any]:
         """Write summary.json: the summary of the record, and ``fields`` (test_accuracy, ...) over it."""
-        os.fsync(self._file.fileno())  # a summary must not outlive the rounds that it tells of
+        self.sync()  # a summary must not outlive the rounds that it tells of
         summary = summarize(read(self.run_dir)) | fields
         write_whole(self.run_dir / SUMMARY, _json(summary) + "\n")
         self._finished = True
         return summary
 
     def close(self) -> None:
-        """Put the record on the disk itself; further calls do nothing."""
+        """``sync``, and let go of the file; further calls do nothing."""
         if not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with self._file:
+                self.sync()
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline import files
 from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.runs.facts import check_config, check_summary
@@ -122,12 +123,12 @@ def _workers(config: dict[str, Any]) -> int:
 def read_object(path: Path) -> dict[str, Any] | None:
     """A JSON object from a file, None where there is no file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(files.read(path, files.SMALL))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise PacelineError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PacelineError(f"{path} is damaged: it is no JSON; restore it or run again") from error
     if not isinstance(content, dict):
         raise PacelineError(f"{path} is damaged: it holds no JSON object; restore it or run again")
@@ -136,7 +137,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 def _lines(path: Path, parts: list[int], notes: list[str]) -> list[dict[str, Any]]:
     try:
-        raw = path.read_bytes().split(b"\n")
+        raw = files.read(path).split(b"\n")
     except FileNotFoundError:
         raw = [b""]
     except OSError as error:

@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from paceline.errors import PacelineError
+from paceline.files import allow_open
 from paceline.serve.limits import Impatient
 from paceline.serve.service import Service
 
@@ -45,7 +46,7 @@ def run(app: FastAPI, service: Service, listening: socket.socket) -> None:
         backlog=BACKLOG,
         server_header=False,
     )
-    _allow_connections()
+    allow_open(0, "the service")
     # Requests come by the thousand: no thread may keep them waiting for long, nor a search for cyclic garbage
     # among all that was imported.
     sys.setswitchinterval(1e-3)
@@ -53,15 +54,6 @@ def run(app: FastAPI, service: Service, listening: socket.socket) -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
     _Server(config, service).run(sockets=[listening])
-
-
-def _allow_connections() -> None:
-    """A worker's connection is an open file, of which shells allow 1,024 although the system allows more."""
-    with contextlib.suppress(ImportError, ValueError, OSError):  # no such limits here, or not ours to change
-        import resource
-
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class _Server(uvicorn.Server):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Union
 
+from paceline import files
 from paceline.data import traces
 from paceline.errors import PacelineError, among
 from paceline.simulate.scenario import Scenario, from_trace
@@ -23,7 +24,7 @@ def read(path: str | os.PathLike[str]) -> Scenario:
     """Read a scenario. Raises PacelineError, naming the file and the table, for whatever is wrong in it."""
     path = Path(path)
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(files.read(path, files.SMALL).decode())
     except OSError as error:
         raise PacelineError(
             f"cannot read the scenario {path}: {error.strerror}; expected a TOML file"

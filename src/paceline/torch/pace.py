@@ -370,7 +370,7 @@ class Pace:
         scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """
         passes = self.turns.passes
-        passes.check_due()
+        passes.check_due(loss)
         weight = passes.weight(loss, reduction, None if count is None else checked_count(count))
         passes.begins(loss)
         with self.turns.named():

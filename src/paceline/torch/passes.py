@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
+from paceline.stored import short
 from paceline.torch.gradients.last import LastGradient
 from paceline.torch.gradients.parallel import Alone, weigh_in_hook
 from paceline.torch.gradients.weighing import Weighing
@@ -88,8 +89,9 @@ class Passes:
         self.gradients.begin(piece)
         self.turn = Turn(piece)
 
-    def check_due(self) -> None:
-        """Raises PacelineError where this turn's backward pass has been taken already."""
+    def check_due(self, loss: Any) -> None:
+        """Raises PacelineError if the loss is no tensor, or this turn's backward pass has been taken already."""
+        _check_loss(loss)
         if self.turn is not None and self.turn.done:
             raise PacelineError(
                 f"round {self.turn.piece.step}: pace.backward() was called twice in one turn of the loop; expected "
@@ -111,6 +113,8 @@ class Passes:
             raise PacelineError("pace.backward() was called outside of `for ... in pace.loader(...)`")
         if reduction not in ("mean", "sum"):
             raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
+        if loss is not None:
+            _check_loss(loss)
         piece = turn.piece
         many = piece.samples if count is None else count * (piece.samples > 0)
         if count is not None and not turn.weighed:
@@ -213,6 +217,12 @@ class Passes:
     def _gradients_ready(self) -> None:
         if self.turn is not None and self.turn.piece.last:
             self._ready(self.turn.piece)
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor):
+        hint = "the entry that holds it" if isinstance(loss, dict) else "what the criterion returned"
+        raise PacelineError(f"the loss is {short(loss)}; expected a tensor: hand over {hint}")
 
 
 def _as_planned(piece: Piece) -> Piece:

@@ -10,13 +10,13 @@ import contextlib
 import hashlib
 import logging
 import os
-import secrets
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from paceline.errors import PacelineError
-from paceline.files import write_whole
+from paceline.files import part_of, read, write_whole
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -49,7 +49,7 @@ class Checkpoints(Generic[T]):
     def __init__(self, newest: Path, decode: Callable[[bytes], T]) -> None:
         self.newest, self._decode = newest, decode
         self.older = newest.with_name(f"{newest.stem}-previous{newest.suffix}")
-        self._keeps = True  # the newest, when another is written
+        self._keeps: bool | None = None  # whether the newest is sound; None if nobody has looked
         self.note = ""  # a sentence on why ``load`` took the older one
 
     def load(self) -> T | None:
@@ -80,15 +80,29 @@ class Checkpoints(Generic[T]):
         return parts
 
     def save(self, archive: bytes) -> None:
-        """Write a zip archive as the newest; what was the newest is kept, unless ``load`` found it to be damaged."""
-        if self._keeps and self.newest.exists():
-            _link(self.newest, self.older)
-        write_whole(self.newest, seal(archive))
+        """Write a zip archive as the newest; what was the newest is kept, unless it is damaged."""
+        self.commit(self.prepare(archive))
+
+    def prepare(self, archive: bytes) -> Path:
+        """Write a zip archive beside the newest: a file that any process may ``commit``, or delete."""
+        return write_whole(part_of(self.newest), seal(archive))
+
+    def commit(self, prepared: Path) -> None:
+        """Put what ``prepare`` has written in the newest one's place."""
+        try:
+            if self._keeps is None:
+                self._keeps = self.newest.exists() and sound(self.newest.read_bytes())
+            if self._keeps and self.newest.exists():
+                _link(self.newest, self.older)
+            os.replace(prepared, self.newest)
+        except OSError as error:
+            prepared.unlink(missing_ok=True)
+            raise PacelineError(f"cannot write {self.newest}: {error.strerror or error}") from error
         self._keeps = True
 
     def _read(self, path: Path) -> T:
         try:
-            content = path.read_bytes()
+            content = read(path, sys.maxsize)
         except FileNotFoundError:
             raise PacelineError(f"{path} does not exist") from None
         except OSError as error:
@@ -115,7 +129,7 @@ def _digest(body: bytes) -> bytes:
 
 def _link(newest: Path, older: Path) -> None:
     """``older`` becomes a second name of the same file, so that there is a newest one at every moment."""
-    part = older.with_name(f".{older.name}.{secrets.token_hex(4)}")
+    part = part_of(older)
     try:
         os.link(newest, part)
         os.replace(part, older)

@@ -18,7 +18,7 @@ def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool, link: Li
     """Train as one of the workers of a launcher, which writes the record.
 
     emit: takes each finished round ("round"), each change of members ("members"), and at the end the accuracy
-    ("judged"), as dicts; all members tell of the rounds, one of the accuracy.
+    ("judged"), as dicts; all members tell of the rounds, one of the accuracy and of checkpoints ("checkpoint").
     """
     data, model, loss_of, slowed, optimizer = torch_engine.prepared(config)
     last, guard = config.rounds(len(data.x_train)), torch_engine.Guard()
@@ -42,11 +42,15 @@ def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool, link: Li
         emit({"type": "start", "rounds": last, "first": first, "policy": config.policy})
         due, written = pace.rounds, first  # when a checkpoint was due, and of when this worker knows one
 
-        def keep() -> None:
+        def keep() -> Path | None:
+            """Prepare a checkpoint, which the launcher commits when its rounds are on record."""
             nonlocal written
-            if pace.rounds > written:  # the two that are kept are of different rounds
-                torch_engine.save(kept, model, optimizer, pace)
-                written = pace.rounds
+            if pace.rounds <= written:  # the two that are kept are of different rounds
+                return None
+            prepared = kept.prepare(torch_engine.packed(model, optimizer, pace))
+            emit({"type": "checkpoint", "rounds": pace.rounds, "prepared": prepared})
+            written = pace.rounds
+            return prepared
 
         try:
             while pace.rounds < last:
@@ -70,7 +74,9 @@ def train(config: TrainConfig, run_dir: Path, emit: Emit, resume: bool, link: Li
 
         def end() -> None:
             emit({"type": "test"})
-            keep()
+            prepared = keep()
+            while prepared is not None and prepared.exists():
+                time.sleep(judging.LOOK)
 
         def as_kept() -> None:
             if any(True for _ in model.buffers()) and (parts := kept.load()) is not None:

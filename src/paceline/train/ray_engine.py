@@ -175,7 +175,8 @@ class _Log:
         return {"events": [{"what": what, "seconds_lost": late} for what in update.changed]}
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, with all its updates on record before it."""
+        self._recorder.sync()
         self._saved = self._server.updates
         state = self._server.state() | {"uses": self._pool.uses}
         buffer = io.BytesIO()

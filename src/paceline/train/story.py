@@ -15,7 +15,7 @@ from paceline.torch.elastic.keeper import Loss
 from paceline.torch.elastic.member import Mended
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.measuring.recorder import RoundRecorder
-from paceline.train import launch
+from paceline.train import contents, launch
 from paceline.train.config import TrainConfig
 
 RECENT = 20  # rounds, whose median is what one usually takes
@@ -35,6 +35,8 @@ class Story:
     ) -> None:
         self._config, self._run_dir, self._tell, self._resume = config, run_dir, on_event, resume
         self._record: RoundRecorder | None = None
+        self._kept = contents.of_run(run_dir)
+        self._prepared: list[tuple[int, Path]] = []  # checkpoints to commit, by how many rounds they count
         self._newest, self._generation = -1, -1
         self._members: tuple[int, ...] = ()  # places
         self._usual: deque[float] = deque(maxlen=RECENT)
@@ -74,6 +76,8 @@ class Story:
         elif kind == "test":
             self.judging = True
             self._tell(event)
+        elif kind == "checkpoint":
+            self._prepared.append((event["rounds"], event["prepared"]))
         elif kind == "judged":
             self._accuracy = event["accuracy"]
         elif kind == "input":
@@ -91,16 +95,18 @@ class Story:
         """Put on record what is certain by now, and end the run where it cannot go on.
 
         A worker may have completed a round alone before it was lost; then the others run it once more. So a round is
-        certain as soon as all members tell of it, or any worker of a later one, which needed them all. Raises
-        WorkerError where a worker has failed by an error of its own, or where one is missing before all have begun.
+        certain as soon as all members tell of it, or any worker of a later one, which needed them all, or when the
+        rounds are over. Raises WorkerError where a worker has failed by an error of its own, or where one is missing
+        before all have begun.
         """
         for step in sorted(self._open):
             later = {ident for other in self._open if other > step for ident in self._open[other]}
             told = self._open[step]
-            if not later and not (members and told.keys() >= set(members)):
+            if not (later or self.judging or (members and told.keys() >= set(members))):
                 break
             sure = [ident for ident in told if ident in (later or members)]
             self._round(self._open.pop(step)[sure[-1] if sure else list(told)[-1]])
+        self._commit()
         for loss in losses:
             when = "before the first round was done" if self._newest < 0 else f"after round {self._newest}"
             words = self._complaints.get(loss.ident, "")
@@ -119,6 +125,7 @@ class Story:
         for step in sorted(self._open):
             # Who tells last has it from those who were there last.
             self._round(list(self._open.pop(step).values())[-1])
+        self._commit()
         if self._accuracy is None or self._record is None:
             # By their numbers: of several that end in one instant, any may be seen first.
             newest = sorted(self._pending[-NAMED:], key=lambda loss: loss.place)
@@ -136,7 +143,9 @@ class Story:
         )
 
     def close(self) -> None:
-        """Leave the record whole."""
+        """Leave the record whole, and no checkpoint that is ahead of it."""
+        for _, prepared in self._prepared:
+            prepared.unlink(missing_ok=True)
         if self._record is not None:
             self._record.recorder.close()
 
@@ -161,6 +170,12 @@ class Story:
         self._pending = []
         if before:
             told += [f"worker {place} joined" for place in mended.members if place not in before]
+
+    def _commit(self) -> None:
+        """The checkpoints whose rounds are all on record: so none is ahead of it, whenever this process is killed."""
+        while self._record is not None and self._prepared and self._prepared[0][0] <= self._newest + 1:
+            self._record.recorder.sync()
+            self._kept.commit(self._prepared.pop(0)[1])
 
     def _round(self, event: Event) -> None:
         result: RoundResult = event.pop("result")._replace(

@@ -131,16 +131,20 @@ def train(
                 loss = loss_of(ddp(images), labels)
                 pace.backward(loss)
                 if pace.step(optimizer):
-                    if rank == 0 and pace.rounds - saved >= config.checkpoint_every:
+                    if pace.rounds - saved >= config.checkpoint_every:
                         saved = pace.rounds
-                        save(kept, model, optimizer, pace)
+                        pace.flush()  # so that all its rounds are on record before it
+                        if record is not None:
+                            record.recorder.sync()
+                            kept.save(packed(model, optimizer, pace))
                     if pace.rounds >= last:
                         break
         pace.flush()
-        if rank == 0:
+        if record is not None:
             emit({"type": "test"})
             if pace.rounds > saved:  # the two that are kept are of different rounds
-                save(kept, model, optimizer, pace)
+                record.recorder.sync()
+                kept.save(packed(model, optimizer, pace))
         portion = accuracy(model, data, rank, ranks)
         if record is None:
             return None
@@ -209,12 +213,9 @@ def go_on(
     return kept.note
 
 
-def save(
-    kept: Checkpoints[dict[str, Any]], model: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace
-) -> None:
-    kept.save(
-        contents.encode(model=model.state_dict(), optimizer=optimizer.state_dict(), pace=pace.state_dict())
-    )
+def packed(model: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace) -> bytes:
+    """A checkpoint."""
+    return contents.encode(model=model.state_dict(), optimizer=optimizer.state_dict(), pace=pace.state_dict())
 
 
 def progress(result: RoundResult, rounds: int) -> dict[str, Any]:
