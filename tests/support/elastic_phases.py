@@ -74,7 +74,7 @@ class Orders:
             setattr(owner, name, watched)
 
         around(buckets.Buckets, "_start", "backward")
-        around(group.GlooGroup, "all_done", "sums")
+        around(group.Group, "all_done", "sums")
         around(member.Member, "_over", None, "committed")
         around(member.Member, "_claim", "claim")
         around(claims.Claims, "take", "claiming")

@@ -240,6 +240,7 @@ def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
     ("model", "words"),
     [
         (torch.nn.Embedding(4, 2, sparse=True), "sparse"),
+        (torch.nn.Linear(2, 2, device="meta"), "by gloo, on processors; the model is on meta"),
     ],
 )
 def test_models_that_cannot(model: torch.nn.Module, words: str) -> None:

@@ -1,6 +1,6 @@
 """Sums over the members of one generation, with nothing that raises or waits for a member that is lost.
 
-This is the one file that uses gloo's own classes: another transport is another ``Group``.
+This is the one file that uses gloo's own classes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,45 +26,22 @@ PROOFS = timedelta(seconds=5)  # to hear from all others that they are of this r
 SLICE = timedelta(milliseconds=20)  # how long a sum is waited for before a look at the members
 
 
-class Group(Protocol):
-    """The members of one generation."""
+class Group:
+    """The members of one generation, connected by gloo. Constructing it waits for all of them."""
 
-    def sum(self, tensor: torch.Tensor) -> Any:
-        """Start to sum ``tensor`` over all, in place; for ``all_done``. In the same order on all members."""
-        ...
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
-        """Start to send ``tensor`` from the member with this index to all others; for ``all_done``."""
-        ...
-
-    def all_done(self, works: Sequence[Any], lost: Callable[[], bool]) -> bool:
-        """Wait for all of these; False as soon as one has failed, or ``lost`` says that somebody is."""
-        ...
-
-    def swap(self, mine: torch.Tensor) -> torch.Tensor:
-        """Row i of ``mine`` for member i; a row of each member, by index. Raises RuntimeError after a while."""
-        ...
-
-    @property
-    def idle(self) -> bool:
-        """Whether the transport has let go of all that it was given."""
-        ...
-
-
-class GlooGroup:
-    """On processors, by gloo. Constructing it waits for all members."""
-
-    def __init__(self, store: Any, index: int, size: int, timeout: timedelta = TIMEOUT) -> None:
-        self._group: Any = dist.ProcessGroupGloo(store, index, size, timeout)
+    def __init__(self, store: Any, index: int, size: int) -> None:
+        self._group: Any = dist.ProcessGroupGloo(store, index, size, TIMEOUT)
         self._open: list[Any] = []  # works that may be under way
 
     def sum(self, tensor: torch.Tensor) -> Any:
+        """Start to sum ``tensor`` over all, in place; for ``all_done``. In the same order on all members."""
         try:
             return self._noted(self._group.allreduce([tensor]))
         except RuntimeError:
             return None
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
+        """Start to send ``tensor`` from the member with this index to all others; for ``all_done``."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         try:
@@ -73,6 +50,7 @@ class GlooGroup:
             return None
 
     def all_done(self, works: Sequence[Any], lost: Callable[[], bool]) -> bool:
+        """Wait for all of these; False as soon as one has failed, or ``lost`` says that somebody is."""
         for work in works:
             if work is None:
                 return False
@@ -90,12 +68,14 @@ class GlooGroup:
         return True
 
     def swap(self, mine: torch.Tensor) -> torch.Tensor:
+        """Row i of ``mine`` for member i; a row of each member, by index. Raises RuntimeError after a while."""
         theirs = torch.zeros_like(mine)
         self._group.alltoall_base(theirs, mine, [], []).wait(PROOFS)
         return theirs
 
     @property
     def idle(self) -> bool:
+        """Whether gloo has let go of all that it was given."""
         return all(over(work) for work in self._open)
 
     def _noted(self, work: Any) -> Any:
@@ -105,16 +85,13 @@ class GlooGroup:
 
 
 def over(work: Any) -> bool:
-    """Whether the transport has let go of the tensor."""
+    """Whether gloo has let go of the tensor."""
     return work is None or bool(work.is_completed())
 
 
 # Those that were made. The destructor of one waits for threads that a lost member may block, and closes connections
 # from which others may still read the end of a sum.
 _made: list[Group] = []
-
-
-Make = Callable[[Any, int, int], Group]  # of a store, this member's index, and how many there are
 
 
 def connect(
@@ -124,12 +101,11 @@ def connect(
     size: int,
     lost: Callable[[], bool],
     seal: Seal,
-    make: Make = GlooGroup,
 ) -> Group | None:
     """The group of a new generation; None where a member is lost meanwhile, cannot be reached, or is not of this run.
 
     stores: connections to the launcher's store, by which the members find each other. key: of this generation. seal:
-    of the run. make: constructs the group.
+    of the run.
     """
     found: list[Group] = []
     through = threading.Event()
@@ -138,7 +114,7 @@ def connect(
         try:
             held = stores.take()
             try:
-                made = make(dist.PrefixStore(key, held), index, size)
+                made = Group(dist.PrefixStore(key, held), index, size)
             finally:
                 stores.give(held)
             check(made, key, index, size, seal)

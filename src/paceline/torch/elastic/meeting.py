@@ -35,11 +35,11 @@ class Meeting:
     """``enter`` a generation; then ``generation`` and ``group`` are those to go by. The link is to be told when what
     was handed over is taken.
 
-    given: packs what is handed over. make: constructs a group of all members.
+    given: packs what is handed over.
     """
 
-    def __init__(self, link: Link, given: Handover, make: transport.Make = transport.GlooGroup) -> None:
-        self._link, self._given, self._make = link, given, make
+    def __init__(self, link: Link, given: Handover) -> None:
+        self._link, self._given = link, given
         self._generation: Generation | None = None
         self._group: Group | None = None
         self._has = False  # what the others have: the model and all that goes with it
@@ -85,7 +85,7 @@ class Meeting:
 
             stores, seal = self._link.spares, self._link.seal
             index, size = idents.index(self._link.ident), len(idents)
-            group = transport.connect(stores, f"group/{number}", index, size, lost, seal, self._make)
+            group = transport.connect(stores, f"group/{number}", index, size, lost, seal)
             if group is not None:
                 through, packed = self._hand_over(group, number, idents, up, lost)
                 if through:

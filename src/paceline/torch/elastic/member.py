@@ -12,13 +12,11 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.torch.elastic import note
-from paceline.torch.elastic.group import GlooGroup
 from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.leftover import Leftover, Turn
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.meeting import Meeting
 from paceline.torch.elastic.meter import ElasticMeter
-from paceline.torch.elastic.nccl import NcclGroup
 from paceline.torch.elastic.note import Note
 from paceline.torch.elastic.orphans import Span
 from paceline.torch.elastic.running import FRESH, Missing, Running
@@ -75,8 +73,7 @@ class Member:
     ) -> None:
         self._link, self._parameters, self._terms = link, parameters, terms
         self._meter, self._given, self._told, self._sums = meter, given, told, sums
-        on_gpu = any(parameter.device.type == "cuda" for parameter in parameters)
-        self._meeting = Meeting(link, given, NcclGroup if on_gpu else GlooGroup)
+        self._meeting = Meeting(link, given)
         self._round = Running()
         self._switch = False  # the members change before the next round
         self._together = ""  # the key under which this rank has told which round it has completed
