@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.torch import guard, keeping
+from paceline.torch import guard
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper
 from paceline.torch.elastic.starved import Threads
@@ -97,7 +97,7 @@ def test_a_run_whose_last_worker_ends_with_an_error_says_so(capsys: pytest.Captu
     assert keeper.running
     started[0].over = 1
     try:
-        assert keeping.watch(keeper, []) == 1
+        assert guard.watch(keeper, []) == 1
     finally:
         keeper.close()
     assert capsys.readouterr().err.splitlines() == [

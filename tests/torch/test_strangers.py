@@ -23,17 +23,16 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.elastic import challenge, group, listening, plain
+from paceline.torch.elastic import gateway, group, messages
+from paceline.torch.elastic.gateway import Relay, Tunnel, both_ways
 from paceline.torch.elastic.generation import Generation, Member, Where
 from paceline.torch.elastic.handover import Handover
 from paceline.torch.elastic.keeper import Keeper, _store
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.machines import BYE_SECONDS, COUNT, FIRST, Keys, Machines
-from paceline.torch.elastic.relay import Relay, both_ways
-from paceline.torch.elastic.seal import Seal
+from paceline.torch.elastic.messages import Seal
 from paceline.torch.elastic.spares import Spares
 from paceline.torch.elastic.station import Station
-from paceline.torch.elastic.tunnel import Tunnel
 from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
@@ -51,7 +50,7 @@ def descriptors() -> list[str]:
 @pytest.fixture(scope="module")
 def _first_store() -> None:
     """The first one of a process opens a pipe for all of them, which stays."""
-    _store(listening.LOOPBACK, 0)
+    _store(gateway.LOOPBACK, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -85,17 +84,17 @@ def test_nothing_that_is_read_is_run(tmp_path: Path) -> None:
         "generator": np.random.default_rng(3).bit_generator.state,
         "tensor": torch.ones(2, dtype=torch.float16),
     }
-    read = plain.unpack(bytes(plain.pack(given)), "it")
+    read = messages.unpack(bytes(messages.pack(given)), "it")
     assert read["numbers"] == given["numbers"]
     assert read["generator"] == given["generator"]
     assert np.array_equal(read["array"], given["array"])
     assert torch.equal(read["tensor"], given["tensor"])
-    whole = bytes(plain.pack(given))
+    whole = bytes(messages.pack(given))
     for raw in (b"", b"garbage", whole[: len(whole) // 2], whole[:-1]):
         with pytest.raises(WorkerError, match="what worker 3 tells cannot be read; another program"):
-            plain.unpack(raw, "what worker 3 tells")
+            messages.unpack(raw, "what worker 3 tells")
     with pytest.raises(WorkerError, match=r"what worker 3 tells holds posix\.mkdir, which is not read"):
-        plain.unpack(bytes(plain.pack(Runs(tmp_path / "run"))), "what worker 3 tells")
+        messages.unpack(bytes(messages.pack(Runs(tmp_path / "run"))), "what worker 3 tells")
     assert not (tmp_path / "run").exists()
 
 
@@ -124,7 +123,7 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
     try:
         link, other = (Link(worker.where) for worker in started)
         stranger = dist.TCPStore("127.0.0.1", keeper.store.port, None, False, timedelta(seconds=20))
-        bomb = base64.b64encode(plain.pack(Runs(tmp_path / "run"))).decode()
+        bomb = base64.b64encode(messages.pack(Runs(tmp_path / "run"))).decode()
         stranger.set("said/0/1", bomb)
         with pytest.raises(WorkerError, match="what worker 1 tells in the run's store, as said/0/1, was not"):
             link.gather("word")
@@ -241,7 +240,7 @@ def test_a_relay_that_is_closed_drops_every_connection(caplog: pytest.LogCapture
             here = await asyncio.open_connection("127.0.0.1", there.getsockname()[1])
             await both_ways((reader, writer), here)
 
-    with listening.socket_at("127.0.0.1", 0) as there:
+    with gateway.socket_at("127.0.0.1", 0) as there:
         relay = Sends("127.0.0.1", 0)
         talks, waits = (socket.create_connection(("127.0.0.1", relay.port), 20) for _ in range(2))
         with talks, waits, there.accept()[0] as one, there.accept()[0] as two:
@@ -265,7 +264,7 @@ TOKEN = "a token of these tests"
 
 
 def free_port() -> int:
-    with listening.socket_at("127.0.0.1", 0) as free:
+    with gateway.socket_at("127.0.0.1", 0) as free:
         return int(free.getsockname()[1])
 
 
@@ -316,7 +315,7 @@ def test_a_guard_that_nobody_answers_gives_up(token: str | None) -> None:
 def test_a_stranger_at_the_door_is_turned_away(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(challenge, "SECONDS", 1.0)
+    monkeypatch.setattr(gateway, "SECONDS", 1.0)
     port, here, there, said = free_port(), list[Stands](), list[Stands](), list[str]()
 
     def start(where: Where) -> Stands:
@@ -330,13 +329,13 @@ def test_a_stranger_at_the_door_is_turned_away(
             keeper.look()
             time.sleep(0.005)
 
-    with listening.socket_at("127.0.0.1", port), pytest.raises(PacelineError, match=f"{port} cannot be used"):
+    with gateway.socket_at("127.0.0.1", port), pytest.raises(PacelineError, match=f"{port} cannot be used"):
         Keeper(2, start, port=port, elsewhere=1, token=TOKEN)
     keeper = Keeper(2, start, port=port, elsewhere=1, token=TOKEN)
     try:
-        greeting = len(challenge.MARK) + challenge.NONCE
+        greeting = len(gateway.MARK) + gateway.NONCE
         assert len(spoken(port, b"GET / HTTP/1.1\r\n\r\n" + b"x" * 10**6)) in (0, greeting, greeting + 1)
-        assert spoken(port, b"x" * 64)[greeting:] == challenge.NO
+        assert spoken(port, b"x" * 64)[greeting:] == gateway.NO
         assert len(spoken(port)) == greeting  # says nothing, and is not waited for
         assert keeper.news == ["somebody at 127.0.0.1 does not have the token, and was turned away"]
         other = joined(port, "another token of theirs", said, there)
@@ -382,10 +381,10 @@ def test_a_stranger_at_the_door_is_turned_away(
 
 def test_a_first_machine_that_is_a_stranger_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not given what would let it in elsewhere, and nothing that it says is taken."""
-    monkeypatch.setattr(challenge, "SECONDS", 1.0)
+    monkeypatch.setattr(gateway, "SECONDS", 1.0)
 
     def answers(words: bytes) -> str:
-        with listening.socket_at("127.0.0.1", 0) as there:
+        with gateway.socket_at("127.0.0.1", 0) as there:
             port = there.getsockname()[1]
 
             def talk() -> None:
@@ -401,5 +400,5 @@ def test_a_first_machine_that_is_a_stranger_is_told(monkeypatch: pytest.MonkeyPa
                 return str(error) or type(error).__name__
 
     assert "is no guard that asks for a token" in answers(b"HTTP/1.1 400 Bad Request" * 4)
-    assert "does not have the token" in answers(challenge.MARK + b"n" * 32 + challenge.YES + b"x" * 64)
-    assert answers(challenge.MARK) == "TimeoutError"  # and is asked again later
+    assert "does not have the token" in answers(gateway.MARK + b"n" * 32 + gateway.YES + b"x" * 64)
+    assert answers(gateway.MARK) == "TimeoutError"  # and is asked again later

@@ -18,6 +18,9 @@ import argparse
 import math
 import os
 import re
+import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,18 +28,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from paceline import tokens
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch import keeping
-from paceline.torch.elastic.addresses import address, address_towards, interface
+from paceline.torch.elastic.gateway import LOOPBACK
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper
-from paceline.torch.elastic.listening import LOOPBACK
 from paceline.torch.elastic.membership import DEAD_SECONDS
 from paceline.torch.elastic.station import Station
 from paceline.torch.liveness.patience import last_words
 
-LOOK = 0.005  # seconds between two looks at a file
+LOOK = 0.005  # seconds between two looks at the workers, and at a file
 PATIENCE = 60.0  # seconds for which the store may be away
 LONGEST = 1e9  # seconds
 PORTS = 65535  # the highest
@@ -103,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         first = asked.join.rpartition(":")[0]
         token = _token(asked, first or asked.host or LOOPBACK)
         network = interface(address_towards(first) if asked.join else asked.host or LOOPBACK)
-        return _run(asked, token, lambda where: keeping.Process(command, where, network))
+        return _run(asked, token, lambda where: Process(command, where, network))
     except WorkerError as error:
         last_words(str(error))
         return 1
@@ -141,15 +144,15 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _run(asked: argparse.Namespace, token: str | None, start: Callable[[Where], keeping.Process]) -> int:
+def _run(asked: argparse.Namespace, token: str | None, start: Callable[[Where], Process]) -> int:
     """Until the run is over: its exit status."""
     workers, dead = asked.workers, asked.dead_after
     if asked.join:
         first, port = asked.join.rpartition(":")[0], _port(asked.join)
-        return keeping.join(Station(first, port, workers, start, dead, asked.patience, last_words, token))
+        return join(Station(first, port, workers, start, dead, asked.patience, last_words, token))
     places, host = workers + asked.elsewhere, asked.host or LOOPBACK
     restarts, port = asked.max_restarts, asked.port
-    return keeping.keep(Keeper(places, start, restarts, dead, port, host, asked.elsewhere, token))
+    return keep(Keeper(places, start, restarts, dead, port, host, asked.elsewhere, token))
 
 
 def _token(asked: argparse.Namespace, first: str) -> str | None:
@@ -199,6 +202,101 @@ def _as_torchrun_says(asked: argparse.Namespace) -> None:
     asked.host = asked.host or address(os.environ["MASTER_ADDR"])
     asked.elsewhere = 0 if rank else (ranks - 1) * asked.workers
     asked.join = f"{asked.host}:{asked.port}" if rank else ""
+
+
+class Process:
+    """A worker of the script. interface: of the network, by which it reaches the others."""
+
+    def __init__(self, command: Sequence[str], where: Where, interface: str) -> None:
+        beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface} | dict(os.environ)
+        self._process = subprocess.Popen(command, env=beside | where.environment())
+        self.pid = self._process.pid
+
+    def status(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def leave(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+
+
+def keep(keeper: Keeper) -> int:
+    """As the guard of the first machine, until the last worker has ended; its exit status. SIGTERM has all workers
+    leave at the end of their round."""
+    asked_to_end: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked_to_end.append(number))
+    status = 130
+    try:
+        status = watch(keeper, asked_to_end)
+        return status
+    finally:
+        keeper.close(status)
+
+
+def join(station: Station) -> int:
+    """As the guard of another machine, until the run is over; its exit status. SIGTERM has the workers here leave.
+
+    Raises as ``Station.run``."""
+    signal.signal(signal.SIGTERM, lambda *_: station.leave())
+    return station.run()
+
+
+def watch(keeper: Keeper, asked_to_end: list[int]) -> int:
+    """Until the last worker has ended: 0 where one came to the end, else 1. asked_to_end: signals, as they come."""
+    ended, told = False, 0
+    while keeper.workers:
+        began = keeper.running
+        for loss in keeper.look():
+            ended |= loss.words == "ended"
+            if loss.lost or loss.words == "left":
+                last_words(f"worker {loss.place} {loss.words}")
+            if not began and loss.words != "left":  # all are needed to begin
+                return 0 if not loss.lost and not keeper.workers else 1
+        for sentence in keeper.news[told:]:
+            last_words(sentence)
+        told = len(keeper.news)
+        if asked_to_end:
+            asked_to_end.clear()
+            keeper.leave()
+        time.sleep(LOOK)
+    if not ended:
+        last_words("no worker is left; start the script again from its checkpoint")
+    return 0 if ended else 1
+
+
+def address(name: str) -> str:
+    """A machine's own address. Raises PacelineError if there is none."""
+    try:
+        return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
+    except OSError as error:
+        raise PacelineError(
+            f"no machine is known by the name {name}; expected a name or an address"
+        ) from error
+
+
+def address_towards(name: str) -> str:
+    """That of this machine, by which it reaches another; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((address(name), 9))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise PacelineError(f"{name} cannot be reached from this machine: {error.strerror}") from error
+
+
+def interface(host: str) -> str:
+    """The network interface with this address. Raises PacelineError if there is none on this machine."""
+    found = address(host)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == found for each in addresses):
+            return name
+    if found.startswith("127."):
+        return "lo"
+    raise PacelineError(f"--host {host} is no address of this machine; expected one by which others reach it")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.torch.elastic.seal import Seal
+from paceline.torch.elastic.messages import Seal
 from paceline.torch.elastic.spares import Spares
 
 _log = logging.getLogger(__name__)
@@ -136,9 +136,9 @@ def check(group: Group, key: str, index: int, size: int, seal: Seal) -> None:
     """Make sure that whoever has answered in the place of each member is of this run: gloo asks nobody.
 
     Raises RuntimeError where somebody is not, or does not answer."""
-    mine = torch.tensor([list(seal.proof(key, index, to)) for to in range(size)], dtype=torch.uint8)
+    mine = torch.tensor([list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)], dtype=torch.uint8)
     for of, row in enumerate(group.swap(mine)):
-        if bytes(row.tolist()) != seal.proof(key, of, index):
+        if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
             raise RuntimeError(f"what answers in the place of member {of} is not of this run")
 
 

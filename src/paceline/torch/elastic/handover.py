@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
-from paceline.torch.elastic import plain
+from paceline.torch.elastic import messages
 from paceline.torch.elastic.group import Group
 
 CHUNK = 32 << 20  # bytes that are sent at once
@@ -34,8 +34,10 @@ class Handover:
                     "load_state_dict(), as optimizers, schedulers and scalers do"
                 )
             try:
-                plain.unpack(bytes(plain.pack(thing.state_dict())), f"the state of a {type(thing).__name__}")
-            except plain.Unread as error:  # now, and not when a rank joins
+                messages.unpack(
+                    bytes(messages.pack(thing.state_dict())), f"the state of a {type(thing).__name__}"
+                )
+            except messages.Unread as error:  # now, and not when a rank joins
                 raise PacelineError(f"pace.register(): {error}") from error
         self._registered = list(things)
 
@@ -46,11 +48,11 @@ class Handover:
             "registered": [thing.state_dict() for thing in self._registered],
             "run": self._run(),
         }
-        return torch.frombuffer(plain.pack(parts), dtype=torch.uint8)
+        return torch.frombuffer(messages.pack(parts), dtype=torch.uint8)
 
     def take(self, packed: torch.Tensor, run: bool) -> None:
         """Take over what ``pack`` gave; ``run``: also where the run stands."""
-        parts = plain.unpack(packed.numpy().tobytes(), "what another worker hands over")
+        parts = messages.unpack(packed.numpy().tobytes(), "what another worker hands over")
         self._model.load_state_dict(parts["model"])
         if len(parts["registered"]) != len(self._registered):
             raise PacelineError(

@@ -11,13 +11,12 @@ from typing import NamedTuple, Protocol
 import torch.distributed as dist
 
 from paceline import tokens
-from paceline.torch.elastic.door import Door
+from paceline.torch.elastic.gateway import LOOPBACK, Door, socket_at
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.link import has
-from paceline.torch.elastic.listening import LOOPBACK, socket_at
 from paceline.torch.elastic.machines import GONE, Machines
 from paceline.torch.elastic.membership import DEAD_SECONDS, Membership
-from paceline.torch.elastic.seal import Seal
+from paceline.torch.elastic.messages import Seal
 from paceline.torch.elastic.starved import Starved
 
 

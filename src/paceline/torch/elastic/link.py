@@ -14,10 +14,9 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
-from paceline.torch.elastic import plain
 from paceline.torch.elastic.generation import Generation, Where, told
+from paceline.torch.elastic.messages import Seal, pack, unpack
 from paceline.torch.elastic.news import News
-from paceline.torch.elastic.seal import Seal
 from paceline.torch.elastic.spares import Spares
 
 CONNECT_SECONDS = 60.0
@@ -87,7 +86,7 @@ class Link:
         number, self._gathered = self._gathered, self._gathered + 1
         keys = [f"said/{number}/{place}" for place in range(self.places)]
         try:
-            said = base64.b64encode(plain.pack(item)).decode()
+            said = base64.b64encode(pack(item)).decode()
             self._store.set(keys[self.place], self.seal.closed(keys[self.place], said))
             self._store.wait(keys, timedelta(seconds=START_SECONDS))
             raws = self._store.multi_get(keys)
@@ -97,8 +96,7 @@ class Link:
             ) from error
         told = [self._told(key, raw, place) for place, (key, raw) in enumerate(zip(keys, raws, strict=True))]
         return [
-            plain.unpack(base64.b64decode(each), f"what worker {place} tells")
-            for place, each in enumerate(told)
+            unpack(base64.b64decode(each), f"what worker {place} tells") for place, each in enumerate(told)
         ]
 
     # -- generations --------------------------------------------------------------------------------------------

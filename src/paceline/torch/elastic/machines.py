@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.seal import OPEN, Seal
+from paceline.torch.elastic.messages import OPEN, Seal
 from paceline.torch.elastic.signs import EVERY, Signs
 
 COUNT, OVER = "machines", "over"

@@ -8,8 +8,8 @@ from typing import Any
 
 from paceline.torch.elastic.generation import Generation, Member
 from paceline.torch.elastic.link import ending
+from paceline.torch.elastic.messages import OPEN, Seal
 from paceline.torch.elastic.news import KEPT, life, told
-from paceline.torch.elastic.seal import OPEN, Seal
 from paceline.torch.elastic.signs import Signs
 from paceline.torch.elastic.starved import TIMES
 

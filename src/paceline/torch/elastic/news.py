@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import WorkerError
 from paceline.torch.elastic.generation import Generation
-from paceline.torch.elastic.seal import Seal
+from paceline.torch.elastic.messages import Seal
 
 BEAT_SECONDS = 0.1  # between two signs of life
 LONG = timedelta(days=30)

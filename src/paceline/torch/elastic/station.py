@@ -11,14 +11,12 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.elastic import challenge
+from paceline.torch.elastic.gateway import LOOPBACK, Tunnel, check_open
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Worker
-from paceline.torch.elastic.listening import LOOPBACK
 from paceline.torch.elastic.machines import COUNT, FIRST, OVER, Keys, ended
+from paceline.torch.elastic.messages import OPEN, Seal
 from paceline.torch.elastic.news import BEAT_SECONDS
-from paceline.torch.elastic.seal import OPEN, Seal
-from paceline.torch.elastic.tunnel import Tunnel
 from paceline.torch.liveness.calls import Calls
 
 LOOK = 0.01  # seconds between two looks
@@ -184,7 +182,7 @@ class _Store:
         # First, since torch prints a page of its own calls where nobody listens.
         host, port = self._host, self._port
         if self._tunnel is None:
-            challenge.check_open(host, port, FIRST_SECONDS)
+            check_open(host, port, FIRST_SECONDS)
         else:
             self.secret = self._tunnel.knock()
             host, port = LOOPBACK, self._tunnel.port
