@@ -14,7 +14,7 @@ import torch
 from paceline.torch import guard
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper
-from paceline.torch.elastic.starved import Threads
+from paceline.torch.liveness.detector import Threads
 from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")

@@ -37,7 +37,7 @@ from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Keeper
 from paceline.torch.elastic.membership import DEAD_SECONDS
 from paceline.torch.elastic.station import Station
-from paceline.torch.liveness.patience import last_words
+from paceline.torch.liveness.stall import last_words
 
 LOOK = 0.005  # seconds between two looks at the workers, and at a file
 PATIENCE = 60.0  # seconds for which the store may be away

@@ -48,10 +48,10 @@ from paceline.torch.feed.streams import StreamLoader, check_stream
 from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.parallel import parallel
 from paceline.torch.gradients.weighing import checked_count
-from paceline.torch.liveness import patience
-from paceline.torch.liveness.lookout import lookout
-from paceline.torch.liveness.patience import OnMissed
+from paceline.torch.liveness import stall
+from paceline.torch.liveness.monitor import monitor
 from paceline.torch.liveness.shutdown import leave
+from paceline.torch.liveness.stall import OnMissed
 from paceline.torch.measuring.audience import Audience
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
 from paceline.torch.measuring.outlets import asked
@@ -95,7 +95,7 @@ class Pace:
     on_round: called on every rank with each finished RoundResult.
     on_missed: what to do when ranks keep this one waiting: "warn" (default) names them in a warning, again after
         twice the time; "end" names them on standard error and ends the process with status 1, so that a launcher can
-        start the ranks again; or a function, called from a thread with a ``patience.Missing``.
+        start the ranks again; or a function, called from a thread with a ``stall.Missing``.
     patience: seconds without a sign of life after which a rank is missed. One that lives and is only late is missed
         after ten times that, and ten times as long as rounds take: it may compile, evaluate or write a checkpoint.
     on_nan: what to do when a loss is no number: "warn" (default), once; "raise" a PacelineError on every rank; or a
@@ -130,7 +130,7 @@ class Pace:
         metrics_port: int | str | None = None,
         on_round: Callable[[RoundResult], None] | None = None,
         on_missed: OnMissed = "warn",
-        patience: float = patience.SECONDS,
+        patience: float = stall.SECONDS,
         on_nan: OnNan = "warn",
         elastic: bool = False,
         on_members: Callable[[Mended], None] | None = None,
@@ -188,7 +188,7 @@ class Pace:
         facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
         if link is None:  # last, since its threads run until it is closed
-            self.turns.watch_over(lookout(on_missed, patience))
+            self.turns.watch_over(monitor(on_missed, patience))
 
     @property
     def epoch(self) -> int:

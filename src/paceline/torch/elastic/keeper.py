@@ -17,7 +17,7 @@ from paceline.torch.elastic.link import has
 from paceline.torch.elastic.machines import GONE, Machines
 from paceline.torch.elastic.membership import DEAD_SECONDS, Membership
 from paceline.torch.elastic.messages import Seal
-from paceline.torch.elastic.starved import Starved
+from paceline.torch.liveness.detector import Starved
 
 
 class Worker(Protocol):
@@ -191,7 +191,9 @@ class Keeper:
     def _working(self, idents: list[int]) -> set[int]:
         """Those of these workers that have work, as far as this machine can tell."""
         pids = {ident: self.workers[ident].pid for ident in idents if ident in self.workers}
-        return self._starved.look({ident: pid for ident, pid in pids.items() if pid is not None})
+        return self._starved.look(
+            time.monotonic(), {ident: pid for ident, pid in pids.items() if pid is not None}
+        )
 
     def _dismiss(self) -> None:
         """Nobody hands anything over any more to those who do not have the model yet."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.messages import OPEN, Seal
-from paceline.torch.elastic.signs import EVERY, Signs
+from paceline.torch.liveness.detector import EVERY, FailureDetector
 
 COUNT, OVER = "machines", "over"
 FIRST = 2  # number of the machine that joins first: that of the store is machine 1
@@ -64,7 +64,7 @@ class Machines:
     machine counts as lost. seal: of the run."""
 
     def __init__(self, store: Any, dead: float, seal: Seal = OPEN) -> None:
-        self._store, self._dead, self._seal, self._signs = store, dead, seal, Signs(dead)
+        self._store, self._dead, self._seal, self._signs = store, dead, seal, FailureDetector(dead)
         self._machines: list[Machine] = []  # that live
         self._known = FIRST
         self._waiting: list[Remote] = []

@@ -10,8 +10,7 @@ from paceline.torch.elastic.generation import Generation, Member
 from paceline.torch.elastic.link import ending
 from paceline.torch.elastic.messages import OPEN, Seal
 from paceline.torch.elastic.news import KEPT, life, told
-from paceline.torch.elastic.signs import Signs
-from paceline.torch.elastic.starved import TIMES
+from paceline.torch.liveness.detector import TIMES, FailureDetector
 
 DEAD_SECONDS = 1.0  # without a sign of life
 BEGIN_SECONDS = 30.0  # the same, at least, until all have begun: nobody waits for a sum by then
@@ -35,7 +34,7 @@ class Membership:
         seal: Seal = OPEN,
         working: Callable[[list[int]], set[int]] = lambda _: set(),
     ) -> None:
-        self._store, self._places, self._dead, self._signs = store, places, dead, Signs(dead)
+        self._store, self._places, self._dead, self._signs = store, places, dead, FailureDetector(dead)
         self._seal, self._working = seal, working
         self._at_work: set[int] = set()  # of those that are silent
         self.endless: set[int] = set()  # of those that the last look gave up: they had work, and for too long

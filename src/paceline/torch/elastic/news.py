@@ -11,8 +11,8 @@ from typing import Any
 from paceline.errors import WorkerError
 from paceline.torch.elastic.generation import Generation
 from paceline.torch.elastic.messages import Seal
+from paceline.torch.liveness.detector import BEAT_SECONDS
 
-BEAT_SECONDS = 0.1  # between two signs of life
 LONG = timedelta(days=30)
 KEPT = 8  # generations
 CLOSE_SECONDS = 2.0  # that a thread may take to end, as where the launcher stands still

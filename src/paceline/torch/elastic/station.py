@@ -16,8 +16,8 @@ from paceline.torch.elastic.generation import Where
 from paceline.torch.elastic.keeper import Worker
 from paceline.torch.elastic.machines import COUNT, FIRST, OVER, Keys, ended
 from paceline.torch.elastic.messages import OPEN, Seal
-from paceline.torch.elastic.news import BEAT_SECONDS
 from paceline.torch.liveness.calls import Calls
+from paceline.torch.liveness.detector import BEAT_SECONDS
 
 LOOK = 0.01  # seconds between two looks
 FIRST_SECONDS = 5.0  # that a call may take by which a machine joins; it is tried again

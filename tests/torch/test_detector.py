@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from paceline.torch.elastic.signs import EVERY, LOOKS, UNBORN, Signs
+from paceline.torch.liveness.detector import EVERY, LOOKS, UNBORN, FailureDetector
 
 
 def test_who_gives_no_other_sign_is_silent_and_who_has_not_begun_is_not() -> None:
-    signs = Signs(dead=1.0)
+    detector = FailureDetector(dead=1.0)
     now, found = 100.0, dict[int, float]()
     for look in range(200):
         now += EVERY
-        found = signs.silent(now, {0: b"%d" % (look + 1), 1: b"7", 2: UNBORN})
+        found = detector.silent(now, {0: b"%d" % (look + 1), 1: b"7", 2: UNBORN})
         if found:
             break
     assert set(found) == {1}
@@ -19,31 +19,31 @@ def test_who_gives_no_other_sign_is_silent_and_who_has_not_begun_is_not() -> Non
 
 
 def test_one_that_gave_a_sign_again_starts_at_nothing() -> None:
-    signs = Signs(dead=4 * EVERY)
+    detector = FailureDetector(dead=4 * EVERY)
     now = 100.0
     for sign in [b"1", b"1", b"1", b"1", b"2", b"2", b"2", b"2"]:
         now += EVERY
-        assert not signs.silent(now, {5: sign})
-    assert set(signs.silent(now + 2 * EVERY, {5: b"2"})) == {5}
+        assert not detector.silent(now, {5: sign})
+    assert set(detector.silent(now + 2 * EVERY, {5: b"2"})) == {5}
 
 
 def test_one_that_left_and_came_again_starts_at_nothing() -> None:
-    signs = Signs(dead=4 * EVERY)
+    detector = FailureDetector(dead=4 * EVERY)
     now = 100.0
     for there in [True] * 4 + [False] + [True] * 4:
         now += EVERY
-        assert not signs.silent(now, {5: b"1"} if there else {})
+        assert not detector.silent(now, {5: b"1"} if there else {})
 
 
 def test_whoever_looks_and_stood_still_itself_blames_nobody() -> None:
     """A pause between two looks counts for little, and there are LOOKS looks in any case."""
-    signs = Signs(dead=EVERY)
+    detector = FailureDetector(dead=EVERY)
     now = 100.0
-    signs.silent(now, {0: b"1"})
+    detector.silent(now, {0: b"1"})
     for looks in range(1, LOOKS + 1):
         now += 1000.0
-        assert bool(signs.silent(now, {0: b"1"})) == (looks >= LOOKS)
-    patient = Signs(dead=100.0)
+        assert bool(detector.silent(now, {0: b"1"})) == (looks >= LOOKS)
+    patient = FailureDetector(dead=100.0)
     patient.silent(now, {0: b"1"})
     for _ in range(2 * LOOKS):
         now += 1000.0
