@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from paceline.torch.liveness.detector import EVERY, LOOKS, UNBORN, FailureDetector
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.torch.liveness.detector import EVERY, LOOKS, PAUSES, UNBORN, FailureDetector
 
 
 def test_who_gives_no_other_sign_is_silent_and_who_has_not_begun_is_not() -> None:
@@ -48,3 +54,24 @@ def test_whoever_looks_and_stood_still_itself_blames_nobody() -> None:
     for _ in range(2 * LOOKS):
         now += 1000.0
         assert not patient.silent(now, {0: b"1"})
+
+
+@given(
+    dead=st.floats(0.05, 1.0),
+    looks=st.lists(st.tuples(st.floats(0.0, 2.0), st.tuples(*[st.booleans()] * 3)), max_size=60),
+)
+def test_the_verdict_is_a_count_from_the_last_sign(dead: float, looks: list[tuple[float, Any]]) -> None:
+    """Whoever gave no other sign for long enough, and at LOOKS looks, is silent; nobody else is."""
+    detector, now, signs = FailureDetector(dead), 1000.0, [1, 1, 1]
+    detector.silent(now, dict(enumerate(signs)))
+    counted: list[list[float]] = [[], [], []]  # seconds between looks since the last sign of each
+    for pause, beats in looks:
+        now += pause
+        for number, beat in enumerate(beats):
+            signs[number] += beat
+            counted[number] = [] if beat else [*counted[number], min(pause, PAUSES * EVERY)]
+        expected = {n: sum(c) for n, c in enumerate(counted) if len(c) >= LOOKS and sum(c) >= dead + 1e-9}
+        found = detector.silent(now, dict(enumerate(signs)))
+        assert found.keys() >= expected.keys()
+        assert all(len(counted[n]) >= LOOKS and sum(counted[n]) >= dead - 1e-9 for n in found)
+        assert found == pytest.approx({n: sum(counted[n]) for n in found})

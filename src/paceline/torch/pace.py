@@ -36,9 +36,8 @@ from paceline.torch import options as allowed
 from paceline.torch import peers
 from paceline.torch.elastic.link import Link, company
 from paceline.torch.elastic.member import Mended
-from paceline.torch.elastic.parallel import Elastic
-from paceline.torch.elastic.parallel import elastic as unparalleled
-from paceline.torch.elastic.turns import ElasticTurns
+from paceline.torch.elastic.turns import Elastic, ElasticTurns
+from paceline.torch.elastic.turns import elastic as unparalleled
 from paceline.torch.feed.anywhere import ElasticLoader
 from paceline.torch.feed.dealt import agreed_dealer
 from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
@@ -102,7 +101,7 @@ class Pace:
         function, called on every rank with (round, ranks). Losses that a loop under ``weigh="hook"`` keeps to itself
         are not seen.
     elastic: the run goes on when a rank is killed, freezes, leaves or joins; see docs/faults.md. The model is a plain
-        module; the script is started by ``python -m paceline.torch.guard``. Call ``pace.register(optimizer, ...)``
+        module; the script is started by ``python -m paceline.torch.launcher``. Call ``pace.register(optimizer, ...)``
         before the loop.
     on_members: called on this rank with each change of members, as a ``Mended``.
     collect_every: Python's garbage collector no longer runs by itself, but after every so manyth round, on all ranks

@@ -27,7 +27,7 @@ LOOPBACK = "127.0.0.1"
 AT_ONCE = 1 << 16  # bytes
 STRANGERS = 64  # that may be asked at once; further ones are turned away
 TOLD = 16  # addresses of strangers that are told of
-MARK = b"paceline guard 1"
+MARK = b"paceline launcher 1"
 GREETING_SECONDS = 0.1  # until whoever asks for a token has done so
 SECONDS = 5.0  # that showing the token may take
 NONCE = PROOF = 32  # bytes
@@ -56,8 +56,8 @@ class Relay:
         self.port = int(listening.getsockname()[1])
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self.loop, self._over = self._runner.get_loop(), asyncio.Event()
-        run = self._runner.run, (self._listen(listening),)
-        self._thread = threading.Thread(target=run[0], args=run[1], name="relay", daemon=True)
+        run, served = self._runner.run, self._listen(listening)
+        self._thread = threading.Thread(target=run, args=(served,), name="relay", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -190,11 +190,15 @@ class Tunnel(Relay):
         there = "{}:{}".format(*self._door)
         head = await reader.readexactly(len(MARK) + NONCE)
         if not head.startswith(MARK):
-            raise PacelineError(f"what answers at {there} is no guard that asks for a token; see to --join")
+            raise PacelineError(
+                f"what answers at {there} is no launcher that asks for a token; see to --join"
+            )
         mine, theirs = secrets.token_bytes(NONCE), head[len(MARK) :]
         writer.write(mine + _proof(self._token, b"joins", theirs, mine))
         if await reader.readexactly(1) != YES:
-            raise PacelineError(f"the guard at {there} has another token; give all guards of a run the same")
+            raise PacelineError(
+                f"the launcher at {there} has another token; give all launchers of a run the same"
+            )
         told = await reader.readexactly(NONCE + PROOF)
         run, proof = told[:NONCE], told[NONCE:]
         if not hmac.compare_digest(proof, _proof(self._token, b"keeps", theirs, mine, run)):
@@ -209,7 +213,7 @@ def check_open(host: str, port: int, seconds: float) -> None:
         with suppress(TimeoutError):  # a store waits for the first word
             if there.recv(len(MARK)) == MARK:
                 raise PacelineError(
-                    f"the guard at {host}:{port} asks for a token; give --token-file FILE, or set {TOKEN}, to the "
+                    f"the launcher at {host}:{port} asks for a token; give --token-file FILE, or set {TOKEN}, to the "
                     "same as there"
                 )
 

@@ -1,15 +1,15 @@
 """Starts the workers of a script of your own, in place of torchrun or by it, and outlives them all:
 
-    python -m paceline.torch.guard --workers 4 train.py --lr 0.1
+    python -m paceline.torch.launcher --workers 4 train.py --lr 0.1
 
 The script makes a ``Pace(model, ..., elastic=True)`` of a plain model, without a process group. It goes on when a
-worker is killed, freezes, leaves (``pace.leave()``) or joins. With several machines, the guard of the first keeps the
-store in which all workers meet, and each of the others has a guard that joins it:
+worker is killed, freezes, leaves (``pace.leave()``) or joins. With several machines, the launcher of the first keeps
+the store in which all workers meet, and each of the others has a launcher that joins it:
 
-    python -m paceline.torch.guard --workers 4 --elsewhere 4 --host 10.0.0.1 --port 29400 --token-file token train.py
-    python -m paceline.torch.guard --workers 4 --join 10.0.0.1:29400 --token-file token train.py
+    python -m paceline.torch.launcher --workers 4 --elsewhere 4 --host 10.0.0.1 --port 29400 --token-file key train.py
+    python -m paceline.torch.launcher --workers 4 --join 10.0.0.1:29400 --token-file key train.py
 
-The guards show each other that they have the same token, see ``docs/faults.md``.
+The launchers show each other that they have the same token, see ``docs/faults.md``.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ import psutil
 from paceline import tokens
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.gateway import LOOPBACK
-from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.keeper import Keeper
-from paceline.torch.elastic.membership import DEAD_SECONDS
-from paceline.torch.elastic.station import Station
+from paceline.torch.elastic.membership import DEAD_SECONDS, Where
+from paceline.torch.elastic.nodes import NodeAgent
+from paceline.torch.elastic.supervisor import Supervisor
 from paceline.torch.liveness.stall import last_words
 
 LOOK = 0.005  # seconds between two looks at the workers, and at a file
@@ -54,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; its exit status: 0 where a worker came to the end."""
-    parser = _Parser("python -m paceline.torch.guard", description=__doc__.splitlines()[0])
+    parser = _Parser("python -m paceline.torch.launcher", description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=_whole(1), default=2, help="how many on this machine")
     parser.add_argument(
         "--max-restarts", type=_whole(0), default=3, help="workers started in place of lost ones"
@@ -72,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--elsewhere", type=_whole(0), default=0, help="how many workers are on other machines"
     )
     parser.add_argument("--host", default="", help="this machine's address, as the others reach it")
-    parser.add_argument("--join", default="", metavar="HOST:PORT", help="the guard of the first machine")
+    parser.add_argument("--join", default="", metavar="HOST:PORT", help="the launcher of the first machine")
     parser.add_argument(
         "--patience",
         type=_seconds(0),
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--token-file",
         type=Path,
         metavar="FILE",
-        help=f"with other machines: what all guards must have; default ${tokens.TOKEN}",
+        help=f"with other machines: what all launchers must have; default ${tokens.TOKEN}",
     )
     parser.add_argument("script", help="of your own, with its arguments behind it")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -93,12 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         what = "is a directory" if script.is_dir() else "does not exist"
         parser.error(f"{script} {what}; expected a Python script")
     if asked.elsewhere and asked.join:
-        parser.error("--elsewhere is for the guard of the first machine, and --join for all others; give one")
+        parser.error(
+            "--elsewhere is for the launcher of the first machine, and --join for all others; give one"
+        )
     if asked.elsewhere and not (asked.host and asked.port):
         parser.error("--elsewhere needs --host and --port, by which the other machines reach this one")
     if asked.join and not (re.fullmatch(r".+:\d{1,5}", asked.join) and _port(asked.join) <= PORTS):
         parser.error(
-            f"--join {asked.join}: expected HOST:PORT, as --host and --port of the first machine's guard"
+            f"--join {asked.join}: expected HOST:PORT, as --host and --port of the first machine's launcher"
         )
     command = [sys.executable, asked.script, *asked.arguments]
     try:
@@ -149,14 +150,14 @@ def _run(asked: argparse.Namespace, token: str | None, start: Callable[[Where], 
     workers, dead = asked.workers, asked.dead_after
     if asked.join:
         first, port = asked.join.rpartition(":")[0], _port(asked.join)
-        return join(Station(first, port, workers, start, dead, asked.patience, last_words, token))
+        return join(NodeAgent(first, port, workers, start, dead, asked.patience, last_words, token))
     places, host = workers + asked.elsewhere, asked.host or LOOPBACK
     restarts, port = asked.max_restarts, asked.port
-    return keep(Keeper(places, start, restarts, dead, port, host, asked.elsewhere, token))
+    return keep(Supervisor(places, start, restarts, dead, port, host, asked.elsewhere, token))
 
 
 def _token(asked: argparse.Namespace, first: str) -> str | None:
-    """What the guards show one another; None where there is none, and none is needed. first: the first machine.
+    """What the launchers show one another; None where there is none, and none is needed. first: the first machine.
 
     Raises PacelineError where the network could reach what the token protects."""
     if not (asked.join or asked.elsewhere):
@@ -177,7 +178,7 @@ def _token(asked: argparse.Namespace, first: str) -> str | None:
 
 
 def _awaited(path: Path, seconds: float) -> str:
-    """The token in a file that the guard of the first machine may be about to write."""
+    """The token in a file that the launcher of the first machine may be about to write."""
     until, told = time.monotonic() + seconds, False
     while path.parent.is_dir() and (not path.exists() or (path.is_file() and not path.stat().st_size)):
         if time.monotonic() >= until:
@@ -185,7 +186,7 @@ def _awaited(path: Path, seconds: float) -> str:
         if not told:
             told = True
             last_words(
-                f"{path} does not exist yet; this machine joins when the first guard has written the token"
+                f"{path} does not exist yet; this machine joins when the first launcher has written the token"
             )
         time.sleep(LOOK)
     if (token := tokens.read(path)) is None:
@@ -194,7 +195,7 @@ def _awaited(path: Path, seconds: float) -> str:
 
 
 def _as_torchrun_says(asked: argparse.Namespace) -> None:
-    """Under torchrun each process is a guard: that of rank 0 is the first, and the others join it."""
+    """Under torchrun each process is a launcher: that of rank 0 is the first, and the others join it."""
     rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if ranks < 2 or asked.join or asked.elsewhere or "MASTER_ADDR" not in os.environ:
         return
@@ -224,44 +225,44 @@ class Process:
             self._process.terminate()
 
 
-def keep(keeper: Keeper) -> int:
-    """As the guard of the first machine, until the last worker has ended; its exit status. SIGTERM has all workers
+def keep(supervisor: Supervisor) -> int:
+    """As the launcher of the first machine, until the last worker has ended; its exit status. SIGTERM has all workers
     leave at the end of their round."""
     asked_to_end: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked_to_end.append(number))
     status = 130
     try:
-        status = watch(keeper, asked_to_end)
+        status = watch(supervisor, asked_to_end)
         return status
     finally:
-        keeper.close(status)
+        supervisor.close(status)
 
 
-def join(station: Station) -> int:
-    """As the guard of another machine, until the run is over; its exit status. SIGTERM has the workers here leave.
+def join(agent: NodeAgent) -> int:
+    """As the launcher of another machine, until the run is over; its exit status. SIGTERM has the workers here leave.
 
-    Raises as ``Station.run``."""
-    signal.signal(signal.SIGTERM, lambda *_: station.leave())
-    return station.run()
+    Raises as ``NodeAgent.run``."""
+    signal.signal(signal.SIGTERM, lambda *_: agent.leave())
+    return agent.run()
 
 
-def watch(keeper: Keeper, asked_to_end: list[int]) -> int:
+def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:
     """Until the last worker has ended: 0 where one came to the end, else 1. asked_to_end: signals, as they come."""
     ended, told = False, 0
-    while keeper.workers:
-        began = keeper.running
-        for loss in keeper.look():
+    while supervisor.workers:
+        began = supervisor.running
+        for loss in supervisor.look():
             ended |= loss.words == "ended"
             if loss.lost or loss.words == "left":
                 last_words(f"worker {loss.place} {loss.words}")
             if not began and loss.words != "left":  # all are needed to begin
-                return 0 if not loss.lost and not keeper.workers else 1
-        for sentence in keeper.news[told:]:
+                return 0 if not loss.lost and not supervisor.workers else 1
+        for sentence in supervisor.news[told:]:
             last_words(sentence)
-        told = len(keeper.news)
+        told = len(supervisor.news)
         if asked_to_end:
             asked_to_end.clear()
-            keeper.leave()
+            supervisor.leave()
         time.sleep(LOOK)
     if not ended:
         last_words("no worker is left; start the script again from its checkpoint")
