@@ -105,7 +105,7 @@ def work(where: Any, folder: str, name: str, pairs: int, pipe: Any) -> None:
 
 def main() -> None:
     """Run both ways and print what each step takes."""
-    from paceline.torch.elastic.keeper import Keeper
+    from paceline.torch.elastic.supervisor import Supervisor
 
     parser = command_line(__doc__)
     parser.add_argument("--pairs", type=int, default=20)
@@ -134,7 +134,7 @@ def main() -> None:
                 def kill(self) -> None:
                     self.process.kill()
 
-            keeper = Keeper(asked.ranks, Started, dead=30.0)
+            keeper = Supervisor(asked.ranks, Started, dead=30.0)
             while keeper.workers:
                 for loss in keeper.look():
                     if loss.lost:

@@ -121,8 +121,8 @@ def parts(told: Any, fault: Any, over: float) -> list[float]:
         if seen and seen[0] - 1.0 < line["at"] <= over and line["within"]
     ]
     after = [line for line in mended if fault.place not in line["members"] and line["at"] > fault.at]
-    first = min((line["generation"] for line in after), default=-1)
-    settled = max((line["at"] for line in after if line["generation"] == first), default=0.0)
+    first = min((line["membership"] for line in after), default=-1)
+    settled = max((line["at"] for line in after if line["membership"] == first), default=0.0)
     return [seen[0] - fault.at, settled - seen[0], over - settled] if after else []
 
 

@@ -23,9 +23,7 @@ from paceline.train.checkpoint import Checkpoints
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "paceline"
 TERMINALS = ("cli", "doctor")
-LAST_WORDS = (
-    "torch/liveness/patience.py"  # of a process that ends itself: no handler of a log may run any more
-)
+LAST_WORDS = "torch/liveness/stall.py"  # of a process that ends itself: no handler of a log may run any more
 
 
 def _speaks(call: ast.Call) -> bool:

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
-from paceline.torch.liveness import patience
-from paceline.torch.liveness.patience import Missing
+from paceline.torch.liveness import stall
+from paceline.torch.liveness.stall import Missing
 from paceline.torch.measuring.exchange import MeshExchange
 from support.torch_jobs import Samples, fresh, optimizer_of
 
@@ -51,7 +51,7 @@ def _stopped(rank: int, who: int, when: int, policy: str) -> list[Missing]:
 
 def late(rank: int, ranks: int) -> list[Missing]:
     """Whom this rank misses while rank 1 sleeps before its first backward pass."""
-    patience.LIVING = 1.5
+    stall.LIVING = 1.5
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
     seen: list[Missing] = []

@@ -21,11 +21,11 @@ import torch
 from torch import nn
 
 from paceline.torch import Pace
-from paceline.torch.elastic import handover
-from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.keeper import Keeper, Loss
+from paceline.torch.elastic import rendezvous
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.meeting import Meeting
+from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.rendezvous import Rendezvous
+from paceline.torch.elastic.supervisor import Loss, Supervisor
 from paceline.torch.feed.begun import Begun
 from paceline.torch.liveness.shutdown import end_with_parent
 from support.ranks import load
@@ -176,19 +176,19 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
     ahead: list[
         int
     ] = []  # for each round, whether this rank's first samples of it were loaded before it began
-    send, enter = handover.send, Meeting.enter
+    send, enter = rendezvous.send, Rendezvous.enter
 
     def sent(group: Any, mine: Any, *others: Any) -> Any:
         arrived = send(group, mine, *others)
         received.extend([] if mine is not None or arrived is None else [arrived])
         return arrived
 
-    def entered(meeting: Meeting, word: Any) -> Any:
-        met = enter(meeting, word)
+    def entered(met_at: Rendezvous, word: Any) -> Any:
+        met = enter(met_at, word)
         useful.extend([] if met.packed is None else [met.packed])
         return met
 
-    handover.send, Meeting.enter = sent, entered  # type: ignore[method-assign]
+    rendezvous.send, Rendezvous.enter = sent, entered  # type: ignore[method-assign]
     Link.connect = lambda link: (next(opened), real(link))[1]  # type: ignore[method-assign]
     try:
         if options.get("phases"):
@@ -346,7 +346,7 @@ def stayed(told: Told) -> list[dict[str, Any]]:
     return [line for who, line in told.of("round") if who in here or line["step"] != newest[who]]
 
 
-Plan = Callable[[Keeper, Told, int], None]  # called again and again, with the newest round
+Plan = Callable[[Supervisor, Told, int], None]  # called again and again, with the newest round
 
 
 def run(
@@ -371,7 +371,7 @@ def run(
         process.start()
         return Forked(process)
 
-    keeper, told = Keeper(ranks, start, restarts, dead), Told()
+    keeper, told = Supervisor(ranks, start, restarts, dead), Told()
     files: dict[int, Any] = {}
     halves: dict[int, str] = {}
     newest, until = -1, time.monotonic() + seconds
@@ -405,7 +405,7 @@ def run(
     return told
 
 
-def hit(keeper: Keeper, told: Told, kind: str, who: int) -> None:
+def hit(keeper: Supervisor, told: Told, kind: str, who: int) -> None:
     """Do it to this worker."""
     process, place = keeper.workers[who].process, keeper.membership.workers[who].place  # type: ignore[attr-defined]
     told.faults.append(Fault(kind, who, time.time(), place))
@@ -424,7 +424,7 @@ def faults(out: Path, kinds: list[str], many: int, gap: float, seed: int = 0) ->
     is left who has it ends."""
     chance, state = random.Random(seed), {"next": 0.0}
 
-    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+    def plan(keeper: Supervisor, told: Told, newest: int) -> None:
         members = keeper.membership.members
         now = time.monotonic()
         there = {member.ident for member in members}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.torch.claiming import claims
-from paceline.torch.elastic import buckets, group, handover, link, member, pool
-from paceline.torch.elastic.keeper import Keeper
+from paceline.torch.elastic import buckets, group, link, member, rendezvous, turns
+from paceline.torch.elastic.supervisor import Supervisor
 from support.elastic_jobs import Fault, Plan, Told
 
 # Instants of a usual round, of a change of members, and in the life of one that joins.
@@ -74,16 +74,16 @@ class Orders:
             setattr(owner, name, watched)
 
         around(buckets.Buckets, "_start", "backward")
-        around(group.GlooGroup, "all_done", "sums")
+        around(group.Group, "all_done", "sums")
         around(member.Member, "_over", None, "committed")
         around(member.Member, "_claim", "claim")
         around(claims.Claims, "take", "claiming")
-        around(pool.Pool, "add", None, "counted")
+        around(turns.StoreCounter, "add", None, "counted")
         around(link.Link, "meet", "meeting", "met")
         around(group, "connect", "connecting", "connected")
         around(link.Link, "entered", "entering")
-        around(handover, "send", "handed over")
-        around(handover.Handover, "take", "taken")
+        around(rendezvous, "send", "handed over")
+        around(rendezvous.Handover, "take", "taken")
 
 
 def write(path: Path, order: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ def phased(
         write(path, {"kind": kind, "phase": phase, "after": after})
         state["orders"].append(path)
 
-    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+    def plan(keeper: Supervisor, told: Told, newest: int) -> None:
         now, there = time.monotonic(), keeper.membership.members
         hits = [(who, line) for who, line in told.of("hit")]
         for who, line in hits:

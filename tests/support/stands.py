@@ -1,8 +1,8 @@
-"""A worker for guards and keepers that is no process."""
+"""A worker for launchers and keepers that is no process."""
 
 from __future__ import annotations
 
-from paceline.torch.elastic.generation import Where
+from paceline.torch.elastic.membership import Where
 
 
 class Stands:

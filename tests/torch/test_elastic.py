@@ -6,6 +6,7 @@ import json
 import random
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,12 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.samples import CostModel, SampleCosts
 from paceline.torch import Pace, join
-from paceline.torch.elastic import buckets, group, meter, note, orphans
+from paceline.torch.elastic import buckets, commit, group, recovery
 from paceline.torch.elastic.buckets import Buckets
-from paceline.torch.elastic.generation import Generation
-from paceline.torch.elastic.generation import Member as Alive
-from paceline.torch.elastic.keeper import Keeper
-from paceline.torch.elastic.meeting import Meeting
+from paceline.torch.elastic.link import Link
+from paceline.torch.elastic.membership import MembershipEpoch, Worker
+from paceline.torch.elastic.rendezvous import Rendezvous
+from paceline.torch.elastic.supervisor import Supervisor
 from support import elastic_jobs
 from support.elastic_jobs import FOR_EVER, Told, alone, exactly, faults, hit, run
 from support.elastic_phases import Plan, phased, write
@@ -132,7 +133,7 @@ def test_samples_that_cost_differently(tmp_path: Path, policy: str, padded: bool
 def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
     """The next round's samples, and what is claimed, also where ranks are lost and what was loaded is of no use."""
 
-    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+    def plan(keeper: Supervisor, told: Told, newest: int) -> None:
         if not told.faults and newest >= 5 and len(keeper.membership.members) == 3:
             hit(keeper, told, "kill", keeper.membership.members[1].ident)
 
@@ -149,7 +150,7 @@ def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
     rounds = 46
     (tmp_path / "order-0").write_text(json.dumps({"phase": "sums", "kind": "fail", "after": rounds - 2}))
 
-    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+    def plan(keeper: Supervisor, told: Told, newest: int) -> None:
         if 0 < newest < rounds - 5 and not (order := tmp_path / "order-2").exists():
             write(order, {"phase": "sums", "kind": "fail", "after": 2})
 
@@ -157,7 +158,7 @@ def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
     check(told, rounds)
     assert (tmp_path / "oops").exists()
     assert [line["what"] for who, line in told.of("hit") if who == 0] == ["fail"]
-    changes = max(line["generation"] for _, line in told.of("mended"))
+    changes = max(line["membership"] for _, line in told.of("mended"))
     assert changes > 12
     assert max(end["files"] for _, end in told.of("end")) < 30 + 4 * changes
     assert max(end["opened"] for _, end in told.of("end")) <= 7  # each may wait for a name server
@@ -166,7 +167,7 @@ def test_sums_fail_and_a_round_is_left(tmp_path: Path) -> None:
 def test_batch_norm(tmp_path: Path) -> None:
     """A joiner has the running statistics of one of the others, and all ranks have the same parameters."""
 
-    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+    def plan(keeper: Supervisor, told: Told, newest: int) -> None:
         if (
             len(told.faults) < 2
             and newest >= 10 + 40 * len(told.faults)
@@ -192,7 +193,7 @@ def test_batch_norm(tmp_path: Path) -> None:
 def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
     """One is killed, and the other freezes before the one that joins has the model: nothing begins from the start."""
 
-    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+    def plan(keeper: Supervisor, told: Told, newest: int) -> None:
         if not told.faults and newest >= 3:
             hit(keeper, told, "kill", 1)
         elif len(told.faults) == 1 and 2 in {member.ident for member in keeper.membership.members}:
@@ -208,7 +209,7 @@ def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
 def test_all_are_lost_at_once(tmp_path: Path) -> None:
     """The run ends, and waits for nobody."""
 
-    def plan(keeper: Keeper, told: Told, newest: int) -> None:
+    def plan(keeper: Supervisor, told: Told, newest: int) -> None:
         if not told.faults and newest >= 3:
             for who in (0, 1):
                 hit(keeper, told, "kill", who)
@@ -240,6 +241,7 @@ def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
     ("model", "words"),
     [
         (torch.nn.Embedding(4, 2, sparse=True), "sparse"),
+        (torch.nn.Linear(2, 2, device="meta"), "by gloo, on processors; the model is on meta"),
     ],
 )
 def test_models_that_cannot(model: torch.nn.Module, words: str) -> None:
@@ -251,7 +253,7 @@ def test_without_its_launcher() -> None:
     with pytest.raises(PacelineError, match="needs a launcher that outlives the ranks"):
         Pace(torch.nn.Linear(1, 1), 4, elastic=True, loop="round")
     with pytest.raises(
-        PacelineError, match=r"start this script with torchrun \(under paceline.torch.guard no group"
+        PacelineError, match=r"start this script with torchrun \(under paceline.torch.launcher no group"
     ):
         join()
 
@@ -265,13 +267,13 @@ def test_what_nobody_has_run() -> None:
         spans = [(a, b - a) for a, b in pairwise(cuts)]
         ran = [span for span in spans if chance.random() < 0.5]
         chance.shuffle(ran)
-        most, whole = chance.choice([1, 3, 100]), orphans.missing(ran, first, size)
-        rest = orphans.parts(whole, chance.randrange(1, 6), most)
+        most, whole = chance.choice([1, 3, 100]), recovery.missing(ran, first, size)
+        rest = recovery.parts(whole, chance.randrange(1, 6), most)
         assert sorted(i for a, n in [*ran, *rest] for i in range(a, a + n)) == list(
             range(first, first + size)
         )
         assert all(0 < n <= most for _, n in rest)
-        assert sorted(orphans.missing([*ran, *rest], first, size)) == []
+        assert sorted(recovery.missing([*ran, *rest], first, size)) == []
 
 
 @pytest.mark.parametrize("to_none", [True, False])
@@ -322,14 +324,14 @@ def test_parts_of_equal_cost(padded: bool) -> None:
         spans = [(start, size) for start, size in zip((0, 60, 200), sizes, strict=True)]
         lengths = [chance.uniform(1, 40, size) for size in sizes]
         most, budget = int(chance.integers(3, 30)), float(chance.choice([120.0, np.inf]))
-        cut = orphans.parts_by_cost(spans, lengths, model, members, most, budget, floor)
+        cut = recovery.parts_by_cost(spans, lengths, model, members, most, budget, floor)
         assert [i for a, n in cut for i in range(a, a + n)] == [i for a, n in spans for i in range(a, a + n)]
         assert all(floor <= n <= most for _, n in cut)
         for start, n in cut:
             span = max(s for s, _ in spans if s <= start)
             own = lengths[[s for s, _ in spans].index(span)][start - span :][:n]
             assert (n * own.max() if padded else own.sum()) <= budget
-    even = orphans.parts_by_cost([(0, 60)], [np.repeat([1.0, 5.0], 30)], CostModel(1.0), 3, 60, np.inf)
+    even = recovery.parts_by_cost([(0, 60)], [np.repeat([1.0, 5.0], 30)], CostModel(1.0), 3, 60, np.inf)
     costs = [sum(1 if at < 30 else 5 for at in range(start, start + size)) for start, size in even]
     assert len(even) == 6
     assert max(costs) - min(costs) <= 5
@@ -339,37 +341,37 @@ def test_parts_that_a_model_can_take() -> None:
     """In multiples of the quantum where the samples are; two samples at least where batch norm needs them."""
     for members in range(1, 6):
         for spans in ([(0, 16)], [(8, 24), (40, 8)], [(3, 40)]):
-            cut = orphans.parts(spans, members, 16, unit=8)
+            cut = recovery.parts(spans, members, 16, unit=8)
             assert all(n % 8 == 0 and n <= 16 for _, n in cut)
             assert sum(n for _, n in cut) == sum(n for _, n in spans)
         for size in range(2, 30):
-            sizes = [n for _, n in orphans.parts([(5, size)], members, 3, floor=2)]
+            sizes = [n for _, n in recovery.parts([(5, size)], members, 3, floor=2)]
             assert sum(sizes) == size
             assert set(sizes) <= {2, 3}
-    assert orphans.parts([(0, 19)], 1, 8, unit=8) == [(0, 8), (8, 8), (16, 3)]  # the end of an epoch
+    assert recovery.parts([(0, 19)], 1, 8, unit=8) == [(0, 8), (8, 8), (16, 3)]  # the end of an epoch
 
 
 def test_a_sample_that_counts_twice_ends_the_run() -> None:
-    row = np.zeros((), meter.ROW)
+    row = np.zeros((), commit.ROW)
 
     def told(ran: list[tuple[int, int]]) -> Any:
-        mine = note.write(
+        mine = commit.write(
             switch=False, ran=ran, first=8, counted=None, used=[True], row=row, place=0, places=2
         )
-        return note.read(mine.numpy(), 2, meter.ROW, 6, 3)
+        return commit.read(mine.numpy(), 2, commit.ROW, 6, 3)
 
     size = 3_000_001  # whose sum of squares no float holds
     halves = [[(8, 1_000_000)], [(1_000_008, 2_000_001)]]
     total = sum(
-        note.write(
+        commit.write(
             switch=False, ran=ran, first=8, counted=None, used=[True], row=row, place=place, places=2
         ).numpy()
         for place, ran in enumerate(halves)
     )
-    assert note.read(total, 2, meter.ROW, size, 3).present.all()
+    assert commit.read(total, 2, commit.ROW, size, 3).present.all()
     total[2] += 1
     with pytest.raises(WorkerError, match="in its gradient"):
-        note.read(total, 2, meter.ROW, size, 3)
+        commit.read(total, 2, commit.ROW, size, 3)
 
     found = told([(8, 4), (12, 2)])
     assert found.present.tolist() == [True, False]
@@ -384,10 +386,10 @@ def test_members_that_cannot_reach_one_another_say_so(monkeypatch: pytest.Monkey
     class Reached:
         ident = place = tries = 0
 
-        def next(self, number: int) -> Generation:
-            return Generation(number + 1, (Alive(0, 0), Alive(1, 1)), True)
+        def next(self, number: int) -> MembershipEpoch:
+            return MembershipEpoch(number + 1, (Worker(0, 0), Worker(1, 1)), True)
 
-        def meet(self, generation: Generation, word: dict[str, Any]) -> dict[int, dict[str, Any]]:
+        def meet(self, epoch: MembershipEpoch, word: dict[str, Any]) -> dict[int, dict[str, Any]]:
             return {ident: {"has": True, "done": 3, "fits": 8} for ident in (0, 1)}
 
         def lost_since(self, number: int) -> bool:
@@ -396,12 +398,31 @@ def test_members_that_cannot_reach_one_another_say_so(monkeypatch: pytest.Monkey
         def broken(self, number: int) -> None:
             self.tries += 1
 
-        spares = seal = None
+        connections = seal = None
 
     monkeypatch.setattr(group, "connect", lambda *_: None)
     link = Reached()
     with pytest.raises(
         WorkerError, match="cannot reach one another, though all of them live; name the network"
     ):
-        Meeting(link, None).enter({})  # type: ignore[arg-type]
+        Rendezvous(link, None).enter({})  # type: ignore[arg-type]
     assert link.tries == 5 + 19
+
+
+def test_if_all_are_told_to_leave_after_the_last_round_one_of_them_is_first() -> None:
+    """Else nobody would judge the model, and all would wait for whoever does."""
+    both = (Worker(0, 0), Worker(1, 1))
+
+    def firsts(newest: tuple[Worker, ...]) -> list[bool]:
+        found = []
+        for worker in both:
+            link = Link.__new__(Link)
+            link.ident, link._epoch = worker.ident, MembershipEpoch(2, both, False)
+            link._heartbeat = SimpleNamespace(known=MembershipEpoch(3, newest, False))  # type: ignore[assignment]
+            found.append(link.first)
+        return found
+
+    assert firsts(both) == [True, False]
+    assert firsts(both[1:]) == [False, True]  # the first is lost
+    assert firsts((Worker(2, 0), both[1])) == [False, True]  # and another has come, which has no model yet
+    assert firsts(()) == [True, False]

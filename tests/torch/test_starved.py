@@ -12,22 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from paceline.torch.elastic import starved
-from paceline.torch.elastic.signs import EVERY, LOOKS
-from paceline.torch.elastic.starved import Starved, Threads, threads
+from paceline.torch.liveness import detector
+from paceline.torch.liveness.detector import EVERY, LOOKS, Starved, Threads, threads
 
 IDLE, READY = Threads(False, False, {1: 0}), Threads(True, False, {1: 0})
 
 
 def found(seen: Iterable[Threads | None], dead: float = 8 * EVERY) -> list[bool]:
     """Whether a worker counts as one that has work, after each look at what is seen of it."""
-    all_seen, now = iter(seen), [100.0]
-    judge = Starved(dead, lambda _: next(all_seen), lambda: now[0])
+    all_seen, now = iter(seen), 100.0
+    judge = Starved(dead, lambda _: next(all_seen))
     answers = []
     while True:
-        now[0] += EVERY
+        now += EVERY
         try:
-            answers.append(7 in judge.look({7: 1}))
+            answers.append(7 in judge.look(now, {7: 1}))
         except StopIteration:
             return answers
 
@@ -74,11 +73,11 @@ def test_who_is_stopped_or_cannot_be_seen_is_frozen_at_once() -> None:
 
 def test_who_gave_a_sign_meanwhile_starts_at_nothing() -> None:
     seen = iter([READY] * 9 + [IDLE])
-    judge = Starved(8 * EVERY, lambda _: next(seen), lambda: 100.0)
+    judge, now = Starved(8 * EVERY, lambda _: next(seen)), 100.0
     for _ in range(9):
-        assert judge.look({7: 1}) == {7}
-    assert judge.look({}) == set()
-    assert judge.look({7: 1}) == set()
+        assert judge.look(now, {7: 1}) == {7}
+    assert judge.look(now, {}) == set()
+    assert judge.look(now, {7: 1}) == set()
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux shows threads so")
@@ -104,7 +103,7 @@ def test_processes(code: str, stop: bool, works: bool) -> None:
             time.sleep(0.5)
             judge = Starved(1.0)
             for _ in range(10):
-                answer = judge.look({0: process.pid})
+                answer = judge.look(time.monotonic(), {0: process.pid})
                 time.sleep(EVERY)
             assert process.poll() is None
             assert answer == ({0} if works else set())
@@ -113,17 +112,17 @@ def test_processes(code: str, stop: bool, works: bool) -> None:
 
 
 def test_without_proc_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(starved, "PROCESSES", tmp_path)
+    monkeypatch.setattr(detector, "PROCESSES", tmp_path)
     assert threads(os.getpid()) is None
-    assert Starved(1.0).look({0: os.getpid()}) == set()
+    assert Starved(1.0).look(100.0, {0: os.getpid()}) == set()
 
 
 def test_a_kernel_without_schedstat_shows_who_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starved, "PROCESSES", tmp_path)
+    monkeypatch.setattr(detector, "PROCESSES", tmp_path)
     for number, state in ((5, "S"), (6, "R")):
         (task := tmp_path / "5" / "task" / str(number)).mkdir(parents=True)
         (task / "stat").write_text(f"{number} (a name) with T in it) {state} 1 2 3")
     assert threads(5) == Threads(True, False, {})
-    assert Starved(1.0).look({0: 5}) == {0}
+    assert Starved(1.0).look(100.0, {0: 5}) == {0}

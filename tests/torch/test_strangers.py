@@ -23,17 +23,15 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.elastic import challenge, group, listening, plain
-from paceline.torch.elastic.generation import Generation, Member, Where
-from paceline.torch.elastic.handover import Handover
-from paceline.torch.elastic.keeper import Keeper, _store
+from paceline.torch.elastic import gateway, group, messages
+from paceline.torch.elastic.gateway import Relay, Tunnel, both_ways
+from paceline.torch.elastic.group import ConnectionPool
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.machines import BYE_SECONDS, COUNT, FIRST, Keys, Machines
-from paceline.torch.elastic.relay import Relay, both_ways
-from paceline.torch.elastic.seal import Seal
-from paceline.torch.elastic.spares import Spares
-from paceline.torch.elastic.station import Station
-from paceline.torch.elastic.tunnel import Tunnel
+from paceline.torch.elastic.membership import MembershipEpoch, Where, Worker
+from paceline.torch.elastic.messages import Seal
+from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, FIRST, Keys, Machines, NodeAgent
+from paceline.torch.elastic.rendezvous import Handover
+from paceline.torch.elastic.supervisor import Supervisor, _store
 from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
@@ -51,7 +49,7 @@ def descriptors() -> list[str]:
 @pytest.fixture(scope="module")
 def _first_store() -> None:
     """The first one of a process opens a pipe for all of them, which stays."""
-    _store(listening.LOOPBACK, 0)
+    _store(gateway.LOOPBACK, 0)
 
 
 @pytest.fixture(autouse=True)
@@ -85,17 +83,17 @@ def test_nothing_that_is_read_is_run(tmp_path: Path) -> None:
         "generator": np.random.default_rng(3).bit_generator.state,
         "tensor": torch.ones(2, dtype=torch.float16),
     }
-    read = plain.unpack(bytes(plain.pack(given)), "it")
+    read = messages.unpack(bytes(messages.pack(given)), "it")
     assert read["numbers"] == given["numbers"]
     assert read["generator"] == given["generator"]
     assert np.array_equal(read["array"], given["array"])
     assert torch.equal(read["tensor"], given["tensor"])
-    whole = bytes(plain.pack(given))
+    whole = bytes(messages.pack(given))
     for raw in (b"", b"garbage", whole[: len(whole) // 2], whole[:-1]):
         with pytest.raises(WorkerError, match="what worker 3 tells cannot be read; another program"):
-            plain.unpack(raw, "what worker 3 tells")
+            messages.unpack(raw, "what worker 3 tells")
     with pytest.raises(WorkerError, match=r"what worker 3 tells holds posix\.mkdir, which is not read"):
-        plain.unpack(bytes(plain.pack(Runs(tmp_path / "run"))), "what worker 3 tells")
+        messages.unpack(bytes(messages.pack(Runs(tmp_path / "run"))), "what worker 3 tells")
     assert not (tmp_path / "run").exists()
 
 
@@ -120,11 +118,11 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
         started.append(Stands(where))
         return started[-1]
 
-    keeper = Keeper(2, start)
+    keeper = Supervisor(2, start)
     try:
         link, other = (Link(worker.where) for worker in started)
         stranger = dist.TCPStore("127.0.0.1", keeper.store.port, None, False, timedelta(seconds=20))
-        bomb = base64.b64encode(plain.pack(Runs(tmp_path / "run"))).decode()
+        bomb = base64.b64encode(messages.pack(Runs(tmp_path / "run"))).decode()
         stranger.set("said/0/1", bomb)
         with pytest.raises(WorkerError, match="what worker 1 tells in the run's store, as said/0/1, was not"):
             link.gather("word")
@@ -135,16 +133,16 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
         with pytest.raises(WorkerError, match="as said/2/1, was not written by it"):
             link.gather("word")
 
-        both = Generation(0, (Member(0, 0), Member(1, 1)), True)
+        both = MembershipEpoch(0, (Worker(0, 0), Worker(1, 1)), True)
         stranger.set("word/0/1", '{"has": true, "done": 99}')
         stranger.add("arrived/0", 1)
         with pytest.raises(WorkerError, match="what worker 1 tells in the run's store, as word/0/1"):
             link.meet(both, {"has": True, "done": 0})
 
-        stranger.set("generation/0", "[0, [[0, 0], [7, 1]], true]")
+        stranger.set("membership/0", "[0, [[0, 0], [7, 1]], true]")
         for ident in (0, 1):
             stranger.set(f"told/0/{ident}", "")
-        with pytest.raises(WorkerError, match="what the launcher tells in the run's store, as generation/0"):
+        with pytest.raises(WorkerError, match="what the launcher tells in the run's store, as membership/0"):
             link.next(-1)
         link.close()
         other.close()
@@ -155,7 +153,7 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
     known = Machines(keeper.store, 1.0, Seal("the run's"))
     stranger.add(COUNT, 1)
     stranger.set(Keys(FIRST).room, "1000")
-    with pytest.raises(WorkerError, match="what the guard of machine 2 tells"):
+    with pytest.raises(WorkerError, match="what the launcher of machine 2 tells"):
         known.look()
 
 
@@ -164,7 +162,7 @@ def connected(seals: list[Seal]) -> list[group.Group | None]:
     store, found = dist.HashStore(), dict[int, Any]()
 
     def meet(index: int, seal: Seal) -> None:
-        stores = Spares(lambda: store)
+        stores = ConnectionPool(lambda: store)
         found[index] = group.connect(stores, "group/3", index, len(seals), lambda: False, seal)
 
     threads = [threading.Thread(target=meet, args=each) for each in enumerate(seals)]
@@ -197,7 +195,7 @@ def test_who_guesses_gloo_s_numbers_takes_no_place(monkeypatch: pytest.MonkeyPat
         before, store, found = listening_ports(), dist.HashStore(), dict[int, Any]()
 
         def meet(index: int, store: Any = store, found: dict[int, Any] = found) -> None:
-            stores = Spares(lambda: store)
+            stores = ConnectionPool(lambda: store)
             found[index] = group.connect(stores, "group/3", index, 2, lambda: False, ours)
 
         members = [threading.Thread(target=meet, args=(index,)) for index in (0, 1)]
@@ -241,7 +239,7 @@ def test_a_relay_that_is_closed_drops_every_connection(caplog: pytest.LogCapture
             here = await asyncio.open_connection("127.0.0.1", there.getsockname()[1])
             await both_ways((reader, writer), here)
 
-    with listening.socket_at("127.0.0.1", 0) as there:
+    with gateway.socket_at("127.0.0.1", 0) as there:
         relay = Sends("127.0.0.1", 0)
         talks, waits = (socket.create_connection(("127.0.0.1", relay.port), 20) for _ in range(2))
         with talks, waits, there.accept()[0] as one, there.accept()[0] as two:
@@ -265,7 +263,7 @@ TOKEN = "a token of these tests"
 
 
 def free_port() -> int:
-    with listening.socket_at("127.0.0.1", 0) as free:
+    with gateway.socket_at("127.0.0.1", 0) as free:
         return int(free.getsockname()[1])
 
 
@@ -283,14 +281,14 @@ def spoken(port: int, *words: bytes) -> bytes:
 
 
 def joined(port: int, token: str | None, said: list[str], started: list[Stands]) -> threading.Thread:
-    """A guard that joins; how it ended is among what it said."""
+    """A launcher that joins; how it ended is among what it said."""
 
     def start(where: Where) -> Stands:
         started.append(Stands(where))
         return started[-1]
 
     def run() -> None:
-        station = Station("127.0.0.1", port, 1, start, 2.0, 1.0, said.append, token)
+        station = NodeAgent("127.0.0.1", port, 1, start, 2.0, 1.0, said.append, token)
         try:
             said.append(f"ended with {station.run()}")
         except PacelineError as error:
@@ -302,13 +300,13 @@ def joined(port: int, token: str | None, said: list[str], started: list[Stands])
 
 
 @pytest.mark.parametrize("token", [TOKEN, None])
-def test_a_guard_that_nobody_answers_gives_up(token: str | None) -> None:
+def test_a_launcher_that_nobody_answers_gives_up(token: str | None) -> None:
     """It tries again and again, and keeps nothing of what it has tried."""
     port, said, threads = free_port(), list[str](), threading.active_count()
-    guard = joined(port, token, said, [])
+    launcher = joined(port, token, said, [])
     time.sleep(0.9)  # of a second
-    assert threading.active_count() <= threads + 3  # the guard, its tunnel, and its call to the store
-    guard.join(30)
+    assert threading.active_count() <= threads + 3  # the launcher, its tunnel, and its call to the store
+    launcher.join(30)
     assert said[0] == f"nobody answers at 127.0.0.1:{port}; this machine joins when it answers"
     assert said[1].endswith("has not answered for 1 s; start the script again from its checkpoint")
 
@@ -316,7 +314,7 @@ def test_a_guard_that_nobody_answers_gives_up(token: str | None) -> None:
 def test_a_stranger_at_the_door_is_turned_away(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(challenge, "SECONDS", 1.0)
+    monkeypatch.setattr(gateway, "SECONDS", 1.0)
     port, here, there, said = free_port(), list[Stands](), list[Stands](), list[str]()
 
     def start(where: Where) -> Stands:
@@ -330,28 +328,28 @@ def test_a_stranger_at_the_door_is_turned_away(
             keeper.look()
             time.sleep(0.005)
 
-    with listening.socket_at("127.0.0.1", port), pytest.raises(PacelineError, match=f"{port} cannot be used"):
-        Keeper(2, start, port=port, elsewhere=1, token=TOKEN)
-    keeper = Keeper(2, start, port=port, elsewhere=1, token=TOKEN)
+    with gateway.socket_at("127.0.0.1", port), pytest.raises(PacelineError, match=f"{port} cannot be used"):
+        Supervisor(2, start, port=port, elsewhere=1, token=TOKEN)
+    keeper = Supervisor(2, start, port=port, elsewhere=1, token=TOKEN)
     try:
-        greeting = len(challenge.MARK) + challenge.NONCE
+        greeting = len(gateway.MARK) + gateway.NONCE
         assert len(spoken(port, b"GET / HTTP/1.1\r\n\r\n" + b"x" * 10**6)) in (0, greeting, greeting + 1)
-        assert spoken(port, b"x" * 64)[greeting:] == challenge.NO
+        assert spoken(port, b"x" * 64)[greeting:] == gateway.NO
         assert len(spoken(port)) == greeting  # says nothing, and is not waited for
         assert keeper.news == ["somebody at 127.0.0.1 does not have the token, and was turned away"]
         other = joined(port, "another token of theirs", said, there)
         other.join(30)
         assert (
             said.pop()
-            == f"the guard at 127.0.0.1:{port} has another token; give all guards of a run the same"
+            == f"the launcher at 127.0.0.1:{port} has another token; give all launchers of a run the same"
         )
         joined(port, None, said, there).join(30)
         assert said.pop().startswith(
-            f"the guard at 127.0.0.1:{port} asks for a token; give --token-file FILE, or"
+            f"the launcher at 127.0.0.1:{port} asks for a token; give --token-file FILE, or"
         )
         assert not there
 
-        guard = joined(port, TOKEN, said, there)
+        launcher = joined(port, TOKEN, said, there)
         until(lambda: bool(there))
         assert said == [f"machine 2 of the run at 127.0.0.1:{port}"]
         (mine,), (theirs,) = here, there
@@ -374,18 +372,18 @@ def test_a_stranger_at_the_door_is_turned_away(
     finally:
         began = time.monotonic()
         keeper.close(3)
-    assert time.monotonic() - began < BYE_SECONDS, "the other guard has said that it knows"
-    guard.join(30)
+    assert time.monotonic() - began < BYE_SECONDS, "the other launcher has said that it knows"
+    launcher.join(30)
     assert said[1:] == ["ended with 3"]
     assert not caplog.records
 
 
 def test_a_first_machine_that_is_a_stranger_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not given what would let it in elsewhere, and nothing that it says is taken."""
-    monkeypatch.setattr(challenge, "SECONDS", 1.0)
+    monkeypatch.setattr(gateway, "SECONDS", 1.0)
 
     def answers(words: bytes) -> str:
-        with listening.socket_at("127.0.0.1", 0) as there:
+        with gateway.socket_at("127.0.0.1", 0) as there:
             port = there.getsockname()[1]
 
             def talk() -> None:
@@ -400,6 +398,6 @@ def test_a_first_machine_that_is_a_stranger_is_told(monkeypatch: pytest.MonkeyPa
             except (PacelineError, OSError) as error:
                 return str(error) or type(error).__name__
 
-    assert "is no guard that asks for a token" in answers(b"HTTP/1.1 400 Bad Request" * 4)
-    assert "does not have the token" in answers(challenge.MARK + b"n" * 32 + challenge.YES + b"x" * 64)
-    assert answers(challenge.MARK) == "TimeoutError"  # and is asked again later
+    assert "is no launcher that asks for a token" in answers(b"HTTP/1.1 400 Bad Request" * 4)
+    assert "does not have the token" in answers(gateway.MARK + b"n" * 32 + gateway.YES + b"x" * 64)
+    assert answers(gateway.MARK) == "TimeoutError"  # and is asked again later

@@ -18,8 +18,8 @@ from paceline.data import datasets
 from paceline.errors import PacelineError, WorkerError
 from paceline.runs import read, trace
 from paceline.runs.findings import findings
-from paceline.torch.elastic.keeper import Keeper, Loss
 from paceline.torch.elastic.member import Mended
+from paceline.torch.elastic.supervisor import Loss, Supervisor
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.train import elastic_launch, lasting, launch
 from paceline.train.config import TrainConfig
@@ -162,9 +162,9 @@ def test_one_that_is_lost_when_the_rounds_are_over_is_told_and_counted(tmp_path:
 def test_nobody_is_started_in_place_of_one_that_is_lost_while_the_model_is_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, notes, start = list[int](), list[str](), Keeper.start
+    started, notes, start = list[int](), list[str](), Supervisor.start
 
-    def counted(keeper: Keeper, place: int) -> int:
+    def counted(keeper: Supervisor, place: int) -> int:
         started.append(place)
         return start(keeper, place)
 
@@ -176,7 +176,7 @@ def test_nobody_is_started_in_place_of_one_that_is_lost_while_the_model_is_judge
                 if child.name == "worker 1" and child.pid is not None:
                     os.kill(child.pid, signal.SIGKILL)
 
-    monkeypatch.setattr(Keeper, "start", counted)
+    monkeypatch.setattr(Supervisor, "start", counted)
     # A model that takes a while to judge, and may hold Python's lock on a busy machine.
     config = TrainConfig(workers=2, model="resnet18", global_batch=8, steps=1, elastic=True, dead_after=60.0)
     summary = elastic_launch.run(config, tmp_path, take)
@@ -288,12 +288,12 @@ def test_all_are_told_to_leave(tmp_path: Path) -> None:
                 if child.name.startswith("worker") and child.pid is not None:
                     os.kill(child.pid, signal.SIGTERM)
 
-    options: dict[str, Any] = {"global_batch": 60, "steps": 40, "seed": 2, "policy": "level", "lr": 0.02}
+    options: dict[str, Any] = {"global_batch": 60, "steps": 400, "seed": 2, "policy": "level", "lr": 0.02}
     config = TrainConfig(workers=2, elastic=True, **options)
     with pytest.raises(WorkerError, match=r"no worker is left after round .*worker . left"):
         elastic_launch.run(config, tmp_path / "two", take)
     kept = torch.load(tmp_path / "two" / "checkpoint.pt", weights_only=True)
-    assert kept["pace"]["rounds"] == read(tmp_path / "two").round[-1] + 1 < 40
+    assert kept["pace"]["rounds"] == read(tmp_path / "two").round[-1] + 1 < 400
     elastic_launch.run(config, tmp_path / "two", lambda event: None, resume=True)
     launch.run(TrainConfig(workers=1, **options), tmp_path / "one", lambda event: None)
     assert (parameters(tmp_path / "two") - parameters(tmp_path / "one")).abs().max() < 1e-4

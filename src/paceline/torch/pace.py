@@ -36,9 +36,8 @@ from paceline.torch import options as allowed
 from paceline.torch import peers
 from paceline.torch.elastic.link import Link, company
 from paceline.torch.elastic.member import Mended
-from paceline.torch.elastic.parallel import Elastic
-from paceline.torch.elastic.parallel import elastic as unparalleled
-from paceline.torch.elastic.turns import ElasticTurns
+from paceline.torch.elastic.turns import Elastic, ElasticTurns
+from paceline.torch.elastic.turns import elastic as unparalleled
 from paceline.torch.feed.anywhere import ElasticLoader
 from paceline.torch.feed.dealt import agreed_dealer
 from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
@@ -48,10 +47,10 @@ from paceline.torch.feed.streams import StreamLoader, check_stream
 from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.parallel import parallel
 from paceline.torch.gradients.weighing import checked_count
-from paceline.torch.liveness import patience
-from paceline.torch.liveness.lookout import lookout
-from paceline.torch.liveness.patience import OnMissed
+from paceline.torch.liveness import stall
+from paceline.torch.liveness.monitor import monitor
 from paceline.torch.liveness.shutdown import leave
+from paceline.torch.liveness.stall import OnMissed
 from paceline.torch.measuring.audience import Audience
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
 from paceline.torch.measuring.outlets import asked
@@ -95,14 +94,14 @@ class Pace:
     on_round: called on every rank with each finished RoundResult.
     on_missed: what to do when ranks keep this one waiting: "warn" (default) names them in a warning, again after
         twice the time; "end" names them on standard error and ends the process with status 1, so that a launcher can
-        start the ranks again; or a function, called from a thread with a ``patience.Missing``.
+        start the ranks again; or a function, called from a thread with a ``stall.Missing``.
     patience: seconds without a sign of life after which a rank is missed. One that lives and is only late is missed
         after ten times that, and ten times as long as rounds take: it may compile, evaluate or write a checkpoint.
     on_nan: what to do when a loss is no number: "warn" (default), once; "raise" a PacelineError on every rank; or a
         function, called on every rank with (round, ranks). Losses that a loop under ``weigh="hook"`` keeps to itself
         are not seen.
     elastic: the run goes on when a rank is killed, freezes, leaves or joins; see docs/faults.md. The model is a plain
-        module; the script is started by ``python -m paceline.torch.guard``. Call ``pace.register(optimizer, ...)``
+        module; the script is started by ``python -m paceline.torch.launcher``. Call ``pace.register(optimizer, ...)``
         before the loop.
     on_members: called on this rank with each change of members, as a ``Mended``.
     collect_every: Python's garbage collector no longer runs by itself, but after every so manyth round, on all ranks
@@ -130,7 +129,7 @@ class Pace:
         metrics_port: int | str | None = None,
         on_round: Callable[[RoundResult], None] | None = None,
         on_missed: OnMissed = "warn",
-        patience: float = patience.SECONDS,
+        patience: float = stall.SECONDS,
         on_nan: OnNan = "warn",
         elastic: bool = False,
         on_members: Callable[[Mended], None] | None = None,
@@ -188,7 +187,7 @@ class Pace:
         facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
         if link is None:  # last, since its threads run until it is closed
-            self.turns.watch_over(lookout(on_missed, patience))
+            self.turns.watch_over(monitor(on_missed, patience))
 
     @property
     def epoch(self) -> int:

@@ -21,7 +21,7 @@ from paceline.torch.claiming.counter import Counter
 from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
 from paceline.torch.host import Host
-from paceline.torch.liveness.lookout import Alone
+from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
 from paceline.torch.passes import Passes

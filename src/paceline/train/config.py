@@ -18,7 +18,7 @@ from paceline.paramserver.config import ServerConfig
 from paceline.rounds import Cluster
 from paceline.stored import short
 from paceline.torch import options
-from paceline.torch.liveness import patience
+from paceline.torch.liveness import stall
 
 MANY = 2**31 - 1
 # Whole numbers, None excepted: the least and the most that each option may be.
@@ -79,7 +79,7 @@ class TrainConfig:
     mode: str = "push-wait"
     rate: str = "fixed"
     address: str | None = None
-    patience: float = patience.SECONDS
+    patience: float = stall.SECONDS
     elastic: bool | None = None
     max_restarts: int = 3
     dead_after: float = 1.0
@@ -121,7 +121,7 @@ class TrainConfig:
         if not 0 <= self.momentum < 1:
             raise PacelineError(f"momentum={self.momentum:g}: expected 0 or more, and less than 1")
         options.check_weigh(self.weigh, None)
-        patience.check(self.patience)
+        stall.check(self.patience)
         self._check_slowdown(data)
         model = models.create(self.model, data.shape, data.classes)
         floor = 2 if options.has_batch_norm(model) else 1

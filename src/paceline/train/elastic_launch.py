@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.keeper import Keeper
+from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.supervisor import Supervisor
 from paceline.train import launch
 from paceline.train import workers as common
 from paceline.train.config import TrainConfig
@@ -61,7 +61,7 @@ def run(
     with closing(Story(config, run_dir, on_event, resume)) as story:
         try:
             on_event({"type": "starting", "ready": 0, "workers": config.workers})
-            keeper = Keeper(config.workers, start, config.max_restarts, config.dead_after, port)
+            keeper = Supervisor(config.workers, start, config.max_restarts, config.dead_after, port)
             _watch(keeper, locals_, story, config, run_dir, interrupted)
             return story.end()
         finally:
@@ -74,7 +74,7 @@ def run(
 
 
 def _watch(
-    keeper: Keeper,
+    keeper: Supervisor,
     locals_: dict[int, _Local],
     story: Story,
     config: TrainConfig,

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.runs.run import CONFIG
-from paceline.torch.liveness.patience import Missing
+from paceline.torch.liveness.stall import Missing
 from paceline.train import workers as common
 from paceline.train.config import TrainConfig
 from paceline.train.contents import CHECKPOINT

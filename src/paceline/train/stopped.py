@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import psutil
 
 from paceline.errors import WorkerError
+from paceline.torch.liveness.detector import FailureDetector
 
-MOST_SECONDS = 5.0  # between two looks that count: a launcher that stood still itself blames nobody for it
+EVERY = 1.5  # seconds between two looks, at most: more of them count for no more
 
 
 class Stopped:
@@ -17,20 +18,14 @@ class Stopped:
 
     def __init__(self, pids: Mapping[int, int], patience: float) -> None:
         self._processes = {rank: _process(pid) for rank, pid in pids.items()}
-        self._patience = patience
-        self._seconds = dict.fromkeys(pids, 0.0)
-        self._last = time.monotonic()
+        self._detector = FailureDetector(patience, EVERY)
 
     def look(self, advice: str) -> None:
         """Raises WorkerError, with ``advice`` at its end, for a worker that has been stopped for too long."""
         now = time.monotonic()
-        seconds, self._last = min(now - self._last, MOST_SECONDS), now
-        for rank, process in self._processes.items():
-            self._seconds[rank] = self._seconds[rank] + seconds if _stands(process) else 0.0
-            if self._seconds[rank] >= self._patience:
-                raise WorkerError(
-                    f"worker {rank} has been stopped, as by SIGSTOP, for {self._seconds[rank]:.0f} s; {advice}"
-                )
+        signs = {rank: None if _stands(process) else now for rank, process in self._processes.items()}
+        for rank, seconds in self._detector.silent(now, signs).items():
+            raise WorkerError(f"worker {rank} has been stopped, as by SIGSTOP, for {seconds:.0f} s; {advice}")
 
 
 def _process(pid: int) -> psutil.Process | None:

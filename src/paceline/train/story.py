@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.runs import Recorder
-from paceline.torch.elastic.keeper import Loss
 from paceline.torch.elastic.member import Mended
+from paceline.torch.elastic.supervisor import Loss
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.measuring.recorder import RoundRecorder
 from paceline.train import contents, launch
@@ -37,7 +37,7 @@ class Story:
         self._record: RoundRecorder | None = None
         self._kept = contents.of_run(run_dir)
         self._prepared: list[tuple[int, Path]] = []  # checkpoints to commit, by how many rounds they count
-        self._newest, self._generation = -1, -1
+        self._newest, self._epoch = -1, -1
         self._members: tuple[int, ...] = ()  # places
         self._usual: deque[float] = deque(maxlen=RECENT)
         self._pending: list[Loss] = []  # seen by the launcher, and not yet by the members
@@ -160,9 +160,9 @@ class Story:
 
     def _changed(self, mended: Mended) -> None:
         """The members have changed, as the first of them tells."""
-        if mended.generation <= self._generation:
+        if mended.membership <= self._epoch:
             return
-        before, self._members, self._generation = self._members, mended.members, mended.generation
+        before, self._members, self._epoch = self._members, mended.members, mended.membership
         told = self._events.setdefault(mended.step, [])
         for loss in self._pending:
             self.faults += loss.lost

@@ -21,8 +21,8 @@ from paceline.learners import models
 from paceline.runs import Recorder
 from paceline.torch import peers
 from paceline.torch.feed.loader import BalancedLoader
-from paceline.torch.liveness.patience import OnMissed
 from paceline.torch.liveness.shutdown import end_with_parent
+from paceline.torch.liveness.stall import OnMissed
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.measuring.recorder import RoundRecorder
 from paceline.torch.pace import Pace

@@ -16,8 +16,9 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.torch.elastic.group import over
+from paceline.torch.gradients.same_bits import ExactSum
 
-# How many hold some memory; a private name. Where torch does not tell, the memory is not used again.
+# How many hold some memory; a private name. If torch does not tell, the memory is not used again.
 _use_count = getattr(torch._C, "_storage_Use_Count", None)
 FIRST_BYTES, BYTES = 1 << 20, 25 << 20  # of a bucket, as DistributedDataParallel has them
 
@@ -137,6 +138,48 @@ class Buckets:
         bucket.fill()
         bucket.work = sum(bucket.flat)
         self._next += 1
+
+
+class ExactBuckets:
+    """As ``Buckets``, for sums of the same bits whoever runs what: whole numbers, which add without rounding.
+
+    ``add`` after each backward pass takes the gradients from the parameters; the sum begins when the round's last one
+    is through."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._own = ExactSum(parameters)
+        self._total: torch.Tensor | None = None
+
+    def begin(self, sum: Callable[[torch.Tensor], Any]) -> None:
+        """Nothing is summed before the backward pass is through."""
+
+    def add(self) -> None:
+        """A backward pass is through."""
+        self._own.add()
+
+    def finish(self, sum: Callable[[torch.Tensor], Any]) -> list[Any]:
+        """Start the sum. What to wait for."""
+        self._total = self._own.gathered().clone()
+        return [sum(self._total)]
+
+    def drop(self) -> None:
+        """What was gathered of the round does not count."""
+        self._own.clear()
+
+    def used(self) -> list[bool]:
+        """Which parameters have a gradient of this rank's own."""
+        return self._own.used()
+
+    def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
+        """The sums, times ``factor``, become the gradients."""
+        assert self._total is not None
+        self._own.give(self._total)
+        if factor != 1.0:
+            torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
+
+    def close(self) -> None:
+        """The model has no hooks."""
 
 
 def _groups(parameters: Sequence[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:

@@ -1,70 +1,50 @@
-"""Sums over the members of one generation, with nothing that raises or waits for a member that is lost.
+"""Sums over the members of one membership epoch, with nothing that raises or waits for a member that is lost.
 
-This is the one file that uses gloo's own classes: another transport is another ``Group``.
+This is the one file that uses gloo's own classes.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from paceline.torch.elastic.seal import Seal
-from paceline.torch.elastic.spares import Spares
+from paceline.torch.elastic.messages import Seal
+from paceline.torch.liveness.calls import Calls
 
 _log = logging.getLogger(__name__)
 
 TIMEOUT = timedelta(
     seconds=60
-)  # of a sum; who is only late is waited for again, in a generation of the same members
+)  # of a sum; who is only late is waited for again, in an epoch of the same members
 PROOFS = timedelta(seconds=5)  # to hear from all others that they are of this run
 SLICE = timedelta(milliseconds=20)  # how long a sum is waited for before a look at the members
 
 
-class Group(Protocol):
-    """The members of one generation."""
+class Group:
+    """The members of one membership epoch, connected by gloo. Constructing it waits for all of them."""
 
-    def sum(self, tensor: torch.Tensor) -> Any:
-        """Start to sum ``tensor`` over all, in place; for ``all_done``. In the same order on all members."""
-        ...
-
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
-        """Start to send ``tensor`` from the member with this index to all others; for ``all_done``."""
-        ...
-
-    def all_done(self, works: Sequence[Any], lost: Callable[[], bool]) -> bool:
-        """Wait for all of these; False as soon as one has failed, or ``lost`` says that somebody is."""
-        ...
-
-    def swap(self, mine: torch.Tensor) -> torch.Tensor:
-        """Row i of ``mine`` for member i; a row of each member, by index. Raises RuntimeError after a while."""
-        ...
-
-    @property
-    def idle(self) -> bool:
-        """Whether the transport has let go of all that it was given."""
-        ...
-
-
-class GlooGroup:
-    """On processors, by gloo. Constructing it waits for all members."""
-
-    def __init__(self, store: Any, index: int, size: int, timeout: timedelta = TIMEOUT) -> None:
-        self._group: Any = dist.ProcessGroupGloo(store, index, size, timeout)
+    def __init__(self, store: Any, index: int, size: int) -> None:
+        self._group: Any = dist.ProcessGroupGloo(store, index, size, TIMEOUT)
         self._open: list[Any] = []  # works that may be under way
 
     def sum(self, tensor: torch.Tensor) -> Any:
+        """Start to sum ``tensor`` over all, in place; for ``all_done``. In the same order on all members."""
         try:
             return self._noted(self._group.allreduce([tensor]))
         except RuntimeError:
             return None
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
+        """Start to send ``tensor`` from the member with this index to all others; for ``all_done``."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         try:
@@ -73,6 +53,7 @@ class GlooGroup:
             return None
 
     def all_done(self, works: Sequence[Any], lost: Callable[[], bool]) -> bool:
+        """Wait for all of these; False as soon as one has failed, or ``lost`` says that somebody is."""
         for work in works:
             if work is None:
                 return False
@@ -90,12 +71,14 @@ class GlooGroup:
         return True
 
     def swap(self, mine: torch.Tensor) -> torch.Tensor:
+        """Row i of ``mine`` for member i; a row of each member, by index. Raises RuntimeError after a while."""
         theirs = torch.zeros_like(mine)
         self._group.alltoall_base(theirs, mine, [], []).wait(PROOFS)
         return theirs
 
     @property
     def idle(self) -> bool:
+        """Whether gloo has let go of all that it was given."""
         return all(over(work) for work in self._open)
 
     def _noted(self, work: Any) -> Any:
@@ -105,8 +88,38 @@ class GlooGroup:
 
 
 def over(work: Any) -> bool:
-    """Whether the transport has let go of the tensor."""
+    """Whether gloo has let go of the tensor."""
     return work is None or bool(work.is_completed())
+
+
+class ConnectionPool:
+    """Connections to the launcher's store that are opened ahead: whoever opens one asks the name server for the name
+    of its own address, and where none answers, that takes 5 s. ``take`` one, and ``give`` it back as soon as no call
+    on it can block. connect: opens one."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect, self._idle = connect, deque[Any](maxlen=2)
+        self._open()
+
+    def take(self) -> Any:
+        """One that is in nobody else's use. Raises WorkerError if there is none, and the launcher has gone."""
+        if len(self._idle) < 2:
+            self._open()
+        try:
+            return self._idle.popleft()
+        except IndexError:
+            return self._connect()
+
+    def give(self, held: Any) -> None:
+        """It is free again."""
+        self._idle.append(held)
+
+    def _open(self) -> None:
+        def opened() -> None:
+            with suppress(Exception):  # who needs one is told by ``take``
+                self.give(self._connect())
+
+        threading.Thread(target=opened, name="spare connection", daemon=True).start()
 
 
 # Those that were made. The destructor of one waits for threads that a lost member may block, and closes connections
@@ -114,60 +127,55 @@ def over(work: Any) -> bool:
 _made: list[Group] = []
 
 
-Make = Callable[[Any, int, int], Group]  # of a store, this member's index, and how many there are
-
-
 def connect(
-    stores: Spares,
+    pool: ConnectionPool,
     key: str,
     index: int,
     size: int,
     lost: Callable[[], bool],
     seal: Seal,
-    make: Make = GlooGroup,
 ) -> Group | None:
-    """The group of a new generation; None where a member is lost meanwhile, cannot be reached, or is not of this run.
+    """The group of a new membership epoch; None if a member is lost meanwhile, cannot be reached, or is not of this
+    run.
 
-    stores: connections to the launcher's store, by which the members find each other. key: of this generation. seal:
-    of the run. make: constructs the group.
+    pool: connections to the launcher's store, by which the members find each other. key: of this epoch. seal:
+    of the run.
     """
-    found: list[Group] = []
-    through = threading.Event()
-
-    def run() -> None:
-        try:
-            held = stores.take()
-            try:
-                made = make(dist.PrefixStore(key, held), index, size)
-            finally:
-                stores.give(held)
-            check(made, key, index, size, seal)
-            found.append(made)
-            _made.append(made)
-        except Exception as error:
-            _log.info("not connected for %s: %s", key, error)
-        finally:
-            through.set()
-
-    threading.Thread(target=run, name="connecting", daemon=True).start()
-    while not through.wait(SLICE.total_seconds()):
+    calls = Calls("connecting")
+    made = calls.submit(_made_of, pool, key, index, size, seal)
+    calls.close(0.0)  # the thread ends by itself
+    while not wait([made], SLICE.total_seconds()).done:
         if lost():
             return None
-    return found[0] if found else None
+    if (error := made.exception()) is not None:
+        _log.info("not connected for %s: %s", key, error)
+        return None
+    return made.result()
+
+
+def _made_of(pool: ConnectionPool, key: str, index: int, size: int, seal: Seal) -> Group:
+    held = pool.take()
+    try:
+        made = Group(dist.PrefixStore(key, held), index, size)
+    finally:
+        pool.give(held)
+    _made.append(made)
+    check(made, key, index, size, seal)
+    return made
 
 
 def check(group: Group, key: str, index: int, size: int, seal: Seal) -> None:
     """Make sure that whoever has answered in the place of each member is of this run: gloo asks nobody.
 
-    Raises RuntimeError where somebody is not, or does not answer."""
-    mine = torch.tensor([list(seal.proof(key, index, to)) for to in range(size)], dtype=torch.uint8)
+    Raises RuntimeError if somebody is not, or does not answer."""
+    mine = torch.tensor([list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)], dtype=torch.uint8)
     for of, row in enumerate(group.swap(mine)):
-        if bytes(row.tolist()) != seal.proof(key, of, index):
+        if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
             raise RuntimeError(f"what answers in the place of member {of} is not of this run")
 
 
 def let_go(*in_use: Group | None) -> None:
-    """Close the groups of earlier generations, beside the training; not those that may be in use. Each holds some
+    """Close the groups of earlier epochs, beside the training; not those that may be in use. Each holds some
     threads, and a connection to each member."""
     for group in list(_made):
         if all(group is not one for one in in_use) and group.idle:

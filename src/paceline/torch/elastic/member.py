@@ -5,23 +5,18 @@ from __future__ import annotations
 import base64
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.torch.elastic import note
-from paceline.torch.elastic.group import GlooGroup
-from paceline.torch.elastic.handover import Handover
-from paceline.torch.elastic.leftover import Leftover, Turn
+from paceline.torch.elastic import commit
+from paceline.torch.elastic.buckets import Buckets, ExactBuckets
+from paceline.torch.elastic.commit import CommitRecord, ElasticMeter
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.meeting import Meeting
-from paceline.torch.elastic.meter import ElasticMeter
-from paceline.torch.elastic.nccl import NcclGroup
-from paceline.torch.elastic.note import Note
-from paceline.torch.elastic.orphans import Span
-from paceline.torch.elastic.running import FRESH, Missing, Running
+from paceline.torch.elastic.recovery import FRESH, Missing, Running, Span, Turn
+from paceline.torch.elastic.rendezvous import Handover, Rendezvous
 from paceline.torch.plan import Piece, RoundPlan
 from paceline.torch.terms import Terms
 
@@ -33,28 +28,10 @@ class Mended(NamedTuple):
     """A change of members that this rank took part in."""
 
     step: int  # the round that was running, or was to begin
-    generation: int
+    membership: int  # number of the membership epoch that begins
     members: tuple[int, ...]  # places
     seconds: float  # until this rank could go on
     within: bool  # the round was running
-
-
-class Sums(Protocol):
-    """The model's gradients on their way into a sum over the members, see ``buckets.Buckets``."""
-
-    def begin(self, sum: Callable[[torch.Tensor], Any]) -> None: ...
-
-    def add(self) -> None: ...
-
-    def finish(self, sum: Callable[[torch.Tensor], Any]) -> list[Any]: ...
-
-    def drop(self) -> None: ...
-
-    def used(self) -> list[bool]: ...
-
-    def apply(self, used: list[bool], factor: float) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class Member:
@@ -67,7 +44,7 @@ class Member:
         self,
         link: Link,
         parameters: list[torch.nn.Parameter],
-        sums: Sums,
+        sums: Buckets | ExactBuckets,
         terms: Terms,
         meter: ElasticMeter,
         given: Handover,
@@ -75,17 +52,17 @@ class Member:
     ) -> None:
         self._link, self._parameters, self._terms = link, parameters, terms
         self._meter, self._given, self._told, self._sums = meter, given, told, sums
-        on_gpu = any(parameter.device.type == "cuda" for parameter in parameters)
-        self._meeting = Meeting(link, given, NcclGroup if on_gpu else GlooGroup)
+        self._rendezvous = Rendezvous(link, given)
         self._round = Running()
         self._switch = False  # the members change before the next round
         self._together = ""  # the key under which this rank has told which round it has completed
-        self._leftover = Leftover(link)
+        self._cut: Callable[[Missing], list[Turn]] = lambda missing: []
+        self._parts: list[Turn] | None = None  # of what is missing of the round, for whoever claims them
+        self._claimed: Turn | None = None  # by this rank
         self._span: Span | None = None  # that the running turn is
-        self._last_note: torch.Tensor | None = None
-        self._late: torch.Tensor | None = (
-            None  # what was handed over within a round that others had completed
-        )
+        self._record: torch.Tensor | None = None  # of the last commit
+        # What was handed over within a round that others had completed.
+        self._late: torch.Tensor | None = None
 
     # -- what the turns ask ------------------------------------------------------------------------------------
 
@@ -103,7 +80,8 @@ class Member:
     @property
     def chief(self) -> bool:
         """Whether this rank is the first of the members, which does what one of them is to do."""
-        return self._meeting.joined and self._meeting.generation.members[0].ident == self._link.ident
+        epoch = self._rendezvous.epoch
+        return epoch is not None and epoch.members[0].ident == self._link.ident
 
     @property
     def among(self) -> NDArray[np.bool_]:
@@ -115,7 +93,7 @@ class Member:
     @property
     def key(self) -> str:
         """Of the running round, as these members run it."""
-        return f"{self._meeting.generation.number}/{self._round.step}"
+        return f"{self._rendezvous.number}/{self._round.step}"
 
     def join(self) -> None:
         """Take part; returns when this rank has all that the others have."""
@@ -131,17 +109,15 @@ class Member:
         self._take_late()
         running = self._round
         running.begin(step, first, size)
-        if (
-            running.dropped
-        ):  # the sums of this generation, and the parts, go on with what is not there any more
+        if running.dropped:  # the sums of this epoch, and the parts, go on with what is not there any more
             running.dropped = False
-            self._link.broken(self._meeting.generation.number)
+            self._link.broken(self._rendezvous.number)
             self._enter()
-        elif self._switch or self._meeting.lost():
+        elif self._switch or self._rendezvous.lost():
             self._enter()
         running.within = True
         if running.missing is None:
-            running.among = self._meeting.generation.places
+            running.among = self._places
 
     def turns(
         self, plan: RoundPlan, planned: Iterator[Turn], cut: Callable[[Missing], list[Turn]]
@@ -149,7 +125,7 @@ class Member:
         """This rank's turns of the round: those that are planned, and then those that it claims of what is missing.
 
         cut: what is missing as turns, the same on all members."""
-        self._leftover.open(cut)
+        self._cut = cut
         if not self.mending:
             for self._span, piece in planned:
                 yield self._span, piece
@@ -157,13 +133,14 @@ class Member:
             self._span = None
             yield None, Piece(plan, 0, True, True)
         while self._round.within:
-            self._span = self._leftover.claimed[0]
-            yield self._leftover.claimed
+            assert self._claimed is not None
+            self._span = self._claimed[0]
+            yield self._claimed
 
     def backward_begins(self, last: bool) -> None:
-        """A backward pass begins, of a round's last planned piece where ``last``."""
-        if last and not self.mending and not self._meeting.lost():
-            self._sums.begin(self._meeting.group.sum)
+        """A backward pass begins, of a round's last planned piece if ``last``."""
+        if last and not self.mending and not self._rendezvous.lost():
+            self._sums.begin(self._rendezvous.group.sum)
 
     def ended(self, piece: Piece) -> Piece:
         """The backward pass of a piece is through. The piece, which is the last one if the round is complete."""
@@ -172,19 +149,12 @@ class Member:
         if self._span is not None:
             start, size = self._span
             self._round.ran.append((int(start), int(size)))
-        if not self.mending:
-            if not piece.last:
-                return piece
-            began = time.perf_counter()
-            if self._complete():
-                return piece
-            self._mend(began)
+        if not self.mending and (not piece.last or self._commit()):
+            return piece
         while self._round.within:
             if self._claim():
                 return piece._replace(last=False)
-            began = time.perf_counter()
-            if not self._complete():
-                self._mend(began)
+            self._commit()
         return piece._replace(last=True)
 
     def drop(self) -> None:
@@ -198,14 +168,14 @@ class Member:
 
         One in which its sums have failed needs this rank, which may have no other round."""
         self._take_late()
-        if not self._meeting.joined or self._round.within or self._round.dropped:
+        if self._rendezvous.epoch is None or self._round.within or self._round.dropped:
             return
         until = time.monotonic() + TOGETHER_SECONDS
         while time.monotonic() < until:
             self._arrive()
-            if self._link.arrived(self._together) >= len(self._meeting.generation.members):
+            if self._link.add(self._together) >= len(self._places):
                 return
-            if self._meeting.lost():
+            if self._rendezvous.lost():
                 self._enter()
                 self._take_late()
             time.sleep(LOOK)
@@ -216,11 +186,13 @@ class Member:
 
     # -- a round ------------------------------------------------------------------------------------------------
 
-    def _complete(self) -> bool:
-        """Sum the gradients over the members: all of it has worked, or nothing has changed on this rank."""
-        group, running = self._meeting.group, self._round
-        mine = note.write(
-            switch=self._link.newer(self._meeting.generation.number),
+    def _commit(self) -> bool:
+        """Sum the gradients over the members. True if it has worked, and the round is complete; if not, nothing has
+        changed on this rank, which goes on with those who are there."""
+        began, group, running = time.perf_counter(), self._rendezvous.group, self._round
+        number = self._rendezvous.number
+        mine = commit.write(
+            switch=self._link.newer(number),
             ran=running.ran,
             first=running.first,
             counted=self._meter.counted,
@@ -230,7 +202,11 @@ class Member:
             places=self._link.places,
         )
         works = [*self._sums.finish(group.sum), group.sum(mine)]
-        if not group.all_done(works, self._meeting.lost):
+        if not group.all_done(works, self._rendezvous.lost):
+            if not self._link.newer(number):
+                self._link.broken(number)
+            self._enter()
+            self._meter.waited(time.perf_counter() - began)
             return False
         found = self._read(mine)
         factor = 1.0
@@ -240,15 +216,15 @@ class Member:
         self._over(found, mine)
         return True
 
-    def _read(self, total: torch.Tensor) -> Note:
+    def _read(self, total: torch.Tensor) -> CommitRecord:
         running = self._round
-        return note.read(total.numpy(), self._link.places, self._meter.dtype, running.size, running.step)
+        return commit.read(total.numpy(), self._link.places, self._meter.dtype, running.size, running.step)
 
-    def _over(self, found: Note, total: torch.Tensor) -> None:
+    def _over(self, found: CommitRecord, total: torch.Tensor) -> None:
         """The round is complete."""
         self._meter.complete(self._round.step, found.rows, found.present)
-        self._switch, self._last_note = found.switch, total
-        self._leftover.forget()
+        self._switch, self._record = found.switch, total
+        self._parts = self._claimed = None
         self._round.over()
 
     def _take_late(self) -> None:
@@ -259,42 +235,45 @@ class Member:
 
     def _claim(self) -> bool:
         """Whether there is another part of a mended round for this rank."""
-        assert self._round.missing is not None
-        return self._leftover.claim(self._round.missing, self.key)
+        if self._parts is None:
+            assert self._round.missing is not None
+            self._parts = self._cut(self._round.missing)
+        number = self._link.claim(self.key) if self._parts else 0
+        self._claimed = self._parts[number] if number < len(self._parts) else None
+        return self._claimed is not None
 
-    def _mend(self, began: float) -> None:
-        """A sum has failed: go on with those who are there."""
-        number = self._meeting.generation.number
-        if not self._link.newer(number):
-            self._link.broken(number)
-        self._enter()
-        self._meter.waited(time.perf_counter() - began)
+    # -- membership epochs ----------------------------------------------------------------------------------------
 
-    # -- generations ----------------------------------------------------------------------------------------------
+    @property
+    def _places(self) -> tuple[int, ...]:
+        """Of the members."""
+        assert self._rendezvous.epoch is not None
+        return self._rendezvous.epoch.places
 
     def _enter(self) -> None:
-        """Into the newest generation, with those who are there."""
-        began, last = time.perf_counter(), self._last_note
+        """Into the newest membership epoch, with those who are there."""
+        began, last = time.perf_counter(), self._record
         said = None if last is None else base64.b64encode(last.numpy().tobytes()).decode()
         fits = self._terms.micro_batch or self._terms.global_batch
-        met = self._meeting.enter({**self._round.word(), "fits": fits, "note": said})
+        met = self._rendezvous.enter({**self._round.word(), "fits": fits, "record": said})
         if met.packed is not None:
-            self._catch_up(met.packed, met.up[0]["note"])
-        generation = self._meeting.generation
-        self._link.entered(generation)
-        self._round.agree(met.up, len(generation.members), met.fits)
-        self._leftover.forget()
+            self._catch_up(met.packed, met.up[0]["record"])
+        epoch = self._rendezvous.epoch
+        assert epoch is not None
+        self._link.entered(epoch)
+        self._round.agree(met.up, len(epoch.members), met.fits)
+        self._parts = self._claimed = None
         self._switch = False
         self._arrive()  # whoever is not at the end of its loop does not come to ``together``
         took = time.perf_counter() - began
-        self._told(Mended(self._round.step, generation.number, generation.places, took, self._round.within))
+        self._told(Mended(self._round.step, epoch.number, epoch.places, took, self._round.within))
 
     def _arrive(self) -> None:
         """Tell the members that this rank has completed the round before, once for each."""
         key = f"together/{self.key}"
         if self._together != key:
             self._together = key
-            self._link.arrive(key)
+            self._link.add(key, 1)
 
     def _catch_up(self, packed: torch.Tensor, last: str | None) -> None:
         """Take over what a rank has that has completed more rounds."""

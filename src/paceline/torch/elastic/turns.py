@@ -1,29 +1,30 @@
-"""The turns of a loop whose ranks may be lost or join: a round ends when all of it is in its gradient."""
+"""The turns of a loop whose ranks may be lost or join: a round ends when all of it is in its gradient.
+
+The gradients are summed beside DistributedDataParallel, not by it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch.claiming.claims import Claims
-from paceline.torch.claiming.counter import Counter
-from paceline.torch.elastic.buckets import Buckets
-from paceline.torch.elastic.exact import ExactBuckets
-from paceline.torch.elastic.handover import Handover
-from paceline.torch.elastic.leftover import Turn
+from paceline.torch.claiming.counter import Count, Counter, count_of, packed
+from paceline.torch.elastic.buckets import Buckets, ExactBuckets
+from paceline.torch.elastic.commit import ElasticMeter
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.member import Member, Mended
-from paceline.torch.elastic.meter import ElasticMeter
-from paceline.torch.elastic.orphans import Span
-from paceline.torch.elastic.parallel import Elastic
-from paceline.torch.elastic.pool import Pool
-from paceline.torch.elastic.running import Missing
+from paceline.torch.elastic.recovery import Missing, Span, Turn
+from paceline.torch.elastic.rendezvous import Handover
 from paceline.torch.gradients.parallel import Alone
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
@@ -52,6 +53,80 @@ class Indexed(Source, Protocol):
         ...
 
 
+class StoreCounter:
+    """The counter behind claims within a round: on the launcher's store, a key for each round. ``open`` for each
+    round; then ``add`` from any thread, see ``claiming.counter.Counter``.
+
+    What a lost rank has claimed is not given back: it is missing when the round's sums fail, and found then."""
+
+    keeper = "the launcher"
+    quick = False
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._key = self._before = ""
+
+    def open(self, key: str, first: bool) -> None:
+        """A round begins. key: of it and these members; first: whether this rank is the first of the members."""
+        if first and self._before:  # all have left that round: its sums, and those of the next, are there
+            self._link.forget(self._before)
+        self._before, self._key = self._key, f"pool/{key}"
+
+    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
+        """Add to the counts of the round that is open."""
+        return count_of(self._link.add(self._key, packed(samples, told, speed)), samples)
+
+    def close(self) -> None:
+        """The link stays."""
+
+
+class Elastic(Alone):
+    """A plain module, or one in a DistributedDataParallel of one rank, which sums nothing.
+
+    begins: called before each backward pass, with whether it is a round's last planned one; set it first.
+    """
+
+    counts = True
+
+    def __init__(self, ddp: DistributedDataParallel | None) -> None:
+        self._ddp = ddp
+        self.begins: Callable[[bool], None] = lambda last: None
+        if ddp is not None:
+            ddp.require_backward_grad_sync = False
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def check_sync(self, last: bool) -> None:
+        self.begins(last)
+
+    def release(self) -> None:
+        if self._ddp is not None:
+            self._ddp.reducer = None  # type: ignore[assignment]
+
+
+def elastic(model: nn.Module) -> Elastic:
+    """How ``model`` is summed. Raises PacelineError for what cannot go on without a rank."""
+    modules = list(model.modules())
+    wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    wrong = (
+        "its gradients are summed by gloo, on processors; the model is on " + str(device)
+        if device.type != "cpu"
+        else "the model was given to fully_shard, and a rank's part of it would be lost with the rank"
+        if any(hasattr(module, "set_requires_gradient_sync") for module in modules)
+        else "the DistributedDataParallel module is in a group of several ranks, which one lost rank ends: start the "
+        "script with python -m paceline.torch.launcher, where each is in a group of its own"
+        if any(module.process_group.size() > 1 for module in wrapped)
+        else "an embedding has sparse gradients, which are not summed yet; use sparse=False"
+        if any(getattr(module, "sparse", False) is True for module in modules)
+        else ""
+    )
+    if wrong:
+        raise PacelineError(f"elastic=True: {wrong}")
+    return Elastic(wrapped[0] if wrapped else None)
+
+
 class ElasticTurns(Turns):
     """``join`` before the first iteration. told: called with each change of members."""
 
@@ -65,7 +140,8 @@ class ElasticTurns(Turns):
         link: Link,
         told: Callable[[Mended], None],
     ) -> None:
-        self._carried, self._pool = ElasticMeter(terms.balancer.needs_readings, terms.moves_work), Pool(link)
+        self._carried = ElasticMeter(terms.balancer.needs_readings, terms.moves_work)
+        self._counter = StoreCounter(link)
         super().__init__(model, parallel, terms, listeners, on_nan)
         self._carried.claims = self._claims
         self._joined = self._failed = self._closed = False
@@ -104,7 +180,7 @@ class ElasticTurns(Turns):
                 self._round_begins()
                 if self._claims is not None:
                     self._claims.workers = int(member.among.sum())
-                    self._pool.open(member.key, member.chief)
+                    self._counter.open(member.key, member.chief)
                 cut = partial(source.parts, plan, coming[0])
                 planned = [] if member.mending else source.pieces(plan, coming[0], member.among)
                 for span, piece in member.turns(plan, self._with_claims(planned), cut):
@@ -165,7 +241,7 @@ class ElasticTurns(Turns):
         return self._carried
 
     def _claiming(self, device: torch.device, shared: Counter | None = None) -> Claims:
-        return super()._claiming(device, self._pool)
+        return super()._claiming(device, self._counter)
 
     def _piece_over(self, piece: Piece) -> None:
         """Nothing: ``Member`` has told of the piece when its backward pass was through."""

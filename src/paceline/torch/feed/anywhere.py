@@ -12,10 +12,8 @@ from torch.utils.data import default_collate
 
 from paceline.rounds import Indices
 from paceline.samples.cost import batch_parts
-from paceline.torch.elastic import orphans
-from paceline.torch.elastic.leftover import Turn
-from paceline.torch.elastic.orphans import Span
-from paceline.torch.elastic.running import Missing
+from paceline.torch.elastic import recovery
+from paceline.torch.elastic.recovery import Missing, Span, Turn
 from paceline.torch.elastic.turns import ElasticTurns
 from paceline.torch.feed.begun import Begun
 from paceline.torch.feed.dealt import Dealer
@@ -90,11 +88,11 @@ class ElasticLoader(BalancedLoader):
         terms, deal = self._turns.terms, plan.deal
         spans, members, fits = missing
         if deal is None or self._dealer is None:
-            cut = orphans.parts(spans, members, fits, terms.cell or terms.quantum, terms.floor)
+            cut = recovery.parts(spans, members, fits, terms.cell or terms.quantum, terms.floor)
             return [(span, Piece(plan, span[1], False, False)) for span in cut]
         each = [deal.lengths[start - first :][:size] for start, size in spans]
         turns: list[Turn] = []
-        for span in orphans.parts_by_cost(
+        for span in recovery.parts_by_cost(
             spans, each, deal.model, members, fits, self._dealer.budget, terms.floor
         ):
             lengths = deal.lengths[span[0] - first :][: span[1]]

@@ -80,7 +80,7 @@ def join(backend: str | None = None, timeout: float = 300.0) -> None:
     if not launched():
         raise PacelineError(
             "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set; start this script with torchrun (under "
-            "paceline.torch.guard no group is joined: give Pace a plain model and elastic=True)"
+            "paceline.torch.launcher no group is joined: give Pace a plain model and elastic=True)"
         )
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     agent_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

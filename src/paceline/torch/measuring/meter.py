@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.liveness.patience import named
+from paceline.torch.liveness.stall import named
 from paceline.torch.measuring import exchange, measure, piece_reports
 from paceline.torch.measuring.exchange import Exchange, Rows
 

@@ -27,7 +27,7 @@ from paceline.pieces.sharing import PieceRecord
 from paceline.rounds import Array
 from paceline.samples.cost import cost_of
 from paceline.torch import peers
-from paceline.torch.liveness.patience import named
+from paceline.torch.liveness.stall import named
 from paceline.torch.measuring.exchange import Rows
 from paceline.torch.measuring.meter import MOST_ROUNDS, Meter, check_counts
 from paceline.torch.measuring.piece_reports import PieceReports

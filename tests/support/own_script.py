@@ -1,4 +1,4 @@
-"""A script of one's own for ``paceline.torch.guard``: guarded.py FOLDER ROUNDS. It goes on from its checkpoint."""
+"""A script of one's own for the launcher: own_script.py FOLDER ROUNDS. It goes on from its checkpoint."""
 
 from __future__ import annotations
 

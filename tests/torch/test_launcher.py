@@ -1,4 +1,4 @@
-"""A script of one's own under ``python -m paceline.torch.guard``: workers are lost, and the run goes on."""
+"""A script of one's own under ``python -m paceline.torch.launcher``: workers are lost, and the run goes on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.torch import guard, keeping
-from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.keeper import Keeper
-from paceline.torch.elastic.starved import Threads
+from paceline.torch import launcher
+from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.supervisor import Supervisor
+from paceline.torch.liveness.detector import Threads
 from support.stands import Stands
 
 pytestmark = pytest.mark.xdist_group("elastic")
@@ -72,7 +72,7 @@ def test_a_script_goes_on_without_its_workers(tmp_path: Path) -> None:
     """One is killed at the end of an epoch, where nobody waits for it, and one ends with an error."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "paceline.torch.guard", "--workers", "3", "--max-restarts", "0"]
+    command = [sys.executable, "-m", "paceline.torch.launcher", "--workers", "3", "--max-restarts", "0"]
     done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "paceline: worker 1 was killed by SIGKILL" in done.stderr
@@ -91,13 +91,13 @@ def test_a_run_whose_last_worker_ends_with_an_error_says_so(capsys: pytest.Captu
         started.append(Stands(where))
         return started[-1]
 
-    keeper = Keeper(1, start)
+    keeper = Supervisor(1, start)
     keeper.store.set("join/0", "1")
     keeper.look()
     assert keeper.running
     started[0].over = 1
     try:
-        assert keeping.watch(keeper, []) == 1
+        assert launcher.watch(keeper, []) == 1
     finally:
         keeper.close()
     assert capsys.readouterr().err.splitlines() == [
@@ -140,7 +140,7 @@ def test_a_worker_that_holds_pythons_lock_lives_and_one_that_is_stopped_does_not
     prints how long it waited for each."""
     script = tmp_path / "train.py"
     script.write_text(HOLDS)
-    command = [sys.executable, "-m", "paceline.torch.guard", "--workers", "2", "--max-restarts", "0"]
+    command = [sys.executable, "-m", "paceline.torch.launcher", "--workers", "2", "--max-restarts", "0"]
     done = subprocess.run(
         [*command, "--dead-after", "1", str(script)], capture_output=True, text=True, timeout=600
     )
@@ -155,7 +155,7 @@ def test_a_worker_that_holds_pythons_lock_lives_and_one_that_is_stopped_does_not
 
 def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """After ten times as long as one that has none."""
-    from paceline.torch.elastic.news import life
+    from paceline.torch.elastic.membership import beat
 
     stands = list[Stands]()
 
@@ -163,18 +163,18 @@ def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.Mon
         stands.append(Stands(where))
         return stands[-1]
 
-    keeper = Keeper(3, start, dead=0.2)
+    keeper = Supervisor(3, start, dead=0.2)
     monkeypatch.setattr(keeper._starved, "_see", lambda pid: Threads(pid == 1, False, {}))
     for ident, each in enumerate(stands):
         each.pid = ident
         keeper.store.set(f"join/{ident}", "1")
-        keeper.store.set(life(ident), "1")
+        keeper.store.set(beat(ident), "1")
     beats, began, lost = 1, time.monotonic(), dict[int, tuple[str, float]]()
     try:
         while len(lost) < 2:
             assert time.monotonic() - began < 60
             beats += 1
-            keeper.store.set(life(0), str(beats))
+            keeper.store.set(beat(0), str(beats))
             for loss in keeper.look():
                 lost[loss.ident] = loss.words, time.monotonic() - began
             time.sleep(0.01)
@@ -191,7 +191,7 @@ def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.Mon
     [
         ([], "arguments are required: script"),
         (["nothing.py"], "nothing.py does not exist"),
-        ([__file__[: -len("test_guard.py")]], "is a directory"),
+        ([__file__[: -len("test_launcher.py")]], "is a directory"),
         (["--workers", "0", __file__], "--workers: 0 was given; expected a whole number of 1 or more"),
         (["--workers", "x", __file__], "--workers: x was given; expected a whole number of 1 or more"),
         (["--max-restarts", "-1", __file__], "--max-restarts: -1 was given"),
@@ -223,7 +223,7 @@ def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.Mon
 )
 def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        guard.main(arguments)
+        launcher.main(arguments)
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert words in said
@@ -232,7 +232,7 @@ def test_a_wrong_call_is_told(arguments: list[str], words: str, capsys: pytest.C
 
 
 def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:
-    command = [sys.executable, "-m", "paceline.torch.guard", "--join", "127.0.0.1:1", "--patience", "0"]
+    command = [sys.executable, "-m", "paceline.torch.launcher", "--join", "127.0.0.1:1", "--patience", "0"]
     done = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
@@ -245,9 +245,8 @@ def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:
 def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no member any more, but nothing kills it, for a while."""
     from paceline.torch.elastic import membership
-    from paceline.torch.elastic.keeper import _store
-    from paceline.torch.elastic.link import ending
-    from paceline.torch.elastic.news import life
+    from paceline.torch.elastic.membership import beat, ending
+    from paceline.torch.elastic.supervisor import _store
 
     monkeypatch.setattr(membership, "ENDING_SECONDS", 1.0)
     store = _store("127.0.0.1", 0)
@@ -259,8 +258,8 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
     frozen, beats, began = [], 1, time.monotonic()
     while not frozen:
         beats += 1
-        store.set(life(0), str(beats))  # worker 1 gives one sign of life, and then says that it ends
-        store.set(life(1), "1")
+        store.set(beat(0), str(beats))  # worker 1 gives one sign of life, and then says that it ends
+        store.set(beat(1), "1")
         store.set(ending(1), "1")
         frozen = found.look([])
         if time.monotonic() - began > 0.9 and not frozen:
@@ -272,7 +271,7 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
     assert time.monotonic() - began > 1.2
 
 
-def kept(places: int, restarts: int) -> tuple[Keeper, list[Stands]]:
+def kept(places: int, restarts: int) -> tuple[Supervisor, list[Stands]]:
     """A keeper of workers that have met, and are no processes."""
     stands = list[Stands]()
 
@@ -280,7 +279,7 @@ def kept(places: int, restarts: int) -> tuple[Keeper, list[Stands]]:
         stands.append(Stands(where))
         return stands[-1]
 
-    keeper = Keeper(places, start, restarts, dead=100.0)
+    keeper = Supervisor(places, start, restarts, dead=100.0)
     for ident in range(places):
         keeper.store.set(f"join/{ident}", "1")
     keeper.look()
@@ -290,7 +289,7 @@ def kept(places: int, restarts: int) -> tuple[Keeper, list[Stands]]:
 
 def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
     """The last member that has the model ends in good order: no generation follows in which it would be missed."""
-    from paceline.torch.elastic.link import has
+    from paceline.torch.elastic.membership import has
 
     keeper, stands = kept(2, restarts=1)
     for ident in (0, 1):

@@ -1,32 +1,108 @@
-"""Watches over the other ranks from threads of its own, and knows why this rank cannot go on.
+"""Watches over the other ranks of a process group from threads of its own, and knows why this rank cannot go on.
 
-One thread gives signs of life and reads those of the others; its requests hang while rank 0, which hosts them, is
-stopped. The other thread judges what was read, and by when.
+Ranks tell that they live, how far they are and why one failed in a store that rank 0 hosts. Rank 0 looks at the signs
+of life of all the others, and writes what is remarkable in one place that all read. So a look costs each rank two
+requests, however many ranks there are, and rank 0 itself is judged by whether it looks.
+
+One thread gives signs of life and reads those of the others; its requests hang while rank 0 is stopped. The other
+thread judges what was read, and by when.
 """
 
 from __future__ import annotations
 
+import atexit
+import json
 import logging
+import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from types import TracebackType
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from paceline.errors import WorkerError
 from paceline.torch import peers
-from paceline.torch.liveness import ends, patience
-from paceline.torch.liveness.board import Board, Failure, Sight
+from paceline.torch.liveness import stall
 from paceline.torch.liveness.calls import Calls
-from paceline.torch.liveness.patience import Patience
+from paceline.torch.liveness.detector import Awake, FailureDetector
+from paceline.torch.liveness.stall import Failure, Sight, StallTimeout
 
 _log = logging.getLogger(__name__)
+CONNECT_SECONDS = 60.0  # to reach the store
+MOST_NAMED = 16  # ranks of each kind
+AFTER = 3  # pauses between signs of life without a new one: the rank is worth telling of
+LOOK, FAILURE = "look", "failure"
 REASON_SECONDS = 4.0  # for the reason of a broken connection to become known
-STAY_SECONDS = 5.0  # how long rank 0 waits for others to hear of an end before it takes the board with it
+STAY_SECONDS = 5.0  # how long rank 0 waits for others to hear of an end before it takes the store with it
 POST_SECONDS = 2.0  # to tell the others of this rank's failure
 QUICK = 0.02  # seconds between signs of life when others are to hear of a failure
 WORDS = 500  # characters of an error that are told
+
+
+class Life(NamedTuple):
+    """A rank's sign of life."""
+
+    number: int
+    done: int = -1  # the newest round of which the rank has done its part
+    ended: bool = False  # in good order
+    heard: bool = False  # it knows of the failure
+
+
+class HeartbeatStore:
+    """This rank's connection. Every method may hang while rank 0 is stopped, and raises RuntimeError when rank 0
+    has gone. Constructing it is collective. pause: seconds between two signs of life."""
+
+    def __init__(self, pause: float) -> None:
+        self._rank, self._ranks = peers.rank(), peers.ranks()
+        lives = {_life(rank): json.dumps(Life(0)) for rank in range(self._ranks)}
+        first = {LOOK: json.dumps((0, [], -1, (), ())), FAILURE: "null", **lives}
+        self._store = peers.own_store(CONNECT_SECONDS, first)
+        self._mine = Life(0)
+        self._detector = FailureDetector(AFTER * pause, pause)
+        self.unheard = set(range(self._ranks))  # on rank 0: who may live and not know of the failure
+        self.staying = set(range(self._ranks))  # on rank 0: who may live and has not ended
+
+    def beat(self, done: int, ended: bool = False) -> Sight:
+        """Give a sign of life and see what is known of the others.
+
+        done: the newest round of which this rank has done its part. ended: this is the last sign, but for rank 0's.
+        """
+        self._mine = self._mine._replace(number=self._mine.number + 1, done=done, ended=ended)
+        self._store.set(_life(self._rank), json.dumps(self._mine))
+        if self._rank == 0:
+            self._look()
+        look, failure = (json.loads(bytes(raw)) for raw in self._store.multi_get([LOOK, FAILURE]))
+        self._mine = self._mine._replace(heard=failure is not None)
+        number, silent, least, late, left = look
+        told = None if failure is None else Failure(*failure)
+        return Sight(number, dict(silent), least, tuple(late), tuple(left), told)
+
+    def fail(self, failure: Failure) -> None:
+        """Tell why a rank cannot go on; the first to be told of is remembered."""
+        self._store.compare_set(FAILURE, "null", json.dumps(failure))
+
+    def _look(self) -> None:
+        raws = self._store.multi_get([_life(rank) for rank in range(self._ranks)])
+        lives = [Life(*json.loads(bytes(raw))) for raw in raws]
+        there = {rank: life for rank, life in enumerate(lives) if not life.ended}
+        found = self._detector.silent(time.monotonic(), {rank: life.number for rank, life in there.items()})
+        silent = sorted(found.items(), key=lambda pair: -pair[1])  # the longest first
+        least = min((life.done for life in there.values()), default=-1)
+        late = [rank for rank, life in there.items() if life.done == least]
+        self.staying = set(there) - set(found)
+        self.unheard = {rank for rank in self.staying if not lives[rank].heard}
+        left = [rank for rank, life in enumerate(lives) if life.ended]
+        look = self._mine.number, silent[:MOST_NAMED], least, late[:MOST_NAMED], left
+        self._store.set(LOOK, json.dumps(look))
+
+
+def _life(rank: int) -> str:
+    return f"life/{rank}"
 
 
 class Reason(WorkerError):
@@ -78,26 +154,26 @@ class Alone:
         """End in good order. Safe to call twice."""
 
 
-class Lookout(Alone):
+class Monitor(Alone):
     """Watches over the other ranks. Construct on all ranks."""
 
-    def __init__(self, on_missed: patience.OnMissed, seconds: float) -> None:
-        self._tell = patience.answer(on_missed)
-        seconds = patience.check(seconds)
+    def __init__(self, on_missed: stall.OnMissed, seconds: float) -> None:
+        self._tell = stall.answer(on_missed)
+        seconds = stall.check(seconds)
         self._rank, self._step, self._waits = peers.rank(), 0, False
         self._done = -1  # the newest round of which this rank has done its part
-        self._pause = patience.pause(seconds, peers.ranks())
-        self._patience = Patience(self._rank, seconds)
-        self._board, self._calls = Board(self._pause), Calls("posts")
+        self._pause = stall.pause(seconds, peers.ranks())
+        self._stall = StallTimeout(self._rank, seconds)
+        self._store, self._calls = HeartbeatStore(self._pause), Calls("posts")
         self._sight = Sight()
         self._gone = False  # the connection to rank 0 is broken
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._closed = self._posted = False
         self._beats = threading.Thread(target=self._beat, name="signs of life", daemon=True)
-        self._judge = threading.Thread(target=self._watch, name="patience", daemon=True)
+        self._judge = threading.Thread(target=self._watch, name="stall timeout", daemon=True)
         self._beats.start()
         self._judge.start()
-        ends.watch(self)
+        _watch_end(self)
 
     def ended(self, step: int) -> None:
         self._done, self._step, self._waits = step, step, True
@@ -105,7 +181,7 @@ class Lookout(Alone):
     def over(self, seconds: float) -> None:
         self._waits = False
         self._step += 1
-        self._patience.round_over(seconds)
+        self._stall.round_over(seconds)
 
     def dropped(self) -> None:
         self._waits = False
@@ -145,29 +221,29 @@ class Lookout(Alone):
             with suppress(RuntimeError, TimeoutError):
                 self._calls.within(STAY_SECONDS + POST_SECONDS, self._leave)
         self._calls.close()
-        ends.forget(self)
+        _forget_end(self)
 
     def _without(self, failure: Failure) -> Reason:
         return Reason(f"rank {failure.rank} {failure.words}; rank {self._rank} cannot go on without it")
 
     def _leave(self) -> None:
-        until, clock = time.monotonic() + STAY_SECONDS, _Clock(self._pause)
-        self._board.beat(self._done, 0.0, ended=True)
-        while self._rank == 0 and self._board.staying and time.monotonic() < until:
+        until = time.monotonic() + STAY_SECONDS
+        self._store.beat(self._done, ended=True)
+        while self._rank == 0 and self._store.staying and time.monotonic() < until:
             time.sleep(min(self._pause, QUICK))
-            self._board.beat(self._done, clock.awake(), ended=True)
+            self._store.beat(self._done, ended=True)
 
     def _post(self, failure: Failure) -> None:
-        """Tell the others; on rank 0, whose end takes the board with it, see that they hear of it."""
+        """Tell the others; on rank 0, whose end takes the store with it, see that they hear of it."""
         if self._closed or self._posted or self._gone:
             return
         _log.info("rank %d tells the others that rank %d %s", self._rank, failure.rank, failure.words)
         self._posted = True  # also where another rank was quicker
         self._hurry.set()
         with suppress(RuntimeError, TimeoutError):  # rank 0 has gone, or does not answer
-            self._calls.within(POST_SECONDS, self._board.fail, failure)
+            self._calls.within(POST_SECONDS, self._store.fail, failure)
             until = time.monotonic() + STAY_SECONDS
-            while self._rank == 0 and self._board.unheard and time.monotonic() < until:
+            while self._rank == 0 and self._store.unheard and time.monotonic() < until:
                 time.sleep(QUICK)
 
     def _found(self) -> Failure | None:
@@ -189,15 +265,12 @@ class Lookout(Alone):
     # -- in the threads --------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        clock = _Clock(self._pause)
         try:
             while True:
-                self._sight = self._board.beat(self._done, clock.awake())
+                self._sight = self._store.beat(self._done)
                 over = 0 in self._sight.left or self._sight.failure is not None
-                if (
-                    over and self._rank != 0
-                ):  # which waits until all know of it, and then takes the board with it
-                    self._board.beat(self._done, 0.0, ended=True)
+                if over and self._rank:  # rank 0 waits until all know of it, and then takes the store with it
+                    self._store.beat(self._done, ended=True)
                     self._gone = True
                     return
                 hurries = self._hurry.wait(self._pause)
@@ -209,25 +282,13 @@ class Lookout(Alone):
             self._gone = True
 
     def _watch(self) -> None:
-        clock = _Clock(self._pause)
+        awake = Awake(self._pause, time.monotonic())
         while not self._closing.wait(self._pause):
-            missing = self._patience.judge(self._sight, self._step, self._waits, clock.awake())
+            seconds = awake.since(time.monotonic())
+            missing = self._stall.judge(self._sight, self._step, self._waits, seconds)
             if missing is not None:
                 _log.info("%s", missing)
                 self._tell(missing)
-
-
-class _Clock:
-    """Counts seconds, but few of those in which this process itself stood still."""
-
-    def __init__(self, pause: float) -> None:
-        self._most, self._last = 3 * pause, time.monotonic()
-
-    def awake(self) -> float:
-        """Since the last call."""
-        now = time.monotonic()
-        seconds, self._last = now - self._last, now
-        return min(seconds, self._most)
 
 
 def lost(error: BaseException | None) -> bool:
@@ -239,6 +300,46 @@ def lost(error: BaseException | None) -> bool:
     )
 
 
-def lookout(on_missed: patience.OnMissed, seconds: float) -> Alone:
+def monitor(on_missed: stall.OnMissed, seconds: float) -> Alone:
     """What watches over the ranks of this process group. Collective."""
-    return Lookout(on_missed, seconds) if peers.ranks() > 1 else Alone()
+    return Monitor(on_missed, seconds) if peers.ranks() > 1 else Alone()
+
+
+# -- how the program ends: by an exception that nobody catches, or at its end, without a word to Paceline ------------
+
+_watched: weakref.WeakSet[Monitor] = weakref.WeakSet()
+_before = sys.excepthook
+_process = 0  # that the hooks were set in; what is forked from it is not its business
+
+
+def _watch_end(monitor: Monitor) -> None:
+    global _before, _process
+    if _process != os.getpid():
+        _watched.clear()
+        _process = os.getpid()
+        atexit.register(_end)
+    if sys.excepthook is not _uncaught:
+        _before, sys.excepthook = sys.excepthook, _uncaught
+    _watched.add(monitor)
+
+
+def _forget_end(monitor: Monitor) -> None:
+    _watched.discard(monitor)
+    if not _watched and sys.excepthook is _uncaught:
+        sys.excepthook = _before
+
+
+def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    open_ones = list(_watched) if _process == os.getpid() else []
+    for one in open_ones:
+        one.fail(error)
+    _before(kind, error, trace)
+    for one in open_ones:
+        if (reason := one.reason(error)) is not None:
+            stall.last_words(str(reason))
+
+
+def _end() -> None:
+    if _process == os.getpid():
+        for one in list(_watched):
+            one.close()

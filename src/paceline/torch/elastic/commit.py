@@ -1,22 +1,99 @@
-"""A rank's measurements where they travel with the gradients: what a round came to is known once it is complete."""
+"""What travels beside the gradients, in one sum over all members: what each ran of the round, and its measurements.
+
+Who gets the gradients gets this, too, and so all that commit a round know the same of it.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from paceline.errors import PacelineError, WorkerError
 from paceline.torch.claiming.claims import Claims
+from paceline.torch.elastic.recovery import Span
 from paceline.torch.measuring import exchange, piece_reports
 from paceline.torch.measuring.exchange import Row, Rows
 from paceline.torch.measuring.meter import Loss, Meter, fields, summed, taken_down
 from paceline.torch.plan import Piece
 
-# samples: that the rank ran; parts: what they add up to, see ``Deal.parts``, where samples cost differently
+WHOLE = 1 << 40  # the samples' sums are modulo this, so that floats hold them however many ranks add to them
+# samples: that the rank ran; parts: what they add up to, see ``Deal.parts``, if samples cost differently
 ROW = np.dtype([*fields(1), ("samples", "f8"), ("parts", "f8", (3,))])
 ROW_WITH_PIECES = np.dtype([*fields(1), ("pieces", piece_reports.ROW)])
+
+
+class CommitRecord(NamedTuple):
+    """What a round came to, the same on all members that commit it. rows: of shape (places,); present: who took part,
+    (places,)."""
+
+    switch: bool  # the members change after this round
+    counted: float | None  # what the losses are means over, if that is not the samples
+    present: NDArray[np.bool_]
+    used: NDArray[np.bool_]  # which parameters have a gradient, (parameters,)
+    rows: Rows
+
+
+def write(
+    *,
+    switch: bool,
+    ran: Iterable[Span],
+    first: int,
+    counted: float | None,
+    used: Sequence[bool],
+    row: Rows,
+    place: int,
+    places: int,
+) -> torch.Tensor:
+    """One member's part of the sum. first: of the round's samples. row: its measurements, shape ()."""
+    each = [_sums(start - first, size) for start, size in ran]
+    mine = np.zeros(1, _layout(places, row.dtype, len(used)))
+    mine["switch"], mine["counted"], mine["given"] = switch, counted or 0.0, counted is not None
+    mine["sums"] = [sum(numbers) % WHOLE for numbers in zip((0, 0, 0), *each, strict=True)]
+    mine["present"][0, place], mine["rows"][0, place], mine["used"] = 1.0, row, used
+    return torch.from_numpy(mine.view("f8"))
+
+
+def read(
+    total: NDArray[np.float64], places: int, dtype: np.dtype[np.void], size: int, step: int
+) -> CommitRecord:
+    """The sum over all members, of a round of ``size`` samples.
+
+    Raises WorkerError if a sample is missing in the round's gradient, or counts twice: that must never be."""
+    parameters = total.size - _layout(places, dtype, 0).itemsize // 8
+    found = total.view(_layout(places, dtype, parameters))[0]
+    have, want = [int(number) for number in found["sums"]], _sums(0, size)
+    if have[0] != size or any((had - number) % WHOLE for had, number in zip(have, want, strict=True)):
+        raise WorkerError(
+            f"round {step}: {have[0]} samples are in its gradient (sums {have[1]} and {have[2]}), "
+            f"expected each of {size} once: the run ends here, before it trains from a wrong gradient. A rank may "
+            "have left its loop alone and begun another epoch; if none has, this is a fault of Paceline"
+        )
+    if found["given"] not in (0, found["present"].sum()):
+        raise PacelineError(
+            f"round {step}: some ranks gave pace.backward() a count, others none; expected it on all or none"
+        )
+    counted = float(found["counted"]) if found["given"] else None
+    present, used = found["present"] > 0, found["used"] > 0
+    return CommitRecord(bool(found["switch"]), counted, present, used, found["rows"].copy())
+
+
+def _layout(places: int, row: np.dtype[np.void], parameters: int) -> np.dtype[np.void]:
+    """All of it, as floats: sums of the samples' numbers, and what ``CommitRecord`` has."""
+    head = [("switch", "f8"), ("sums", "f8", (3,)), ("counted", "f8"), ("given", "f8")]
+    return np.dtype(
+        [*head, ("present", "f8", (places,)), ("rows", row, (places,)), ("used", "f8", (parameters,))]
+    )
+
+
+def _sums(start: int, size: int) -> tuple[int, int, int]:
+    """How many numbers there are from ``start`` on, their sum, and the sum of their squares."""
+    before, all_ = ((n * (n - 1) // 2, (n - 1) * n * (2 * n - 1) // 6) for n in (start, start + size))
+    return size, all_[0] - before[0], all_[1] - before[1]
 
 
 class Carried:
@@ -65,7 +142,7 @@ class ElasticMeter(Meter):
 
     @property
     def counted(self) -> float | None:
-        """What this rank's losses of the round are means over, where that is not the samples."""
+        """What this rank's losses of the round are means over, if that is not the samples."""
         return self._count
 
     def start(self, step: int, carry: float) -> None:

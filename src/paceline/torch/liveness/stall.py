@@ -15,13 +15,30 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from paceline.errors import PacelineError
-from paceline.torch.liveness.board import Failure, Sight
 
 SECONDS = 30.0  # without a sign of life, by default
 LIVING = 10.0  # times that, and
 TIMES = 10.0  # times the longest of the recent rounds, until a rank that lives is missed
 RECENT = 20
 GROWTH = 2.0  # times the wait before: when the same ranks are told of again
+
+
+class Failure(NamedTuple):
+    """Why a rank cannot go on."""
+
+    rank: int
+    words: str  # what follows its name in a sentence
+
+
+class Sight(NamedTuple):
+    """What is known of the other ranks."""
+
+    number: int = 0  # of rank 0's look: it stands still while rank 0 does
+    silent: dict[int, float] = {}  # noqa: RUF012  # seconds without a sign of life, by rank; never changed
+    least: int = -1  # the newest round of which all ranks have done their part
+    late: tuple[int, ...] = ()  # the ranks that have done their part of no later one
+    left: tuple[int, ...] = ()  # ranks that have ended in good order
+    failure: Failure | None = None  # the first that was told
 
 
 class Missing(NamedTuple):
@@ -96,7 +113,7 @@ def check(patience: float) -> float:
     return float(patience)
 
 
-class Patience:
+class StallTimeout:
     """Judges what is known of the others, of which it is told again and again.
 
     rank: this one. seconds: without a sign of life until a rank is missed.
@@ -115,17 +132,14 @@ class Patience:
         """A round took so long."""
         self._rounds.append(seconds)
 
-    def quiet(self) -> float:
-        """Seconds since rank 0's last sign of life."""
-        return 0.0 if self._rank == 0 else self._quiet
-
     def judge(self, sight: Sight, step: int, waits: bool, seconds: float) -> Missing | None:
         """Whom to tell of now, if anybody.
 
         step: the round that this rank is in; waits: it has done its part. seconds: since the last call, as far as
         this process was awake: after a nap of its own it must not blame the others.
         """
-        self._quiet = 0.0 if sight.number != self._look else self._quiet + seconds
+        stands = sight.number == self._look and self._rank != 0
+        self._quiet = self._quiet + seconds if stands else 0.0
         self._look = sight.number
         self._waited = self._waited + seconds if waits and sight.least < step else 0.0
         self._failed = self._failed + seconds if sight.failure is not None else 0.0
@@ -144,7 +158,7 @@ class Patience:
             if self._failed < self._patience or sight.failure.rank == self._rank:
                 return None
             return Missing(step, [sight.failure.rank], self._failed, False, sight.failure)
-        if self.quiet() >= self._patience:  # what rank 0 wrote of the others is old
+        if self._quiet >= self._patience:  # what rank 0 wrote of the others is old
             return None if 0 in sight.left else Missing(step, [0], self._quiet, False)
         silent = {r: s for r, s in sight.silent.items() if s >= self._patience and r != self._rank}
         if silent:

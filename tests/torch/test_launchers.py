@@ -1,4 +1,4 @@
-"""Guards of several machines: one disappears and comes back; the one that keeps the store is lost.
+"""Launchers of several machines: one disappears and comes back; the one that keeps the store is lost.
 
 The machines are network namespaces with a cable between them. Where they may not be made, they are addresses of one.
 """
@@ -19,12 +19,11 @@ import psutil
 import pytest
 import torch
 
-from paceline.torch.elastic import keeper
-from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.machines import GONE
-from paceline.torch.elastic.machines import Machines as Known
-from paceline.torch.elastic.station import Station
-from support import guarded
+from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.nodes import GONE, NodeAgent
+from paceline.torch.elastic.nodes import Machines as Known
+from paceline.torch.elastic.supervisor import _store
+from support import own_script
 from support.elastic_jobs import alone, network
 from support.stands import Stands
 
@@ -43,7 +42,7 @@ class Machines:
     """Two of them, "a" and "b", each with an address, and commands that run there."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.guards = folder, dict[str, subprocess.Popen[str]]()
+        self.folder, self.launchers = folder, dict[str, subprocess.Popen[str]]()
         self.names = {which: f"pace{os.getpid()}{which}" for which in "ab"}
         self.apart = all(ip("netns", "add", name) for name in self.names.values())
         a, b = self.names.values()
@@ -57,14 +56,14 @@ class Machines:
             assert ip("-n", name, "link", "set", "lo", "up")
 
     def start(self, which: str, *words: str, rounds: int = 10**6, **told: str) -> None:
-        """A guard on this machine. told: variables of a launcher, such as torchrun."""
+        """A launcher on this machine. told: variables of a launcher, such as torchrun."""
         inside = ["ip", "netns", "exec", self.names[which]] if self.apart else []
-        command = [*inside, sys.executable, "-m", "paceline.torch.guard", *words]
+        command = [*inside, sys.executable, "-m", "paceline.torch.launcher", *words]
         path = os.pathsep.join(sys.path)
         # Other tests set an interface for this process, which the machines do not share.
         theirs = {name: value for name, value in os.environ.items() if name != "GLOO_SOCKET_IFNAME"}
-        self.guards[which] = subprocess.Popen(
-            [*command, guarded.__file__, str(self.folder), str(rounds)],
+        self.launchers[which] = subprocess.Popen(
+            [*command, own_script.__file__, str(self.folder), str(rounds)],
             env=theirs | {"PYTHONPATH": path} | told,
             stderr=(self.folder / f"{which}.err").open("a"),
         )
@@ -83,9 +82,9 @@ class Machines:
             self.signal(which, signal.SIGCONT)
 
     def signal(self, which: str, number: int) -> None:
-        """To the guard there and all of its workers."""
-        guard = psutil.Process(self.guards[which].pid)
-        for process in [guard, *guard.children(recursive=True)]:
+        """To the launcher there and all of its workers."""
+        launcher = psutil.Process(self.launchers[which].pid)
+        for process in [launcher, *launcher.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
 
@@ -95,8 +94,8 @@ class Machines:
     def until(self, true: Callable[[], bool], seconds: float = 240.0) -> None:
         end = time.monotonic() + seconds
         while not true():
-            said = {which: self.said(which) for which in self.guards}
-            assert all(guard.poll() in (None, 0) for guard in self.guards.values()), said
+            said = {which: self.said(which) for which in self.launchers}
+            assert all(launcher.poll() in (None, 0) for launcher in self.launchers.values()), said
             assert time.monotonic() < end, said
             time.sleep(0.02)
 
@@ -113,10 +112,10 @@ class Machines:
         return max((numbers[-1] for numbers in self.rounds(0) if numbers), default=0)
 
     def end(self) -> None:
-        for which, guard in self.guards.items():
-            if guard.poll() is None:
+        for which, launcher in self.launchers.items():
+            if launcher.poll() is None:
                 self.signal(which, signal.SIGKILL)
-            guard.wait()
+            launcher.wait()
         for name in self.names.values():
             ip("netns", "del", name)
 
@@ -151,15 +150,15 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     assert every == list(range(1, every[-1] + 1))  # the worker of the first machine was never started again
 
     machines.signal("a", signal.SIGKILL)
-    assert machines.guards.pop("b").wait(120) == 1
+    assert machines.launchers.pop("b").wait(120) == 1
     last = machines.said("b").strip().split("\n")[-1]
     assert last.startswith(f"paceline: the machine at {address}:{PORT}, which keeps the run together, has")
     assert last.endswith("start the script again from its checkpoint")
     done = torch.load(machines.folder / "checkpoint.pt", weights_only=False)["pace"]["rounds"]
     machines.start("a", "--workers=1")
     machines.until(lambda: machines.newest() > done + 10)
-    machines.guards["a"].terminate()  # as where the machine is taken away: the round is run to its end
-    assert machines.guards["a"].wait(240) == 1
+    machines.launchers["a"].terminate()  # as where the machine is taken away: the round is run to its end
+    assert machines.launchers["a"].wait(240) == 1
     assert "worker 0 left" in machines.said("a")
     kept = torch.load(machines.folder / "checkpoint.pt", weights_only=False)
     model = network()
@@ -168,10 +167,10 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
     assert (found - alone(kept["pace"]["rounds"])).abs().max() < 1e-12
 
 
-def test_what_a_guard_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers wait for a machine with room; each end is told; a machine leaves after its workers, and a silent one is
     gone on without."""
-    store = keeper._store("127.0.0.1", 0)
+    store = _store("127.0.0.1", 0)
     known, workers, said = Known(store, dead=0.5), list[Stands](), list[str]()
 
     def start(where: Where) -> Stands:
@@ -185,8 +184,8 @@ def test_what_a_guard_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None
             said.extend(known.look())
             time.sleep(0.005)
 
-    def joined() -> tuple[Station, threading.Thread, list[int]]:
-        station, status = Station("127.0.0.1", store.port, 2, start, 5.0, 5.0, said.append), list[int]()
+    def joined() -> tuple[NodeAgent, threading.Thread, list[int]]:
+        station, status = NodeAgent("127.0.0.1", store.port, 2, start, 5.0, 5.0, said.append), list[int]()
         thread = threading.Thread(target=lambda: status.append(station.run()), daemon=True)
         thread.start()
         return station, thread, status
@@ -208,10 +207,10 @@ def test_what_a_guard_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None
     last = known.start(Where("127.0.0.1", store.port, 3, 0, 3))
     station, thread, status = joined()
     until(lambda: len(workers) == 4)
-    monkeypatch.setattr("paceline.torch.elastic.station.LOOK", 3.0)  # it stands still
+    monkeypatch.setattr("paceline.torch.elastic.nodes.LOOK", 3.0)  # it stands still
     until(lambda: last.status() == GONE)
     assert "machine 3 gave no sign of life for 0.5 s" in said
-    monkeypatch.setattr("paceline.torch.elastic.station.LOOK", 0.01)
+    monkeypatch.setattr("paceline.torch.elastic.nodes.LOOK", 0.01)
     until(lambda: "machine 4 has joined" in said)  # it hears that the others went on, and comes again
     assert workers[3].told == ["kill"]
     known.close(3)

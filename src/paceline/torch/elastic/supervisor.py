@@ -1,4 +1,4 @@
-"""Keeps the workers of a run on this machine: sees who ends, makes sure that the frozen are dead, starts others."""
+"""Supervises the workers of a run: sees who ends, makes sure that the frozen are dead, starts others."""
 
 from __future__ import annotations
 
@@ -6,40 +6,16 @@ import signal
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch.distributed as dist
 
 from paceline import tokens
-from paceline.torch.elastic.door import Door
-from paceline.torch.elastic.generation import Where
-from paceline.torch.elastic.link import has
-from paceline.torch.elastic.listening import LOOPBACK, socket_at
-from paceline.torch.elastic.machines import GONE, Machines
-from paceline.torch.elastic.membership import DEAD_SECONDS, Membership
-from paceline.torch.elastic.seal import Seal
-from paceline.torch.elastic.starved import Starved
-
-
-class Worker(Protocol):
-    """A process."""
-
-    @property
-    def pid(self) -> int | None:
-        """Its number on this machine; None where it is on another."""
-        ...
-
-    def status(self) -> int | None:
-        """With what it has ended, below 0 by that signal; None while it lives."""
-        ...
-
-    def kill(self) -> None:
-        """By SIGKILL, also where it is stopped."""
-        ...
-
-    def leave(self) -> None:
-        """By SIGTERM: it takes part until the end of the round."""
-        ...
+from paceline.torch.elastic.gateway import LOOPBACK, Door, socket_at
+from paceline.torch.elastic.membership import DEAD_SECONDS, Membership, Where, has
+from paceline.torch.elastic.messages import Seal
+from paceline.torch.elastic.nodes import GONE, Machines, WorkerProcess
+from paceline.torch.liveness.detector import Starved
 
 
 class Loss(NamedTuple):
@@ -53,20 +29,20 @@ class Loss(NamedTuple):
     failed: bool  # by an error of its own, which would come again: no other is started in its place
 
 
-class Keeper:
+class Supervisor:
     """start: starts a worker process. restarts: how many may be started in place of lost ones. dead: seconds without
     a sign of life after which a worker is killed; ten times as many for one here that has work (``Starved``). port:
     where the workers meet, 0 for any. host: this machine, as others reach it. elsewhere: so many of the places, the
-    last ones, are on other machines. token: that the guards there must have; None where all of them are on this
+    last ones, are on other machines. token: that the launchers there must have; None if all of them are on this
     machine.
 
-    Raises PacelineError where the port cannot be used.
+    Raises PacelineError if the port cannot be used.
     """
 
     def __init__(
         self,
         places: int,
-        start: Callable[[Where], Worker],
+        start: Callable[[Where], WorkerProcess],
         restarts: int = 0,
         dead: float = DEAD_SECONDS,
         port: int = 0,
@@ -87,15 +63,13 @@ class Keeper:
         self._seal = Seal(secret)
         self._starved = Starved(dead)
         self.membership = Membership(self.store, places, dead, self._seal, self._working)
-        self.workers: dict[int, Worker] = {}  # that live
+        self.workers: dict[int, WorkerProcess] = {}  # that live
         self.restarts = restarts
         self._start, self._places, self._dead = start, places, dead
         self._here = places - elsewhere
         self._machines = Machines(self.store, dead, self._seal)
-        self._fenced: set[int] = set()
-        self._ends = (
-            False  # no more workers are started: those who take part come to their end, or none is left
-        )
+        # No more workers are started: those who take part come to their end, or none is left.
+        self._ends = False
         self._next = 0
         for place in range(places):
             self.start(place)
@@ -123,15 +97,12 @@ class Keeper:
         }
         left = {ident for ident in ends if self.store.check([f"leave/{ident}"])}
         self._ends |= any(status == 0 and ident not in left for ident, status in ends.items())
-        if (
-            self._ends
-        ):  # before those who have the model are seen to be gone: the others would take that for a loss
+        if self._ends:  # before those who have the model are gone: the others would take that for a loss
             self._dismiss()
         dead, long = self.membership.dead, self.membership.long
         frozen = self.membership.look(ends)
         self._ends |= self.running and not self.membership.members  # nobody is left who has the model
         for ident in frozen:
-            self._fenced.add(ident)
             self.workers[ident].kill()
         found = []
         for ident in [*ends, *frozen]:
@@ -141,15 +112,15 @@ class Keeper:
             status = ends.get(ident)
             order, failed = status == 0, status is not None and status > 0
             words = (
-                (
-                    f"was busy and gave no sign of life for {long:g} s"
-                    if ident in self.membership.endless
-                    else f"gave no sign of life for {dead:g} s"
-                )
+                f"was busy and gave no sign of life for {long:g} s"
+                if ident in self.membership.endless
+                else f"gave no sign of life for {dead:g} s"
                 if status is None
                 else f"was on a machine that gave no sign of life for {self._dead:g} s"
                 if status == GONE
-                else ("left" if ident in left else "ended")
+                else "left"
+                if ident in left and order
+                else "ended"
                 if order
                 else f"was killed by {signal.Signals(-status).name}"
                 if status < 0
@@ -191,8 +162,9 @@ class Keeper:
 
     def _working(self, idents: list[int]) -> set[int]:
         """Those of these workers that have work, as far as this machine can tell."""
-        pids = {ident: self.workers[ident].pid for ident in idents if ident in self.workers}
-        return self._starved.look({ident: pid for ident, pid in pids.items() if pid is not None})
+        here = {ident: self.workers[ident].pid for ident in idents if ident in self.workers}
+        pids = {ident: pid for ident, pid in here.items() if pid is not None}
+        return self._starved.look(time.monotonic(), pids)
 
     def _dismiss(self) -> None:
         """Nobody hands anything over any more to those who do not have the model yet."""
@@ -204,8 +176,8 @@ class Keeper:
 def _store(host: str, port: int) -> dist.TCPStore:
     """A store that this process holds.
 
-    Its socket is one of IPv4: of each that connects by IPv6 the store asks the name, and stands still meanwhile, for
-    5 s where no name server answers. Raises PacelineError where the port cannot be used."""
+    Its socket is one of IPv4: the store asks the name of each that connects by IPv6, and stands still meanwhile, for
+    5 s where no name server answers. Raises PacelineError if the port cannot be used."""
     listening = socket_at(host, port)
     return dist.TCPStore(
         host,

@@ -1,0 +1,145 @@
+"""What of a running round nobody has run who is still there, and how its members recover it: each claims parts of it.
+
+Samples are told by their place in the epoch's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.rounds import Array
+from paceline.samples.cost import CostModel
+from paceline.samples.deal import at_least
+from paceline.torch.plan import Piece
+
+FRESH = -1  # rounds behind a rank that has nothing yet
+Span = tuple[int, int]  # first sample of the epoch's order, and how many
+Turn = tuple[Span | None, Piece]  # the samples of a turn, None for one that counts for nothing; and its piece
+
+
+class Missing(NamedTuple):
+    """What nobody who is there has run of a round. members: who may run it; fits: samples that each of them has room
+    for at once."""
+
+    spans: list[Span]
+    members: int
+    fits: int
+
+
+@dataclass
+class Running:
+    """One round. All ranks that have begun it have the same but for ``ran``, ``within`` and ``dropped``."""
+
+    step: int = FRESH  # so many are complete
+    first: int = 0  # of its samples, in the epoch's order
+    size: int = 0
+    among: tuple[int, ...] = ()  # the places that it was divided among, also where some are lost since
+    within: bool = False  # it was begun here, and is not complete
+    dropped: bool = False  # its gradients were, on this rank
+    ran: list[Span] = field(default_factory=list)  # whose gradients this rank has
+    missing: Missing | None = None  # if it is mended
+
+    def begin(self, step: int, first: int, size: int) -> None:
+        """This round comes next; what is known of it stays."""
+        if step != self.step:
+            self.step, self.ran, self.missing = step, [], None
+        self.first, self.size = first, size
+
+    def over(self) -> None:
+        """It is complete."""
+        self.within, self.missing, self.ran = False, None, []
+        self.step += 1
+
+    def drop(self) -> None:
+        """It was left: nothing that this rank has run of it counts."""
+        self.within, self.dropped, self.ran = False, True, []
+
+    def word(self) -> dict[str, Any]:
+        """What this rank tells the others of it in a meeting."""
+        return {
+            "done": self.step,
+            "ran": self.ran,
+            "within": self.within,
+            "round": [self.first, self.size, self.among],
+        }
+
+    def agree(self, words: list[dict[str, Any]], members: int, fits: int) -> None:
+        """What the words of those with as many complete rounds come to; the same on all members."""
+        self.step, self.missing = words[0]["done"], None
+        running = [word for word in words if word["within"]]
+        if running:
+            self.first, self.size, among = running[0]["round"]
+            self.among = tuple(among)
+            ran = [span for word in running for span in word["ran"]]
+            self.missing = Missing(missing(ran, self.first, self.size), members, fits)
+
+
+def missing(ran: Iterable[Span], first: int, size: int) -> list[Span]:
+    """The samples from ``first`` on, ``size`` of them, that are in none of ``ran``."""
+    found, at, end = [], first, first + size
+    for start, count in sorted(tuple(span) for span in ran):
+        if start > at:
+            found.append((at, start - at))
+        at = max(at, start + count)
+    if at < end:
+        found.append((at, end - at))
+    return found
+
+
+def parts_by_cost(
+    spans: Iterable[Span],
+    lengths: Sequence[Array],
+    model: CostModel,
+    members: int,
+    most: int,
+    budget: float,
+    floor: int = 1,
+) -> list[Span]:
+    """As ``parts``, about two of equal cost for each member, for samples that cost differently.
+
+    lengths: of the samples of each span. budget: length of a part at most, as ``samples.Room.budget``."""
+    found = []
+    costs = [model.of(each) for each in lengths]
+    aim = sum(float(each.sum()) for each in costs) / (2 * members)
+    for (start, _), each, cost in zip(spans, lengths, costs, strict=True):
+        sizes: list[int] = []
+        size, longest, tokens, dearest, together = 0, 0.0, 0.0, 0.0, 0.0
+        for length, own in zip(each.tolist(), cost.tolist(), strict=True):
+            longest, dearest = max(longest, length), max(dearest, own)
+            tokens, together = tokens + length, together + own
+            if model.padded:
+                tokens, together = (size + 1) * longest, (size + 1) * dearest
+            if size and (size >= most or tokens > budget or together > aim + own / 2):
+                sizes.append(size)
+                size, longest, tokens, dearest, together = 0, length, length, own, own
+            size += 1
+        for part in at_least(np.array([*sizes, size], np.int64), floor).tolist():
+            found.append((start, part))
+            start += part
+    return found
+
+
+def parts(spans: Iterable[Span], members: int, most: int, unit: int = 1, floor: int = 1) -> list[Span]:
+    """Cut into parts of at most ``most`` samples, about two for each member.
+
+    unit: if a span is a multiple of so many samples, its parts are. floor: samples that each part has at least,
+    where spans do; ``most`` is at least 2 floor - 1."""
+    spans = list(spans)
+    each = max(-(-sum(size for _, size in spans) // (2 * members)), 2 * floor - 1)
+    each = max(min(each, most) // unit, 1) * unit
+    found = []
+    for start, size in spans:
+        count = -(-size // each)
+        units, rest = divmod(size, unit)
+        low, larger = divmod(units, count)
+        sizes = [(low + (number < larger)) * unit for number in range(count)]
+        sizes[-1] += rest  # less than a unit, and the last parts are the smaller ones
+        for part in sizes:
+            if part:
+                found.append((start, part))
+            start += part
+    return found

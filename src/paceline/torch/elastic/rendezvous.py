@@ -1,0 +1,204 @@
+"""From one membership epoch into the next: its members meet, connect, and are brought to the newest complete round.
+
+A rank that joins is handed over the model, what was registered with it, and where the run stands.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from paceline.errors import PacelineError, WorkerError
+from paceline.torch.elastic import group as transport
+from paceline.torch.elastic.group import Group
+from paceline.torch.elastic.link import Link
+from paceline.torch.elastic.membership import MembershipEpoch
+from paceline.torch.elastic.messages import Unread, pack, unpack
+
+_log = logging.getLogger(__name__)
+CHUNK = 32 << 20  # bytes that are sent at once
+UNREACHED = 20  # times in a row that members cannot connect though none of them is lost
+Word = dict[str, Any]
+
+
+class Handover:
+    """Packs all that a joiner needs, and takes it over. run: gives where the run stands; go_on: takes that in."""
+
+    def __init__(
+        self, model: torch.nn.Module, run: Callable[[], dict[str, Any]], go_on: Callable[[Any], None]
+    ) -> None:
+        self._model, self._run, self._go_on = model, run, go_on
+        self._registered: list[Any] = []
+
+    def register(self, things: Sequence[Any]) -> None:
+        """Optimizers, schedulers, scalers and the like. Raises PacelineError for what has no state."""
+        for thing in things:
+            if not callable(getattr(thing, "state_dict", None)) or not callable(
+                getattr(thing, "load_state_dict", None)
+            ):
+                raise PacelineError(
+                    f"pace.register() was given a {type(thing).__name__}; expected what has state_dict() and "
+                    "load_state_dict(), as optimizers, schedulers and scalers do"
+                )
+            try:
+                unpack(bytes(pack(thing.state_dict())), f"the state of a {type(thing).__name__}")
+            except Unread as error:  # now, and not when a rank joins
+                raise PacelineError(f"pace.register(): {error}") from error
+        self._registered = list(things)
+
+    def pack(self) -> torch.Tensor:
+        """All of it, as bytes in a tensor."""
+        parts = {
+            "model": self._model.state_dict(),
+            "registered": [thing.state_dict() for thing in self._registered],
+            "run": self._run(),
+        }
+        return torch.frombuffer(pack(parts), dtype=torch.uint8)
+
+    def take(self, packed: torch.Tensor, run: bool) -> None:
+        """Take over what ``pack`` gave; ``run``: also where the run stands."""
+        parts = unpack(packed.numpy().tobytes(), "what another worker hands over")
+        self._model.load_state_dict(parts["model"])
+        if len(parts["registered"]) != len(self._registered):
+            raise PacelineError(
+                f"pace.register() was given {len(self._registered)} things here, and {len(parts['registered'])} on "
+                "the rank that hands over; expected the same on every rank"
+            )
+        for thing, state in zip(self._registered, parts["registered"], strict=True):
+            thing.load_state_dict(state)
+        if run:
+            self._go_on(parts["run"])
+
+
+def send(
+    group: Group, packed: torch.Tensor | None, root: int, lost: Callable[[], bool]
+) -> torch.Tensor | None:
+    """Send ``packed`` from the member ``root``, if it is given, to all; what arrived, None if it did not."""
+    length = torch.tensor([0 if packed is None else packed.numel()])
+    if not group.all_done([group.broadcast(length, root)], lost):
+        return None
+    whole = torch.empty(int(length), dtype=torch.uint8) if packed is None else packed
+    for start in range(0, int(length), CHUNK):
+        if not group.all_done([group.broadcast(whole[start : start + CHUNK], root)], lost):
+            return None
+    return whole
+
+
+class Met(NamedTuple):
+    """What came of a rendezvous. up: the words of the members with the newest complete round, by place; packed: what
+    this rank was given by the first of them, because its own state was older."""
+
+    up: list[Word]
+    fits: int  # samples that each member has room for at once
+    packed: torch.Tensor | None
+
+
+class Rendezvous:
+    """``enter`` a membership epoch; then ``epoch`` and ``group`` are those to go by. The link is to be told when what
+    was handed over is taken.
+
+    given: packs what is handed over.
+    """
+
+    def __init__(self, link: Link, given: Handover) -> None:
+        self._link, self._given = link, given
+        self.epoch: MembershipEpoch | None = None  # in which this rank takes part
+        self._group: Group | None = None
+        self._has = False  # what the others have: the model and all that goes with it
+
+    @property
+    def number(self) -> int:
+        """Of the epoch; -1 before this rank has entered one."""
+        return -1 if self.epoch is None else self.epoch.number
+
+    @property
+    def group(self) -> Group:
+        """The sums of the epoch's members."""
+        assert self._group is not None
+        return self._group
+
+    def lost(self) -> bool:
+        """Whether a member of the epoch was lost."""
+        return self._link.lost_since(self.number)
+
+    def enter(self, word: Word) -> Met:
+        """Into the newest epoch, which may follow at once by another. word: what this rank tells of itself.
+
+        Raises WorkerError if no member with the model is left, or the members cannot reach one another."""
+        began, number = time.perf_counter(), self.number
+        word, unreached = {**word, "has": self._has}, 0
+        while True:
+            coming = self._link.next(number)
+            number = coming.number
+            words = self._link.meet(coming, word)
+            if words is None:
+                continue
+            idents = [member.ident for member in coming.members]
+            up = self._up(idents, words)
+
+            def lost(number: int = number) -> bool:
+                return self._link.lost_since(number)
+
+            group = self._connect(f"group/{number}", idents, lost)
+            if group is not None:
+                through, packed = self._hand_over(group, number, idents, up, lost)
+                if through:
+                    break
+            unreached = 0 if group is not None or lost() else unreached + 1
+            if unreached >= UNREACHED:
+                raise WorkerError(
+                    f"worker {self._link.place} and the others cannot reach one another, though all of them live; "
+                    "name the network that they share in GLOO_SOCKET_IFNAME on each machine, and keep others away "
+                    "from it"
+                )
+            self._link.broken(number)
+        assert group is not None
+        transport.let_go(group, self._group)
+        self.epoch, self._group, self._has = coming, group, True
+        _log.info("members %s in epoch %d after %.3f s", coming.places, number, time.perf_counter() - began)
+        fits = min(one["fits"] for one in words.values())
+        return Met([words[ident] for ident in up], fits, packed)
+
+    def _connect(self, key: str, idents: list[int], lost: Callable[[], bool]) -> Group | None:
+        """The group of these members."""
+        link = self._link
+        index, size = idents.index(link.ident), len(idents)
+        return transport.connect(link.connections, key, index, size, lost, link.seal)
+
+    def _up(self, idents: list[int], words: dict[int, Word]) -> list[int]:
+        """Who has the newest complete round."""
+        having = [ident for ident in idents if words[ident]["has"]]
+        if not having:
+            if self._link.posted("begun"):
+                raise WorkerError(
+                    "every rank that had the model was lost before another had taken it over; start the run again "
+                    "from its checkpoint"
+                )
+            having = idents[:1]  # the run begins with what the first of them has
+        done = max(words[ident]["done"] for ident in having)
+        return [ident for ident in having if words[ident]["done"] == done]
+
+    def _hand_over(
+        self, group: Group, number: int, idents: list[int], up: list[int], lost: Callable[[], bool]
+    ) -> tuple[bool, torch.Tensor | None]:
+        """Between the first of those who are up and those who are not; the others go on at once.
+
+        Whether it worked, and what this rank was handed over."""
+        mine = self._link.ident
+        part = [up[0], *(ident for ident in idents if ident not in up)]
+        if len(part) == 1 or mine not in part:
+            return True, None
+        among: Group | None = group
+        if len(part) < len(idents):
+            among = self._connect(f"handover/{number}", part, lost)
+        else:
+            part = idents
+        if among is None:
+            return False, None
+        packed = self._given.pack() if mine == up[0] else None
+        received = send(among, packed, part.index(up[0]), lost)
+        return received is not None, received if packed is None else None
