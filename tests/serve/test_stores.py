@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from paceline import PacelineError
-from paceline.serve import rules, store
+from paceline.serve import catalog, store
 from paceline.serve.service import STATE, Service
 from support.calling import JOB, Caller, refused, serving
 
@@ -159,10 +159,7 @@ def another_programs(directory: Path) -> None:
 
 
 def of_an_older_version(directory: Path) -> None:
-    another_programs(directory)
-    with contextlib.closing(sqlite3.connect(directory / STATE)) as database:
-        database.execute("create table calls (job text)")
-        database.execute("pragma user_version=1")
+    change(directory, "pragma user_version=1")
 
 
 def of_a_newer_version(directory: Path) -> None:
@@ -252,9 +249,9 @@ def a_row_lost(directory: Path) -> None:
 
 
 def settings(**changes: Any) -> str:
-    from paceline.serve.settings import Settings
+    from paceline.serve.models import Settings
 
-    values = Settings(12, 2, policy="equal", floor=1.0, first=5.0).to_dict() | changes
+    values = Settings.of(batch=12, workers=2, policy="equal", floor=1.0, first=5.0).model_dump() | changes
     return json.dumps({name: value for name, value in values.items() if value != "gone"})
 
 
@@ -273,7 +270,10 @@ def settings(**changes: Any) -> str:
         (digested("jobs", "name='j'", settings=settings(colour="red")), "(unknown: colour)"),
         (digested("jobs", "name='j'", settings=settings(batch="many")), "its settings cannot be used"),
         (digested("jobs", "name='j'", settings=settings(limits=5)), "its settings cannot be used"),
-        (digested("jobs", "name='j'", settings=settings(batch=-5)), "batch=-5: expected 1 to"),
+        (
+            digested("jobs", "name='j'", settings=settings(batch=-5)),
+            "batch=-5: input should be greater than or equal to 1",
+        ),
         (digested("jobs", "name='j'", settings=settings(policy="magic")), "policy 'magic' is unknown"),
         (digested("jobs", "name='j'", state="[]"), "its state cannot be used"),
         (digested("jobs", "name='j'", state='{"now": 1.0, "job": {}}'), "its state cannot be used"),
@@ -367,7 +367,7 @@ def test_other_rules_do_not_change_what_was_handed_out(
     before_init, before_step = Equal.init, Equal.step
     monkeypatch.setattr(Equal, "init", init)
     monkeypatch.setattr(Equal, "step", step)
-    monkeypatch.setattr(rules, "_digest", lambda kind: "other")
+    monkeypatch.setattr(catalog, "_digest", lambda kind: "other")
     with caplog.at_level(logging.WARNING):
         asyncio.run(go_on(True))
         asyncio.run(go_on(False))
@@ -382,8 +382,8 @@ def test_rules_are_those_of_the_code_that_decides() -> None:
     from paceline import policies
     from paceline.rounds import Cluster
 
-    versions = {name: rules.version(policies.create(name, Cluster(3, 30))) for name in ("equal", "level")}
+    versions = {name: catalog.rules(policies.create(name, Cluster(3, 30))) for name in ("equal", "level")}
     assert versions["equal"] != versions["level"]
-    assert versions["equal"] == rules.version(policies.create("equal", Cluster(2, 30)))
-    for name in rules.DECIDE:
-        assert (Path(rules.__file__).parents[1] / name).exists()
+    assert versions["equal"] == catalog.rules(policies.create("equal", Cluster(2, 30)))
+    for name in catalog.DECIDE:
+        assert (Path(catalog.__file__).parents[1] / name).exists()

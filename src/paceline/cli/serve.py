@@ -76,12 +76,11 @@ def command(
     try:
         from paceline.serve import server
         from paceline.serve.app import make
-        from paceline.serve.models import NAME
         from paceline.serve.service import Service
     except ModuleNotFoundError as error:
         raise PacelineError(f"{error.name} is not installed; install paceline[serve]") from error
     from paceline import tokens
-    from paceline.serve.settings import Settings
+    from paceline.serve.models import NAME, Settings
 
     if no_token and host not in LOCAL:
         raise PacelineError(
@@ -99,13 +98,13 @@ def command(
         )
     if batch is not None and workers is not None:
         pairs = limits(limits_)
-        settings = Settings(
-            batch,
-            workers,
+        settings = Settings.of(
+            batch=batch,
+            workers=workers,
             policy=policy,
             forecast=forecast,
             start=start,
-            limits=None if pairs is None else tuple(pairs),
+            limits=pairs,
             quantum=quantum,
             ahead=1 if at_once else 0,
             floor=floor,

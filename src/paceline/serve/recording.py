@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import numpy as np
 from paceline import runs
 from paceline.errors import PacelineError
 from paceline.runs.run import CONFIG, SUMMARY
-from paceline.serve.effects import Closed
-from paceline.serve.settings import Settings
+from paceline.serve.events import Closed
+from paceline.serve.models import Settings
 
 
 class Record:
@@ -25,7 +24,7 @@ class Record:
         self._config = {"engine": "service", "job": name, "workers": settings.workers} | {
             "global_batch": settings.batch,
             "policy": settings.asked_policy,
-            "settings": json.loads(json.dumps(settings.to_dict())),  # as it will be read
+            "settings": settings.model_dump(),
         }
         self._lock = threading.Lock()
         self._recorder: runs.Recorder | None = None

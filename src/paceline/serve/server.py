@@ -1,9 +1,11 @@
-"""Runs the service in this process until it is told to stop."""
+"""Runs the service in this process until it is told to stop, and cuts off connections that send nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import json
 import signal
 import socket
 import sys
@@ -13,11 +15,14 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline.errors import PacelineError
-from paceline.serve.limits import Impatient
+from paceline.serve.middleware import BODY_BYTES
 from paceline.serve.service import Service
 
+HEADER_BYTES = 64 * 1024
+HEADER_SECONDS = 10.0
 KEEP_ALIVE = 75  # seconds that a worker's connection may rest between two rounds
 BACKLOG = 2048
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -35,7 +40,7 @@ def run(app: FastAPI, service: Service, listening: socket.socket) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, as far as they are not ignored."""
     config = uvicorn.Config(
         app,
-        http=Impatient,
+        http=_Impatient,
         ws="none",
         lifespan="on",
         log_level="warning",
@@ -89,6 +94,64 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._service.release()
         super().handle_exit(sig, frame)
+
+
+class _Impatient(HttpToolsProtocol):
+    """A connection that is cut off when its request's head takes too long or grows too large."""
+
+    _patience: asyncio.TimerHandle | None = None
+    _head = 0  # bytes of the head so far; -1 while none is awaited
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._head_is_there()
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head >= 0:
+            self._head += len(data)
+            if self._head > HEADER_BYTES + BODY_BYTES:
+                self.transport.close()
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._patience is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_there()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """In the API's terms."""
+        body = json.dumps({"error": msg.rstrip(".")}).encode()
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: "
+            + str(len(body)).encode()
+            + b"\r\nconnection: close\r\n\r\n"
+            + body
+        )
+        self.transport.close()
+
+    def _await_head(self) -> None:
+        self._head = 0
+        self._patience = self.loop.call_later(HEADER_SECONDS, self._cut_off)
+
+    def _head_is_there(self) -> None:
+        self._head = -1
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _cut_off(self) -> None:
+        self._patience = None
+        if not self.transport.is_closing():
+            self.transport.close()
 
 
 def state_directory(path: Path) -> Path:
