@@ -107,6 +107,25 @@ def test_a_report_that_counts_is_answered_so_although_its_worker_has_left(
     play(scenario)
 
 
+def test_a_join_whose_answer_was_lost_may_be_repeated(play: Callable[..., None]) -> None:
+    """A round was handed out meanwhile, of which the worker has a part."""
+
+    async def scenario(call: Caller) -> None:
+        mine = {"X-Worker-Secret": call.secrets["b"]}
+        assert (await call.ask("DELETE", "/jobs/j/workers/b", headers=mine))[0] == 204
+        secret = "the-secret-of-worker-b"
+        joined = await call.join("b", secret=secret)
+        assert (await call.next("a"))[1]["present"] == 2
+        assert await call.join("b", secret=secret) == joined
+        part = (await call.next("b"))[1]
+        assert (part["round"], part["samples"], part["offset"]) == (0, 6, 6)
+        for name in "ab":
+            assert (await call.report(name, {"round": 0, "samples": 6, "seconds": 1.0}))[0] == 200
+        assert (await call.ask("GET", "/jobs/j"))[1]["samples"] == 12
+
+    play(scenario)
+
+
 def test_metrics_tell_of_the_jobs_that_there_are(play: Callable[..., None]) -> None:
     """Jobs that have been deleted leave nothing, however many there were."""
 

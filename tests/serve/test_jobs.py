@@ -286,15 +286,25 @@ def test_strangers_and_namesakes() -> None:
         join(job, 1.0, "x", digest("x"), 3)
 
 
-def test_a_worker_replaces_itself_with_its_secret() -> None:
-    job = started()
+def test_a_worker_takes_another_place_with_its_secret() -> None:
+    job = started(workers=4, start=3)
     ask(job, 1.0, "a")
     for name in "bc":
         reports(job, 1.0, name, Report(0, 4, 1.0))
-    left, closed, joined, _ = join(job, 2.0, "a", digest("a"))
-    assert (left, joined) == (Left(2.0, "a", "replaced"), Joined(2.0, "a", 0))
+    left, closed, joined, _ = join(job, 2.0, "a", digest("a"), 3)
+    assert (left, joined) == (Left(2.0, "a", "replaced"), Joined(2.0, "a", 3))
     assert isinstance(closed, Closed)
     assert sum(ask(job, 3.0, "a")[1][0].loads) == 12
+
+
+def test_a_repeated_join_changes_nothing() -> None:
+    job = started()
+    part, _ = ask(job, 1.0, "b")
+    before = json.dumps(job.state_dict())
+    assert join(job, 2.0, "b", digest("b")) == [Joined(2.0, "b", 1)]
+    assert json.dumps(job.state_dict()) == before
+    assert ask(job, 3.0, "b") == (part, []), "its part of the round stands"
+    assert [effect.name for effect in drop_silent(job, 302.0) if isinstance(effect, Left)] == ["a", "b", "c"]
 
 
 def test_a_free_place_goes_to_whom_had_it_then_to_new_ones() -> None:

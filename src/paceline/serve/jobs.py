@@ -102,12 +102,14 @@ class Job:
                 return self._resume(now)
 
     def _join(self, now: float, name: str, secret: str, place: int) -> list[Effect]:
-        """The worker is in every round settled from now on."""
+        """The worker is in every round settled from now on. One that is in its place already keeps its part."""
         self.members.place(name, secret, place)
         effects: list[Effect] = []
-        present = self.members.by_name.get(name)
-        if present is not None and present.present:
-            effects += self._leave(now, present, "replaced", "was replaced by itself")
+        mine = self.members.by_name.get(name)
+        if mine is not None and mine.present:
+            if mine.place == place:
+                return [events.Joined(now, name, place)]
+            effects += self._leave(now, mine, "replaced", "has taken another place")
         self.members.join(now, name, secret, place)
         return [*effects, events.Joined(now, name, place)]
 
