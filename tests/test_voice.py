@@ -14,8 +14,7 @@ from paceline import Cluster, policies
 from paceline.balancer import Balancer
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Moved
-from paceline.paramserver.events import Join, Leave, Start
+from paceline.paramserver.engine import Join, Leave, Moved, Start
 from paceline.paramserver.samples import Epochs
 from paceline.serve.models import Settings
 from paceline.serve.service import Service
