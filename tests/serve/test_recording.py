@@ -18,9 +18,7 @@ def write(run_dir: Path, rounds: range, first: int) -> None:
     record.open(first, rounds.stop)
     for number in rounds:
         six = np.array([6.0, 6.0])
-        record.write(
-            Closed(float(number), number, 1.0, six, six / 10, 0 * six, six / 12, np.array([True, True]))
-        )
+        record.write(Closed(float(number), number, 1.0, six, six / 10, 0 * six, six / 12))
     record.close()
     assert not record.error
 

@@ -159,11 +159,11 @@ def another_programs(directory: Path) -> None:
 
 
 def of_an_older_version(directory: Path) -> None:
-    change(directory, "pragma user_version=1")
+    change(directory, "pragma user_version=2")
 
 
 def of_a_newer_version(directory: Path) -> None:
-    change(directory, "pragma user_version=3")
+    change(directory, "pragma user_version=4")
 
 
 def without_a_table(directory: Path) -> None:
@@ -193,8 +193,8 @@ def a_directory(directory: Path) -> None:
         (wal_alone, f"is missing, and {STATE}-wal beside it is not"),
         (no_database, "file is not a database"),
         (another_programs, "is a database of another program: choose another directory"),
-        (of_an_older_version, "has format 1, expected 2: it is another version's"),
-        (of_a_newer_version, "has format 3, expected 2"),
+        (of_an_older_version, "has format 2, expected 3: it is another version's"),
+        (of_a_newer_version, "has format 4, expected 3"),
         (without_a_table, "no such table: calls"),
         (broken_pages, "is damaged|malformed"),
         (a_directory, "cannot be used"),

@@ -8,7 +8,7 @@ import logging
 import pathlib
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
@@ -26,6 +26,7 @@ from paceline.live import app as live
 from paceline.serve import middleware, models, pages
 from paceline.serve.catalog import SPANS
 from paceline.serve.events import status_of
+from paceline.serve.jobs import Job
 from paceline.serve.middleware import BODY_SECONDS, MOST_WAIT, USUAL_WAIT, Bounded, Quick
 from paceline.serve.models import Settings
 from paceline.serve.service import TICK, Service
@@ -46,6 +47,14 @@ SAID = {
     500: "A fault of the service: the state is as before.",
     507: "The state cannot be stored; nothing was changed.",
 }
+FIGURES: tuple[tuple[Any, str, str, Callable[[Job], float]], ...] = (  # of each job
+    (CounterMetricFamily, "rounds", "Closed rounds.", lambda job: job.closed),
+    (CounterMetricFamily, "reports", "Reports of all workers.", lambda job: job.reports),
+    (CounterMetricFamily, "samples", "Samples reported.", lambda job: job.samples),
+    (CounterMetricFamily, "dropped", "Workers dropped for silence.", lambda job: job.drops),
+    (GaugeMetricFamily, "workers_present", "Workers that take part now.", lambda job: job.members.count),
+    (GaugeMetricFamily, "deadline_seconds", "Silence after which a worker is dropped.", Job.limit),
+)
 Name = Annotated[str, Path(pattern=models.NAME)]
 Wait = Annotated[
     float, Query(ge=0, le=MOST_WAIT, allow_inf_nan=False, description="Seconds to wait for a plan.")
@@ -257,40 +266,28 @@ class _Jobs(Collector):
         self._catalog = service.catalog
 
     def collect(self) -> Iterator[Metric]:
-        def counter(name: str, text: str) -> CounterMetricFamily:
-            return CounterMetricFamily(f"paceline_{name}", text, labels=["job"])
-
-        def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-            return GaugeMetricFamily(f"paceline_{name}", text, labels=["job", *labels])
-
-        rounds, reports = counter("rounds", "Closed rounds."), counter("reports", "Reports of all workers.")
-        samples = counter("samples", "Samples reported.")
-        dropped = counter("dropped", "Workers dropped for silence.")
-        present = gauge("workers_present", "Workers that take part now.")
-        deadline = gauge("deadline_seconds", "Silence after which a worker is dropped.")
-        load = gauge("worker_samples", "Samples in the worker's newest report.", "worker")
-        seconds = gauge("worker_seconds", "Seconds in the worker's newest report.", "worker")
+        running = self._catalog.running
+        for kind, name, text, figure in FIGURES:
+            family = kind(f"paceline_{name}", text, labels=["job"])
+            for job, runtime in running.items():
+                family.add_metric([job], figure(runtime.job))
+            yield family
+        for name in ("samples", "seconds"):
+            text = f"{name.capitalize()} in the worker's newest report."
+            family = GaugeMetricFamily(f"paceline_worker_{name}", text, labels=["job", "worker"])
+            for job, runtime in running.items():
+                for member in runtime.job.members.by_name.values():
+                    if member.last is not None and member.present:
+                        family.add_metric([job, member.name], getattr(member.last, name))
+            yield family
         spans = HistogramMetricFamily("paceline_round_seconds", "Wall seconds of each round.", labels=["job"])
-        for name, runtime in self._catalog.running.items():
-            job = runtime.job
-            for family, value in (
-                (rounds, job.closed),
-                (reports, job.reports),
-                (samples, job.samples),
-                (dropped, job.drops),
-                (present, job.members.count),
-                (deadline, job.limit()),
-            ):
-                family.add_metric([name], value)
-            for member in job.members.by_name.values():
-                if member.last is not None and member.present:
-                    load.add_metric([name, member.name], member.last.samples)
-                    seconds.add_metric([name, member.name], member.last.seconds)
+        for job, runtime in running.items():
             counts = [str(each) for each in (*SPANS, "+Inf")], runtime.spans.cumsum().tolist()
-            spans.add_metric([name], list(zip(*counts, strict=True)), runtime.spent)
-        aside = GaugeMetricFamily("paceline_jobs_set_aside", "Jobs that cannot go on.")
-        aside.add_metric([], len(self._catalog.aside))
-        yield from (rounds, reports, samples, dropped, present, deadline, load, seconds, spans, aside)
+            spans.add_metric([job], list(zip(*counts, strict=True)), runtime.spent)
+        yield spans
+        yield GaugeMetricFamily(
+            "paceline_jobs_set_aside", "Jobs that cannot go on.", len(self._catalog.aside)
+        )
 
 
 def _refused(request: Request, error: Exception) -> Response:

@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 
@@ -163,7 +160,6 @@ class Closed(NamedTuple):
     compute: Array
     overhead: Array
     shares: Array
-    members: NDArray[np.bool_]  # that were given a part by the plan
 
 
 class Unlearned(NamedTuple):

@@ -141,7 +141,7 @@ class Job:
                     f"the lengths of round {current.number} are others than those that it was handed out by; "
                     "expected the same samples, in the same order, from every worker"
                 )
-            return current.assignment(member.place)
+            return current.part(member.place)
         if self._may_settle and self.settings.cost is not None:
             return LengthsWanted(self.settled) if lengths is None else self._deal(lengths)
         if self._may_settle and not isinstance(loads := self._plan(), str):
@@ -209,7 +209,7 @@ class Job:
     def _settle(self, now: float, round: int, loads: list[int], dealt: events.Dealt | None) -> list[Effect]:
         if round != self.settled or not self._may_settle:
             raise Conflict(f"round {round} cannot be handed out now: expected {self.settled}")
-        mask = self.members.mask.copy()
+        mask = self.members.mask
         planned = np.array(loads, np.int64)
         if planned.shape != mask.shape or planned.sum() != self.settings.batch or planned[~mask].any():
             raise Conflict(
@@ -220,7 +220,7 @@ class Job:
             self.balancer.learn(self.settings.learner(self._unit), round)
         awaited = set(np.flatnonzero(mask).tolist())
         self.open[round] = OpenRound(
-            number=round, opened=now, loads=planned, members=mask, awaited=awaited, dealt=dealt
+            number=round, opened=now, loads=loads, present=len(awaited), awaited=awaited, dealt=dealt
         )
         self.settled += 1
         if self._mark is None:
@@ -356,7 +356,7 @@ class Job:
     def _close(self, now: float) -> list[Effect]:
         """Close the rounds that wait for nobody, the oldest first; forget those that all have left untouched."""
         effects: list[Effect] = []
-        while self.open and self.open[self.settled - 1].untouched:
+        while self.open and not (last := self.open[self.settled - 1]).awaited and not last.reports:
             self.settled -= 1
             del self.open[self.settled]
         while self.open and not next(iter(self.open.values())).awaited:
@@ -366,33 +366,30 @@ class Job:
     def _learn(self, now: float, round: OpenRound) -> list[Effect]:
         """Let the balancer see a round that is over."""
         effects: list[Effect] = []
-        seconds = round.readings["seconds"]
-        reported = ~np.isnan(seconds)
-        overhead: Array = np.nan_to_num(round.readings["overhead"])
+        loads, seconds = round.reported("samples"), round.reported("seconds")
+        overhead: Array = np.nan_to_num(round.reported("overhead"))
         shares = np.full(len(seconds), np.nan)
-        if round.samples.any():
+        samples = np.nan_to_num(loads).astype(np.int64)
+        if samples.any():
             # Who has come since had nothing to do, which is not the same as being absent.
-            arrived = self.members.mask & ~reported
+            arrived = self.members.mask & np.isnan(seconds)
+            reads = self.balancer.needs_readings
             try:
                 overhead, shares = self.balancer.report(
                     round.number,
-                    round.samples,
+                    samples,
                     np.where(arrived, 0.0, seconds),
                     overhead,
-                    round.readings["cpu"] if self.balancer.needs_readings else None,
-                    round.readings["memory"] if self.balancer.needs_readings else None,
+                    round.reported("cpu") if reads else None,
+                    round.reported("memory") if reads else None,
                     parts=round.parts(self.settings.cost == "padded"),
                 )
             except Exception as error:  # a fault of the policy is none of the workers'
                 effects.append(events.Unlearned(now, round.number, error))
-        if reported.any():
+        if round.reports:
             self._recent.append(round.longest)
         began = round.opened if self._mark is None else self._mark
         self._mark = now
         self.closed += 1
-        self.samples += int(round.samples.sum())
-        loads = np.where(reported, round.samples.astype(float), np.nan)
-        return [
-            Closed(now, round.number, now - began, loads, seconds, overhead, shares, round.members),
-            *effects,
-        ]
+        self.samples += int(samples.sum())
+        return [Closed(now, round.number, now - began, loads, seconds, overhead, shares), *effects]

@@ -128,25 +128,30 @@ def api(description: dict[str, Any]) -> str:
     for path, methods in description["paths"].items():
         for method, operation in methods.items():
             parts.append(_operation(description, method.upper(), path, operation))
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{escape(info['title'])} API</title><style>{STYLE}</style>"
+    return _plain(
+        f"{escape(info['title'])} API",
         f"<h1>{escape(info['title'])} API {escape(info['version'])}</h1><p>{escape(info['description'])}</p>"
         "<p>Every request carries <code>Authorization: Bearer TOKEN</code>; those of a worker also "
         '<code>X-Worker-Secret</code>. Errors are <code>{"error": "a sentence"}</code>. '
-        "<a href=openapi.json>openapi.json</a></p>" + "".join(parts) + "</html>"
+        "<a href=openapi.json>openapi.json</a></p>" + "".join(parts),
     )
 
 
 def asks_token() -> str:
     """HTML with a field for the token, for a browser that came without; it puts the token into the address."""
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<meta name=referrer content=no-referrer><title>Paceline</title><style>{STYLE}</style><main>"
-        "<h1>This service asks for its token</h1><form method=get><p><label>Token "
+    return _plain(
+        "Paceline",
+        "<main><h1>This service asks for its token</h1><form method=get><p><label>Token "
         "<input type=password name=token required autofocus autocomplete=current-password></label> "
         "<button>Open</button></p></form><p>It was printed when the service began, or is kept in its directory. "
-        "Programs send it as <code>Authorization: Bearer TOKEN</code>.</p></main></html>"
+        "Programs send it as <code>Authorization: Bearer TOKEN</code>.</p></main>",
+    )
+
+
+def _plain(title: str, body: str) -> str:
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        f"<meta name=referrer content=no-referrer><title>{title}</title><style>{STYLE}</style>{body}</html>"
     )
 
 

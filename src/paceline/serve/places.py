@@ -5,7 +5,8 @@ report.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.samples.cost import batch_parts
 from paceline.serve.events import Conflict, Dealt, Forbidden, Gone, NotFound, Report
-
-READINGS = ("seconds", "overhead", "cpu", "memory")
 
 
 @dataclass(kw_only=True)
@@ -138,66 +137,39 @@ class Members:
 
 @dataclass(kw_only=True)
 class OpenRound:
-    """What was planned, who is still awaited, and what was reported; arrays by place.
+    """What was planned, who is still awaited, and what was reported.
 
-    longest: seconds of the longest turnaround, from the plan or the worker's last report to its report. dealt: which
-    samples those are, where they cost differently.
+    loads: samples by place. present: how many workers were given a part. awaited: places. longest: seconds of the
+    longest turnaround, from the plan or the worker's last report to its report. dealt: which samples those are, where
+    they cost differently. reports: by place.
     """
 
     number: int
     opened: float
-    loads: NDArray[np.int64]
-    members: NDArray[np.bool_]
+    loads: list[int]
+    present: int
     awaited: set[int]
     longest: float = 0.0
     dealt: Dealt | None = None
-    samples: NDArray[np.int64] = field(init=False)
-    readings: dict[str, Array] = field(init=False)
+    reports: dict[int, Report] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        n = len(self.loads)
-        self.offsets = np.cumsum(self.loads) - self.loads
-        self.batch, self.present = int(self.loads.sum()), int(self.members.sum())
-        self.samples = np.zeros(n, np.int64)
-        self.readings = {name: np.full(n, np.nan) for name in READINGS}
+        self.batch = sum(self.loads)
+        self.offsets = list(accumulate(self.loads, initial=0))
 
-    def assignment(self, place: int) -> Part:
+    def part(self, place: int) -> Part:
         """The part of the worker in a place."""
-        samples = int(self.loads[place])
+        samples, start = self.loads[place], self.offsets[place]
         weight = samples / self.batch
-        return Part(
-            self.number,
-            samples,
-            int(self.offsets[place]),
-            self.batch,
-            self.present,
-            weight,
-            self.present * weight,
-            *self._which(place),
-        )
-
-    def parts(self, padded: bool) -> Array | None:
-        """What each worker ran adds up to, (n, 3), see ``Deal.parts``; None where all samples cost the same."""
-        if self.dealt is None:
-            return None
-        lengths = np.array(self.dealt.lengths)[self.dealt.order]
-        parts = np.zeros((len(self.loads), 3))
-        for place in np.flatnonzero(self.samples).tolist():
-            start = int(self.offsets[place])
-            mine = lengths[start : start + int(self.loads[place])]
-            parts[place] = batch_parts(mine, np.array(self.dealt.sizes[place]), padded)
-        return parts
-
-    def _which(self, place: int) -> tuple[list[int], list[int]] | tuple[()]:
-        """The places of a worker's samples among the round's, and the sizes of its micro-batches."""
-        if self.dealt is None:
-            return ()
-        start = int(self.offsets[place])
-        return self.dealt.order[start : start + int(self.loads[place])], self.dealt.sizes[place]
+        indices = sizes = None
+        if self.dealt is not None:
+            indices, sizes = self.dealt.order[start : start + samples], self.dealt.sizes[place]
+        mean = self.present * weight
+        return Part(self.number, samples, start, self.batch, self.present, weight, mean, indices, sizes)
 
     def check(self, name: str, place: int, samples: int) -> None:
         """Raises PacelineError where the worker in this place cannot have run so many samples."""
-        planned = int(self.loads[place])
+        planned = self.loads[place]
         if samples > planned:
             raise PacelineError(
                 f"samples={samples}: expected at most {planned}, what round {self.number} planned for worker {name!r}"
@@ -208,52 +180,41 @@ class OpenRound:
                 "or 0: the samples cost differently, and nobody knows which of them were run"
             )
 
-    @property
-    def untouched(self) -> bool:
-        """Whether nobody is awaited and nobody has reported."""
-        return not self.awaited and bool(np.isnan(self.readings["seconds"]).all())
-
     def report(self, place: int, report: Report, turnaround: float) -> None:
         """Take in what was done in a place."""
         self.awaited.discard(place)
         self.longest = max(self.longest, turnaround)
-        self.samples[place] = report.samples
-        for name in READINGS:
+        self.reports[place] = report
+
+    def reported(self, name: str) -> Array:
+        """One figure of the reports by place; NaN where there is none."""
+        figures: Array = np.full(len(self.loads), np.nan)
+        for place, report in self.reports.items():
             value = getattr(report, name)
-            self.readings[name][place] = np.nan if value is None else value
+            if value is not None:
+                figures[place] = value
+        return figures
+
+    def parts(self, padded: bool) -> Array | None:
+        """What each worker ran adds up to, (n, 3), see ``Deal.parts``; None where all samples cost the same."""
+        if self.dealt is None:
+            return None
+        lengths = np.array(self.dealt.lengths)[self.dealt.order]
+        parts = np.zeros((len(self.loads), 3))
+        for place, report in self.reports.items():
+            if report.samples:
+                mine = lengths[self.offsets[place] : self.offsets[place + 1]]
+                parts[place] = batch_parts(mine, np.array(self.dealt.sizes[place]), padded)
+        return parts
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; NaN as None."""
-        return {
-            "number": self.number,
-            "opened": self.opened,
-            "loads": self.loads.tolist(),
-            "members": np.flatnonzero(self.members).tolist(),
-            "awaited": sorted(self.awaited),
-            "longest": self.longest,
-            "dealt": self.dealt,
-            "samples": self.samples.tolist(),
-            "readings": {
-                name: [None if value != value else value for value in values.tolist()]
-                for name, values in self.readings.items()
-            },
-        }
+        """Plain values, for JSON."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        return plain | {"awaited": sorted(self.awaited), "reports": list(self.reports.items())}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> OpenRound:
         """What ``to_dict`` gave."""
-        loads = np.array(values["loads"], np.int64)
-        members = np.zeros(len(loads), bool)
-        members[values["members"]] = True
-        round = cls(
-            number=values["number"],
-            opened=values["opened"],
-            loads=loads,
-            members=members,
-            awaited=set(values["awaited"]),
-            longest=values["longest"],
-            dealt=None if values["dealt"] is None else Dealt(*values["dealt"]),
-        )
-        round.samples = np.array(values["samples"], np.int64)
-        round.readings = {name: np.array(values["readings"][name], float) for name in READINGS}
-        return round
+        dealt = None if values["dealt"] is None else Dealt(*values["dealt"])
+        reports = {place: Report(*report) for place, report in values["reports"]}
+        return cls(**values | {"awaited": set(values["awaited"]), "dealt": dealt, "reports": reports})
