@@ -240,6 +240,11 @@ def test_a_token_is_made_and_kept(tmp_path: Path) -> None:
 def test_what_the_client_says(tmp_path: Path) -> None:
     with pytest.raises(PacelineError, match="'ftp://x' is no service's address"):
         client.Worker("ftp://x", name="a")
+    for token in ("Schlüssel-für-Ω", "two\nlines-of-a-token"):
+        with pytest.raises(PacelineError, match="the token is no printable ASCII"):
+            client.Worker("http://127.0.0.1:7070", name="a", token=token)
+    with pytest.raises(PacelineError, match=r"does not answer .*is it running"):
+        client.Worker(f"http://{'a' * 70}:7070", name="a", patience=0.1).join()
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
