@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -131,6 +132,29 @@ def test_more_workers_than_a_shell_allows_files(tmp_path: Path) -> None:
             )
             connection.sendall(b"GET /docs HTTP/1.1\r\nhost: x\r\n\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_a_signal_at_the_start_is_not_lost(tmp_path: Path) -> None:
+    """What a handler raises while Python destroys an object goes nowhere, as in the collection before serving."""
+    begin = """
+import gc, signal, sys
+from paceline.__main__ import main
+
+class Last:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+def collect(before=gc.collect):
+    Last()
+    return before()
+
+gc.collect = collect
+main()
+"""
+    command = [sys.executable, "-c", begin, "serve", "--dir", str(tmp_path), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 143, done.stderr
+    assert "Exception ignored" in done.stderr
 
 
 def test_nohup_outlives_its_terminal(tmp_path: Path) -> None:

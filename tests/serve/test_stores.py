@@ -334,7 +334,7 @@ def test_sync_forces_each_commit_to_the_disk(
 
     found: list[int] = []
 
-    def run(app: Any, service: Service, listening: Any) -> None:
+    def run(app: Any, service: Service, *_: Any) -> None:
         async def all_of_it() -> None:
             async with app.router.lifespan_context(app):
                 found.append(service.store._db.execute("pragma synchronous").fetchone()[0])

@@ -110,7 +110,7 @@ def command(
             floor=floor,
             cost=cost,
         )
-    with interrupts.heard(), listen(host, port) as listening:
+    with interrupts.heard() as ended, listen(host, port) as listening:
         directory = server.state_directory(dir_)
         where = token_file if token_file is not None else directory / "token"
         secret = None
@@ -135,4 +135,6 @@ def command(
             print(f"token: {secret}" if token is None else "token: as given")
         print(f"state: {directory}")
         print(f"watch the jobs in a browser: {address}/{page}", flush=True)
-        server.run(app, service, listening)
+        server.run(app, service, listening, ended)
+        if ended():
+            raise KeyboardInterrupt

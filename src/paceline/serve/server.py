@@ -9,7 +9,7 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -36,8 +36,11 @@ def url(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(app: FastAPI, service: Service, listening: socket.socket) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP, as far as they are not ignored."""
+def run(app: FastAPI, service: Service, listening: socket.socket, ended: Callable[[], bool]) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP, as far as they are not ignored.
+
+    ended: whether one came before. Its exception is lost if Python was just then destroying an object.
+    """
     config = uvicorn.Config(
         app,
         http=_Impatient,
@@ -57,7 +60,7 @@ def run(app: FastAPI, service: Service, listening: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-    _Server(config, service).run(sockets=[listening])
+    _Server(config, service, ended).run(sockets=[listening])
 
 
 def _allow_connections() -> None:
@@ -72,9 +75,9 @@ def _allow_connections() -> None:
 class _Server(uvicorn.Server):
     """Lets go of those who wait for a plan as soon as it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ended: Callable[[], bool]) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._ended = service, ended
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -83,6 +86,7 @@ class _Server(uvicorn.Server):
         before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
         for number in before:
             signal.signal(number, self.handle_exit)
+        self.should_exit = self._ended()
         try:
             yield
         finally:
