@@ -14,11 +14,10 @@ from paceline import Cluster, policies
 from paceline.balancer import Balancer
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Moved
-from paceline.paramserver.events import Join, Leave, Start
+from paceline.paramserver.engine import Join, Leave, Moved, Start
 from paceline.paramserver.samples import Epochs
+from paceline.serve.models import Settings
 from paceline.serve.service import Service
-from paceline.serve.settings import Settings
 from paceline.train.checkpoint import Checkpoints
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "paceline"
@@ -121,7 +120,7 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_who_joins_and_leaves_a_service_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def played() -> None:
         service = Service(tmp_path, record=False)
-        await service.start(("j", Settings(batch=8, workers=2)))
+        await service.start(("j", Settings.of(batch=8, workers=2)))
         _, secret = await service.join("j", "a", None, None)
         await service.leave("j", "a", secret)
         await service.stop()

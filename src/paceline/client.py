@@ -86,6 +86,8 @@ class Worker:
         token = os.environ.get(TOKEN) if token is None else token
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
+            if not token.isascii() or not token.isprintable():
+                raise PacelineError("the token is no printable ASCII: give it as paceline serve printed it")
             self._headers["Authorization"] = f"Bearer {token}"
         self.name, self.job, self._place, self._patience = name, job, place, patience
         self._url, self._secret = url, secrets.token_urlsafe(32)
@@ -197,7 +199,7 @@ class Worker:
         while True:
             try:
                 status, answer = self._once(method, path, data)
-            except (OSError, http.client.HTTPException) as error:
+            except (OSError, http.client.HTTPException, UnicodeError) as error:  # no host has such a name
                 self._connection.close()
                 tried += 1
                 # A connection that rested too long is only noticed now: the first repeat is at once.

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from paceline import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Moved
-from paceline.paramserver.events import Answer, Arrive, Join, Leave, Start
+from paceline.paramserver.engine import Answer, Arrive, Join, Leave, Moved, Start
 from paceline.paramserver.samples import Epochs
 
 SAMPLES, EPOCHS, WORKERS = 60, 2, 4

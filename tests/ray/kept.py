@@ -5,8 +5,8 @@ from __future__ import annotations
 import ray
 from ray.exceptions import RayError
 
-from paceline.ray.crew import Crew
 from paceline.ray.shards import Shards
+from paceline.ray.worker import Crew
 
 SECONDS = 60.0  # for what an actor is still at
 

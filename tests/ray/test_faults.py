@@ -15,7 +15,7 @@ from faulty import OrderedDelay, Orders, program
 from programs import X
 
 from paceline.paramserver.config import ServerConfig
-from paceline.paramserver.events import Arrive, Leave
+from paceline.paramserver.engine import Arrive, Leave
 from paceline.paramserver.samples import Epochs
 from paceline.ray import Server
 

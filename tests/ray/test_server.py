@@ -19,7 +19,7 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Epochs
 from paceline.ray import Server, train
-from paceline.ray.crew import Crew
+from paceline.ray.worker import Crew
 
 pytestmark = [pytest.mark.ray, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("kept")]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -11,11 +12,25 @@ pytest.importorskip("ray")
 
 import ray
 
+from paceline import PacelineError
 from paceline.ray import start
+from paceline.ray.pool import WorkerPool
 
 
-@pytest.mark.parametrize("address", [None, "auto"])
-def test_sigterm_stays_with_whoever_had_it(address: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def a_pool() -> bool:
+    with pytest.raises(PacelineError, match="Ray has 0"):
+        WorkerPool(["a"])
+    return True
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [lambda: start.connect(None, 2), lambda: start.connect("auto", 2), a_pool],
+    ids=["own", "auto", "pool"],
+)
+def test_sigterm_stays_with_whoever_had_it(
+    begin: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``ray.init`` takes SIGTERM for itself, and then the command would end without its report."""
 
     def init(**_: object) -> None:
@@ -25,9 +40,10 @@ def test_sigterm_stays_with_whoever_had_it(address: str | None, monkeypatch: pyt
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "cluster_resources", dict)
     before = signal.signal(signal.SIGTERM, ours)
     try:
-        assert start.connect(address, 2)
+        assert begin()
         assert signal.getsignal(signal.SIGTERM) is ours
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -16,8 +16,7 @@ pytest.importorskip("ray")
 
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Moved
-from paceline.paramserver.events import Join, Leave, Start
+from paceline.paramserver.engine import Join, Leave, Moved, Start
 from paceline.paramserver.samples import Epochs
 from paceline.ray.pieces import Pieces
 
@@ -49,7 +48,7 @@ class Engine:
             self.pieces.lose(task.worker, self.now)
 
     def update(self, parts, batch, rate):
-        assert sum(portion.arrived.samples for portion in self.pieces.portions()) == BATCH
+        assert sum(portion.samples for portion in self.pieces.portions()) == BATCH
         return Moved(1.0, 1.0, 1.0)
 
     def answer(self, worker):

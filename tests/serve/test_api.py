@@ -14,10 +14,9 @@ import pytest
 pytest.importorskip("fastapi")
 
 from paceline import runs
-from paceline.serve import limits
-from paceline.serve.effects import Report
+from paceline.serve import middleware
+from paceline.serve.events import Report
 from paceline.serve.service import Service
-from paceline.serve.settings import Settings
 from support import calling
 from support.calling import JOB, Caller, refused, serving
 from support.served import TOKEN
@@ -108,6 +107,46 @@ def test_a_report_that_counts_is_answered_so_although_its_worker_has_left(
     play(scenario)
 
 
+def test_a_join_whose_answer_was_lost_may_be_repeated(play: Callable[..., None]) -> None:
+    """A round was handed out meanwhile, of which the worker has a part."""
+
+    async def scenario(call: Caller) -> None:
+        mine = {"X-Worker-Secret": call.secrets["b"]}
+        assert (await call.ask("DELETE", "/jobs/j/workers/b", headers=mine))[0] == 204
+        secret = "the-secret-of-worker-b"
+        joined = await call.join("b", secret=secret)
+        assert (await call.next("a"))[1]["present"] == 2
+        assert await call.join("b", secret=secret) == joined
+        part = (await call.next("b"))[1]
+        assert (part["round"], part["samples"], part["offset"]) == (0, 6, 6)
+        for name in "ab":
+            assert (await call.report(name, {"round": 0, "samples": 6, "seconds": 1.0}))[0] == 200
+        assert (await call.ask("GET", "/jobs/j"))[1]["samples"] == 12
+
+    play(scenario)
+
+
+def test_metrics_tell_of_the_jobs_that_there_are(play: Callable[..., None]) -> None:
+    """Jobs that have been deleted leave nothing, however many there were."""
+
+    async def scenario(call: Caller) -> None:
+        for name in "ab":
+            await call.next(name)
+        for name, seconds in (("a", 0.5), ("b", 2.0)):
+            call.clock.now += seconds
+            await call.report(name, {"round": 0, "samples": 6, "seconds": seconds})
+        key = {"Authorization": f"Bearer {TOKEN}"}
+        told = (await call.http.get("/metrics", headers=key)).text
+        assert 'paceline_round_seconds_bucket{job="j",le="1.0"} 0.0' in told
+        assert 'paceline_round_seconds_bucket{job="j",le="2.5"} 1.0' in told
+        assert 'paceline_round_seconds_bucket{job="j",le="+Inf"} 1.0' in told
+        assert 'paceline_round_seconds_sum{job="j"} 2.5' in told
+        assert (await call.ask("DELETE", "/jobs/j"))[0] == 204
+        assert 'job="j"' not in (await call.http.get("/metrics", headers=key)).text
+
+    play(scenario)
+
+
 def test_tokens_and_secrets(play: Callable[..., None]) -> None:
     async def scenario(call: Caller) -> None:
         for header in (
@@ -180,7 +219,7 @@ MISTAKES = [
     (b'{"round": ' + b"9" * 5000 + b', "samples": 6, "seconds": 1.0}', 400, ""),
     (b"", 422, "the body: field required"),
     (b"[]", 422, "the body: input should be"),
-    (b"x" * (limits.BODY_BYTES + 1), 413, "the body is too large"),
+    (b"x" * (middleware.BODY_BYTES + 1), 413, "the body is too large"),
 ]
 
 
@@ -304,7 +343,7 @@ def test_a_slow_body_is_not_waited_for(tmp_path: Path) -> None:
             "path": "/v1/jobs",
             "headers": [(b"content-length", b"10"), (b"host", b"localhost")],
         }
-        await limits.Bounded(app, None, seconds=0.05)(scope, receive, send)
+        await middleware.Bounded(app, None, seconds=0.05)(scope, receive, send)
         assert said[0]["status"] == 408
         assert (b"connection", b"close") in said[0]["headers"]
         assert not late, "what still comes is thrown away, so that the client can read the answer"
@@ -348,7 +387,7 @@ def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> No
                     at += 1
                     if number == 4 and name == "b":
                         served = call.service.catalog.running["j"]
-                        call.service.door.write_state(served)
+                        call.service.dispatcher.write_state(served)
         return handed
 
     plain = asyncio.run(train(tmp_path / "plain", False))
@@ -361,8 +400,8 @@ def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> No
 
 
 def test_whole_states_are_stored_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.door.CALLS", 10)
-    monkeypatch.setattr("paceline.serve.door.CALLS_PER_WORKER", 1)
+    monkeypatch.setattr("paceline.serve.service.CALLS", 10)
+    monkeypatch.setattr("paceline.serve.service.CALLS_PER_WORKER", 1)
 
     async def all_of_it() -> tuple[int, Any]:
         async with serving(tmp_path) as call:
@@ -401,10 +440,3 @@ def test_at_most_so_many_jobs(play: Callable[..., None], monkeypatch: pytest.Mon
         refused(await call.ask("PUT", "/jobs/l", JOB), 409, "there are 2 jobs: delete one first")
 
     play(scenario)
-
-
-def test_the_settings_are_the_models() -> None:
-    """Every setting can be asked for over HTTP."""
-    from paceline.serve.models import JobSettings
-
-    assert set(JobSettings.model_fields) == set(Settings(1, 1).to_dict())

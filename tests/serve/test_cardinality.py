@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from paceline.serve import metrics
+from paceline.serve import app
 from support.calling import Caller, play
 from support.served import TOKEN
 
@@ -61,7 +61,7 @@ def test_paths_that_lead_nowhere_have_no_figures(tmp_path: Path) -> None:
 def test_workers_have_figures_of_their_own_while_they_are_not_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "NAMED", 4)  # two are there already
+    monkeypatch.setattr(app, "NAMED", 4)  # two are there already
 
     async def scenario(call: Caller) -> None:
         for job, workers in (("k", "cd"), ("l", "e")):

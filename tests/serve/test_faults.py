@@ -19,8 +19,8 @@ pytest.importorskip("fastapi")
 
 from paceline import policies
 from paceline.balance.equal import Equal
+from paceline.serve.models import Settings
 from paceline.serve.service import STATE, Service
-from paceline.serve.settings import Settings
 from support import calling
 from support.calling import JOB, Caller, refused, serving
 
@@ -306,7 +306,7 @@ def test_a_fault_of_the_service_sets_one_job_aside(
         waiting = asyncio.create_task(call.next("a", wait=60.0))
         await asyncio.sleep(0.01)
         with monkeypatch.context() as patched:
-            patched.setattr("paceline.serve.rounds.OpenRound.report", lambda *_: 1 / 0)
+            patched.setattr("paceline.serve.places.OpenRound.report", lambda *_: 1 / 0)
             refused(
                 await call.report("b", GOOD), 409, "job 'j' is set aside: call 5 of its log failed (division"
             )
@@ -331,7 +331,7 @@ def test_a_job_that_is_wanted_is_made_when_there_is_room(tmp_path: Path) -> None
     async def all_of_it() -> None:
         service = Service(tmp_path)
         with failing(service):
-            await service.start(("default", Settings(8, 1)))
+            await service.start(("default", Settings.of(batch=8, workers=1)))
             assert not service.catalog.running
         await asyncio.sleep(1.1)
         await service.tick()

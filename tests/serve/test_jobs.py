@@ -14,17 +14,32 @@ from hypothesis import strategies as st
 from paceline import PacelineError, policies
 from paceline.client import Part
 from paceline.serve import events
-from paceline.serve.effects import Closed, Effect, Joined, Left, Ready, Report, Settled
-from paceline.serve.events import Drop, Join, Leave, Reported, Settle
+from paceline.serve.events import (
+    Closed,
+    Conflict,
+    Drop,
+    Effect,
+    Forbidden,
+    Gone,
+    Join,
+    Joined,
+    Leave,
+    Left,
+    NotFound,
+    Ready,
+    Report,
+    Reported,
+    Settle,
+    Settled,
+)
 from paceline.serve.jobs import Job, NextRound
-from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound
-from paceline.serve.settings import Settings
+from paceline.serve.models import Settings
 from paceline.tokens import digest
 
 
 def started(**changes: Any) -> Job:
     """A job of three workers a, b and c, all there; seconds go by as the tests say."""
-    job = Job(Settings(**{"batch": 12, "workers": 3, "floor": 1.0} | changes))
+    job = Job(Settings.of(**{"batch": 12, "workers": 3, "floor": 1.0} | changes))
     for name in "abc"[: job.settings.workers]:
         join(job, 0.0, name, digest(name))
     return job
@@ -66,7 +81,7 @@ def run(job: Job, now: float, seconds_per_sample: dict[str, float]) -> list[int]
 
 
 def test_the_log_of_a_round() -> None:
-    job = Job(Settings(batch=12, workers=2, policy="equal"))
+    job = Job(Settings.of(batch=12, workers=2, policy="equal"))
     assert join(job, 0.0, "a", digest("a")) == [Joined(0.0, "a", 0)]
     assert ask(job, 0.5, "a") == (None, [])
     assert job.waiting_for() == "1 more worker must join"
@@ -240,11 +255,11 @@ def test_what_a_job_cannot_take_is_told_with_the_events_before_it() -> None:
     assert digest("a") not in story
 
 
-def test_a_log_of_earlier_services_is_read() -> None:
+def test_events_are_read_as_they_were_logged() -> None:
     calls: list[list[Any]] = [
         ["join", 0.5, "a", digest("a"), 1],
         ["report", 2.0, "a", [0, 4, 1.0, 0.25, None, None]],
-        ["settle", 1.0, 0, [4, 4, 4]],
+        ["settle", 1.0, 0, [4, 4, 4], None],
         ["leave", 3.0, "a"],
         ["drop", 4.0, "b"],
         ["resume", 5.0],
@@ -271,15 +286,25 @@ def test_strangers_and_namesakes() -> None:
         join(job, 1.0, "x", digest("x"), 3)
 
 
-def test_a_worker_replaces_itself_with_its_secret() -> None:
-    job = started()
+def test_a_worker_takes_another_place_with_its_secret() -> None:
+    job = started(workers=4, start=3)
     ask(job, 1.0, "a")
     for name in "bc":
         reports(job, 1.0, name, Report(0, 4, 1.0))
-    left, closed, joined, _ = join(job, 2.0, "a", digest("a"))
-    assert (left, joined) == (Left(2.0, "a", "replaced"), Joined(2.0, "a", 0))
+    left, closed, joined, _ = join(job, 2.0, "a", digest("a"), 3)
+    assert (left, joined) == (Left(2.0, "a", "replaced"), Joined(2.0, "a", 3))
     assert isinstance(closed, Closed)
     assert sum(ask(job, 3.0, "a")[1][0].loads) == 12
+
+
+def test_a_repeated_join_changes_nothing() -> None:
+    job = started()
+    part, _ = ask(job, 1.0, "b")
+    before = json.dumps(job.state_dict())
+    assert join(job, 2.0, "b", digest("b")) == [Joined(2.0, "b", 1)]
+    assert json.dumps(job.state_dict()) == before
+    assert ask(job, 3.0, "b") == (part, []), "its part of the round stands"
+    assert [effect.name for effect in drop_silent(job, 302.0) if isinstance(effect, Left)] == ["a", "b", "c"]
 
 
 def test_a_free_place_goes_to_whom_had_it_then_to_new_ones() -> None:
@@ -327,7 +352,7 @@ def test_everybody_goes_and_others_come() -> None:
         ({"policy": "optimum"}, "only runs in simulations"),
         ({"policy": "factoring"}, "moves work within a round"),
         ({"policy": "level", "forecast": "magic"}, "magic"),
-        ({"workers": 0}, "workers=0: expected 1 to 10,000"),
+        ({"workers": 0}, "workers=0: input should be greater than or equal to 1"),
         ({"batch": 0}, "batch=0"),
         ({"start": 4}, "start=4: expected 1 to 3"),
         ({"limits": ((1, 2),) * 2}, "limits for 2 of 3 workers"),
@@ -383,7 +408,7 @@ def served() -> list[str]:
     names = []
     for name in policies.names():
         with contextlib.suppress(PacelineError):
-            Settings(30, 3, policy=name)
+            Settings.of(batch=30, workers=3, policy=name)
             names.append(name)
     return names
 
@@ -404,7 +429,9 @@ def test_every_policy_for_rounds_run_as_planned_is_served() -> None:
 def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start: int, cut: int) -> None:
     """Plans sum to the batch, within limits, over those present; nobody waits for the absent; restarts agree."""
     limits = ((1, 20), (0, 30), (0, None)) if limited else None
-    asked = Settings(30, 3, policy=policy, start=start, limits=limits, ahead=ahead, floor=1.0, first=5.0)
+    asked = Settings.of(
+        batch=30, workers=3, policy=policy, start=start, limits=limits, ahead=ahead, floor=1.0, first=5.0
+    )
     job, now = Job(asked), 0.0
     log: list[str] = []
     snapshot = [json.dumps(job.state_dict()), 0]

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from paceline.serve import quick
+from paceline.serve import middleware
 from support.calling import JOB, serving
 from support.served import TOKEN
 
@@ -71,16 +71,16 @@ async def answers(directory: Path) -> list[tuple[int, str, Any]]:
 
 def test_answers_are_those_of_fastapi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(quick, "_PATH", re.compile("(?!)"))
+        patched.setattr(middleware, "_PATH", re.compile("(?!)"))
         slow = asyncio.run(answers(tmp_path / "slow"))
     sent: list[int] = []
-    send = quick._send
+    send = middleware._send
 
-    async def noted(to: Any, status: int, said: dict[str, Any]) -> None:
+    async def noted(to: Any, status: int, body: bytes) -> None:
         sent.append(status)
-        await send(to, status, said)
+        await send(to, status, body)
 
-    monkeypatch.setattr(quick, "_send", noted)
+    monkeypatch.setattr(middleware, "_send", noted)
     assert asyncio.run(answers(tmp_path / "quick")) == slow
     statuses = [status for status, *_ in slow]
     assert {200, 400, 403, 404, 405, 409, 422} <= set(statuses)

@@ -8,19 +8,17 @@ import pytest
 pytest.importorskip("fastapi")
 
 from paceline import runs
-from paceline.serve.effects import Closed
+from paceline.serve.events import Closed
+from paceline.serve.models import Settings
 from paceline.serve.recording import Record
-from paceline.serve.settings import Settings
 
 
 def write(run_dir: Path, rounds: range, first: int) -> None:
-    record = Record(run_dir, "j", Settings(12, 2, policy="equal"))
+    record = Record(run_dir, "j", Settings.of(batch=12, workers=2, policy="equal"))
     record.open(first, rounds.stop)
     for number in rounds:
         six = np.array([6.0, 6.0])
-        record.write(
-            Closed(float(number), number, 1.0, six, six / 10, 0 * six, six / 12, np.array([True, True]))
-        )
+        record.write(Closed(float(number), number, 1.0, six, six / 10, 0 * six, six / 12))
     record.close()
     assert not record.error
 

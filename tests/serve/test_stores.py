@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from paceline import PacelineError
-from paceline.serve import rules, store
+from paceline.serve import catalog, store
 from paceline.serve.service import STATE, Service
 from support.calling import JOB, Caller, refused, serving
 
@@ -159,14 +159,11 @@ def another_programs(directory: Path) -> None:
 
 
 def of_an_older_version(directory: Path) -> None:
-    another_programs(directory)
-    with contextlib.closing(sqlite3.connect(directory / STATE)) as database:
-        database.execute("create table calls (job text)")
-        database.execute("pragma user_version=1")
+    change(directory, "pragma user_version=2")
 
 
 def of_a_newer_version(directory: Path) -> None:
-    change(directory, "pragma user_version=3")
+    change(directory, "pragma user_version=4")
 
 
 def without_a_table(directory: Path) -> None:
@@ -196,8 +193,8 @@ def a_directory(directory: Path) -> None:
         (wal_alone, f"is missing, and {STATE}-wal beside it is not"),
         (no_database, "file is not a database"),
         (another_programs, "is a database of another program: choose another directory"),
-        (of_an_older_version, "has format 1, expected 2: it is another version's"),
-        (of_a_newer_version, "has format 3, expected 2"),
+        (of_an_older_version, "has format 2, expected 3: it is another version's"),
+        (of_a_newer_version, "has format 4, expected 3"),
         (without_a_table, "no such table: calls"),
         (broken_pages, "is damaged|malformed"),
         (a_directory, "cannot be used"),
@@ -252,9 +249,9 @@ def a_row_lost(directory: Path) -> None:
 
 
 def settings(**changes: Any) -> str:
-    from paceline.serve.settings import Settings
+    from paceline.serve.models import Settings
 
-    values = Settings(12, 2, policy="equal", floor=1.0, first=5.0).to_dict() | changes
+    values = Settings.of(batch=12, workers=2, policy="equal", floor=1.0, first=5.0).model_dump() | changes
     return json.dumps({name: value for name, value in values.items() if value != "gone"})
 
 
@@ -273,7 +270,10 @@ def settings(**changes: Any) -> str:
         (digested("jobs", "name='j'", settings=settings(colour="red")), "(unknown: colour)"),
         (digested("jobs", "name='j'", settings=settings(batch="many")), "its settings cannot be used"),
         (digested("jobs", "name='j'", settings=settings(limits=5)), "its settings cannot be used"),
-        (digested("jobs", "name='j'", settings=settings(batch=-5)), "batch=-5: expected 1 to"),
+        (
+            digested("jobs", "name='j'", settings=settings(batch=-5)),
+            "batch=-5: input should be greater than or equal to 1",
+        ),
         (digested("jobs", "name='j'", settings=settings(policy="magic")), "policy 'magic' is unknown"),
         (digested("jobs", "name='j'", state="[]"), "its state cannot be used"),
         (digested("jobs", "name='j'", state='{"now": 1.0, "job": {}}'), "its state cannot be used"),
@@ -325,6 +325,27 @@ def test_a_job_that_cannot_go_on_is_set_aside(
     assert still == kept, "what is stored of it is kept"
 
 
+@pytest.mark.parametrize("sync", [False, True])
+def test_sync_forces_each_commit_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    """SQLite's synchronous: 1 (normal) writes the -wal, and 2 (full) also forces it to the disk with each commit."""
+    from paceline.cli.serve import command
+
+    found: list[int] = []
+
+    def run(app: Any, service: Service, *_: Any) -> None:
+        async def all_of_it() -> None:
+            async with app.router.lifespan_context(app):
+                found.append(service.store._db.execute("pragma synchronous").fetchone()[0])
+
+        asyncio.run(all_of_it())
+
+    monkeypatch.setattr("paceline.serve.server.run", run)
+    command(batch=12, workers=2, port=0, dir_=tmp_path, sync=sync)
+    assert found == [1 + sync]
+
+
 def test_other_rules_do_not_change_what_was_handed_out(
     left: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -367,7 +388,7 @@ def test_other_rules_do_not_change_what_was_handed_out(
     before_init, before_step = Equal.init, Equal.step
     monkeypatch.setattr(Equal, "init", init)
     monkeypatch.setattr(Equal, "step", step)
-    monkeypatch.setattr(rules, "_digest", lambda kind: "other")
+    monkeypatch.setattr(catalog, "_digest", lambda kind: "other")
     with caplog.at_level(logging.WARNING):
         asyncio.run(go_on(True))
         asyncio.run(go_on(False))
@@ -382,8 +403,8 @@ def test_rules_are_those_of_the_code_that_decides() -> None:
     from paceline import policies
     from paceline.rounds import Cluster
 
-    versions = {name: rules.version(policies.create(name, Cluster(3, 30))) for name in ("equal", "level")}
+    versions = {name: catalog.rules(policies.create(name, Cluster(3, 30))) for name in ("equal", "level")}
     assert versions["equal"] != versions["level"]
-    assert versions["equal"] == rules.version(policies.create("equal", Cluster(2, 30)))
-    for name in rules.DECIDE:
-        assert (Path(rules.__file__).parents[1] / name).exists()
+    assert versions["equal"] == catalog.rules(policies.create("equal", Cluster(2, 30)))
+    for name in catalog.DECIDE:
+        assert (Path(catalog.__file__).parents[1] / name).exists()

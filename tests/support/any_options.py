@@ -166,7 +166,7 @@ def no_work() -> Iterator[None]:
         patched.setattr(paceline.cli.training.elastic_launch, "run", begun)
         patched.setattr(paceline.train.ray_engine, "run", begun)
         patched.setattr(paceline.serve.app, "make", lambda *_: None)  # its routes take most of the time
-        patched.setattr(paceline.serve.server, "run", lambda app, service, _: asyncio.run(service.stop()))
+        patched.setattr(paceline.serve.server, "run", lambda app, service, *_: asyncio.run(service.stop()))
         patched.setattr(paceline.cli.simulate, "run", shorter)
         patched.setattr(paceline.simulate.learning, "learn", begun)
         patched.setattr(paceline.cli.doctor, "observe", begun)

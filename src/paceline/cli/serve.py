@@ -76,12 +76,11 @@ def command(
     try:
         from paceline.serve import server
         from paceline.serve.app import make
-        from paceline.serve.models import NAME
         from paceline.serve.service import Service
     except ModuleNotFoundError as error:
         raise PacelineError(f"{error.name} is not installed; install paceline[serve]") from error
     from paceline import tokens
-    from paceline.serve.settings import Settings
+    from paceline.serve.models import NAME, Settings
 
     if no_token and host not in LOCAL:
         raise PacelineError(
@@ -99,19 +98,19 @@ def command(
         )
     if batch is not None and workers is not None:
         pairs = limits(limits_)
-        settings = Settings(
-            batch,
-            workers,
+        settings = Settings.of(
+            batch=batch,
+            workers=workers,
             policy=policy,
             forecast=forecast,
             start=start,
-            limits=None if pairs is None else tuple(pairs),
+            limits=pairs,
             quantum=quantum,
             ahead=1 if at_once else 0,
             floor=floor,
             cost=cost,
         )
-    with interrupts.heard(), listen(host, port) as listening:
+    with interrupts.heard() as ended, listen(host, port) as listening:
         directory = server.state_directory(dir_)
         where = token_file if token_file is not None else directory / "token"
         secret = None
@@ -136,4 +135,6 @@ def command(
             print(f"token: {secret}" if token is None else "token: as given")
         print(f"state: {directory}")
         print(f"watch the jobs in a browser: {address}/{page}", flush=True)
-        server.run(app, service, listening)
+        server.run(app, service, listening, ended)
+        if ended():
+            raise KeyboardInterrupt

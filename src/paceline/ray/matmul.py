@@ -27,8 +27,7 @@ from paceline.coded.layout import Layout, Moves, layout, relayout
 from paceline.coded.loads import coded_loads, completion
 from paceline.coded.problem import Problem
 from paceline.errors import PacelineError, WorkerError
-from paceline.ray.observed import Observations
-from paceline.ray.placement import move
+from paceline.ray.placement import Observations, move
 from paceline.ray.pool import WorkerPool
 
 _log = logging.getLogger(__name__)

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.events import Arrive, Task
+from paceline.paramserver.engine import Arrive, Task
 from paceline.pieces.sharing import PieceRecord, SharedRound
 from paceline.ray.shards import Arrived
 from paceline.rounds import Indices
 
 FIRST_COST = 2e-3  # seconds of a piece beyond its samples, until measured
-
-
-class Portion(NamedTuple):
-    """The gradient of some of a round's samples, here. kept: what keeps it in this node's memory."""
-
-    arrived: Arrived
-    loss: float
-    kept: Any
 
 
 class Sender(Protocol):
@@ -45,7 +37,7 @@ class Pieces:
         self._sharing: SharedRound | None = None
         self._version = -1
         self._tasks: dict[int, Task] = {}
-        self._portions: dict[int, list[Portion]] = {}  # by worker
+        self._portions: dict[int, list[Arrived]] = {}  # by worker
         self._number = 0  # of portions, counted downwards: apart from tasks
         self.record: PieceRecord | None = None  # of the newest complete round
 
@@ -77,12 +69,12 @@ class Pieces:
         """A gradient is here; what it is called among those that are added ahead."""
         assert self._sharing is not None
         self._number -= 1
-        arrived = Arrived(self._number, task.load, 1.0, refs)
-        self._portions.setdefault(task.worker, []).append(Portion(arrived, loss, kept))
+        arrived = Arrived(self._number, task.load, 1.0, refs, loss, kept)
+        self._portions.setdefault(task.worker, []).append(arrived)
         self._sharing.delivered(task.worker, task.taken, now)
         return arrived
 
-    def portions(self) -> list[Portion]:
+    def portions(self) -> list[Arrived]:
         """All gradients of the round, for its update, by worker."""
         return [portion for worker in sorted(self._portions) for portion in self._portions[worker]]
 

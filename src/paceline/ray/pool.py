@@ -1,10 +1,9 @@
-"""Ray actors that hold coded blocks and multiply them: one for each worker of a plan, shared by all its
-masters.
-"""
+"""Ray actors that hold coded blocks and multiply them: one for each worker of a plan, shared by all its masters."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import ray
 
 from paceline.costs import Array
 from paceline.errors import PacelineError
+from paceline.ray.start import controlled, signals_as_they_are
 
 ProductDelay = Callable[[str, str, int, int], float]
 
@@ -72,8 +72,6 @@ class BlockWorker:
 
     def process(self) -> int:
         """The process number, once the actor is up."""
-        import os
-
         return os.getpid()
 
     def _is_cancelled(self, key: str, turn: int) -> bool:
@@ -104,14 +102,15 @@ class WorkerPool:
                 f"{len(workers)} workers, {len(set(workers))} different names: expected one each"
             )
         if not ray.is_initialized():
-            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            with signals_as_they_are():
+                ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         there = ray.cluster_resources().get("CPU", 0.0)
         if cpus * len(workers) > there:
             raise PacelineError(
                 f"{len(workers)} workers of {cpus:g} CPUs each, and Ray has {there:g}: add nodes, or "
                 f"give cpus=0"
             )
-        actor: Any = ray.remote(concurrency_groups={"control": 1})(_with_control(BlockWorker))  # type: ignore[call-overload]
+        actor = controlled(BlockWorker)
         self.actors: dict[str, Any] = {
             name: actor.options(num_cpus=cpus, max_restarts=0).remote(name, delay) for name in workers
         }
@@ -136,16 +135,3 @@ class WorkerPool:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _with_control(kind: type[BlockWorker]) -> type[BlockWorker]:
-    """The class with ``cancel`` and ``process`` on a thread of their own, so that they pass a running
-    product.
-    """
-
-    class Worker(kind):  # type: ignore[misc,valid-type]
-        cancel = ray.method(concurrency_group="control")(kind.cancel)
-        process = ray.method(concurrency_group="control")(kind.process)
-
-    Worker.__name__ = kind.__name__
-    return Worker

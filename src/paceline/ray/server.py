@@ -21,14 +21,12 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.machines import sizes
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Moved, Update
-from paceline.paramserver.events import Answer, Arrive, Join, Leave, Start, Task
+from paceline.paramserver.engine import Answer, Arrive, Join, Leave, Moved, Start, Task, Update
 from paceline.paramserver.samples import SampleSource
-from paceline.ray.crew import Crew, said
 from paceline.ray.pieces import Pieces
 from paceline.ray.shards import Arrived, Shards
 from paceline.ray.start import connect
-from paceline.ray.worker import Delay, Program, Report
+from paceline.ray.worker import Crew, Delay, Program, Report, said
 from paceline.rounds import Indices, Vector
 
 LOOK_SECONDS = 0.25  # at most between two looks at deadlines, joiners and commands
@@ -41,14 +39,6 @@ class _Sent(NamedTuple):
     task: Task
     actor: Any
     parts: list[Any]  # refs, one a server actor
-
-
-class _Here(NamedTuple):
-    """A gradient that has arrived. kept: what keeps it in this node's memory."""
-
-    parts: list[Any]
-    loss: float
-    kept: Any
 
 
 class Server:
@@ -85,7 +75,7 @@ class Server:
         self._wanted = 0  # workers to be started as soon as there is a place
         self._pending: dict[Any, _Sent] = {}  # by the ref of its report
         self._moving: dict[Any, tuple[_Sent, Report]] = {}  # by the refs of parts on their way here
-        self._here: dict[int, _Here] = {}  # by task
+        self._here: dict[int, Arrived] = {}  # by task
         self.buffers: Vector | None = None
         self._coordinator = Coordinator(self, config, pool, self._updated, shares=True)
         self._round = Pieces(config.workers, self, self._coordinator)
@@ -202,17 +192,11 @@ class Server:
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
         """Have the server actors move the parameters."""
         if parts[0][0].shared:
-            portions = self._round.portions()
-            arrived, losses = [each.arrived for each in portions], [each.loss for each in portions]
+            arrived = self._round.portions()
         else:
-            here = [self._here.pop(task.number) for task, _ in parts]
-            arrived = [
-                Arrived(task.number, task.load, weight, gradient.parts)
-                for (task, weight), gradient in zip(parts, here, strict=True)
-            ]
-            losses = [gradient.loss for gradient in here]
+            arrived = [self._here.pop(task.number)._replace(weight=weight) for task, weight in parts]
         norm2, variance = self.shards.update(arrived, batch, rate)
-        loss = np.average(losses, weights=[each.samples for each in arrived])
+        loss = np.average([each.loss for each in arrived], weights=[each.samples for each in arrived])
         return Moved(float(loss), norm2, variance)
 
     def _updated(self, update: Update) -> None:
@@ -313,10 +297,11 @@ class Server:
         if self._awaited(sent) and task.shared:
             self._share(sent, report, kept)
         elif self._awaited(sent):
-            self._here[task.number] = _Here(sent.parts, report.loss, kept)
+            here = Arrived(task.number, task.load, 1.0, sent.parts, report.loss, kept)
+            self._here[task.number] = here
             coordinator.handle(Arrive(self._now(), task.worker, task.number, report.seconds))
             if task.number in self._here and task.tag == coordinator.version:
-                self.shards.hold(Arrived(task.number, task.load, 1.0, sent.parts))
+                self.shards.hold(here)
         else:
             if self._actors.get(task.worker) is sent.actor:
                 coordinator.handle(Answer(self._now(), task.worker))

@@ -27,12 +27,17 @@ AHEAD_PARAMETERS = 2**20  # from which adding a gradient takes longer than one m
 
 
 class Arrived(NamedTuple):
-    """A gradient in the object store: its task's number and samples, its weight, and a ref for each shard."""
+    """A gradient in the object store: its task's number and samples, its weight, and a ref for each shard.
+
+    loss: mean over its samples. kept: what keeps it in this node's memory.
+    """
 
     number: int
     samples: int
     weight: float
     refs: Sequence[Any]
+    loss: float = 0.0
+    kept: Any = None
 
 
 class Shard:

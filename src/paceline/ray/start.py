@@ -1,4 +1,4 @@
-"""Starts a Ray on this machine, or joins one that stands, and says in a sentence when that fails."""
+"""Starts a Ray on this machine, or joins one that stands, and says in a sentence when that fails; makes actors."""
 
 from __future__ import annotations
 
@@ -36,13 +36,24 @@ def connect(address: str | None, cpus: int) -> bool:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if ray.is_initialized():
         return False
-    with _signals_as_they_are():
+    with signals_as_they_are():
         _join(address, cpus, quiet)
     return True
 
 
+def controlled(kind: type) -> Any:
+    """The class as Ray's actor, with ``cancel`` and ``process`` on a thread of their own, so that they pass a
+    computation.
+    """
+    methods = {
+        name: ray.method(concurrency_group="control")(getattr(kind, name)) for name in ("cancel", "process")
+    }
+    actor = type(kind.__name__, (kind,), methods)
+    return ray.remote(concurrency_groups={"control": 1})(actor)  # type: ignore[call-overload]
+
+
 @contextlib.contextmanager
-def _signals_as_they_are() -> Iterator[None]:
+def signals_as_they_are() -> Iterator[None]:
     """Ray takes SIGTERM for itself: it ends the program without letting it end in order."""
     heard = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if heard else None

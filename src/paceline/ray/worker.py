@@ -1,17 +1,22 @@
-"""A worker of the parameter server: a Ray actor that computes gradients, and stops when it is told to."""
+"""Workers of the parameter server: Ray actors that compute gradients, and stop when they are told to."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
+import ray
+from ray.exceptions import RayError
 
+from paceline.errors import PacelineError, WorkerError
 from paceline.machines import Machine, measure
 from paceline.paramserver.aggregate import Part, Sum
+from paceline.ray.start import controlled
 from paceline.rounds import Indices, Vector
 
 Gradient = Callable[[Vector, Indices], tuple[Vector, float]]
@@ -134,3 +139,94 @@ class Worker:
     def _sleep(self, seconds: float, number: int) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._cancelled >= number, max(seconds, 0.0))
+
+
+class Crew:
+    """Workers by place, 0 to ``places`` - 1.
+
+    program, delay, pieces: as for ``Worker``. cpus: that Ray sets aside for each.
+    actors: by place, also those that are still starting, whose first words ``starting`` has: place and actor by
+    ref. processes: of all that were ever up, by place.
+    """
+
+    def __init__(self, places: int, program: Program, pieces: int, delay: Delay | None, cpus: float) -> None:
+        self._places, self._pieces, self._delay, self._cpus = places, pieces, delay, cpus
+        self._program = ray.put(program)
+        self.actors: dict[int, Any] = {}
+        self.starting: dict[Any, tuple[int, Any]] = {}
+        self.processes: dict[int, int] = {}
+
+    def start(self, seconds: float) -> int:
+        """Start all and wait for them; how many parameters their model has.
+
+        Raises WorkerError where one fails, PacelineError where some do not come up in time.
+        """
+        first = {self._actor(place): place for place in range(self._places)}
+        ready, late = ray.wait(list(first), num_returns=len(first), timeout=seconds)
+        up = [self._up(first[ref], ref) for ref in ready]
+        if late:
+            raise PacelineError(
+                f"{len(late)} of {self._places} workers did not start in {seconds:g} s; look at the Ray cluster's "
+                "free CPUs and memory"
+            )
+        return up[0]
+
+    def ask(self, method: str, places: Iterable[int]) -> list[Any]:
+        """What these workers answer to a question before their first task."""
+        return _told([getattr(self.actors[place], method).remote() for place in places])
+
+    def add(self) -> bool:
+        """Start a worker in the first free place; False where there is none."""
+        free = [place for place in range(self._places) if place not in self.actors]
+        if free:
+            ref = self._actor(free[0])
+            self.starting[ref] = free[0], self.actors[free[0]]
+        return bool(free)
+
+    def welcome(self, ref: Any) -> int | None:
+        """A starting worker's first word is here: its place; None where it died, or was told to leave meanwhile."""
+        place, actor = self.starting.pop(ref)
+        if self.actors.get(place) is not actor:
+            return None
+        try:
+            self._up(place, ref)
+        except WorkerError:
+            del self.actors[place]
+            return None
+        return place
+
+    def remove(self, place: int) -> None:
+        """End a worker."""
+        with contextlib.suppress(RayError):
+            ray.kill(self.actors.pop(place))
+
+    def close(self) -> None:
+        """End all."""
+        for place in list(self.actors):
+            self.remove(place)
+
+    def _actor(self, place: int) -> Any:
+        """Start a worker; the ref of its first word."""
+        remote = controlled(Worker)
+        self.actors[place] = remote.options(
+            num_cpus=self._cpus, max_restarts=0, scheduling_strategy="SPREAD"
+        ).remote(place, self._program, self._pieces, self._delay)
+        return self.actors[place].process.remote()
+
+    def _up(self, place: int, ref: Any) -> int:
+        """Note a worker's process; the size of its model."""
+        size, self.processes[place] = _told([ref])[0]
+        return int(size)
+
+
+def said(error: Exception) -> str:
+    """The innermost sentence of one of Ray's many lines."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+def _told(refs: list[Any]) -> list[Any]:
+    try:
+        return list(ray.get(refs))
+    except RayError as error:
+        raise WorkerError(f"a worker could not start: {said(error)}") from error

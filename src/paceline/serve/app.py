@@ -1,4 +1,4 @@
-"""The API: which request does what, and what is answered when it cannot be done."""
+"""The API: which request does what, what is answered when it cannot be done, and what is measured."""
 
 from __future__ import annotations
 
@@ -8,37 +8,31 @@ import logging
 import pathlib
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.security import APIKeyHeader, HTTPBearer
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 import paceline
 from paceline.errors import PacelineError
 from paceline.live import app as live
-from paceline.runs.page import policy
-from paceline.serve import models, quick
-from paceline.serve.limits import BODY_SECONDS, Bounded
-from paceline.serve.metrics import Metrics
-from paceline.serve.overview import render
-from paceline.serve.page import page
-from paceline.serve.quick import MOST_WAIT, USUAL_WAIT, Quick
-from paceline.serve.refusals import status_of
-from paceline.serve.served import Served
+from paceline.serve import middleware, models, pages
+from paceline.serve.catalog import SPANS
+from paceline.serve.events import status_of
+from paceline.serve.jobs import Job
+from paceline.serve.middleware import BODY_SECONDS, MOST_WAIT, USUAL_WAIT, Bounded, Quick
+from paceline.serve.models import Settings
 from paceline.serve.service import TICK, Service
-from paceline.serve.settings import Settings
 
 _log = logging.getLogger(__name__)
-PAGES = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+NAMED = 1000  # workers with figures of their own, over all jobs: beyond, a scrape would hold up everybody
 SAID = {
     400: "The body is no JSON.",
     401: "The token is missing or wrong.",
@@ -54,6 +48,14 @@ SAID = {
     500: "A fault of the service: the state is as before.",
     507: "The state cannot be stored; nothing was changed.",
 }
+FIGURES: tuple[tuple[Any, str, str, Callable[[Job], float]], ...] = (  # of each job
+    (CounterMetricFamily, "rounds", "Closed rounds.", lambda job: job.closed),
+    (CounterMetricFamily, "reports", "Reports of all workers.", lambda job: job.reports),
+    (CounterMetricFamily, "samples", "Samples reported.", lambda job: job.samples),
+    (CounterMetricFamily, "dropped", "Workers dropped for silence.", lambda job: job.drops),
+    (GaugeMetricFamily, "workers_present", "Workers that take part now.", lambda job: job.members.count),
+    (GaugeMetricFamily, "deadline_seconds", "Silence after which a worker is dropped.", Job.limit),
+)
 Name = Annotated[str, Path(pattern=models.NAME)]
 Wait = Annotated[
     float, Query(ge=0, le=MOST_WAIT, allow_inf_nan=False, description="Seconds to wait for a plan.")
@@ -81,7 +83,8 @@ def make(
     body_seconds: float = BODY_SECONDS,
 ) -> FastAPI:
     """The ASGI application. token: the digest of the service's; None lets everybody in. job: to be made first."""
-    metrics = Metrics(service)
+    registry = CollectorRegistry()
+    registry.register(_Jobs(service))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -112,17 +115,16 @@ def make(
     @app.get("/metrics", dependencies=guarded, response_class=Response, responses=said())
     async def prometheus() -> Response:
         """Prometheus metrics."""
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     @app.get("/docs", include_in_schema=False)
     async def description() -> HTMLResponse:
-        return HTMLResponse(page(app.openapi()), headers=PAGES)
+        return HTMLResponse(pages.api(app.openapi()), headers=pages.API)
 
     @app.get("/", include_in_schema=False)
     async def jobs(request: Request) -> HTMLResponse:
-        text = render(service.catalog, service.now(), request.url.query)
-        own = {"Content-Security-Policy": f"{policy()}; frame-ancestors 'none'", "Cache-Control": "no-store"}
-        return HTMLResponse(text, headers=PAGES | own)
+        text = pages.render(service.catalog, service.now(), request.url.query)
+        return HTMLResponse(text, headers=pages.JOBS)
 
     @app.get("/jobs/{job}", include_in_schema=False)
     async def live_page(job: Name, request: Request) -> RedirectResponse:
@@ -140,17 +142,12 @@ def make(
         app.add_exception_handler(kind, _refused)
     app.add_middleware(Quick, service=service)  # innermost
     app.add_middleware(Bounded, token=token, seconds=body_seconds)
-    app.add_middleware(_Timed, metrics=metrics)
+    app.add_middleware(_Timed, registry=registry)
     return app
 
 
 def _jobs(service: Service) -> APIRouter:
     router = APIRouter(tags=["jobs"])
-
-    def record(served: Served) -> str:
-        if served.record is None:
-            return "none is kept"
-        return served.record.error or str(served.record.run_dir)
 
     @router.get("/jobs", responses=said())
     async def list_jobs() -> models.Jobs:
@@ -160,23 +157,22 @@ def _jobs(service: Service) -> APIRouter:
     @router.get("/health", responses=said())
     async def health() -> models.Health:
         """Whether all is well: jobs that were set aside, and why nothing can be stored just now."""
-        well = not service.catalog.aside and not service.door.trouble
-        return models.Health(well=well, set_aside=service.catalog.aside, storing=service.door.trouble)
+        well = not service.catalog.aside and not service.dispatcher.trouble
+        return models.Health(well=well, set_aside=service.catalog.aside, storing=service.dispatcher.trouble)
 
     @router.put(
         "/jobs/{job}", responses=said(409, 507) | {201: {"model": models.JobState, "description": "Made."}}
     )
-    async def create_job(job: Name, body: models.JobSettings, response: Response) -> models.JobState:
+    async def create_job(job: Name, body: Settings, response: Response) -> models.JobState:
         """Make a job; the same again changes nothing."""
-        served, new = await service.create(job, body.settings())
+        runtime, new = await service.create(job, body)
         response.status_code = 201 if new else 200
-        return models.state_of(job, served.job, record(served))
+        return runtime.told()
 
     @router.get("/jobs/{job}", responses=said(404, 409))
     async def read_job(job: Name) -> models.JobState:
         """What a job and its workers are doing."""
-        served = service.catalog.find(job)
-        return models.state_of(job, served.job, record(served))
+        return service.catalog.find(job).told()
 
     @router.delete("/jobs/{job}", status_code=204, responses=said(404, 507))
     async def delete_job(job: Name) -> None:
@@ -202,7 +198,7 @@ def _workers(service: Service) -> APIRouter:
         job: Name, worker: Name, body: models.WorkerReport, secret: Secret, wait: Wait | None = None
     ) -> JSONResponse:
         """Report a round. With a wait, also ask for the next part: it comes along where it is planned by then."""
-        status, said = await quick.report(service, job, worker, secret or "", body, wait)
+        status, said = await middleware.report(service, job, worker, secret or "", body, wait)
         return JSONResponse(said, status)
 
     @router.get(
@@ -212,7 +208,7 @@ def _workers(service: Service) -> APIRouter:
     )
     async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
         """The worker's part of its next round: the same one until it is reported."""
-        status, said = await quick.next_part(service, job, worker, secret or "", wait)
+        status, said = await middleware.next_part(service, job, worker, secret or "", wait)
         return JSONResponse(said, status)
 
     @router.post(
@@ -224,7 +220,7 @@ def _workers(service: Service) -> APIRouter:
         job: Name, worker: Name, body: models.Lengths, secret: Secret, wait: Wait = USUAL_WAIT
     ) -> JSONResponse:
         """The worker's part of a round whose samples have these lengths, in a job with a cost."""
-        status, said = await quick.next_part(service, job, worker, secret or "", wait, body.given())
+        status, said = await middleware.next_part(service, job, worker, secret or "", wait, body)
         return JSONResponse(said, status)
 
     @router.delete("/{worker}", status_code=204, responses=said(403, 404, 409, 410, 507))
@@ -247,8 +243,11 @@ async def _tick(service: Service) -> None:
 class _Timed:
     """Measures how long answers take, by route."""
 
-    def __init__(self, app: Any, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(self, app: Any, registry: CollectorRegistry) -> None:
+        text = "From a request to its answer, its wait for a plan included."
+        name = "paceline_answer_seconds"
+        self._answers = Histogram(name, text, ["route"], registry=registry, buckets=SPANS)
+        self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         begin = time.perf_counter()
@@ -258,7 +257,40 @@ class _Timed:
             # A mounted application without a route for the path has no name.
             name = getattr(scope.get("endpoint"), "__name__", None)
             if name is not None:
-                self._metrics.answered(name, time.perf_counter() - begin)
+                self._answers.labels(name).observe(time.perf_counter() - begin)
+
+
+class _Jobs(Collector):
+    """The figures of the jobs that there are, read when somebody asks."""
+
+    def __init__(self, service: Service) -> None:
+        self._catalog = service.catalog
+
+    def collect(self) -> Iterator[Metric]:
+        running = self._catalog.running
+        for kind, name, text, figure in FIGURES:
+            family = kind(f"paceline_{name}", text, labels=["job"])
+            for job, runtime in running.items():
+                family.add_metric([job], figure(runtime.job))
+            yield family
+        for name in ("samples", "seconds"):
+            text = f"{name.capitalize()} in the worker's newest report."
+            family = GaugeMetricFamily(f"paceline_worker_{name}", text, labels=["job", "worker"])
+            named = 0
+            for job, runtime in running.items():
+                named += runtime.job.members.count
+                for member in runtime.job.members.by_name.values() if named <= NAMED else ():
+                    if member.last is not None and member.present:
+                        family.add_metric([job, member.name], getattr(member.last, name))
+            yield family
+        spans = HistogramMetricFamily("paceline_round_seconds", "Wall seconds of each round.", labels=["job"])
+        for job, runtime in running.items():
+            counts = [str(each) for each in (*SPANS, "+Inf")], runtime.spans.cumsum().tolist()
+            spans.add_metric([job], list(zip(*counts, strict=True)), runtime.spent)
+        yield spans
+        yield GaugeMetricFamily(
+            "paceline_jobs_set_aside", "Jobs that cannot go on.", len(self._catalog.aside)
+        )
 
 
 def _refused(request: Request, error: Exception) -> Response:
@@ -266,7 +298,7 @@ def _refused(request: Request, error: Exception) -> Response:
     status, headers = 500, {}
     sentence = "the service failed at this request: its state is as before; see its log"
     if isinstance(error, RequestValidationError):
-        status, sentence = _mistake(error)
+        status, sentence = _mistake(error.errors()[0])
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, dict(error.headers or {})
         if status == 405:
@@ -285,16 +317,9 @@ def _methods(request: Request) -> list[str]:
     return sorted({method.upper() for path in here for method in paths[path]})
 
 
-def _mistake(error: RequestValidationError) -> tuple[int, str]:
-    """The first of what is wrong with a request."""
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return (
-            400,
-            f"the body is no JSON ({first.get('ctx', {}).get('error', first['msg'])}): send application/json",
-        )
-    where = (
-        ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path")) or "the body"
-    )
-    message = first["msg"][:1].lower() + first["msg"][1:]
-    return 422, f"{where}: {message}"
+def _mistake(error: Any) -> tuple[int, str]:
+    """Of a request: the status, and a sentence."""
+    if error["type"] != "json_invalid":
+        return 422, models.mistake(error)
+    why = error.get("ctx", {}).get("error", error["msg"])
+    return 400, f"the body is no JSON ({why}): send application/json"

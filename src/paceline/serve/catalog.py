@@ -5,18 +5,191 @@ What is stored of a job that is set aside is kept; it is named in the log and in
 
 from __future__ import annotations
 
+import asyncio
+import bisect
+import hashlib
+import inspect
 import logging
+from collections import deque
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import numpy as np
+
+import paceline
 from paceline.errors import PacelineError
+from paceline.serve import events
+from paceline.serve.events import Closed, Conflict, NotFound, SetAside
+from paceline.serve.jobs import Job
+from paceline.serve.models import JobState, Settings, WorkerState
 from paceline.serve.recording import Record
-from paceline.serve.refusals import Conflict, NotFound, SetAside
-from paceline.serve.served import Served
-from paceline.serve.settings import Settings
-from paceline.serve.store import Store
+from paceline.serve.store import Kept, Store
 
 MOST_JOBS = 100
+# Seconds by which metrics count answers and rounds.
+SPANS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+LATELY = 40  # rounds that the page of all jobs tells of
+DECIDE = (  # what turns reports into plans
+    "balance",
+    "forecast",
+    "samples",
+    "shares",
+    "balancer.py",
+    "costs.py",
+    "durations.py",
+    "few.py",
+    "options.py",
+    "policies.py",
+    "rounds.py",
+    "serve/jobs.py",
+    "serve/places.py",
+)
 _log = logging.getLogger(__name__)
+
+
+class Call(NamedTuple):
+    """What a call needs to itself until it is on disk. worker: that worker's state. place: that place. moves: it
+    changes who is there. plans: who is there must not change.
+    """
+
+    worker: str | None = None
+    place: int | None = None
+    moves: bool = False
+    plans: bool = False
+
+
+class CallLocks:
+    """Which calls of a job are on their way to the disk, so that none is logged that another one of them makes wrong.
+
+    Reports of many workers go together; a plan waits for all joins and departures.
+    """
+
+    def __init__(self) -> None:
+        self.places: set[int] = set()  # that workers are about to take
+        self._workers: set[str] = set()
+        self._moving = self._planning = 0
+        self._released = asyncio.Event()
+
+    def free(self, call: Call) -> bool:
+        """Whether nothing on its way stands against it."""
+        if call.worker in self._workers or call.place in self.places:
+            return False
+        return not (self._planning and (call.moves or call.plans)) and not (self._moving and call.plans)
+
+    def acquire(self, call: Call) -> None:
+        """The call is on its way."""
+        self._count(call, 1)
+        if call.worker is not None:
+            self._workers.add(call.worker)
+        if call.place is not None:
+            self.places.add(call.place)
+
+    def release(self, call: Call) -> None:
+        """It has arrived, or never will: whoever waits looks again."""
+        self._count(call, -1)
+        self._workers.discard(call.worker)
+        self.places.discard(call.place)
+        self._released.set()
+        self._released = asyncio.Event()
+
+    async def change(self) -> None:
+        """Wait until a call is released."""
+        await self._released.wait()
+
+    def _count(self, call: Call, by: int) -> None:
+        self._moving += by * call.moves
+        self._planning += by * call.plans
+
+
+class JobRuntime:
+    """A job and what a service needs around it, as the job is stored. Raises PacelineError, why it cannot go on,
+    where that cannot be carried out.
+    """
+
+    def __init__(self, kept: Kept) -> None:
+        if kept.wrong:
+            raise PacelineError(kept.wrong)
+        self.name = kept.name
+        self.record: Record | None = None
+        self.job = Job(Settings.stored(kept.settings))
+        self.rules = rules(self.job.balancer.policy)
+        self.written_by = kept.rules or self.rules
+        self.newest = 0.0  # the time of the newest call
+        self.locks = CallLocks()
+        self.logged = self.done = self.stored = (
+            kept.through
+        )  # the newest call in the log, carried out, in a state
+        self.news = asyncio.Event()  # for those who wait for a plan
+        self.complaint = ""  # what was last said of it in the service's log
+        self.behind: list[Closed] = []  # rounds that closed in the calls
+        if kept.state is not None:
+            try:
+                self.newest = float(kept.state["now"])
+                self.job.load_state_dict(kept.state["job"])
+            except Exception as error:
+                raise PacelineError(f"its state cannot be used ({_said(error)})") from error
+        self.first = self.job.oldest  # round that closes next
+        for number, call in enumerate(kept.calls, kept.through + 1):
+            try:
+                event = events.read(call)
+                effects = self.job.handle(event)
+                self.newest = float(event.now)
+            except Exception as error:
+                raise PacelineError(
+                    f"call {number} of its log cannot be carried out ({_said(error)})"
+                ) from error
+            self.logged = self.done = number
+            self.behind += [each for each in effects if isinstance(each, Closed)]
+        self.lately: deque[Closed] = deque(self.behind, LATELY)
+        self.spans = np.zeros(
+            len(SPANS) + 1, np.int64
+        )  # rounds since the service began, by their seconds, and
+        self.spent = 0.0  # all of these seconds
+
+    def closed(self, closed: Closed) -> None:
+        """A round is over."""
+        self.lately.append(closed)
+        self.spans[bisect.bisect_left(SPANS, closed.seconds)] += 1
+        self.spent += closed.seconds
+
+    def state(self) -> dict[str, Any]:
+        """What ``Kept.state`` is to be."""
+        return {"now": self.newest, "job": self.job.state_dict()}
+
+    def told(self) -> JobState:
+        """What the job and its workers are doing."""
+        job = self.job
+        workers = [
+            WorkerState(
+                name=member.name,
+                place=member.place,
+                present=member.present,
+                gone=member.gone,
+                round=None if member.last is None else member.last.round,
+                samples=None if member.last is None else member.last.samples,
+                seconds=None if member.last is None else member.last.seconds,
+            )
+            for member in sorted(job.members.by_name.values(), key=lambda member: member.place)
+        ]
+        return JobState(
+            name=self.name,
+            settings=job.settings,
+            rounds=job.closed,
+            reports=job.reports,
+            samples=job.samples,
+            dropped=job.drops,
+            present=job.members.count,
+            waiting=job.waiting_for(),
+            deadline=job.limit(),
+            record="none is kept" if self.record is None else self.record.error or str(self.record.run_dir),
+            workers=workers,
+        )
+
+    def wake(self) -> None:
+        """Let those who wait for a plan look again."""
+        self.news.set()
+        self.news = asyncio.Event()
 
 
 class Catalog:
@@ -27,82 +200,108 @@ class Catalog:
 
     def __init__(self, store: Store, runs: Path | None) -> None:
         self._store, self._runs = store, runs
-        self.running: dict[str, Served] = {}
+        self.running: dict[str, JobRuntime] = {}
         self.aside: dict[str, str] = {}  # and why
-        self.unresumed: list[Served] = []  # that ran before this service was started
+        self.unresumed: list[JobRuntime] = []  # that ran before this service was started
         for kept in store.read():
             try:
-                served = Served(kept)
+                runtime = JobRuntime(kept)
             except PacelineError as error:
                 _log.debug("job %r cannot go on", kept.name, exc_info=error)
                 self.set_aside(kept.name, kept.rules, str(error))
                 continue
-            self.running[kept.name] = served
-            if served.logged or served.written_by != served.rules:
-                self.unresumed.append(served)
-            self.open_record(served)
-            if served.written_by != served.rules:
+            self.running[kept.name] = runtime
+            other = runtime.written_by != runtime.rules
+            if runtime.logged or other:
+                self.unresumed.append(runtime)
+            self.open_record(runtime)
+            if other:
                 _log.warning(
                     "job %r was written by rules %s, and these are %s: the rounds that were handed out stand, and "
                     "the next plans are made by these",
                     kept.name,
                     kept.rules,
-                    served.rules,
+                    runtime.rules,
                 )
 
-    def find(self, name: str) -> Served:
+    def find(self, name: str) -> JobRuntime:
         """The job of this name; raises NotFound, or SetAside."""
-        served = self.running.get(name)
-        if served is None:
-            if name in self.aside:
-                raise SetAside(self.aside[name])
-            known = ", ".join(list(self.running)[:5]) or "none"
-            raise NotFound(f"job {name!r} is unknown here: create it first (there are: {known})")
-        return served
-
-    def present(self, name: str, settings: Settings) -> Served | None:
-        """The job of this name where there is one. Raises Conflict where it has other settings."""
         if name in self.aside:
             raise SetAside(self.aside[name])
-        present = self.running.get(name)
-        if present is not None and present.job.settings != settings:
+        if name not in self.running:
+            known = ", ".join(list(self.running)[:5]) or "none"
+            raise NotFound(f"job {name!r} is unknown here: create it first (there are: {known})")
+        return self.running[name]
+
+    def present(self, name: str, settings: Settings) -> JobRuntime | None:
+        """The job of this name where there is one. Raises Conflict where it has other settings, or there is no room
+        for one more."""
+        if name not in self.aside and name not in self.running:
+            if len(self.running) + len(self.aside) >= MOST_JOBS:
+                raise Conflict(f"there are {MOST_JOBS} jobs: delete one first")
+            return None
+        present = self.find(name)
+        if present.job.settings != settings:
             raise Conflict(
                 f"job {name!r} exists with other settings: choose another name, or delete it first"
             )
         return present
 
-    def check_room(self) -> None:
-        """Raises Conflict where there are as many jobs as there may be."""
-        if len(self.running) + len(self.aside) >= MOST_JOBS:
-            raise Conflict(f"there are {MOST_JOBS} jobs: delete one first")
-
-    def open_record(self, served: Served) -> None:
+    def open_record(self, runtime: JobRuntime) -> None:
         """Begin a job's record, or go on with it."""
         if self._runs is None:
             return
-        served.record = Record(self._runs / served.name, served.name, served.job.settings)
-        served.record.open(served.first, served.job.settled)
-        for closed in served.behind:
-            served.record.write(closed)
-        served.behind = []
+        runtime.record = Record(self._runs / runtime.name, runtime.name, runtime.job.settings)
+        runtime.record.open(runtime.first, runtime.job.settled)
+        for closed in runtime.behind:
+            runtime.record.write(closed)
+        runtime.behind = []
 
     def forget(self, name: str) -> None:
         """A job has been deleted."""
         self.aside.pop(name, None)
-        served = self.running.pop(name, None)
-        if served is not None:
-            served.wake()
-            if served.record is not None:
-                self._store.aside(served.record.finish)
-                self._store.aside(served.record.close)
+        runtime = self.running.pop(name, None)
+        if runtime is not None:
+            runtime.wake()
+            if runtime.record is not None:
+                self._store.aside(runtime.record.finish)
+                self._store.aside(runtime.record.close)
 
     def set_aside(self, name: str, rules: str, why: str) -> None:
         """A job cannot go on. rules: that wrote it."""
-        served = self.running.pop(name, None)
         self.aside[name] = (
             f"job {name!r} is set aside: {why}; it was written by rules {rules}, and what is stored of it is kept: "
             "start the service with these rules or restore its state, or delete the job"
         )
         _log.error("%s", self.aside[name])
-        if served is not None:
-            served.wake()
+        runtime = self.running.pop(name, None)
+        if runtime is not None:
+            runtime.wake()
+
+
+def rules(policy: object) -> str:
+    """Which rules decide: the package's version, and a digest of the code that turns reports into plans. It is the
+    same only where the same reports give the same plans.
+
+    policy: the job's; its own code counts, wherever it is.
+    """
+    kind: Any = type(policy)
+    return f"{paceline.__version__}+{_digest(kind)}"
+
+
+@cache
+def _digest(kind: type[Any]) -> str:
+    here = Path(paceline.__file__).parent
+    hashed = hashlib.blake2b(digest_size=6)
+    for name in DECIDE:
+        for file in [here / name] if name.endswith(".py") else sorted((here / name).glob("*.py")):
+            hashed.update(file.read_bytes() if file.exists() else b"")
+    try:
+        hashed.update(inspect.getsource(kind).encode())
+    except (OSError, TypeError):  # made at run time
+        hashed.update(kind.__qualname__.encode())
+    return hashed.hexdigest()
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"

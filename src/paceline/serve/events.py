@@ -1,7 +1,7 @@
-"""What happens to a job, as it enters by ``Job.handle`` and as it stands in the log.
+"""What happens to a job, what comes of it, and what it refuses.
 
-In the log an event is a list: its name, when it happened, and the rest of what it says. Services of earlier versions
-wrote the same lists.
+An event enters by ``Job.handle``, and stands in the log as a list: its name, when it happened, and the rest of what
+it says. Effects are what follows from it. A refusal is one sentence, and changes nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from paceline.serve.effects import Report
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+
+
+class Report(NamedTuple):
+    """What a worker did in a round. seconds: its own, without waiting; overhead: the part that does not grow
+    with the samples. cpu, memory: portions of its machine that it can have; None where not read.
+    """
+
+    round: int
+    samples: int
+    seconds: float
+    overhead: float = 0.0
+    cpu: float | None = None
+    memory: float | None = None
 
 
 class Join(NamedTuple):
@@ -85,8 +99,7 @@ WORDS = {kind: name for name, kind in NAMES.items()}
 
 def logged(event: Event) -> list[Any]:
     """The event as it stands in the log."""
-    said = event[:-1] if isinstance(event, Settle) and event.dealt is None else event
-    return [WORDS[type(event)], *(list(part) if isinstance(part, Report | Dealt) else part for part in said)]
+    return [WORDS[type(event)], *event]
 
 
 def read(call: Sequence[Any]) -> Event:
@@ -103,3 +116,90 @@ def told(event: Event) -> str:
     left_out = ("secret", "dealt")
     said = (part for name, part in zip(event._fields[1:], event[1:], strict=True) if name not in left_out)
     return f"at {event.now:.3f} s {WORDS[type(event)]} {', '.join(str(part) for part in said)}".rstrip()
+
+
+class Joined(NamedTuple):
+    """A worker took a place."""
+
+    now: float
+    name: str
+    place: int
+
+
+class Left(NamedTuple):
+    """A worker is no longer there: it "left", was "silent" for so many seconds, or was "replaced"."""
+
+    now: float
+    name: str
+    why: str
+    silent: float = 0.0
+
+
+class Settled(NamedTuple):
+    """A round was planned for whom was there; loads in samples by place."""
+
+    now: float
+    round: int
+    loads: tuple[int, ...]
+
+
+class Ready(NamedTuple):
+    """From now on, whoever asks is given the next round."""
+
+    now: float
+    round: int
+
+
+class Closed(NamedTuple):
+    """A round is over. seconds: since the one before; the arrays by place, NaN where nobody reported."""
+
+    now: float
+    round: int
+    seconds: float
+    loads: Array
+    compute: Array
+    overhead: Array
+    shares: Array
+
+
+class Unlearned(NamedTuple):
+    """The policy failed at a round that is over and learned nothing from it: its plans are those of before."""
+
+    now: float
+    round: int
+    error: Exception
+
+
+Effect = Joined | Left | Settled | Ready | Closed | Unlearned
+
+
+class NotFound(PacelineError):
+    """There is no such job or worker."""
+
+
+class Forbidden(PacelineError):
+    """The secret is not the worker's."""
+
+
+class Conflict(PacelineError):
+    """It does not fit the state that the job is in."""
+
+
+class Gone(PacelineError):
+    """The worker was there, and is no longer."""
+
+
+class NotStored(PacelineError):
+    """The state cannot be stored: nothing has been changed."""
+
+
+class SetAside(PacelineError):
+    """The job cannot go on: what was stored of it is kept as it is, and no other job is concerned."""
+
+
+STATUS = {NotFound: 404, Forbidden: 403, Conflict: 409, SetAside: 409, Gone: 410, NotStored: 507}
+
+
+def status_of(error: PacelineError) -> int:
+    """The HTTP status of an answer that refuses."""
+    return next((code for kind, code in STATUS.items() if isinstance(error, kind)), 422)

@@ -22,12 +22,10 @@ from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.samples import SampleCosts
-from paceline.serve.effects import Closed, Effect, Joined, Left, Ready, Report, Settled, Unlearned
-from paceline.serve.events import Dealt, Drop, Event, Join, Leave, Reported, Resume, Settle, told
-from paceline.serve.members import Member, Members
-from paceline.serve.refusals import Conflict
-from paceline.serve.rounds import OpenRound
-from paceline.serve.settings import Settings
+from paceline.serve import events
+from paceline.serve.events import Closed, Conflict, Effect, Report
+from paceline.serve.models import Lengths, Settings
+from paceline.serve.places import Member, Members, OpenRound
 
 _log = logging.getLogger(__name__)
 QUICKEST = 1e-9  # seconds of a round with samples
@@ -41,7 +39,7 @@ class NextRound(NamedTuple):
 
     number: int
     loads: list[int]
-    dealt: Dealt | None = None
+    dealt: events.Dealt | None = None
 
 
 class LengthsWanted(NamedTuple):
@@ -51,13 +49,6 @@ class LengthsWanted(NamedTuple):
 
     def __str__(self) -> str:
         return f"the lengths of round {self.number}'s samples are wanted"
-
-
-class Lengths(NamedTuple):
-    """What a worker says of a round's samples."""
-
-    number: int
-    lengths: list[float]
 
 
 class Job:
@@ -76,13 +67,10 @@ class Job:
         self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds
         self._unit: list[float] | None = None  # lengths of the first round, in which costs are counted
         self._mark: float | None = None  # when the last round closed; None where nobody has been there since
-        self._planned: tuple[Any, Planned] = (
-            None,
-            "",
-        )  # of what is planned, and the plan: made once, asked for often
-        self._story: deque[Event] = deque(maxlen=STORY)
+        self._planned: tuple[Any, Planned] = None, ""  # for what, and the plan: made once, asked for often
+        self._story: deque[events.Event] = deque(maxlen=STORY)
 
-    def handle(self, event: Event) -> list[Effect]:
+    def handle(self, event: events.Event) -> list[Effect]:
         """Take in what happened; what follows from it.
 
         Raises a PacelineError for what is refused, and changes nothing then. Whatever is raised has a note with the
@@ -92,36 +80,38 @@ class Job:
         try:
             effects = self._handle(event)
         except Exception as error:
-            story = "; ".join(map(told, self._story)) or "nothing"
-            error.add_note(f"{told(event)} came to this job after: {story}")
+            story = "; ".join(map(events.told, self._story)) or "nothing"
+            error.add_note(f"{events.told(event)} came to this job after: {story}")
             raise
         self._story.append(event)
-        return effects if before or not self.ready else [*effects, Ready(event.now, self.settled)]
+        return effects if before or not self.ready else [*effects, events.Ready(event.now, self.settled)]
 
-    def _handle(self, event: Event) -> list[Effect]:
+    def _handle(self, event: events.Event) -> list[Effect]:
         match event:
-            case Join():
+            case events.Join():
                 return self._join(*event)
-            case Leave(now, name):
+            case events.Leave(now, name):
                 return self._leave(now, self.members.here(name), "left", "has left")
-            case Drop(now, name):
+            case events.Drop(now, name):
                 return self._drop(now, name)
-            case Settle(now, number, loads, dealt):
+            case events.Settle(now, number, loads, dealt):
                 return self._settle(now, number, loads, dealt)
-            case Reported(now, name, report):
+            case events.Reported(now, name, report):
                 return self._report(now, name, report)
-            case Resume(now):
+            case events.Resume(now):
                 return self._resume(now)
 
     def _join(self, now: float, name: str, secret: str, place: int) -> list[Effect]:
-        """The worker is in every round settled from now on."""
+        """The worker is in every round settled from now on. One that is in its place already keeps its part."""
         self.members.place(name, secret, place)
         effects: list[Effect] = []
-        present = self.members.by_name.get(name)
-        if present is not None and present.present:
-            effects += self._leave(now, present, "replaced", "was replaced by itself")
-        member = self.members.join(now, name, secret, place)
-        return [*effects, Joined(now, name, member.place)]
+        mine = self.members.by_name.get(name)
+        if mine is not None and mine.present:
+            if mine.place == place:
+                return [events.Joined(now, name, place)]
+            effects += self._leave(now, mine, "replaced", "has taken another place")
+        self.members.join(now, name, secret, place)
+        return [*effects, events.Joined(now, name, place)]
 
     def _drop(self, now: float, name: str) -> list[Effect]:
         member = self.members.here(name)
@@ -142,7 +132,7 @@ class Job:
         if lengths is not None:
             self._check_lengths(lengths)
         if (current := self._current(member)) is not None:
-            if lengths is not None and lengths.number != current.number:
+            if lengths is not None and lengths.round != current.number:
                 raise Conflict(
                     f"worker {name!r} has not reported round {current.number}: expected its lengths"
                 )
@@ -151,7 +141,7 @@ class Job:
                     f"the lengths of round {current.number} are others than those that it was handed out by; "
                     "expected the same samples, in the same order, from every worker"
                 )
-            return current.assignment(member.place)
+            return current.part(member.place)
         if self._may_settle and self.settings.cost is not None:
             return LengthsWanted(self.settled) if lengths is None else self._deal(lengths)
         if self._may_settle and not isinstance(loads := self._plan(), str):
@@ -167,9 +157,7 @@ class Job:
 
     def _deal(self, given: Lengths) -> NextRound | LengthsWanted | str:
         """The next round of these lengths for those present, or why there is none."""
-        if (
-            given.number != self.settled
-        ):  # it has been handed out, or taken back, since the lengths were asked for
+        if given.round != self.settled:  # handed out, or taken back, since the lengths were asked for
             return LengthsWanted(self.settled)
         balancer = self.balancer
         if balancer.learner is None:  # nothing has been handed out
@@ -179,7 +167,7 @@ class Job:
             found = balancer.deal(self.settled, np.array(given.lengths), self.members.mask)
         except PacelineError as error:
             return f"the workers present cannot hold the batch: {error}"
-        dealt = Dealt(given.lengths, found.order.tolist(), [sizes.tolist() for sizes in found.sizes])
+        dealt = events.Dealt(given.lengths, found.order.tolist(), [sizes.tolist() for sizes in found.sizes])
         return NextRound(self.settled, found.loads.tolist(), dealt)
 
     @property
@@ -218,10 +206,10 @@ class Job:
             _log.exception("the policy %s makes no plan", self.settings.asked_policy)
             return f"the policy makes no plan for those present ({type(error).__name__}: {error})"
 
-    def _settle(self, now: float, round: int, loads: list[int], dealt: Dealt | None) -> list[Effect]:
+    def _settle(self, now: float, round: int, loads: list[int], dealt: events.Dealt | None) -> list[Effect]:
         if round != self.settled or not self._may_settle:
             raise Conflict(f"round {round} cannot be handed out now: expected {self.settled}")
-        mask = self.members.mask.copy()
+        mask = self.members.mask
         planned = np.array(loads, np.int64)
         if planned.shape != mask.shape or planned.sum() != self.settings.batch or planned[~mask].any():
             raise Conflict(
@@ -230,18 +218,14 @@ class Job:
         if self.settings.cost is not None and dealt is not None and self.balancer.learner is None:
             self._unit = dealt.lengths
             self.balancer.learn(self.settings.learner(self._unit), round)
+        awaited = set(np.flatnonzero(mask).tolist())
         self.open[round] = OpenRound(
-            number=round,
-            opened=now,
-            loads=planned,
-            members=mask,
-            awaited=set(np.flatnonzero(mask).tolist()),
-            dealt=dealt,
+            number=round, opened=now, loads=loads, present=len(awaited), awaited=awaited, dealt=dealt
         )
         self.settled += 1
         if self._mark is None:
             self._mark = now
-        return [Settled(now, round, tuple(loads))]
+        return [events.Settled(now, round, tuple(loads))]
 
     def check(self, name: str, report: Report) -> OpenRound | None:
         """The round that is reported; None where the worker has reported the same already. Raises what is refused."""
@@ -268,17 +252,7 @@ class Job:
             raise Conflict(
                 f"worker {name!r} reports round {report.round}, {past} one: expected round {current.number}"
             )
-        planned = int(current.loads[member.place])
-        if report.samples > planned:
-            raise PacelineError(
-                f"samples={report.samples}: expected at most {planned}, what round {current.number} planned for "
-                f"worker {name!r}"
-            )
-        if current.dealt is not None and report.samples not in (0, planned):
-            raise PacelineError(
-                f"samples={report.samples}: expected {planned}, all that round {current.number} planned for worker "
-                f"{name!r}, or 0: the samples cost differently, and nobody knows which of them were run"
-            )
+        current.check(name, member.place, report.samples)
         return current
 
     def _report(self, now: float, name: str, report: Report) -> list[Effect]:
@@ -354,7 +328,7 @@ class Job:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` gave."""
         self.settled, self.closed, self.samples, self.reports, self.drops = state["counts"]
-        self._unit = state.get("unit")
+        self._unit = state["unit"]
         if self._unit is not None:
             self.balancer.learn(self.settings.learner(self._unit), self.settled)
         self.balancer.load_state_dict(state["balancer"], self.settled)
@@ -374,7 +348,7 @@ class Job:
         self.members.leave(member, now, sentence)
         for each in self.open.values():
             each.awaited.discard(member.place)
-        effects = [Left(now, member.name, why, silent), *self._close(now)]
+        effects = [events.Left(now, member.name, why, silent), *self._close(now)]
         if not self.members.count:
             self._mark = None
         return effects
@@ -382,7 +356,7 @@ class Job:
     def _close(self, now: float) -> list[Effect]:
         """Close the rounds that wait for nobody, the oldest first; forget those that all have left untouched."""
         effects: list[Effect] = []
-        while self.open and self.open[self.settled - 1].untouched:
+        while self.open and not (last := self.open[self.settled - 1]).awaited and not last.reports:
             self.settled -= 1
             del self.open[self.settled]
         while self.open and not next(iter(self.open.values())).awaited:
@@ -392,33 +366,30 @@ class Job:
     def _learn(self, now: float, round: OpenRound) -> list[Effect]:
         """Let the balancer see a round that is over."""
         effects: list[Effect] = []
-        seconds = round.readings["seconds"]
-        reported = ~np.isnan(seconds)
-        overhead: Array = np.nan_to_num(round.readings["overhead"])
+        loads, seconds = round.reported("samples"), round.reported("seconds")
+        overhead: Array = np.nan_to_num(round.reported("overhead"))
         shares = np.full(len(seconds), np.nan)
-        if round.samples.any():
+        samples = np.nan_to_num(loads).astype(np.int64)
+        if samples.any():
             # Who has come since had nothing to do, which is not the same as being absent.
-            arrived = self.members.mask & ~reported
+            arrived = self.members.mask & np.isnan(seconds)
+            reads = self.balancer.needs_readings
             try:
                 overhead, shares = self.balancer.report(
                     round.number,
-                    round.samples,
+                    samples,
                     np.where(arrived, 0.0, seconds),
                     overhead,
-                    round.readings["cpu"] if self.balancer.needs_readings else None,
-                    round.readings["memory"] if self.balancer.needs_readings else None,
+                    round.reported("cpu") if reads else None,
+                    round.reported("memory") if reads else None,
                     parts=round.parts(self.settings.cost == "padded"),
                 )
             except Exception as error:  # a fault of the policy is none of the workers'
-                effects.append(Unlearned(now, round.number, error))
-        if reported.any():
+                effects.append(events.Unlearned(now, round.number, error))
+        if round.reports:
             self._recent.append(round.longest)
         began = round.opened if self._mark is None else self._mark
         self._mark = now
         self.closed += 1
-        self.samples += int(round.samples.sum())
-        loads = np.where(reported, round.samples.astype(float), np.nan)
-        return [
-            Closed(now, round.number, now - began, loads, seconds, overhead, shares, round.members),
-            *effects,
-        ]
+        self.samples += int(samples.sum())
+        return [Closed(now, round.number, now - began, loads, seconds, overhead, shares), *effects]

@@ -2,96 +2,163 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from paceline.serve import jobs
-from paceline.serve import settings as asked
-from paceline.serve.effects import Report
-from paceline.serve.jobs import Job
+from paceline import policies
+from paceline.balancer import Balancer
+from paceline.errors import PacelineError
+from paceline.rounds import Cluster
+from paceline.samples import CostLearner, SampleCosts
+from paceline.serve.events import Report
 from paceline.tokens import LEAST
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 MOST_SECONDS = 1e9
-Count = Annotated[int, Field(ge=0, le=asked.MOST_BATCH)]
+MOST_WORKERS = 10_000
+MOST_BATCH = 2**31 - 1
+Count = Annotated[int, Field(ge=0, le=MOST_BATCH)]
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
+Pair = Annotated[list[Count | None], Field(min_length=2, max_length=2)]
 Portion = Annotated[float, Field(ge=0, le=1)]
 
 
 class Strict(BaseModel):
     """Nothing is converted, nothing unknown passed over."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-class JobSettings(Strict):
-    """A job: who decides, how many samples, how many workers."""
+class Settings(Strict):
+    """A job, fixed for its life: who decides, how many samples, how many workers, how long to wait for the silent."""
 
-    batch: Annotated[
-        int, Field(ge=1, le=asked.MOST_BATCH, description="Samples of a round, all workers together.")
-    ]
-    workers: Annotated[
-        int, Field(ge=1, le=asked.MOST_WORKERS, description="Places: the most workers at once.")
-    ]
-    policy: Annotated[str, Field(max_length=200, description="NAME or NAME:key=value,...")] = "level"
-    forecast: Annotated[
-        str | None,
-        Field(max_length=200, description="For policies that take one: NAME or NAME:key=value,..."),
-    ] = None
-    start: Annotated[
-        int | None,
-        Field(ge=1, le=asked.MOST_WORKERS, description="Workers that the first round waits for; all."),
-    ] = None
-    limits: Annotated[
-        list[Annotated[list[Count | None], Field(min_length=2, max_length=2)]] | None,
-        Field(max_length=asked.MOST_WORKERS, description="[least, most] samples of each place; null: none."),
-    ] = None
-    quantum: Annotated[int, Field(ge=1, le=asked.MOST_BATCH, description="Loads are multiples of it.")] = 1
-    ahead: Annotated[
-        int,
-        Field(
-            ge=0,
-            le=asked.MOST_AHEAD,
-            description="0: a plan waits for all reports; 1: the newest plan is handed out at once.",
-        ),
-    ] = 0
-    give_up: Annotated[
-        float,
-        Field(ge=1, le=1e3, description="A worker may be silent this many times the longest recent round"),
-    ] = 4.0
-    floor: Annotated[float, Field(ge=0, le=1e5, description="and this many seconds more.")] = 10.0
-    first: Annotated[
-        float, Field(ge=1e-3, le=1e6, description="Seconds of silence while nothing has been measured.")
-    ] = 300.0
+    batch: int = Field(ge=1, le=MOST_BATCH, description="Samples of a round, all workers together.")
+    workers: int = Field(ge=1, le=MOST_WORKERS, description="Places: the most workers at once.")
+    policy: str = Field("level", max_length=200, description="NAME or NAME:key=value,...")
+    forecast: str | None = Field(
+        None, max_length=200, description="For policies that take one: NAME or NAME:key=value,..."
+    )
+    start: int | None = Field(
+        None, ge=1, le=MOST_WORKERS, description="Workers that the first round waits for; all."
+    )
+    limits: list[Pair] | None = Field(
+        None, max_length=MOST_WORKERS, description="[least, most] samples of each place; null: none."
+    )
+    quantum: int = Field(1, ge=1, le=MOST_BATCH, description="Loads are multiples of it.")
+    ahead: int = Field(
+        0,
+        ge=0,
+        le=8,
+        description="0: a plan waits for all reports; 1: the newest plan is handed out at once.",
+    )
+    give_up: float = Field(
+        4.0, ge=1, le=1e3, description="A worker may be silent this many times the longest recent round"
+    )
+    floor: float = Field(10.0, ge=0, le=1e5, description="and this many seconds more.")
+    first: float = Field(
+        300.0, ge=1e-3, le=1e6, description="Seconds of silence while nothing has been measured."
+    )
+    cost: Literal["sum", "padded"] | None = Field(
+        None,
+        description="How a worker's samples add up, where they cost differently; null: all cost the same.",
+    )
 
-    cost: Annotated[
-        Literal["sum", "padded"] | None,
-        Field(
-            description="How a worker's samples add up, where they cost differently; null: all cost the same."
-        ),
-    ] = None
+    @model_validator(mode="after")
+    def _fits(self) -> Settings:
+        """Raises PacelineError for what does not fit together."""
+        if self.to_start > self.workers:
+            raise PacelineError(f"start={self.start}: expected 1 to {self.workers:,}, the workers")
+        if self.cost is not None and self.quantum > 1:
+            raise PacelineError(
+                f"quantum={self.quantum} counts samples, and cost={self.cost!r} divides by cost; leave one out"
+            )
+        if self.limits is not None and len(self.limits) != self.workers:
+            raise PacelineError(
+                f"limits for {len(self.limits)} of {self.workers} workers: expected one pair each"
+            )
+        self.balancer()
+        return self
 
-    def settings(self) -> asked.Settings:
-        """Checked together. Raises PacelineError."""
-        return asked.Settings.from_dict(self.model_dump())
+    @classmethod
+    def of(cls, **values: Any) -> Settings:
+        """These settings. Raises PacelineError for whatever is unknown, out of range or does not fit together."""
+        try:
+            return cls.model_validate(values, strict=False)
+        except ValidationError as error:
+            raise PacelineError(mistake(error.errors()[0], given=True)) from error
+
+    @classmethod
+    def stored(cls, values: Any) -> Settings:
+        """What ``model_dump`` gave. Raises PacelineError where it is anything else."""
+        fields = cls.model_fields.keys()
+        if not isinstance(values, dict):
+            raise PacelineError(
+                f"its settings are a {type(values).__name__}: expected {len(fields)} settings by name"
+            )
+        for word, names in (("unknown", values.keys() - fields), ("missing", fields - values.keys())):
+            if names:
+                raise PacelineError(
+                    f"its settings are not this version's ({word}: {', '.join(sorted(names))})"
+                )
+        try:
+            return cls.of(**values)
+        except PacelineError as error:
+            raise PacelineError(f"its settings cannot be used: {error}") from error
+
+    @property
+    def to_start(self) -> int:
+        """How many must have joined before the first round."""
+        return self.workers if self.start is None else self.start
+
+    @property
+    def asked_policy(self) -> str:
+        """The policy's text with the forecast in it."""
+        if self.forecast is None:
+            return self.policy
+        joint = "," if ":" in self.policy else ":"
+        return f"{self.policy}{joint}forecast={self.forecast.replace(',', ';')}"
+
+    def balancer(self) -> Balancer:
+        """A balancer at its first round."""
+        pairs = self.limits or ((None, None),) * self.workers
+        least = np.array([float(low or 0) for low, _ in pairs])
+        most = np.array([float(self.batch if high is None else high) for _, high in pairs])
+        cluster = Cluster(self.workers, self.batch, least, most)
+        balancer = Balancer(policies.create(self.asked_policy, cluster), quantum=self.quantum)
+        if balancer.piece_plan(0) is not None:
+            raise PacelineError(
+                f"policy {self.policy!r} moves work within a round, which a service cannot; choose another"
+            )
+        try:
+            balancer.loads(0, self.batch)
+        except PacelineError as error:
+            raise PacelineError(
+                f"quantum={self.quantum} does not fit the limits: in whole multiples of it they hold less than the "
+                f"batch of {self.batch}; raise them or lower it"
+            ) from error
+        return balancer
+
+    def learner(self, lengths: Sequence[float]) -> CostLearner:
+        """What learns the costs of a job whose first round has samples of these lengths. Raises PacelineError."""
+        costs = SampleCosts.checked(lengths, self.batch, "lengths")
+        return CostLearner(costs, self.workers, self.batch, padded=self.cost == "padded")
 
 
 class Join(Strict):
     """A worker that wants to take part."""
 
-    name: Annotated[str, Field(pattern=NAME)]
-    place: Annotated[
-        int | None,
-        Field(ge=0, lt=asked.MOST_WORKERS, description="A place of its own, for limits; any free one."),
-    ] = None
-    secret: Annotated[
-        str | None,
-        Field(
-            pattern=rf"^[!-~]{{{LEAST},200}}$",
-            description="Of its own choice, so that a join can be repeated; else the service makes one.",
-        ),
-    ] = None
+    name: str = Field(pattern=NAME)
+    place: int | None = Field(
+        None, ge=0, lt=MOST_WORKERS, description="A place of its own, for limits; any free one."
+    )
+    secret: str | None = Field(
+        None,
+        pattern=rf"^[!-~]{{{LEAST},200}}$",
+        description="Of its own choice, so that a join can be repeated; else the service makes one.",
+    )
 
 
 class Joined(BaseModel):
@@ -105,20 +172,12 @@ class Joined(BaseModel):
 class WorkerReport(Strict):
     """What a worker did in a round."""
 
-    round: Annotated[int, Field(ge=0, le=2**53)]
+    round: int = Field(ge=0, le=2**53)
     samples: Count
-    seconds: Annotated[
-        float, Field(ge=0, le=MOST_SECONDS, description="Its own, its wait for others left out.")
-    ]
-    overhead: Annotated[
-        Seconds, Field(description="The part of seconds that does not grow with samples.")
-    ] = 0.0
-    cpu: Annotated[
-        Portion | None, Field(description="Portion of its machine's processors that it can have.")
-    ] = None
-    memory: Annotated[Portion | None, Field(description="Portion of its machine's memory that is free.")] = (
-        None
-    )
+    seconds: Seconds = Field(description="Its own, its wait for others left out.")
+    overhead: Seconds = Field(0.0, description="The part of seconds that does not grow with samples.")
+    cpu: Portion | None = Field(None, description="Portion of its machine's processors that it can have.")
+    memory: Portion | None = Field(None, description="Portion of its machine's memory that is free.")
 
     def report(self) -> Report:
         """As the job takes it."""
@@ -128,15 +187,10 @@ class WorkerReport(Strict):
 class Lengths(Strict):
     """How long the samples of a round are."""
 
-    round: Annotated[int, Field(ge=0, le=2**53)]
-    lengths: Annotated[
-        list[Annotated[float, Field(gt=0, le=1e100)]],
-        Field(min_length=1, description="Of each sample of the round, in the same order from every worker."),
-    ]
-
-    def given(self) -> jobs.Lengths:
-        """As the job takes it."""
-        return jobs.Lengths(self.round, self.lengths)
+    round: int = Field(ge=0, le=2**53)
+    lengths: list[Annotated[float, Field(gt=0, le=1e100)]] = Field(
+        min_length=1, description="Of each sample of the round, in the same order from every worker."
+    )
 
 
 class Part(BaseModel):
@@ -144,29 +198,24 @@ class Part(BaseModel):
 
     round: int
     samples: int
-    offset: Annotated[int, Field(description="Its first sample among the round's.")]
-    batch: Annotated[int, Field(description="The round's samples.")]
-    present: Annotated[int, Field(description="Workers in the round, n.")]
-    weight: Annotated[float, Field(description="b_i / B: what its mean gradient counts in a sum.")]
-    weight_in_mean: Annotated[
-        float, Field(description="n b_i / B: what it counts in a mean over the workers.")
-    ]
-    indices: Annotated[
-        list[int] | None, Field(description="In a job with a cost: its samples, as places among the round's.")
-    ] = None
-    sizes: Annotated[
-        list[int] | None,
-        Field(description="There: how many of these make up each micro-batch, one after the other."),
-    ] = None
+    offset: int = Field(description="Its first sample among the round's.")
+    batch: int = Field(description="The round's samples.")
+    present: int = Field(description="Workers in the round, n.")
+    weight: float = Field(description="b_i / B: what its mean gradient counts in a sum.")
+    weight_in_mean: float = Field(description="n b_i / B: what it counts in a mean over the workers.")
+    indices: list[int] | None = Field(
+        None, description="In a job with a cost: its samples, as places among the round's."
+    )
+    sizes: list[int] | None = Field(
+        None, description="There: how many of these make up each micro-batch, one after the other."
+    )
 
 
 class Waiting(BaseModel):
     """No part yet: ask again."""
 
-    waiting: Annotated[str, Field(description="What for, in a sentence.")]
-    round: Annotated[
-        int | None, Field(description="Whose samples' lengths are wanted, in a job with a cost.")
-    ] = None
+    waiting: str = Field(description="What for, in a sentence.")
+    round: int | None = Field(None, description="Whose samples' lengths are wanted, in a job with a cost.")
 
 
 class Reported(BaseModel):
@@ -184,7 +233,7 @@ class WorkerState(BaseModel):
     place: int
     present: bool
     gone: str
-    round: Annotated[int | None, Field(description="Of its newest report.")]
+    round: int | None = Field(description="Of its newest report.")
     samples: int | None
     seconds: float | None
 
@@ -193,15 +242,15 @@ class JobState(BaseModel):
     """One job."""
 
     name: str
-    settings: JobSettings
-    rounds: Annotated[int, Field(description="Closed ones.")]
+    settings: Settings
+    rounds: int = Field(description="Closed ones.")
     reports: int
     samples: int
-    dropped: Annotated[int, Field(description="Workers dropped for their silence.")]
+    dropped: int = Field(description="Workers dropped for their silence.")
     present: int
     waiting: str
-    deadline: Annotated[float, Field(description="Seconds of silence after which a worker is dropped now.")]
-    record: Annotated[str, Field(description="The run directory, or why there is none.")]
+    deadline: float = Field(description="Seconds of silence after which a worker is dropped now.")
+    record: str = Field(description="The run directory, or why there is none.")
     workers: list[WorkerState]
 
 
@@ -209,15 +258,15 @@ class Jobs(BaseModel):
     """All jobs, by name."""
 
     jobs: list[str]
-    set_aside: Annotated[dict[str, str], Field(description="Jobs that cannot go on, and why.")]
+    set_aside: dict[str, str] = Field(description="Jobs that cannot go on, and why.")
 
 
 class Health(BaseModel):
     """How the service is doing."""
 
     well: bool
-    set_aside: Annotated[dict[str, str], Field(description="Jobs that cannot go on, and why.")]
-    storing: Annotated[str, Field(description="Why nothing can be stored just now; empty where it can.")]
+    set_aside: dict[str, str] = Field(description="Jobs that cannot go on, and why.")
+    storing: str = Field(description="Why nothing can be stored just now; empty where it can.")
 
 
 class Error(BaseModel):
@@ -226,33 +275,11 @@ class Error(BaseModel):
     error: str
 
 
-def state_of(name: str, job: Job, record: str) -> JobState:
-    """For the answer."""
-    workers = [
-        WorkerState(
-            name=member.name,
-            place=member.place,
-            present=member.present,
-            gone=member.gone,
-            round=None if member.last is None else member.last.round,
-            samples=None if member.last is None else member.last.samples,
-            seconds=None if member.last is None else member.last.seconds,
-        )
-        for member in sorted(job.members.by_name.values(), key=lambda member: member.place)
-    ]
-    settings = job.settings.to_dict()
-    if settings["limits"] is not None:
-        settings["limits"] = [list(pair) for pair in settings["limits"]]
-    return JobState(
-        name=name,
-        settings=JobSettings(**settings),
-        rounds=job.closed,
-        reports=job.reports,
-        samples=job.samples,
-        dropped=job.drops,
-        present=job.members.count,
-        waiting=job.waiting_for(),
-        deadline=job.limit(),
-        record=record,
-        workers=workers,
-    )
+def mistake(error: Any, given: bool = False) -> str:
+    """What is wrong, in a sentence. error: one of pydantic's ``errors()``. given: repeat what was given."""
+    said = error.get("ctx", {}).get("error")
+    if isinstance(said, PacelineError):
+        return str(said)
+    parts = [str(part) for part in error["loc"] if part not in ("body", "query", "path")]
+    where = (".".join(parts) or "the body") + (f"={error['input']}" if given else "")
+    return f"{where}: {error['msg'][:1].lower()}{error['msg'][1:]}"

@@ -1,24 +1,29 @@
-"""Runs the service in this process until it is told to stop."""
+"""Runs the service in this process until it is told to stop, and cuts off connections that send nothing."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import json
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline.errors import PacelineError
 from paceline.files import allow_open
-from paceline.serve.limits import Impatient
+from paceline.serve.middleware import BODY_BYTES
 from paceline.serve.service import Service
 
+HEADER_BYTES = 64 * 1024
+HEADER_SECONDS = 10.0
 KEEP_ALIVE = 75  # seconds that a worker's connection may rest between two rounds
 BACKLOG = 2048
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -32,11 +37,14 @@ def url(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(app: FastAPI, service: Service, listening: socket.socket) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP, as far as they are not ignored."""
+def run(app: FastAPI, service: Service, listening: socket.socket, ended: Callable[[], bool]) -> None:
+    """Serve until SIGINT, SIGTERM or SIGHUP, as far as they are not ignored.
+
+    ended: whether one came before. Its exception is lost if Python was just then destroying an object.
+    """
     config = uvicorn.Config(
         app,
-        http=Impatient,
+        http=_Impatient,
         ws="none",
         lifespan="on",
         log_level="warning",
@@ -53,15 +61,15 @@ def run(app: FastAPI, service: Service, listening: socket.socket) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
-    _Server(config, service).run(sockets=[listening])
+    _Server(config, service, ended).run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
     """Lets go of those who wait for a plan as soon as it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ended: Callable[[], bool]) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._ended = service, ended
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -70,6 +78,7 @@ class _Server(uvicorn.Server):
         before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
         for number in before:
             signal.signal(number, self.handle_exit)
+        self.should_exit = self._ended()
         try:
             yield
         finally:
@@ -81,6 +90,64 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._service.release()
         super().handle_exit(sig, frame)
+
+
+class _Impatient(HttpToolsProtocol):
+    """A connection that is cut off when its request's head takes too long or grows too large."""
+
+    _patience: asyncio.TimerHandle | None = None
+    _head = 0  # bytes of the head so far; -1 while none is awaited
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._head_is_there()
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head >= 0:
+            self._head += len(data)
+            if self._head > HEADER_BYTES + BODY_BYTES:
+                self.transport.close()
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._patience is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_is_there()
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """In the API's terms."""
+        body = json.dumps({"error": msg.rstrip(".")}).encode()
+        self.transport.write(
+            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: "
+            + str(len(body)).encode()
+            + b"\r\nconnection: close\r\n\r\n"
+            + body
+        )
+        self.transport.close()
+
+    def _await_head(self) -> None:
+        self._head = 0
+        self._patience = self.loop.call_later(HEADER_SECONDS, self._cut_off)
+
+    def _head_is_there(self) -> None:
+        self._head = -1
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _cut_off(self) -> None:
+        self._patience = None
+        if not self.transport.is_closing():
+            self.transport.close()
 
 
 def state_directory(path: Path) -> Path:

@@ -1,32 +1,141 @@
 """What may be asked of a service: to make and end jobs, to join, report, go on and leave, and to drop the silent.
 
-Only calls that can be carried out are logged: one whose outcome depends on another that is still on its way to the
-disk waits for that (``turns``). So every call is on disk before it acts and is answered, and a restart goes on there.
+Whatever changes a job is logged first, and carried out when it is in the log, in the log's order; should the log
+fail, nothing has happened, and all who wait are told. Only calls that can be carried out are logged: one whose
+outcome depends on another that is still on its way to the disk waits for that (``CallLocks``). So every call is on
+disk before it acts and is answered, and a restart goes on there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from paceline import tokens
 from paceline.client import Part
+from paceline.serve import events
 from paceline.serve import store as stored
-from paceline.serve.catalog import Catalog
-from paceline.serve.door import Door
-from paceline.serve.effects import Joined, Report
-from paceline.serve.events import Drop, Join, Leave, Reported, Resume, Settle
-from paceline.serve.jobs import Lengths, LengthsWanted, NextRound
-from paceline.serve.refusals import Conflict, NotStored
-from paceline.serve.served import Served
-from paceline.serve.settings import Settings
+from paceline.serve.catalog import Call, Catalog, JobRuntime
+from paceline.serve.jobs import LengthsWanted, NextRound
+from paceline.serve.models import Lengths, Settings
 from paceline.serve.store import Kept, Store
-from paceline.serve.turns import Turn
 
 STATE, RUNS = "service.sqlite", "runs"
 TICK = 0.2  # seconds between two looks at the deadlines
+PAUSE = 1.0  # seconds for which a store that failed is left alone
+CALLS = 1000  # calls after which a job's whole state is stored, and
+CALLS_PER_WORKER = 8
+_log = logging.getLogger(__name__)
+
+
+class Dispatcher:
+    """The one way to all jobs."""
+
+    def __init__(self, store: Store, catalog: Catalog, clock: Callable[[], float]) -> None:
+        self._store, self._catalog, self._clock = store, catalog, clock
+        self.trouble = ""  # why nothing can be stored just now
+        self._refuse_until = 0.0
+
+    @property
+    def shut(self) -> bool:
+        """Whether the store has just failed, and is left alone."""
+        return self._clock() < self._refuse_until
+
+    def check_open(self) -> None:
+        """Raises NotStored while the store is left alone."""
+        if self.shut:
+            raise events.NotStored(self.trouble)
+
+    def failed(self, sentence: str) -> None:
+        """The log could not be written: what was on its way has not happened."""
+        if not self.trouble:
+            _log.error("%s", sentence)
+        self._refuse_until, self.trouble = self._clock() + PAUSE, sentence
+        for runtime in self._catalog.running.values():
+            # A state that was on its way is written once more.
+            runtime.logged, runtime.stored = runtime.done, 0
+
+    def change(self, *statements: stored.Statement, act: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Write what makes or ends a job; ``act`` when it is on disk."""
+        self.check_open()
+        return asyncio.shield(self._store.write(*statements, act=act))
+
+    def enter(
+        self, runtime: JobRuntime, call: Call, event: events.Event
+    ) -> asyncio.Future[list[events.Effect]]:
+        """Log an event that the job will take, and then have the job handle it. The call must be free."""
+        self.check_open()
+        runtime.logged += 1
+        runtime.locks.acquire(call)
+        outcome = self._store.write(
+            stored.called(runtime.name, runtime.logged, events.logged(event)),
+            act=functools.partial(self._act, runtime, runtime.logged, event),
+        )
+        outcome.add_done_callback(lambda _: runtime.locks.release(call))
+        return asyncio.shield(outcome)  # whoever waits may go; the call is made all the same
+
+    def write_state(self, runtime: JobRuntime) -> None:
+        """Store a job's whole state; the calls before are no longer needed."""
+        runtime.stored = runtime.done
+        settings = runtime.job.settings.model_dump()
+        reached = stored.reached(runtime.name, settings, runtime.rules, runtime.done, runtime.state())
+        self._store.write(*reached, act=lambda: None)
+
+    def complain(self, runtime: JobRuntime, what: str, error: Exception) -> None:
+        """Say it once in the log, not at every look."""
+        if isinstance(error, events.NotStored):
+            raise error
+        complaint = f"{what} ({type(error).__name__}: {error})"
+        if complaint != runtime.complaint:
+            runtime.complaint = complaint
+            _log.error("%s", complaint, exc_info=error)
+
+    def _act(self, runtime: JobRuntime, number: int, event: events.Event) -> list[events.Effect]:
+        """An event is in the log: have the job handle it."""
+        self.trouble = ""
+        if self._catalog.running.get(runtime.name) is not runtime:
+            self._catalog.find(runtime.name)  # says why
+            raise events.NotFound(f"job {runtime.name!r} has been deleted")
+        try:
+            self._store_state(runtime)
+            effects = runtime.job.handle(event)
+        except Exception as error:
+            _log.error("job %r failed at call %d", runtime.name, number, exc_info=error)
+            self._catalog.set_aside(runtime.name, runtime.rules, f"call {number} of its log failed ({error})")
+            raise events.SetAside(self._catalog.aside[runtime.name]) from error
+        runtime.done, runtime.newest = number, event.now
+        if any(isinstance(each, events.Left | events.Settled | events.Ready) for each in effects):
+            runtime.wake()
+        for effect in effects:
+            self._observe(runtime, effect)
+        if runtime.record is not None and not runtime.job.members.count:
+            self._store.aside(runtime.record.finish)
+        return effects
+
+    def _observe(self, runtime: JobRuntime, effect: events.Effect) -> None:
+        if isinstance(effect, events.Joined | events.Left):
+            _log.info("job %r: %s", runtime.name, effect)
+        elif isinstance(effect, events.Closed):
+            runtime.closed(effect)
+            if runtime.record is not None:
+                self._store.aside(functools.partial(runtime.record.write, effect))
+        elif isinstance(effect, events.Unlearned):
+            what = f"the policy of job {runtime.name!r} failed at a round: its plans are those of before"
+            self.complain(runtime, what, effect.error)
+
+    def _store_state(self, runtime: JobRuntime) -> None:
+        """Store the whole state now and then, so that the log does not grow: just before a round closes, since a
+        decision that is made aside is ready by then, and nothing waits for it.
+        """
+        most = max(CALLS, CALLS_PER_WORKER * runtime.job.settings.workers)
+        if runtime.job.closing and runtime.done - runtime.stored >= most:
+            self.write_state(runtime)
 
 
 class Service:
@@ -45,15 +154,15 @@ class Service:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runs = directory / RUNS
-        self.store = Store(directory / STATE, sync, lambda sentence: self.door.failed(sentence))
+        self.store = Store(directory / STATE, sync, lambda sentence: self.dispatcher.failed(sentence))
         self.catalog = Catalog(self.store, self.runs if record else None)
-        self.door = Door(self.store, self.catalog, clock)
+        self.dispatcher = Dispatcher(self.store, self.catalog, clock)
         self.stopping = False
         self._clock = clock
         self._changing = asyncio.Lock()  # jobs are made and ended one at a time
         self._wanted: tuple[str, Settings] | None = None
         # The jobs' time stands still while the service is away.
-        self._offset = max((served.newest for served in self.catalog.running.values()), default=0.0) - clock()
+        self._offset = max((each.newest for each in self.catalog.running.values()), default=0.0) - clock()
 
     def now(self) -> float:
         """Seconds that services on this state have run."""
@@ -68,69 +177,70 @@ class Service:
         """Let go of all who wait, and of the files."""
         self.release()
         await self.store.close()
-        for served in self.catalog.running.values():
-            if served.record is not None:
-                served.record.close()
+        for runtime in self.catalog.running.values():
+            if runtime.record is not None:
+                runtime.record.close()
 
     def release(self) -> None:
         """Answer all who wait that the service stops. Safe in a signal handler of the event loop's thread."""
         self.stopping = True
-        for served in self.catalog.running.values():
-            served.wake()
+        for runtime in self.catalog.running.values():
+            runtime.wake()
 
-    async def create(self, name: str, settings: Settings) -> tuple[Served, bool]:
+    async def create(self, name: str, settings: Settings) -> tuple[JobRuntime, bool]:
         """The job of this name, and whether it is new. Raises Conflict where it has other settings."""
         async with self._changing:
             present = self.catalog.present(name, settings)
             if present is not None:
                 return present, False
-            self.door.check_open()
-            self.catalog.check_room()
-            served = Served(Kept(name, settings.to_dict()))
-            made = stored.created(name, settings.to_dict(), served.rules)
-            await self.door.change(made, act=lambda: self.catalog.running.update({name: served}))
-            await self.store.aside(lambda: self.catalog.open_record(served))
-            return served, True
+            self.dispatcher.check_open()
+            runtime = JobRuntime(Kept(name, settings.model_dump()))
+            made = stored.created(name, settings.model_dump(), runtime.rules)
+            await self.dispatcher.change(made, act=lambda: self.catalog.running.update({name: runtime}))
+            await self.store.aside(lambda: self.catalog.open_record(runtime))
+            return runtime, True
 
     async def delete(self, name: str) -> None:
         """End a job; its record stays."""
         async with self._changing:
             if name not in self.catalog.aside:
                 self.catalog.find(name)
-            await self.door.change(*stored.deleted(name), act=lambda: self.catalog.forget(name))
+            await self.dispatcher.change(*stored.deleted(name), act=lambda: self.catalog.forget(name))
 
-    async def join(self, job: str, name: str, secret: str | None, place: int | None) -> tuple[Joined, str]:
+    async def join(
+        self, job: str, name: str, secret: str | None, place: int | None
+    ) -> tuple[events.Joined, str]:
         """A worker joins; returns its place and its secret."""
         chosen = tokens.fresh() if secret is None else secret
         digest = tokens.digest(chosen)
         while True:
-            served, found = self.catalog.find(job), None
-            promised = served.turns.places
+            runtime, found = self.catalog.find(job), None
+            promised = runtime.locks.places
             try:
-                found = served.job.members.place(name, digest, place, promised)
-            except Conflict:
+                found = runtime.job.members.place(name, digest, place, promised)
+            except events.Conflict:
                 if not promised:
                     raise
-            turn = Turn(name, found, moves=True)
-            if found is not None and served.turns.free(turn):
+            call = Call(name, found, moves=True)
+            if found is not None and runtime.locks.free(call):
                 break
-            await served.turns.change()
-        effects = await self.door.enter(served, turn, Join(self.now(), name, digest, found))
-        return next(each for each in effects if isinstance(each, Joined)), chosen
+            await runtime.locks.change()
+        effects = await self.dispatcher.enter(runtime, call, events.Join(self.now(), name, digest, found))
+        return next(each for each in effects if isinstance(each, events.Joined)), chosen
 
-    async def report(self, job: str, name: str, secret: str, report: Report) -> None:
+    async def report(self, job: str, name: str, secret: str, report: events.Report) -> None:
         """A worker reports."""
-        turn = Turn(name)
-        served = await self._its_turn(job, name, secret, turn)
-        if served.job.check(name, report) is not None:
-            await self.door.enter(served, turn, Reported(self.now(), name, report))
+        call = Call(name)
+        runtime = await self._free(job, name, secret, call)
+        if runtime.job.check(name, report) is not None:
+            await self.dispatcher.enter(runtime, call, events.Reported(self.now(), name, report))
 
     async def leave(self, job: str, name: str, secret: str) -> None:
         """A worker leaves."""
-        turn = Turn(name, moves=True)
-        served = await self._its_turn(job, name, secret, turn)
-        served.job.members.here(name)
-        await self.door.enter(served, turn, Leave(self.now(), name))
+        call = Call(name, moves=True)
+        runtime = await self._free(job, name, secret, call)
+        runtime.job.members.here(name)
+        await self.dispatcher.enter(runtime, call, events.Leave(self.now(), name))
 
     async def next(
         self, job: str, name: str, secret: str, wait: float, lengths: Lengths | None = None
@@ -141,81 +251,75 @@ class Service:
         """
         until = self._clock() + wait
         while True:
-            served = self._known(job, name, secret)
-            answer = served.job.next(name, lengths)
+            runtime = self._known(job, name, secret)
+            answer = runtime.job.next(name, lengths)
             if isinstance(answer, Part | LengthsWanted):
                 return answer
             if isinstance(answer, NextRound):
-                await self._settle(served, answer)
+                await self._settle(runtime, answer)
                 continue
             left = until - self._clock()
             if left <= 0 or self.stopping:
                 return "the service is stopping" if self.stopping else answer
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            served.waiters.add(waiter)
-            try:
-                await asyncio.wait_for(waiter, left)
-            except TimeoutError:
-                pass
-            finally:
-                served.waiters.discard(waiter)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await runtime.news.wait()
 
     async def tick(self) -> None:
         """Drop the silent, and do what could not be stored before. Whatever goes wrong in a job stays with it."""
-        if self.door.shut:
+        if self.dispatcher.shut:
             return
         try:
             await self._resume()
-            for served in list(self.catalog.running.values()):
+            for runtime in list(self.catalog.running.values()):
                 try:
-                    await self._drop_silent(served)
+                    await self._drop_silent(runtime)
                 except Exception as error:
-                    self.door.complain(
-                        served, f"the deadlines of job {served.name!r} cannot be looked at", error
-                    )
-        except NotStored:
+                    what = f"the deadlines of job {runtime.name!r} cannot be looked at"
+                    self.dispatcher.complain(runtime, what, error)
+        except events.NotStored:
             pass  # said already; the next look comes
 
-    async def _drop_silent(self, served: Served) -> None:
+    async def _drop_silent(self, runtime: JobRuntime) -> None:
         dropped = []
-        for name in served.job.silent(self.now()):
-            turn = Turn(name, moves=True)
-            if served.turns.free(
-                turn
-            ):  # else it has just spoken, or a plan comes first: the next look will tell
-                dropped.append(self.door.enter(served, turn, Drop(self.now(), name)))
+        for name in runtime.job.silent(self.now()):
+            call = Call(name, moves=True)
+            if runtime.locks.free(
+                call
+            ):  # else it has just spoken, or a plan comes first: the next look tells
+                dropped.append(self.dispatcher.enter(runtime, call, events.Drop(self.now(), name)))
         await asyncio.gather(*dropped)
 
     async def _resume(self) -> None:
         """Say that the service is back, and make the job that is wanted."""
         while self.catalog.unresumed:
-            served = self.catalog.unresumed[0]
-            if self.catalog.running.get(served.name) is served:
-                await self.door.enter(served, Turn(), Resume(self.now()))
-                if served.written_by != served.rules:
-                    self.door.write_state(served)
-            self.catalog.unresumed.remove(served)
+            runtime = self.catalog.unresumed[0]
+            if self.catalog.running.get(runtime.name) is runtime:
+                await self.dispatcher.enter(runtime, Call(), events.Resume(self.now()))
+                if runtime.written_by != runtime.rules:
+                    self.dispatcher.write_state(runtime)
+            self.catalog.unresumed.remove(runtime)
         if self._wanted is not None:
             await self.create(*self._wanted)
             self._wanted = None
 
-    async def _settle(self, served: Served, round: NextRound) -> None:
+    async def _settle(self, runtime: JobRuntime, round: NextRound) -> None:
         """Hand out the next round, unless somebody else is about to, or somebody comes or goes."""
-        turn = Turn(plans=True)
-        if served.turns.free(turn):
-            await self.door.enter(served, turn, Settle(self.now(), *round))
+        call = Call(plans=True)
+        if runtime.locks.free(call):
+            await self.dispatcher.enter(runtime, call, events.Settle(self.now(), *round))
         else:
-            await served.turns.change()
+            await runtime.locks.change()
 
-    async def _its_turn(self, job: str, name: str, secret: str, turn: Turn) -> Served:
+    async def _free(self, job: str, name: str, secret: str, call: Call) -> JobRuntime:
         """The worker's job, once nothing that concerns the worker is on its way to the disk."""
         while True:
-            served = self._known(job, name, secret)
-            if served.turns.free(turn):
-                return served
-            await served.turns.change()
+            runtime = self._known(job, name, secret)
+            if runtime.locks.free(call):
+                return runtime
+            await runtime.locks.change()
 
-    def _known(self, job: str, name: str, secret: str) -> Served:
-        served = self.catalog.find(job)
-        served.job.members.known(name, secret)
-        return served
+    def _known(self, job: str, name: str, secret: str) -> JobRuntime:
+        runtime = self.catalog.find(job)
+        runtime.job.members.known(name, secret)
+        return runtime

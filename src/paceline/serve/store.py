@@ -14,7 +14,9 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import sqlite3
+import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,9 +25,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from paceline.errors import PacelineError
-from paceline.serve import database
-from paceline.serve.refusals import NotStored
+from paceline.serve.events import NotStored
 
+FORMAT = 3
+OURS = 0x50434C4E  # SQLite's application_id: "PCLN"
+CLOSED, MORE, THAT_IS_IT = 0, 1, 2
+TABLES = """
+create table jobs (
+    name text primary key, settings text not null, rules text not null, state text, through integer not null,
+    digest integer not null) without rowid;
+create table calls (
+    job text not null, number integer not null, call text not null, digest integer not null,
+    primary key (job, number)) without rowid;
+create table held (open integer not null);
+insert into held values (0);
+"""
 GATHER = 0.002  # seconds in which calls gather for a commit
 CHECKPOINT = 1000  # statements after which all commits are brought from the -wal into the file
 Statement = tuple[str, tuple[Any, ...]]
@@ -65,9 +79,9 @@ class Store:
         self, path: Path, sync: bool = False, on_failure: Callable[[str], None] = lambda sentence: None
     ) -> None:
         self.path, self.on_failure = path, on_failure
-        self._db = database.opened(path, sync)
+        self._db = opened(path, sync)
         # However this process ends, short of being killed: it must not look as if the -wal had been lost.
-        self._closing = weakref.finalize(self, database.close, self._db)
+        self._closing = weakref.finalize(self, close, self._db)
         self._waiting: list[Entry] = []  # for the next commit
         self._since = 0  # statements in the -wal
         self._drain: asyncio.Task[None] | None = None
@@ -80,7 +94,7 @@ class Store:
             return [self._kept(*row) for row in rows]
         except sqlite3.Error as error:
             self._closing()
-            raise PacelineError(database.sentence(self.path, error)) from error
+            raise PacelineError(sentence(self.path, error)) from error
 
     def write(self, *statements: Statement, act: Callable[[], T]) -> asyncio.Future[T]:
         """Commit these, then ``act``, in the event loop. The future gives what that returned or raised;
@@ -127,7 +141,7 @@ class Store:
     def _failed(self, error: Exception, batch: list[Entry]) -> None:
         """Nothing of it is on disk; nor is what came after it written, which may rest on it."""
         batch, self._waiting = batch + self._waiting, []
-        refusal = NotStored(database.sentence(self.path, error))
+        refusal = NotStored(sentence(self.path, error))
         if not isinstance(error, sqlite3.Error):
             _log.error("a commit failed", exc_info=error)
         try:
@@ -151,7 +165,7 @@ class Store:
         self._since += sum(len(entry.statements) for entry in batch)
         if self._since >= CHECKPOINT:
             with contextlib.suppress(sqlite3.Error):  # it is committed all the same
-                database.checkpoint(self._db)
+                checkpoint(self._db)
                 self._since = 0
 
     def _kept(
@@ -230,3 +244,113 @@ def _tell(outcome: asyncio.Future[Any], error: Exception) -> None:
 def _digest(*row: Any) -> int:
     """Tells flipped bytes, which SQLite does not notice."""
     return zlib.crc32("\n".join(map(str, row)).encode("utf-8", "replace"))
+
+
+def opened(path: Path, sync: bool) -> sqlite3.Connection:
+    """The file, made where there is none, for this process alone. Raises PacelineError, one sentence, for whatever
+    cannot be gone on from.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    try:
+        if not path.exists():
+            if log.exists():
+                raise PacelineError(
+                    f"{path} is missing, and {log.name} beside it is not: restore it, or choose another directory"
+                )
+            _make(path)
+        if path.stat().st_size == 0:
+            raise PacelineError(
+                f"{path} is empty, which no state is: restore it from a backup, or remove it to begin without jobs"
+            )
+        logged = log.exists() and log.stat().st_size > 0
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0.5)
+    except (OSError, sqlite3.Error) as error:
+        raise PacelineError(sentence(path, error)) from error
+    try:
+        _check(database, path, logged)
+        database.execute(f"pragma synchronous={'full' if sync else 'normal'}")
+        database.execute("pragma wal_autocheckpoint=0")
+        try:
+            checkpoint(database)
+        except sqlite3.OperationalError as error:
+            if not logged or "full" not in str(error):
+                raise  # else the file says already that there is more, and it can be read
+    except BaseException as error:
+        database.close()
+        if isinstance(error, sqlite3.Error):
+            raise PacelineError(sentence(path, error)) from error
+        raise
+    return database
+
+
+def checkpoint(database: sqlite3.Connection) -> None:
+    """Bring all commits into the file itself. Raises sqlite3.Error where the disk is full; nothing is lost then."""
+    database.execute(f"update held set open = {MORE}")
+    database.execute("pragma wal_checkpoint(full)")
+    database.execute(f"update held set open = {THAT_IS_IT}")
+
+
+def close(database: sqlite3.Connection) -> None:
+    """All of it is in the file itself from now on, unless the disk is full."""
+    with contextlib.suppress(sqlite3.Error):
+        database.execute(f"update held set open = {CLOSED}")
+        database.execute("pragma wal_checkpoint(truncate)")
+    database.close()
+
+
+def sentence(path: Path, error: Exception) -> str:
+    """What is wrong with the file, and what to do."""
+    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    if "full" in said or "No space" in said:
+        return f"the disk is full, nothing was changed: make room for {path}"
+    if "locked" in said:
+        return f"{path} is in use by another service: choose another directory, or end that one"
+    return f"{path} cannot be used ({said}): choose another directory, or restore it from a backup"
+
+
+def _make(path: Path) -> None:
+    """A new file, there with everything in it or not at all."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".new")
+    os.close(handle)
+    try:
+        with contextlib.closing(sqlite3.connect(name, isolation_level=None)) as database:
+            database.execute(f"pragma application_id={OURS}")
+            database.execute(f"pragma user_version={FORMAT}")
+            database.executescript(TABLES)
+            database.execute("pragma journal_mode=wal")
+        try:
+            os.link(name, path)
+        except FileExistsError:
+            pass  # another service was quicker
+        except OSError:  # a file system without links
+            os.rename(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _check(database: sqlite3.Connection, path: Path, logged: bool) -> None:
+    def one(asked: str) -> object:
+        return database.execute(asked).fetchone()[0]
+
+    one("pragma locking_mode=exclusive")
+    kind, found = one("pragma application_id"), one("pragma user_version")
+    if kind != OURS:
+        raise PacelineError(f"{path} is a database of another program: choose another directory")
+    if found != FORMAT:
+        raise PacelineError(
+            f"{path} has format {found}, expected {FORMAT}: it is another version's; choose another directory, or "
+            "start that version"
+        )
+    if one("select open from held") == MORE and not logged:
+        raise PacelineError(
+            f"{path} was not closed in order, and {path.name}-wal, which holds the newest rounds, is missing: put it "
+            "back, restore both from a backup, or choose another directory"
+        )
+    for table in ("jobs", "calls"):
+        database.execute(f"select * from {table} limit 1").fetchone()
+    wrong = one("pragma integrity_check(1)")
+    if wrong != "ok":
+        first = str(wrong).strip().splitlines()[-1]
+        raise PacelineError(
+            f"{path} is damaged ({first}): restore it from a backup, or choose another directory"
+        )

@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 from paceline.paramserver.aggregate import Parameters, Part, aggregate
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Moved, Update
-from paceline.paramserver.events import Arrive, Join, Leave, Start, Task
+from paceline.paramserver.engine import Arrive, Join, Leave, Moved, Start, Task, Update
 from paceline.paramserver.samples import SampleSource
 from paceline.rounds import Indices, Vector
 from paceline.simulate.roundtrips import RoundTrips

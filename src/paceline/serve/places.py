@@ -1,17 +1,23 @@
-"""Who takes part in a job, and in which place of its arrays."""
+"""What a job knows of its places: who holds each of them, and what each has of a round between its plan and its last
+report.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline import tokens
-from paceline.serve.effects import Report
-from paceline.serve.refusals import Conflict, Forbidden, Gone, NotFound
+from paceline.client import Part
+from paceline.errors import PacelineError
+from paceline.rounds import Array
+from paceline.samples.cost import batch_parts
+from paceline.serve.events import Conflict, Dealt, Forbidden, Gone, NotFound, Report
 
 
 @dataclass(kw_only=True)
@@ -127,3 +133,88 @@ class Members:
             members.mask[member.place] = member.present
             members.count += member.present
         return members
+
+
+@dataclass(kw_only=True)
+class OpenRound:
+    """What was planned, who is still awaited, and what was reported.
+
+    loads: samples by place. present: how many workers were given a part. awaited: places. longest: seconds of the
+    longest turnaround, from the plan or the worker's last report to its report. dealt: which samples those are, where
+    they cost differently. reports: by place.
+    """
+
+    number: int
+    opened: float
+    loads: list[int]
+    present: int
+    awaited: set[int]
+    longest: float = 0.0
+    dealt: Dealt | None = None
+    reports: dict[int, Report] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.batch = sum(self.loads)
+        self.offsets = list(accumulate(self.loads, initial=0))
+
+    def part(self, place: int) -> Part:
+        """The part of the worker in a place."""
+        samples, start = self.loads[place], self.offsets[place]
+        weight = samples / self.batch
+        indices = sizes = None
+        if self.dealt is not None:
+            indices, sizes = self.dealt.order[start : start + samples], self.dealt.sizes[place]
+        mean = self.present * weight
+        return Part(self.number, samples, start, self.batch, self.present, weight, mean, indices, sizes)
+
+    def check(self, name: str, place: int, samples: int) -> None:
+        """Raises PacelineError where the worker in this place cannot have run so many samples."""
+        planned = self.loads[place]
+        if samples > planned:
+            raise PacelineError(
+                f"samples={samples}: expected at most {planned}, what round {self.number} planned for worker {name!r}"
+            )
+        if self.dealt is not None and samples not in (0, planned):
+            raise PacelineError(
+                f"samples={samples}: expected {planned}, all that round {self.number} planned for worker {name!r}, "
+                "or 0: the samples cost differently, and nobody knows which of them were run"
+            )
+
+    def report(self, place: int, report: Report, turnaround: float) -> None:
+        """Take in what was done in a place."""
+        self.awaited.discard(place)
+        self.longest = max(self.longest, turnaround)
+        self.reports[place] = report
+
+    def reported(self, name: str) -> Array:
+        """One figure of the reports by place; NaN where there is none."""
+        figures: Array = np.full(len(self.loads), np.nan)
+        for place, report in self.reports.items():
+            value = getattr(report, name)
+            if value is not None:
+                figures[place] = value
+        return figures
+
+    def parts(self, padded: bool) -> Array | None:
+        """What each worker ran adds up to, (n, 3), see ``Deal.parts``; None where all samples cost the same."""
+        if self.dealt is None:
+            return None
+        lengths = np.array(self.dealt.lengths)[self.dealt.order]
+        parts = np.zeros((len(self.loads), 3))
+        for place, report in self.reports.items():
+            if report.samples:
+                mine = lengths[self.offsets[place] : self.offsets[place + 1]]
+                parts[place] = batch_parts(mine, np.array(self.dealt.sizes[place]), padded)
+        return parts
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self)}
+        return plain | {"awaited": sorted(self.awaited), "reports": list(self.reports.items())}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> OpenRound:
+        """What ``to_dict`` gave."""
+        dealt = None if values["dealt"] is None else Dealt(*values["dealt"])
+        reports = {place: Report(*report) for place, report in values["reports"]}
+        return cls(**values | {"awaited": set(values["awaited"]), "dealt": dealt, "reports": reports})
