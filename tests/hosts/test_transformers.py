@@ -38,6 +38,24 @@ def test_accumulates_and_clips_under_a_loss_of_ones_own(found: list[dict[str, An
     assert max(rank["clipped"] for rank in found) < 1e-12
 
 
+@pytest.mark.parametrize("loop", ["whole", "round"])
+def test_accumulates_in_as_many_turns_on_every_rank_or_as_each_needs(
+    found: list[dict[str, Any]], loop: str
+) -> None:
+    for off, _, ran in (rank[f"accumulated, {loop}"] for rank in found):
+        assert off < 1e-12
+        assert ran == {"whole": "whole", "round": "pieces"}[loop]
+    hosts.every_sample_once([rank[f"accumulated, {loop}"][1] for rank in found])
+
+
+def test_a_short_last_batch_is_left_out_if_the_trainer_is_asked_to(found: list[dict[str, Any]]) -> None:
+    full = hosts.COUNT // 36
+    assert all(rank["dropped"][0] == full * hosts.EPOCHS for rank in found)
+    assert [sum(each) for each in zip(*(rank["dropped"][1] for rank in found), strict=True)] == [
+        36 * full
+    ] * 2
+
+
 def test_work_may_move_within_the_round(found: list[dict[str, Any]]) -> None:
     assert max(rank["moved"][0] for rank in found) < 1e-12
     hosts.every_sample_once([rank["moved"][1] for rank in found])
@@ -93,8 +111,7 @@ def test_a_script_of_accelerates_own_ends_with_the_same_model(found: list[dict[s
 
 def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
     for says in (rank["refused"] for rank in found):
-        assert "follows from the Trainer's own loop" in says["looped"]
-        assert "dataloader_drop_last=True" in says["dropped"]
+        assert "expected 'whole' or 'round'" in says["looped"]
         assert "auto_find_batch_size=True" in says["searched"]
         assert "get_train_dataloader() was overridden" in says["loader"]
         assert "the data set is a list_iterator" in says["streamed"]

@@ -200,6 +200,17 @@ class OwnLoss(BalancedTrainer):
         return (loss, outputs) if return_outputs else loss
 
 
+class GathersMetrics(BalancedTrainer):
+    """As trl's trainers do: a metric of every micro-batch is gathered from all ranks within ``compute_loss``."""
+
+    def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+        counts = self.accelerator.gather_for_metrics(torch.tensor(len(inputs["x"])))
+        assert len(counts) == self.args.world_size
+        each = self.accelerator.gather_for_metrics(inputs["index"])
+        assert len(each) == counts.sum()
+        return super().compute_loss(model, inputs, *arguments, **named)
+
+
 class OwnLoader(BalancedTrainer):
     def get_train_dataloader(self) -> Any:
         return Trainer.get_train_dataloader(self)
@@ -226,16 +237,32 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     )  # fmt: skip
     found["clipped"] = hosts.difference(model.parameters(), whole(Classifier(), Named(), clip=0.3)[0])
 
-    model, used, _ = classified(folder, stall=2e-3, balance={"policy": "factoring"})
+    for loop in ("whole", "round"):
+        model, used, trainer = classified(
+            folder, kind=GathersMetrics if loop == "whole" else BalancedTrainer, per_device_train_batch_size=4,
+            gradient_accumulation_steps=2, balance={"policy": UNEVEN, "limits": FREE, "loop": loop},
+        )  # fmt: skip
+        found[f"accumulated, {loop}"] = (
+            hosts.difference(model.parameters(), expected),
+            used,
+            trainer.pace.terms.loop,
+        )
+
+    model, used, trainer = classified(
+        folder, dataloader_drop_last=True, balance={"global_batch": 36, "policy": UNEVEN}
+    )
+    found["dropped"] = trainer.state.global_step, [len(each) for each in used]
+
+    model, used, _ = classified(folder, stall=2e-3, balance={"policy": "factoring", "loop": "round"})
     found["moved"] = hosts.difference(model.parameters(), expected), used
 
     lengthy, losses = whole(language_model(), Lengthy(), collate=filled)
     for strategy, data in (("group_by_length", Lengthy()), ("batch_rebalance", Columns())):
         speaker = language_model()
         trainer = trainer_of(
-            folder, speaker, data, balance={"policy": UNEVEN, "limits": FREE, "micro_batch_cost": 24},
-            collate=filled, train_sampling_strategy=strategy, length_column_name="tokens",
-            logging_strategy="epoch",
+            folder, speaker, data,
+            balance={"policy": UNEVEN, "limits": FREE, "micro_batch_cost": 24, "loop": "round"}, collate=filled,
+            train_sampling_strategy=strategy, length_column_name="tokens", logging_strategy="epoch",
         )  # fmt: skip
         trainer.train()
         found[f"by length, {strategy}"] = (
@@ -291,8 +318,7 @@ def refusals(folder: str) -> dict[str, str]:
         except PacelineError as error:
             says[name] = str(error)
 
-    attempt("looped", balance={"loop": "round"})
-    attempt("dropped", dataloader_drop_last=True)
+    attempt("looped", balance={"loop": "pieces"})
     attempt("searched", auto_find_batch_size=True)
     attempt("loader", kind=OwnLoader)
     try:

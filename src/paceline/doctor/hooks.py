@@ -47,6 +47,7 @@ class Hooks:
         self._newest: dict[str, Any] | None = None
         self._closed: list[tuple[list[tuple[Any, Phase]], tuple[Any, ...]]] = []
         self._before = Phase.PREPARE  # the phase that a fetch or a move interrupted
+        self._waiting = Phase.PREPARE  # the phase that a collective interrupted
         self._forward = self._ready = self._reduced = False
         self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
         self._collections = watches.Collections()
@@ -56,6 +57,7 @@ class Hooks:
             model.register_forward_hook(self._on_forwarded),
             torch.autograd.graph.register_multi_grad_hook(parameters, self._on_gradients),
             register_optimizer_step_post_hook(self._on_optimizer),
+            watches.Waits(self._on_wait, self._on_waited),
             *watches.fetches(self._on_fetch, self._on_fetched),
             *watches.backwards(self._on_backward, self._on_backward_end),
             *(watches.moves(self._on_move, self._on_moved) if device.type != "cpu" else []),
@@ -80,6 +82,13 @@ class Hooks:
 
     def _trains(self) -> bool:
         return self._model.training and torch.is_grad_enabled()
+
+    def _on_wait(self, _: str) -> None:
+        self._waiting = self.phases.now
+        self.phases.enter(Phase.REDUCE)
+
+    def _on_waited(self) -> None:
+        self.phases.enter(self._waiting)
 
     def _on_fetch(self, iterator: Any) -> None:
         self.phases.go_on()

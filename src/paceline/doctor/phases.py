@@ -12,6 +12,8 @@ from paceline.doctor.clock import Clock
 class Phase(IntEnum):
     """What a rank is at. All but ``REDUCE`` is its own work.
 
+    Where the script calls a collective of its own, in whatever phase, its wait counts as ``REDUCE``, too.
+
     FETCH: in a DataLoader's ``next``. PREPARE: the script's own code before the forward pass. MOVE: copying tensors
     to the model's device. FORWARD: the forward pass. BETWEEN: after it, before the backward pass (the loss, and the
     script's code there). BACKWARD: until the last gradient is ready. REDUCE: until the all-reduce is done. FINISH:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
+from paceline.torch import waits
+
 Told = Callable[[Any], None]
 """Called with the object whose method it is."""
 
@@ -95,6 +97,13 @@ class Collections:
             self._began = time.perf_counter()
         else:
             self._seconds += time.perf_counter() - self._began
+
+
+class Waits:
+    """Every collective that the thread that made it waits in, DDP's own left out, until ``remove``."""
+
+    def __init__(self, begins: Callable[[str], object], ends: Callable[[], object]) -> None:
+        self.remove = waits.listen(begins, ends)
 
 
 def fetches(begins: Told, ends: Told) -> list[Watch]:

@@ -7,7 +7,8 @@
     trainer.pace.close()                                                       # 3, a clean end under gloo
 
 or ``class MyTrainer(BalancedTrainer, SFTTrainer)`` for another Trainer. The Trainer's loop sees one item for each
-optimizer step, a whole round; ``training_step`` runs its micro-batches, as many as this rank's part of it takes.
+optimizer step, a whole round; ``training_step`` runs its micro-batches: gradient_accumulation_steps of them on every
+rank, so that a ``compute_loss`` may gather metrics from all ranks, or with loop="round" as many as each rank needs.
 The gradient is that of one process whose loss is the mean over the round's labels that are not -100 (over its
 samples, where batches have no "labels"), whether the model, ``compute_loss_func`` or ``compute_loss`` makes it.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import time
+import warnings
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -33,6 +35,7 @@ from paceline.torch.pace import Pace
 from paceline.torch.progress import batches
 
 try:
+    from accelerate.utils.operations import recursively_apply
     from transformers import Trainer, TrainerCallback
     from transformers.trainer_callback import ExportableState
 except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
@@ -45,6 +48,19 @@ SHUFFLES = {"random": True, "sequential": False, "group_by_length": True, "batch
 BY_LENGTH = ("group_by_length", "batch_rebalance")
 OF_COST = ("cost", "padded", "micro_batch_cost")  # of balance=, what is the loader's
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "worker_init_fn")
+IN_BATCH = (  # parts of the names of sentence-transformers' losses that look at other samples of the batch
+    *(
+        "NegativesRanking",
+        "GISTEmbed",
+        "BatchAll",
+        "BatchHard",
+        "BatchSemiHard",
+        "MegaBatch",
+        "CoSENT",
+        "AnglE",
+    ),
+    *("OnlineContrastive", "ContrastiveTension", "GlobalOrthogonal", "DistillKLDiv"),
+)
 LOADING = ("collate_fn", "num_workers", "pin_memory", *OF_WORKERS)
 
 
@@ -53,8 +69,10 @@ class BalancedTrainer(Trainer):
 
     balance: options of ``paceline.torch.Pace``, such as policy, limits, micro_batch, record and on_round. Its
         global_batch is by default the Trainer's own total: per_device_train_batch_size times
-        gradient_accumulation_steps times ranks. Where the Trainer accumulates, micro_batch is by default
-        per_device_train_batch_size: so much fits into memory. cost, padded and micro_batch_cost are those of
+        gradient_accumulation_steps times ranks. loop is "whole" (default) or "round": a rank then takes as many
+        micro-batches as it needs, work may move within the round, and compute_loss must call no collective; if the
+        Trainer accumulates, micro_batch is then by default per_device_train_batch_size, which fits into memory.
+        cost, padded and micro_batch_cost are those of
         ``Pace.loader``; under train_sampling_strategy="group_by_length" or "batch_rebalance", cost is by default the
         column args.length_column_name, or the number of tokens.
 
@@ -65,14 +83,17 @@ class BalancedTrainer(Trainer):
     def __init__(self, *args: Any, balance: dict[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _check(self)
+        _warn_of_comparisons(self)
         self.pace: Pace | None = None
         steps, own = self.args.gradient_accumulation_steps, self.args.per_device_train_batch_size
-        self.balance = {"global_batch": own * steps * self.args.world_size, "loop": "pieces", "fill": True}
-        if steps > 1:
-            self.balance["micro_batch"] = own
-        if "loop" in (balance or {}):
-            raise PacelineError("balance={'loop': ...}: it follows from the Trainer's own loop; leave it out")
-        self.balance |= balance or {}
+        self.balance = {"global_batch": own * steps * self.args.world_size, "fill": True, **(balance or {})}
+        loop = self.balance.pop("loop", "whole")
+        if loop == "round":
+            self.balance = {"loop": "pieces"} | ({"micro_batch": own} if steps > 1 else {}) | self.balance
+        elif loop == "whole":
+            self.balance.setdefault("turns", steps)
+        else:
+            raise PacelineError(f"balance={{'loop': {loop!r}}}: expected 'whole' or 'round'")
         self.loading = {name: self.balance.pop(name) for name in OF_COST if name in self.balance}
         # The loop is to see a whole round as one batch, and to leave it to us to go on within an epoch after a
         # checkpoint. The user's own args stay as they are.
@@ -86,6 +107,9 @@ class BalancedTrainer(Trainer):
         # Whatever computes the loss, and whoever overrides that, it goes through here.
         self._plain_backward = self.accelerator.backward
         self.accelerator.backward = self._weighted_backward
+        # A loss may gather a metric of each sample, and ranks have unlike numbers of samples.
+        self._plain_gather = self.accelerator.gather
+        self.accelerator.gather = self._gathered
         self._count: int | None = None  # labels that the coming loss is a mean over, where there are any
         self._loss: torch.Tensor | None = None  # of the running round
 
@@ -143,6 +167,12 @@ class BalancedTrainer(Trainer):
         self._plain_backward(weighted, **options)
         pace.backward_done()
 
+    def _gathered(self, tensor: Any) -> Any:
+        """``Accelerator.gather``; within a round, of tensors of any length on each rank."""
+        if self._loss is None or peers.ranks() == 1:
+            return self._plain_gather(tensor)
+        return recursively_apply(_gather_unlike, tensor, error_on_other_type=True)
+
     @contextlib.contextmanager
     def _tokens_of_this_rank(self) -> Iterator[None]:
         """In a micro-batch the Trainer leaves the other ranks' tokens to us; evaluation stays as it is."""
@@ -173,7 +203,10 @@ class Rounds:
             for name in OF_WORKERS:
                 del self._options[name]
         floor = 2 if has_batch_norm(trainer.model_wrapped) else 1
-        self._sizes = [s for _, s in batches(len(self.dataset), 0, trainer.balance["global_batch"], floor)]
+        batch = trainer.balance["global_batch"]
+        self._sizes = [size for _, size in batches(len(self.dataset), 0, batch, floor)]
+        if trainer.args.dataloader_drop_last:
+            self._sizes = [size for size in self._sizes if size >= batch]
         self._loader: Any = None
 
     @property
@@ -190,7 +223,8 @@ class Rounds:
         seed = args.seed if args.data_seed is None else args.data_seed
         shuffle = SHUFFLES[getattr(args, "train_sampling_strategy", "random")]
         cost = _cost_of(trainer) | trainer.loading
-        self._loader = pace.loader(self.dataset, seed=seed, shuffle=shuffle, **cost, **self._options)
+        chosen: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "drop_last": args.dataloader_drop_last}
+        self._loader = pace.loader(self.dataset, **chosen, **cost, **self._options)
         if saved is not None:
             pace.load_state_dict(saved)
         elif steps % len(self):
@@ -316,6 +350,48 @@ def _labels(batch: Any) -> int | None:
     return labels.numel() if labels.is_floating_point() else int(labels.ne(-100).sum())
 
 
+def _gather_unlike(tensor: torch.Tensor) -> torch.Tensor:
+    """Rows of all ranks, which may have unlike numbers of them."""
+    rows = tensor[None] if tensor.ndim == 0 else tensor
+    many = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(peers.ranks())]
+    dist.all_gather(many, many[0].new_tensor([len(rows)]))
+    sizes = [int(each) for each in many]
+    filled = rows.new_zeros((max(sizes), *rows.shape[1:]))
+    filled[: len(rows)] = rows
+    parts = [torch.empty_like(filled) for _ in sizes]
+    dist.all_gather(parts, filled)
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+
+
+def _warn_of_comparisons(trainer: Trainer) -> None:
+    """Warn, once, of a loss that compares the samples of a batch with each other."""
+    losses = getattr(trainer, "loss", None)
+    made = losses.values() if isinstance(losses, dict) else [losses]
+    modules = [
+        each
+        for loss in [*made, trainer.model]
+        if isinstance(loss, torch.nn.Module)
+        for each in loss.modules()
+    ]
+    name = next((kind for each in modules if (kind := comparing(each))), None)
+    if name is not None and peers.rank() == 0:
+        warnings.warn(
+            f"{name} compares the samples of a micro-batch with each other, so that its value depends on how the "
+            "batch is divided: on the number of ranks, as under plain DDP, and here also on the balance; "
+            "balance={'policy': 'equal'} divides it as plain DDP does",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def comparing(module: torch.nn.Module) -> str | None:
+    """The name of a loss that is no mean of a loss of each sample; None for what is not known to be one."""
+    kind = type(module)
+    package = kind.__module__.partition(".")[0]
+    known = package == "sentence_transformers" and any(part in kind.__name__ for part in IN_BATCH)
+    return kind.__name__ if known or kind.__module__.startswith("pytorch_metric_learning.losses") else None
+
+
 def _check(trainer: Trainer) -> None:
     """Raises PacelineError for what cannot be balanced."""
     args, kind = trainer.args, trainer.accelerator.distributed_type.value
@@ -330,8 +406,6 @@ def _check(trainer: Trainer) -> None:
         if args.auto_find_batch_size
         else f"train_sampling_strategy={strategy!r}: expected one of {', '.join(SHUFFLES)}"
         if strategy not in SHUFFLES
-        else "dataloader_drop_last=True leaves out samples, and a balanced epoch uses each; leave it out"
-        if args.dataloader_drop_last
         else ""
     )
     if wrong:

@@ -188,6 +188,7 @@ class Pace:
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
         if link is None:  # last, since its threads run until it is closed
             self.turns.watch_over(monitor(on_missed, patience))
+            self.turns.refuse_collectives()
 
     @property
     def epoch(self) -> int:
@@ -333,7 +334,8 @@ class Pace:
         batch: what the loader yields with loop="round" (a plain batch of another loop is one piece). A tuple or list
             is spread over the function's arguments, anything else is its one argument.
         function: returns the loss of a piece, or (loss, count) where the loss is a mean over ``count`` tokens or the
-            like instead of over samples.
+            like instead of over samples. It must call no collective, since ranks run unlike numbers of pieces: one is
+            refused with its file and line.
         reduction, scaler: as for ``backward``.
         Returns the loss of this rank's part, detached: the mean over its samples, or the sum where that is the
         reduction.

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch import peers
+from paceline.torch import peers, waits
 from paceline.torch.claiming.claims import Claims
 from paceline.torch.claiming.counter import Counter
 from paceline.torch.gradients.parallel import Alone as Parallel
@@ -88,7 +88,7 @@ class Turns:
         parameters = [p for p in model.parameters() if p.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
         self._claims = self._claiming(device) if terms.moves_work else None
-        self._meter = self._measuring(device, parallel)
+        self._meter = self._measuring(device)
         self.passes = Passes(parameters, device, parallel, terms, self._meter, self._halfway, self._ready)
         self._gradients = self.passes.gradients
         self._steps = Steps(parameters, self._step_begins, self._step_ended)
@@ -104,6 +104,7 @@ class Turns:
         self._own_end = False
         self._failed = False
         self._began = 0.0  # the running round
+        self._closing: Callable[[], None] = lambda: None
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
         self._learning_rate = math.nan
 
@@ -112,8 +113,16 @@ class Turns:
         self._lookout, self._named = lookout, lookout.named()
         self._meter.lost = lookout.known
 
+    def refuse_collectives(self) -> None:
+        """Refuse the program's collectives within rounds in which ranks take unlike numbers of turns.
+
+        Some ranks would wait in them for ever."""
+        if self.ranks > 1 and self.terms.fixed_turns is None and not self.terms.in_step:
+            self._closing = waits.listen(self._collective_begins, lambda: None)
+
     def close(self) -> None:
         """Let go of the model; no more turns."""
+        self._closing()
         self.passes.close()
         self._steps.close()
         self._meter.close()
@@ -226,6 +235,9 @@ class Turns:
         """``settle`` before the end, where nobody may be waited for long: another rank may have left otherwise."""
         until = time.monotonic() + LAST_SECONDS
         self._meter.lost = lambda: WorkerError("it is too late") if time.monotonic() > until else None
+        if self.in_round and not self._failed:  # its step was not taken: only the rounds before it count
+            self.abandon()
+            self._meter.tell()
         with suppress(WorkerError):
             if self._meter.told and not self._failed:
                 self._rounds.settle()
@@ -315,9 +327,9 @@ class Turns:
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _measuring(self, device: torch.device, parallel: Parallel) -> Meter:
+    def _measuring(self, device: torch.device) -> Meter:
         """What measures this rank's rounds, and tells the others. Collective."""
-        return Meter(device, self.terms.balancer.needs_readings, self.terms.moves_work, parallel.waited)
+        return Meter(device, self.terms.balancer.needs_readings, self.terms.moves_work)
 
     def _claiming(self, device: torch.device, shared: Counter | None = None) -> Claims:
         """This rank's part in rounds whose work moves. Collective, but with a counter that is there already."""
@@ -421,6 +433,17 @@ class Turns:
         else:
             self._claims.done(piece, last=True)
             self._meter.stop(self._claims.report)
+
+    def _collective_begins(self, name: str) -> None:
+        turn = self.passes.turn
+        if turn is None or self.passes.complete or self._meter.stopped or name == waits.BUFFERS:
+            return
+        if (where := waits.caller()) is not None:
+            raise PacelineError(
+                f"round {turn.piece.step}: {where[0]}:{where[1]} calls a collective ({name}) within the round, and "
+                f"with loop={self.terms.loop!r} the ranks run it in unlike numbers of pieces, so that some would "
+                "wait for ever; call it after pace.step(optimizer), or use loop='whole'"
+            )
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """Before any step of an optimizer that holds the model's parameters, whoever takes it."""

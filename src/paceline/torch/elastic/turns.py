@@ -237,7 +237,7 @@ class ElasticTurns(Turns):
         terms = self.terms
         return {**self.progress.state(), "policy": terms.policy, "balancer": terms.balancer.state_dict()}
 
-    def _measuring(self, device: torch.device, parallel: Alone) -> Meter:
+    def _measuring(self, device: torch.device) -> Meter:
         return self._carried
 
     def _claiming(self, device: torch.device, shared: Counter | None = None) -> Claims:

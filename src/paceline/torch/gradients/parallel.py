@@ -2,12 +2,11 @@
 
 Both leave the mean over the ranks in ``grad``, so one weight of the loss serves both. They differ in how an average
 is put off to the round's last micro-batch, and in where a rank waits for the others: in DDP once a round, after its
-last gradient; in FSDP2 in each layer, so that its waits have to be taken out of what it measures.
+last gradient; in FSDP2 in each layer.
 """
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations as types.
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -16,10 +15,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-
-# their names in newer and in older releases
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Waits = Literal["never", "behind", "within"]
 """Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within."""
@@ -32,7 +27,6 @@ class Alone:
     counts = False  # it sums what the losses are means over, too
     in_step = False  # all ranks must take as many turns in a round
     waits: Waits = "never"
-    waited: Callable[[], float] | None = None  # seconds spent waiting for others within rounds, so far
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Backward passes in here leave the gradients on this rank."""
@@ -89,7 +83,6 @@ class Sharded(Alone):
 
     def __init__(self, shards: list[Any]) -> None:
         self._shards = shards
-        self.waited = time_waits(shards)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -148,7 +141,9 @@ def shards(modules: Iterable[torch.nn.Module]) -> list[Any]:
 
 
 def check(model: torch.nn.Module, ranks: int) -> None:
-    """Raise PacelineError unless every parameter is sharded over all ranks, on the CPU."""
+    """Raise PacelineError unless every parameter is sharded over all ranks, on the CPU, and torch is new enough."""
+    if not all(hasattr(module, "set_custom_all_gather") for module in shards(model.modules())):
+        raise PacelineError(f"fully_shard of torch {torch.__version__} was not tried; expected 2.9 or newer")
     for name, parameter in model.named_parameters():
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is None or mesh.ndim != 1 or mesh.size() != ranks:
@@ -161,59 +156,6 @@ def check(model: torch.nn.Module, ranks: int) -> None:
             )
         if parameter.device.type != "cpu":
             raise PacelineError(
-                f"fully_shard on {parameter.device.type}: there a rank's own seconds cannot be told from its waits "
-                "in each layer; use DistributedDataParallel"
+                f"fully_shard on {parameter.device.type}: nobody has tried yet whether a rank's own seconds can be "
+                "told from its waits in each layer there; use DistributedDataParallel"
             )
-
-
-def time_waits(sharded: Sequence[Any]) -> Callable[[], float]:
-    """Time the collectives of these modules from now on; returns what tells the seconds so far."""
-    watch = _Waits()
-    for module in sharded:
-        if not (hasattr(module, "set_custom_all_gather") and hasattr(module, "set_custom_reduce_scatter")):
-            raise PacelineError(
-                f"torch {torch.__version__} cannot say how long a rank waits in fully_shard; expected 2.9 or newer"
-            )
-        module.set_custom_all_gather(_AllGather(watch))
-        module.set_custom_reduce_scatter(_ReduceScatter(watch))
-    return lambda: watch.seconds
-
-
-class _Waits:
-    seconds = 0.0
-
-
-class _Collective:
-    """It blocks on the CPU, so that its seconds are a rank's wait.
-
-    What FSDP2 asks of a collective is ``allocate`` and the call.
-    """
-
-    def __init__(self, watch: _Waits) -> None:
-        self._watch = watch
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
-
-class _AllGather(_Collective):
-    def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
-    ) -> None:
-        began = time.perf_counter()
-        _gather(output_tensor, input_tensor, group=group)
-        self._watch.seconds += time.perf_counter() - began
-
-
-class _ReduceScatter(_Collective):
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: Any,
-        op: Any,
-        async_op: bool = False,
-    ) -> None:
-        began = time.perf_counter()
-        _scatter(output_tensor, input_tensor, op=op, group=group)
-        self._watch.seconds += time.perf_counter() - began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -12,6 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from paceline.errors import PacelineError
+from paceline.torch import waits
 
 Before = Callable[[torch.optim.Optimizer, bool], None]
 After = Callable[[torch.optim.Optimizer], None]
@@ -53,7 +53,7 @@ class Steps:
 
     def take(self, optimizers: list[Any], scaler: Any) -> float:
         """Step and zero the optimizers, with the GradScaler where there is one; the seconds of it."""
-        began = time.perf_counter()
+        began = waits.now()
         for one in optimizers:
             if scaler is None:
                 one.step()
@@ -64,15 +64,15 @@ class Steps:
             scaler.update()
         for one in optimizers:
             one.zero_grad()
-        return time.perf_counter() - began
+        return waits.now() - began
 
     def begin(self) -> None:
         """A step begins."""
-        self._began = time.perf_counter()
+        self._began = waits.now()
 
     def end(self) -> float:
         """It has ended; its seconds."""
-        self.seconds = time.perf_counter() - self._began
+        self.seconds = waits.now() - self._began
         return self.seconds
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
-"""How long a worker computed in a round, its wait for the others left out; and what its machine has to offer.
+"""How long a worker computed in a round, its waits for the others left out; and what its machine has to offer.
 
 A round's clock starts when its first micro-batch is asked for (loading is work too) and stops when the last
-gradient is ready, before it is waited for those of others. On a GPU (written for, not yet run on one) both ends
-are events on the stream, read a round later, so that nothing on the training path waits for the device.
+gradient is ready, before it is waited for those of others; it stands still in every collective between. On a GPU
+(written for, not yet run on one) the ends are events on the stream, read a round later, so that nothing on the
+training path waits for the device.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any, Protocol
 
 import psutil
 import torch
+
+from paceline.torch import waits
 
 
 class Stopwatch(Protocol):
@@ -25,15 +28,22 @@ class Stopwatch(Protocol):
 
     def seconds(self, reading: Any) -> float: ...
 
+    def close(self) -> None:
+        """No more readings."""
+        ...
+
 
 class CpuStopwatch:
-    """Wall clock on the host: a computation there ends when its call returns."""
+    """The host's clock without its waits: a computation there ends when its call returns."""
 
     lag = 0
-    start = staticmethod(time.perf_counter)
+    start = staticmethod(waits.now)
+
+    def __init__(self) -> None:
+        self.close = waits.listen(_nothing, _nothing)  # so that waits are noticed
 
     def stop(self, mark: float) -> float:
-        return time.perf_counter() - mark
+        return waits.now() - mark
 
     def seconds(self, reading: float) -> float:
         return reading
@@ -41,7 +51,8 @@ class CpuStopwatch:
 
 class CudaStopwatch:
     """Events on the current stream. The start event lies behind the previous round's work, so the wait for its
-    all-reduce is left out; the reading is taken a round later, when the event has long passed.
+    all-reduce is left out, and so is what lies between the two events around each collective; the reading is taken a
+    round later, when the events have long passed.
 
     event: makes a timing event; a test hands in its own.
     """
@@ -50,22 +61,36 @@ class CudaStopwatch:
 
     def __init__(self, event: Any = None) -> None:
         self._event = event or (lambda: torch.cuda.Event(enable_timing=True))
+        self._around: list[Any] = []  # events at both ends of each wait since the newest start
+        self.close = waits.listen(self._wait, self._wait)
 
     def start(self) -> Any:
-        mark = self._event()
-        mark.record()
-        return mark
+        self._around = []
+        return self._mark()
 
     def stop(self, mark: Any) -> Any:
-        return mark, self.start()
+        around, self._around = self._around, []
+        return mark, self._mark(), around
 
     def seconds(self, reading: Any) -> float:
-        began, ended = reading
+        began, ended, around = reading
         if (
             not ended.query()
         ):  # the host ran a whole round ahead of the device: rare, and then waiting is right
             ended.synchronize()
-        return began.elapsed_time(ended) / 1e3
+        waited = sum(first.elapsed_time(last) for first, last in zip(around[::2], around[1::2], strict=False))
+        return float(began.elapsed_time(ended) - waited) / 1e3
+
+    def _mark(self) -> Any:
+        mark = self._event()
+        mark.record()
+        return mark
+
+    def _wait(self, *_: object) -> None:
+        self._around.append(self._mark())
+
+
+def _nothing(*_: object) -> None: ...
 
 
 class Readings:

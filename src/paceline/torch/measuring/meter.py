@@ -57,10 +57,10 @@ Loss = tuple[torch.Tensor | float, float]
 class _Round:
     """What this rank has measured of one round."""
 
-    __slots__ = ("carry", "count", "losses", "mark", "pieces", "reading", "step", "waits")
+    __slots__ = ("carry", "count", "losses", "mark", "pieces", "reading", "step")
 
-    def __init__(self, step: int, carry: float, waits: float, mark: Any) -> None:
-        self.step, self.carry, self.waits, self.mark = step, carry, waits, mark
+    def __init__(self, step: int, carry: float, mark: Any) -> None:
+        self.step, self.carry, self.mark = step, carry, mark
         self.reading: Any = None
         self.losses: list[Loss] = []
         self.count = math.nan
@@ -72,7 +72,6 @@ class Meter:
 
     readings: also report CPU and memory of the machine, for forecasts that use them.
     pieces: each round's ``stop`` also hands in what became of its pieces.
-    waited: seconds that this rank has spent waiting for others within rounds, so far in all; not its own.
     way: how what is told travels, by default the one that suits the ranks.
     """
 
@@ -83,7 +82,6 @@ class Meter:
         device: torch.device,
         readings: bool = False,
         pieces: bool = False,
-        waited: Callable[[], float] | None = None,
         way: Exchange | None = None,
     ) -> None:
         self.lost = exchange.nobody  # tells of a rank that need not be waited for any more
@@ -95,7 +93,7 @@ class Meter:
         self.deciding = 0.0  # processor seconds that this rank's newest decision took
         self._watch = measure.stopwatch(device)
         self.lag = self._watch.lag  # rounds by which a measurement comes in late
-        self._waited, self._on_cpu = waited, device.type == "cpu"
+        self._on_cpu = device.type == "cpu"
         self._row = ROW_WITH_PIECES if pieces else ROW
         self._exchange = exchange.connect(self._row) if way is None else way
         self._readings = measure.Readings() if readings else None
@@ -109,8 +107,7 @@ class Meter:
         """Round ``step`` begins; ``carry`` seconds of it were spent before, on the optimizer."""
         self._sequence += 1
         self.stopped = False
-        waits = 0.0 if self._waited is None else self._waited()
-        self._running = _Round(step, carry, waits, self._watch.start())
+        self._running = _Round(step, carry, self._watch.start())
 
     def add_loss(self, loss: torch.Tensor, factor: float = 1.0) -> None:
         """Count this micro-batch's loss, times what makes a sum of it, towards the running round's."""
@@ -135,8 +132,6 @@ class Meter:
             return
         self.stopped = True
         running.reading = self._watch.stop(running.mark)
-        if self._waited is not None:
-            running.waits = self._waited() - running.waits
         if pieces is not None:
             running.pieces = pieces()
         self._untold.append(running)
@@ -208,10 +203,12 @@ class Meter:
         return float(sum(counts))
 
     def close(self) -> None:
+        self._watch.close()
         self._exchange.close()
 
     def abandon(self) -> None:
         """``close`` after a failure: nobody is waited for."""
+        self._watch.close()
         self._exchange.abandon()
 
     def _late(self) -> exchange.Lost:
@@ -243,10 +240,7 @@ class Meter:
         if known:
             row["overhead"] = sum(each.carry for each in known) / rounds
             row["told"] = all(each.losses for each in known)
-            seconds = [
-                self._watch.seconds(each.reading) - self._waits_of(each) + each.carry for each in known
-            ]
-            row["seconds"][:rounds] = seconds
+            row["seconds"][:rounds] = [self._watch.seconds(each.reading) + each.carry for each in known]
             row["loss"][:rounds] = [summed(each.losses) if each.losses else math.nan for each in known]
             row["count"][:rounds] = [each.count for each in known]
             if self._readings and self.told:
@@ -254,9 +248,6 @@ class Meter:
             if self._row is ROW_WITH_PIECES and known[-1].pieces is not None:
                 row["pieces"] = np.array(known[-1].pieces).view(piece_reports.ROW)[0]
         self._exchange.send(self._sequence, row.tobytes())
-
-    def _waits_of(self, each: _Round) -> float:
-        return each.waits if self._waited is not None else 0.0
 
 
 def check_counts(step: int, counts: list[float]) -> None:

@@ -91,6 +91,7 @@ class Recorder:
                 self._send(last + late)
                 self._write(last + late)
         self._hook.remove()
+        self._watch.close()
         self._exchange.close()
         if self._record is not None:
             self._record.finish()

@@ -1,0 +1,199 @@
+"""Ranks that wait for each other in every way that torch has, at every place of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.distributed.nn.functional as differentiable
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace, Recorder
+
+SAMPLES = 4  # of each rank in a step
+SECONDS = (0.01, 0.01, 0.04)  # that a rank sleeps for a sample
+PLACES = ("fetch", "before", "forward", "between", "backward", "after", "step")
+
+
+def _exchange(rank: int, ranks: int) -> None:
+    received = torch.zeros(1)
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, torch.ones(1), (rank + 1) % ranks),
+            dist.P2POp(dist.irecv, received, (rank - 1) % ranks),
+        ]
+    )
+    for work in works:
+        work.wait()
+    dist.barrier()  # a ring alone waits for one neighbour
+
+
+def _gathered(ranks: int) -> None:
+    work = dist.all_gather([torch.zeros(1) for _ in range(ranks)], torch.ones(1), async_op=True)
+    assert work is not None
+    work.get_future().wait()
+
+
+WAYS: dict[str, Callable[[int, int], object]] = {
+    "all_reduce": lambda *_: dist.all_reduce(torch.ones(1)),
+    "all_reduce, waited for later": lambda *_: dist.all_reduce(torch.ones(1), async_op=True).wait(),
+    "all_gather": lambda _, n: dist.all_gather([torch.zeros(1) for _ in range(n)], torch.ones(1)),
+    "all_gather, its future": lambda _, n: _gathered(n),
+    "all_gather_into_tensor": lambda _, n: dist.all_gather_into_tensor(torch.zeros(n), torch.ones(1)),
+    "all_gather_object": lambda _, n: dist.all_gather_object([None] * n, "metric"),
+    "all_to_all_single": lambda _, n: dist.all_to_all_single(torch.zeros(n), torch.ones(n)),
+    "barrier": lambda *_: dist.barrier(),
+    "monitored_barrier": lambda *_: dist.monitored_barrier(timeout=timedelta(seconds=60)),
+    "isend and irecv": _exchange,
+    "functional all_reduce": lambda *_: functional.all_reduce(torch.ones(1), "sum", dist.group.WORLD).item(),
+    "differentiable all_gather": lambda *_: differentiable.all_gather(torch.ones(1, requires_grad=True)),
+}
+CASES = [(way, place) for way in WAYS for place in PLACES]
+
+
+class Step:
+    """One step of a loop: where this rank sleeps, and waits."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rank, self.ranks = rank, ranks
+        self.case, self.slept = CASES[0], 0.0
+
+    def at(self, place: str) -> None:
+        """Sleep where a rank works, then wait if this is the place for it."""
+        if place in ("fetch", "forward", "backward"):
+            began = time.perf_counter()
+            time.sleep(SECONDS[self.rank] * SAMPLES / 3)
+            self.slept += time.perf_counter() - began
+        if place == self.case[1]:
+            WAYS[self.case[0]](self.rank, self.ranks)
+
+
+class Sleeps(torch.nn.Module):
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.layer, self.step = torch.nn.Linear(2, 1), step
+        self.register_buffer("seen", torch.zeros(1))  # which DDP broadcasts before each forward pass
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step.at("forward")
+        found: torch.Tensor = self.layer(x)
+        if found.requires_grad:
+            found.register_hook(lambda _: self.step.at("backward"))
+        return found
+
+
+def _made(rank: int, ranks: int) -> tuple[Step, Any, torch.optim.Optimizer, TensorDataset, Any]:
+    step = Step(rank, ranks)
+    ddp = DistributedDataParallel(Sleeps(step))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    optimizer.register_step_pre_hook(lambda *_: step.at("step"))
+    data = TensorDataset(torch.randn(SAMPLES * ranks * len(CASES), 2))
+
+    def collate(samples: list[Any]) -> Any:
+        step.at("fetch")
+        return default_collate(samples)
+
+    return step, ddp, optimizer, data, collate
+
+
+def paced(rank: int, ranks: int) -> tuple[list[float], list[list[float]]]:
+    """What this rank slept in each round, and what each rank's seconds were measured to be."""
+    step, ddp, optimizer, data, collate = _made(rank, ranks)
+    results: list[Any] = []
+    pace = Pace(ddp, SAMPLES * ranks, "equal", on_round=results.append)
+    slept = []
+    loader = iter(pace.loader(data, shuffle=False, collate_fn=collate))
+    for case in CASES:
+        step.case, step.slept = case, 0.0
+        (x,) = next(loader)
+        step.at("before")
+        loss = ddp(x).square().mean()
+        step.at("between")
+        pace.backward(loss)
+        step.at("after")
+        pace.step(optimizer)
+        slept.append(step.slept)
+    next(loader, None)
+    pace.close()
+    return slept, [result.compute.tolist() for result in results]
+
+
+def recorded(rank: int, ranks: int, directory: str) -> list[float]:
+    """The same in a plain loop that is recorded; rank 0 leaves the record in ``directory``."""
+    step, ddp, optimizer, data, _ = _made(rank, ranks)
+    slept = []
+    with Recorder(ddp, directory) as recorder:
+        for case in CASES:
+            step.case, step.slept = case, 0.0
+            recorder.start(SAMPLES)
+            step.at("fetch")
+            x = data[:SAMPLES][0]
+            step.at("before")
+            loss = ddp(x).square().mean()
+            step.at("between")
+            loss.backward()
+            step.at("after")
+            optimizer.step()
+            optimizer.zero_grad()
+            slept.append(step.slept)
+    return slept
+
+
+def watched(rank: int, ranks: int, directory: str) -> list[float]:
+    """The same in a plain loop that the doctor watches."""
+    from paceline import doctor
+
+    step, ddp, optimizer, data, collate = _made(rank, ranks)
+    doctor.watch(ddp, steps=len(CASES), run_dir=directory)
+    loader = iter(DataLoader(data, SAMPLES, collate_fn=collate))
+    slept = []
+    for case in CASES:
+        step.case, step.slept = case, 0.0
+        (x,) = next(loader)
+        step.at("before")
+        loss = ddp(x).square().mean()
+        step.at("between")
+        loss.backward()
+        step.at("after")
+        optimizer.step()
+        optimizer.zero_grad()
+        slept.append(step.slept)
+    return slept
+
+
+def gathers_within(rank: int, ranks: int, loop: str) -> tuple[str, int, int]:
+    """What a collective within a round comes to: the sentence, rounds done, and this file's line that calls it."""
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    pace = Pace(ddp, 12, "level" if loop == "whole" else "factoring", loop=loop)
+    loader = pace.loader(TensorDataset(torch.randn(48, 2)))
+
+    def loss_of(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = ddp(x).square().mean()
+        dist.all_reduce(loss.detach().clone())
+        return loss
+
+    line = loss_of.__code__.co_firstlineno + 2
+    rounds = 0
+    try:
+        for batch in loader:
+            if loop == "round":
+                pace.round(batch, loss_of)
+            else:
+                pace.backward(loss_of(batch[0]))
+            rounds += bool(pace.step(optimizer))
+            if loop != "pieces":  # whose turns are unlike
+                dist.all_reduce(torch.ones(1))
+    except PacelineError as error:
+        pace.turns.failed(error)
+        return str(error), rounds, line
+    pace.close()
+    return "", rounds, line

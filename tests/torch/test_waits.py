@@ -1,0 +1,114 @@
+"""Whatever a loop waits for other ranks in, a rank's seconds are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline import runs
+from paceline.torch import waits
+from support.ranks import run_ranks
+from support.wait_jobs import CASES, gathers_within, paced, recorded, watched
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
+
+RANKS = 3
+
+
+ATTEMPTS = 4
+
+
+def _check(run: Callable[[int], tuple[Any, Any]], first: int = 0) -> None:
+    """What was measured is what each rank slept, and what little it computed.
+
+    run: gives both, of shape (steps, ranks), for the number of an attempt. A busy machine makes a step now and then
+    longer, so the best of a few attempts counts; a wait that is counted would be 0.04 to 0.12 s in all of them.
+    """
+    beyond: Any = np.inf
+    for attempt in range(ATTEMPTS):
+        slept, measured = map(np.asarray, run(attempt))
+        assert (measured - slept > -1e-3).all()
+        beyond = np.minimum(beyond, measured - slept)
+        wrong = [
+            f"{case}: {more} s beyond a rank's own"
+            for case, more in zip(CASES[first:], beyond, strict=True)
+            if (more > 0.05 * slept[:, -1].mean()).any()
+        ]
+        if not wrong:
+            return
+    raise AssertionError("\n".join(wrong))
+
+
+def test_seconds_are_a_ranks_own_wherever_its_loop_waits_for_others() -> None:
+    def run(_: int) -> tuple[Any, Any]:
+        found = run_ranks(RANKS, paced)
+        return np.transpose([slept for slept, _ in found]), found[0][1]
+
+    _check(run)
+
+
+def test_a_record_has_a_ranks_own_seconds(tmp_path: Path) -> None:
+    def run(attempt: int) -> tuple[Any, Any]:
+        slept = run_ranks(RANKS, recorded, str(tmp_path / str(attempt)))
+        return np.transpose(slept), runs.read(tmp_path / str(attempt)).compute
+
+    _check(run)
+
+
+def test_the_doctor_finds_the_slow_rank_wherever_the_loop_waits(tmp_path: Path) -> None:
+    from paceline.doctor.findings import diagnose
+    from paceline.doctor.probe import WARM_UP
+
+    def run(attempt: int) -> tuple[Any, Any]:
+        slept = run_ranks(RANKS, watched, str(tmp_path / str(attempt)))
+        return np.transpose(slept)[WARM_UP:], runs.read(tmp_path / str(attempt)).compute
+
+    _check(run, first=WARM_UP)
+    said = diagnose(runs.read(tmp_path / "0")).sentences[0]
+    assert said.startswith("Rank 2 takes")
+    assert "the fastest rank's time per sample" in said
+
+
+@pytest.mark.parametrize("loop", ["whole", "round", "pieces"])
+def test_a_collective_within_rounds_of_unlike_turns_is_refused_and_does_not_hang(loop: str) -> None:
+    for said, rounds, line in run_ranks(2, gathers_within, loop):
+        if loop == "whole":
+            assert (said, rounds) == ("", 4)
+        else:
+            assert rounds == 0
+            assert f"wait_jobs.py:{line} calls a collective (allreduce) within the round" in said
+
+
+def test_nothing_is_left_replaced_when_nobody_listens() -> None:
+    import torch.distributed as dist
+    from torch.distributed import _functional_collectives as functional
+
+    places = [(dist.ProcessGroup, "allreduce"), (dist.Work, "wait"), (functional, "wait_tensor")]
+    before = [vars(owner)[name] for owner, name in places]
+    first, second = (waits.listen(lambda _: None, lambda: None) for _ in range(2))
+    first()
+    assert all(hasattr(getattr(owner, name), "__wrapped__") for owner, name in places)
+    second()
+    assert [vars(owner)[name] for owner, name in places] == before
+
+
+def test_waits_of_other_threads_and_of_nested_functions_count_once() -> None:
+    told: list[str] = []
+    stop = waits.listen(told.append, lambda: told.append("end"))
+    try:
+        future: torch.futures.Future[int] = torch.futures.Future()
+        future.set_result(1)
+        assert future.wait() == 1  # calls the wait of its base class
+        import threading
+
+        thread = threading.Thread(target=future.wait)
+        thread.start()
+        thread.join()
+    finally:
+        stop()
+    assert told == ["wait", "end"]
