@@ -72,7 +72,8 @@ class Turns:
     A loader iterates ``over`` its source. The loop tells ``passes`` of its backward passes, and of its optimizer's
     step here (``step``, or ``stepped`` after a step of its own).
 
-    listeners: called in turn with each settled round. host: see ``Host``; set it before the first turn.
+    listeners: called in turn with each settled round. host: see ``Host``; set it before the first turn. meter: of
+    this rank's rounds, and counter: of claims in them; by default those that suit the ranks, which is collective.
     """
 
     def __init__(
@@ -82,13 +83,17 @@ class Turns:
         terms: Terms,
         listeners: list[Callable[[RoundResult], None]],
         on_nan: OnNan,
+        meter: Meter | None = None,
+        counter: Counter | None = None,
     ) -> None:
         self.terms, self.host = terms, Host()
         self.rank, self.ranks = peers.rank(), peers.ranks()
         parameters = [p for p in model.parameters() if p.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
-        self._claims = self._claiming(device) if terms.moves_work else None
-        self._meter = self._measuring(device)
+        self._claims = self._claiming(device, counter) if terms.moves_work else None
+        if meter is None:
+            meter = Meter(device, terms.balancer.needs_readings, terms.moves_work)
+        self._meter = meter
         self.passes = Passes(parameters, device, parallel, terms, self._meter, self._halfway, self._ready)
         self._gradients = self.passes.gradients
         self._steps = Steps(parameters, self._step_begins, self._step_ended)
@@ -327,11 +332,7 @@ class Turns:
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _measuring(self, device: torch.device) -> Meter:
-        """What measures this rank's rounds, and tells the others. Collective."""
-        return Meter(device, self.terms.balancer.needs_readings, self.terms.moves_work)
-
-    def _claiming(self, device: torch.device, shared: Counter | None = None) -> Claims:
+    def _claiming(self, device: torch.device, shared: Counter | None) -> Claims:
         """This rank's part in rounds whose work moves. Collective, but with a counter that is there already."""
         terms = self.terms
         most, largest = int(terms.most[self.rank]), None if terms.cell else terms.micro_batch

@@ -17,8 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch.claiming.claims import Claims
-from paceline.torch.claiming.counter import Count, Counter, count_of, packed
+from paceline.torch.claiming.counter import Count, count_of, packed
 from paceline.torch.elastic.buckets import Buckets, ExactBuckets
 from paceline.torch.elastic.commit import ElasticMeter
 from paceline.torch.elastic.link import Link
@@ -26,7 +25,6 @@ from paceline.torch.elastic.member import Member, Mended
 from paceline.torch.elastic.recovery import Missing, Span, Turn
 from paceline.torch.elastic.rendezvous import Handover
 from paceline.torch.gradients.parallel import Alone
-from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
 from paceline.torch.plan import Piece, RoundPlan
 from paceline.torch.terms import Terms
@@ -140,15 +138,15 @@ class ElasticTurns(Turns):
         link: Link,
         told: Callable[[Mended], None],
     ) -> None:
-        self._carried = ElasticMeter(terms.balancer.needs_readings, terms.moves_work)
+        meter = ElasticMeter(terms.balancer.needs_readings, terms.moves_work)
         self._counter = StoreCounter(link)
-        super().__init__(model, parallel, terms, listeners, on_nan)
-        self._carried.claims = self._claims
-        self._joined = self._failed = self._closed = False
+        super().__init__(model, parallel, terms, listeners, on_nan, meter, self._counter)
+        meter.claims = self._claims
+        self._joined = self._closed = False
         self._given = Handover(model, self._stands, super().load_state_dict)
         parameters = [p for p in model.parameters() if p.requires_grad]
         sums = ExactBuckets(parameters) if terms.cell else Buckets(parameters)
-        self.member = Member(link, parameters, sums, terms, self._carried, self._given, told)
+        self.member = Member(link, parameters, sums, terms, meter, self._given, told)
         parallel.begins = self.member.backward_begins
         self.passes.summed = self.member.ended
 
@@ -221,10 +219,6 @@ class ElasticTurns(Turns):
         super().abandon()
         self.member.drop()
 
-    def failed(self, error: BaseException) -> None:
-        """The launcher sees the end of this process."""
-        self._failed = True
-
     def close(self) -> None:
         if not (self._failed or self._closed):
             self.member.together()
@@ -237,14 +231,5 @@ class ElasticTurns(Turns):
         terms = self.terms
         return {**self.progress.state(), "policy": terms.policy, "balancer": terms.balancer.state_dict()}
 
-    def _measuring(self, device: torch.device) -> Meter:
-        return self._carried
-
-    def _claiming(self, device: torch.device, shared: Counter | None = None) -> Claims:
-        return super()._claiming(device, self._counter)
-
     def _piece_over(self, piece: Piece) -> None:
         """Nothing: ``Member`` has told of the piece when its backward pass was through."""
-
-    def _ready(self, piece: Piece) -> None:
-        """Nothing: a round is complete when its gradients are summed, and ``Member`` says when."""
