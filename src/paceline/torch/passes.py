@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -20,13 +20,76 @@ from paceline.torch.terms import Terms
 class Turn:
     """One turn of the loop, from what it is given to the end of its round or the next turn."""
 
-    __slots__ = ("begun", "done", "piece", "weighed")
+    __slots__ = ("begun", "done", "piece", "rows", "weighed")
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: Piece, rows: int | None) -> None:
         self.piece = piece
+        self.rows = rows  # of its batch, where some of the piece's samples are missing there; else None
         self.weighed = False  # its loss
         self.begun = False  # its backward pass
         self.done = False
+
+    def refuse_rows(self) -> NoReturn:
+        """Raises PacelineError, since a mean over the rows would count as one over all samples."""
+        raise PacelineError(
+            f"round {self.piece.step}: the batch has {self.rows} rows, and {self.piece.samples} samples were "
+            "planned, as which a mean over the rows would count; expected all samples, or pace.backward(loss, "
+            "count=...) with what the loss is a mean over"
+        )
+
+
+class RowCheck:
+    """Finds batches with fewer rows than samples were planned, as a collate function makes them that drops some.
+
+    It says so only of batches that tell for certain: all their tensors have as many rows, and no dimension of them
+    shows the planned number, or several rows for each sample. Several samples may become one row, as long as it is so
+    in every batch.
+    """
+
+    def __init__(self) -> None:
+        self._whole = False  # a batch has had a row for each sample
+
+    def missing(self, batch: Any, samples: int) -> int | None:
+        """Rows of a batch in which some of the planned samples are missing; else None."""
+        if batch.__class__ is list:  # as the default makes them
+            first = batch[0] if batch else None
+            if first.__class__ is torch.Tensor and first.ndim and first.shape[0] == samples:
+                self._whole = True
+                return None
+        shapes = _shapes(batch)
+        rows = {shape[0] for shape in shapes or ()}
+        if shapes is None or len(rows) != 1:
+            return None
+        found = rows.pop()
+        self._whole = self._whole or found == samples
+        # a list of one tensor for each sample, or of several
+        apart = isinstance(batch, list | tuple) and len(batch) % samples == 0
+        # time may come first, in tensors of two dimensions and more
+        later = min(map(len, shapes)) > 1 and any(shape[1] % samples == 0 for shape in shapes)
+        merged = found and samples % found == 0 and not self._whole
+        return None if found >= samples or apart or later or merged else found
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]] | None:
+    """Of the tensors of a batch, and of its texts; None where it also holds what may have rows of its own."""
+    if isinstance(batch, torch.Tensor):
+        return [tuple(batch.shape)] if batch.ndim else []
+    if isinstance(batch, int | float | None):
+        return []
+    if isinstance(batch, list | tuple) and all(isinstance(value, str | bytes) for value in batch):
+        return [(len(batch),)]
+    if isinstance(batch, Mapping | list | tuple):
+        found: list[tuple[int, ...]] = []
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            nested = isinstance(value, list | tuple) and not all(
+                isinstance(one, str | bytes) for one in value
+            )
+            shapes = None if nested else _shapes(value)
+            if shapes is None:
+                return None
+            found += shapes
+        return found
+    return None
 
 
 class Passes:
@@ -48,9 +111,11 @@ class Passes:
         ready: Callable[[Piece], None],
     ) -> None:
         self.turn: Turn | None = None  # that is running
+        self.over: Piece | None = None  # the last of the round that is over, until the next turn
         # Called after each backward pass: the piece as it stands, the last one only if the round is complete.
         self.summed: Callable[[Piece], Piece] = _as_planned
         self._meter, self._halfway, self._ready = meter, halfway, ready
+        self.travels = parallel.counts  # what is told of a round, with its gradients
         self._by_hook = terms.weigh == "hook"
         self._parallel, self._on_cpu = parallel, device.type == "cpu"
         self.gradients = Weighing(
@@ -61,7 +126,7 @@ class Passes:
             exact=bool(terms.cell) and not parallel.counts,  # which sums without rounding by itself
             counted=meter.counted_by_all,
         )
-        self._hooks: list[Any] = []
+        self._rows, self._hooks = RowCheck(), list[Any]()
         self._last: LastGradient | None = None  # else ``ended`` is early enough
         if parallel.waits != "never" or self._by_hook:
             self._last = LastGradient(parameters, self._gradients_ready)
@@ -84,15 +149,23 @@ class Passes:
         turn = self.turn
         return turn is not None and turn.done and self._meter.stopped and turn.piece.last
 
-    def begin(self, piece: Piece) -> None:
+    def begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
         self.gradients.begin(piece)
-        self.turn = Turn(piece)
+        self.over = None
+        self.turn = Turn(piece, self._rows.missing(batch, piece.samples) if piece.samples else None)
 
     def check_due(self, loss: Any) -> None:
-        """Raises PacelineError if the loss is no tensor, or this turn's backward pass has been taken already."""
+        """Raises PacelineError if the loss is no tensor, or this turn's backward pass is not due, or has been taken."""
         _check_loss(loss)
-        if self.turn is not None and self.turn.done:
+        if self.turn is None:
+            raise PacelineError(
+                "pace.backward() was called outside of `for ... in pace.loader(...)`"
+                if self.over is None
+                else f"pace.backward() was called after the step of round {self.over.step}; expected it once a "
+                "round, before pace.step(optimizer): for the loss of a second model, pace.weighted(loss).backward()"
+            )
+        if self.turn.done:
             raise PacelineError(
                 f"round {self.turn.piece.step}: pace.backward() was called twice in one turn of the loop; expected "
                 "once: add the losses, and call it with the sum"
@@ -108,17 +181,19 @@ class Passes:
 
     def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
         """What this turn's gradient counts; takes the loss, where given, down for the record."""
-        turn = self.turn
-        if turn is None:
-            raise PacelineError("pace.backward() was called outside of `for ... in pace.loader(...)`")
         if reduction not in ("mean", "sum"):
             raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
         if loss is not None:
             _check_loss(loss)
+        turn = self.turn
+        if turn is None:
+            return self._weight_behind(reduction, count)
         piece = turn.piece
         many = piece.samples if count is None else count * (piece.samples > 0)
         if count is not None and not turn.weighed:
             self._meter.add_count(many)
+        if turn.rows is not None and count is None and reduction == "mean":
+            turn.refuse_rows()
         part = many if reduction == "mean" else float(many > 0)
         if loss is not None:
             self._meter.add_loss(loss, part)
@@ -192,10 +267,36 @@ class Passes:
         for hook in self._hooks:
             hook.remove()
 
+    def _weight_behind(self, reduction: str, count: float | None) -> float:
+        """What the loss of another model counts, of the batch of a round that is over."""
+        piece = self.over
+        if piece is None:
+            raise PacelineError(
+                "pace.weight() or pace.weighted() was called outside of `for ... in pace.loader(...)`"
+            )
+        wrong = (
+            "count= is summed over the ranks for the model of this Pace alone"
+            if count is not None
+            else "a round takes several turns, and its samples are gone; use loop='whole'"
+            if not piece.first
+            else "elastic=True sums the gradients of one model"
+            if self._parallel.counts
+            else ""
+        )
+        if wrong:
+            raise PacelineError(
+                f"round {piece.step}: the loss of a second model was weighed behind the step: {wrong}"
+            )
+        self.gradients.another()
+        return self.gradients.weight(
+            piece, piece.samples if reduction == "mean" else float(piece.samples > 0)
+        )
+
     # -- what torch calls ------------------------------------------------------------------------------------
 
     def _hook_weight(self) -> float:
-        return self.gradients.share(self.piece)
+        # a second model's backward pass behind the round's step may come through this one, too
+        return self.gradients.share(self.piece) if self.turn is not None else 0.0
 
     def _backward_begins(self, _: object) -> None:
         """Under the hook, nothing else tells of a backward pass."""
@@ -203,6 +304,8 @@ class Passes:
         if turn is None or turn.begun:
             return
         turn.begun = True
+        if turn.rows is not None and not turn.weighed:
+            turn.refuse_rows()
         self._halfway(turn.piece)
         self.gradients.check_sync(turn.piece)
         self.gradients.gather(turn.piece)

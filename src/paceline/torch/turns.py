@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from paceline.errors import PacelineError, WorkerError
@@ -24,7 +25,7 @@ from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
-from paceline.torch.passes import Passes
+from paceline.torch.passes import Passes, Turn
 from paceline.torch.plan import Claim, Piece
 from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
@@ -91,7 +92,7 @@ class Turns:
         self._meter = self._measuring(device, parallel)
         self.passes = Passes(parameters, device, parallel, terms, self._meter, self._halfway, self._ready)
         self._gradients = self.passes.gradients
-        self._steps = Steps(parameters, self._step_begins, self._step_ended)
+        self._steps = Steps(model, parallel.counts, self._step_begins, self._step_ended)
         self._rates = LearningRateWatch()
         self.progress = Progress(terms.global_batch, terms.floor)
         self._meter.digest = lambda: terms.balancer.digest
@@ -103,6 +104,7 @@ class Turns:
         # The last turn of a loop that draws its own samples is over, and its step to come.
         self._own_end = False
         self._failed = False
+        self._left: Turn | None = None  # in whose middle the newest iteration was left
         self._began = 0.0  # the running round
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
         self._learning_rate = math.nan
@@ -110,6 +112,7 @@ class Turns:
     def watch_over(self, lookout: Alone) -> None:
         """Let ``lookout`` know of the rounds, and name the ranks that are lost."""
         self._lookout, self._named = lookout, lookout.named()
+        lookout.explain = self.explain
         self._meter.lost = lookout.known
 
     def close(self) -> None:
@@ -137,6 +140,21 @@ class Turns:
     def loss(self) -> float:
         """The mean loss of the newest round that all ranks have reported; NaN before there is one."""
         return self._rounds.loss
+
+    def loss_now(self) -> float:
+        """The mean loss of the round that is complete, or has just been stepped, over all its samples. Collective."""
+        piece = self.passes.piece if self.passes.complete and not self.passes.travels else self.passes.over
+        if piece is None:
+            raise PacelineError(
+                "pace.loss_now() was called where no round is complete; expected it behind a round's last backward "
+                "pass, on all ranks: if pace.step(optimizer): ... pace.loss_now()"
+            )
+        if self.passes.travels:  # with the gradients, so that all ranks know it
+            self.settle()
+            return self.loss
+        with self.named():
+            total, count = np.sum(peers.gather(self._meter.own_loss()), axis=0)
+        return float(total / (piece.batch if math.isnan(count) else count or math.nan))
 
     def drawn_ahead(self, turns: int = 0) -> None:
         """A loader draws so many turns ahead: plans take effect that much later."""
@@ -168,10 +186,10 @@ class Turns:
                     ):
                         left -= 1
                         turn = piece._replace(samples=samples, parts=parts, last=False, claims=not left)
-                        self._begin(turn)
+                        self._begin(turn, more)
                         yield self.host.place(more)
                         self.end_turn(running)
-                self._begin(piece)
+                self._begin(piece, batch)
                 yield self.host.place(batch)
                 if source.number is None and piece.last and not source.more():
                     if self.in_round:  # the loop steps the optimizer after its last turn
@@ -224,6 +242,8 @@ class Turns:
 
     def settle_last(self) -> None:
         """``settle`` before the end, where nobody may be waited for long: another rank may have left otherwise."""
+        if self.in_round:  # which has not been stepped
+            self._meter.drop(self.passes.piece.step)
         until = time.monotonic() + LAST_SECONDS
         self._meter.lost = lambda: WorkerError("it is too late") if time.monotonic() > until else None
         with suppress(WorkerError):
@@ -242,7 +262,22 @@ class Turns:
             self._gradients.drop()
             self._meter.drop(self.passes.piece.step)
             self._lookout.dropped()
-        self.passes.turn = None
+        self.passes.turn = self.passes.over = None
+
+    def explain(self, error: BaseException) -> None:
+        """The loop ends with this error: note what a single sample may have to do with it."""
+        turn = self._left
+        if (
+            turn is not None
+            and not turn.done
+            and turn.piece.samples <= 1
+            and not isinstance(error, PacelineError)
+        ):
+            error.add_note(
+                f"paceline: rank {self.rank} was given a single sample in round {turn.piece.step}; if the model or "
+                "the loss needs two, as after squeeze(), give each rank at least as many: "
+                f"Pace(..., limits=[(2, None)] * {self.ranks}), and drop_last=True if the last round has fewer"
+            )
 
     def failed(self, error: BaseException) -> None:
         """The loop ends with this error: tell the other ranks.
@@ -341,7 +376,7 @@ class Turns:
         if source.number is not None:
             self.progress.open(source.number, source.samples or 0)  # of a stream nobody knows
         self._counts_epochs = source.number is not None
-        self._running = object()
+        self._running, self._left = object(), None
         source.open()
         return self._running
 
@@ -361,7 +396,7 @@ class Turns:
             return None
         return self._claims.take(piece.division)
 
-    def _begin(self, piece: Piece) -> None:
+    def _begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
         first = self.passes.turn is None
         if piece.first is not first:
@@ -369,7 +404,7 @@ class Turns:
         if first:
             self._steps.taken = []
             self._rounds.open(piece.plan, self.progress.epoch)
-        self.passes.begin(piece)
+        self.passes.begin(piece, batch)
         if self._claims is not None and not (piece.last or self._meter.light):
             self._claims.begin(piece)
         self.host.turn_begins(piece)
@@ -391,7 +426,7 @@ class Turns:
         self._lookout.over(seconds)
         self._gradients.used()
         self.progress.finish(piece.batch if self._counts_epochs else 0)
-        self.passes.turn = None
+        self.passes.turn, self.passes.over = None, piece
 
     def _leave(self, running: object) -> None:
         """The iteration is over, or was left: what is unfinished is dropped, but a step may still follow a complete
@@ -400,6 +435,7 @@ class Turns:
             self._running = None
             self.progress.close()
             if not self.passes.complete:
+                self._left = self.passes.turn
                 self.abandon()
                 self._steps.taken = []
             if self._counts_epochs and not self.in_round:

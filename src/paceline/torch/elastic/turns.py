@@ -185,7 +185,7 @@ class ElasticTurns(Turns):
                 planned = [] if member.mending else source.pieces(plan, coming[0], member.among)
                 for span, piece in member.turns(plan, self._with_claims(planned), cut):
                     batch = source.load(span)
-                    self._begin(piece)
+                    self._begin(piece, batch)
                     yield self.host.place(batch)
                     self.end_turn(running)
             self.close_epoch()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from paceline.errors import PacelineError
+from paceline.torch.gradients.steps import held
 
 
 class Gradients:
@@ -29,6 +30,7 @@ class Gradients:
             torch.nn.Parameter
         ] = []  # parameters that have a gradient of the round that is complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
+        self._passed = False  # another model's backward pass has perhaps left something here since
 
     def begin(self, step: int, scale: float = 1.0) -> None:
         """A backward pass of round ``step`` begins: what was gathered before it comes back, times ``scale``.
@@ -36,6 +38,13 @@ class Gradients:
         Raises PacelineError where a gradient is there that is not of this round.
         """
         kept, self._kept, self._begun = self._kept, None, True
+        if self._passed:
+            self._passed = False
+            if any(p.grad is not None and bool(p.grad.any()) for p in self._parameters):
+                raise PacelineError(
+                    f"round {step}: the backward pass of another model has left gradients in this one, which would "
+                    "count here; expected this model to be zeroed before pace.backward(loss)"
+                )
         if kept is None:
             self._check_fresh(step)
             return
@@ -83,6 +92,10 @@ class Gradients:
         self._used = [_which(p.grad) for p in self._parameters] if left else None
         self._had, self._begun = [], False
 
+    def another(self) -> None:
+        """The backward pass of another model follows, perhaps through this one."""
+        self._passed = True
+
     def drop(self) -> None:
         """The running round is left unfinished: nothing of it counts."""
         if self._begun or self._kept is not None:
@@ -123,8 +136,3 @@ class Gradients:
 def _which(grad: torch.Tensor | None) -> tuple[int, int] | None:
     """Another number for each gradient, and for each change to it."""
     return None if grad is None else (id(grad), grad._version)
-
-
-def held(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-    """The optimizer's parameters, in all its groups."""
-    return [p for group in getattr(optimizer, "param_groups", []) for p in group["params"]]

@@ -127,6 +127,10 @@ class Weighing:
         """The round's step was taken, or left out on purpose."""
         self._gradients.used()
 
+    def another(self) -> None:
+        """The backward pass of another model follows, perhaps through this one."""
+        self._gradients.another()
+
     def drop(self) -> None:
         """The running round is left unfinished: nothing of it counts."""
         self._gradients.drop()
