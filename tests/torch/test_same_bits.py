@@ -17,7 +17,8 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.gradients.same_bits import ExactSum, aligned
+from paceline.torch.feed.nested import aligned
+from paceline.torch.gradients.same_bits import ExactSum
 from support.ranks import run_ranks
 from support.torch_jobs import with_as_many_threads
 

@@ -53,7 +53,7 @@ def test_so_it_is_where_ranks_may_be_lost(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "paceline.torch.guard",
+        "paceline.torch.launcher",
         "--workers",
         "2",
         "--max-restarts",

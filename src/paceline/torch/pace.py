@@ -39,7 +39,7 @@ from paceline.torch.elastic.member import Mended
 from paceline.torch.elastic.turns import Elastic, ElasticTurns
 from paceline.torch.elastic.turns import elastic as unparalleled
 from paceline.torch.feed.anywhere import ElasticLoader
-from paceline.torch.feed.dealt import agreed_dealer
+from paceline.torch.feed.costs import agreed_dealer
 from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
 from paceline.torch.feed.pieces import Order
 from paceline.torch.feed.rounds import RoundBatch, Sizes, iterate

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
-from paceline.torch.claiming.claims import Claims
-from paceline.torch.claiming.counter import Counter
+from paceline.torch.claims import Claims
+from paceline.torch.counter import Counter
 from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
 from paceline.torch.host import Host
@@ -26,45 +26,11 @@ from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
 from paceline.torch.passes import Passes, Turn
-from paceline.torch.plan import Claim, Piece
+from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
 
 LAST_SECONDS = 1.0  # to wait at the end for what other ranks tell of the last rounds
-
-
-class Source(Protocol):
-    """What the turns of one kind of loop are given."""
-
-    @property
-    def number(self) -> int | None:
-        """Of the loader whose epochs are counted; None where a loop draws its own samples."""
-        ...
-
-    @property
-    def samples(self) -> int | None:
-        """That an epoch uses over all ranks; None where nobody knows."""
-        ...
-
-    def open(self) -> None:
-        """An iteration begins."""
-        ...
-
-    def end(self) -> None:
-        """The iteration is over, or was left."""
-        ...
-
-    def more(self) -> bool:
-        """Whether another round follows."""
-        ...
-
-    def planned(self) -> tuple[Any, Piece]:
-        """What the next planned turn is given, and the piece of a round that it is."""
-        ...
-
-    def claimed(self, claim: Claim) -> Iterator[Any]:
-        """What the turns of a claim are given."""
-        ...
 
 
 class Turns:

@@ -18,12 +18,11 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError, meant
 from paceline.rounds import Indices
-from paceline.torch.feed.dealt import Dealer
-from paceline.torch.feed.fetching import as_it_is, fetcher
-from paceline.torch.feed.nested import nothing_of
+from paceline.torch.feed.costs import Dealer
+from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
+from paceline.torch.feed.prefetch import as_it_is, fetcher
 from paceline.torch.feed.rounds import iterate
-from paceline.torch.gradients.same_bits import aligned
 from paceline.torch.plan import Claim, Piece, RoundPlan
 from paceline.torch.turns import Turns
 
