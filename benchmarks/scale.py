@@ -62,8 +62,7 @@ def rank_of(
     from torch.utils.data import DataLoader
 
     from paceline.torch import Pace, leave, memory
-    from paceline.torch.claiming.counter import StoreCounter
-    from paceline.torch.claiming.nearby import NearbyCounter
+    from paceline.torch.counter import NearbyCounter, StoreCounter
 
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(directory, "store"), ranks)

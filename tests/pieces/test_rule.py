@@ -18,8 +18,8 @@ from paceline.pieces import rule
 from paceline.pieces.sharing import SharedRound
 from paceline.rounds import PiecePlan
 from paceline.simulate import pieces as clock
-from paceline.torch.claiming.claims import Claims
-from paceline.torch.claiming.counter import LocalCounter
+from paceline.torch.claims import Claims
+from paceline.torch.counter import LocalCounter
 from paceline.torch.plan import divide
 
 Sequence = list[tuple[int, int]]  # (worker, samples) of each claim, in the order of time

@@ -26,7 +26,7 @@ from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.membership import Where
 from paceline.torch.elastic.rendezvous import Rendezvous
 from paceline.torch.elastic.supervisor import Loss, Supervisor
-from paceline.torch.feed.begun import Begun
+from paceline.torch.feed.prefetch import Prefetch
 from paceline.torch.liveness.shutdown import end_with_parent
 from support.ranks import load
 
@@ -238,13 +238,13 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
             if workers := options.get("workers"):
                 multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
                 costs |= {"num_workers": workers, "worker_init_fn": end_with_parent}
-                expect = Begun.expect
+                expect = Prefetch.expect
 
-                def expected(begun: Begun, turns: list[Any]) -> None:
+                def expected(begun: Prefetch, turns: list[Any]) -> None:
                     ahead.append(sum(map(begun.comes, turns[:1])))
                     expect(begun, turns)
 
-                Begun.expect = expected  # type: ignore[method-assign]
+                Prefetch.expect = expected  # type: ignore[method-assign]
             loader = pace.loader(Rows(samples), seed=3, **costs)
             pace.register(optimizer, scheduler)
             say(kind="joined", at=time.time(), rounds=pace.rounds, statistics=statistics(model))

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.torch.claiming import claims
+from paceline.torch import claims
 from paceline.torch.elastic import buckets, group, link, member, rendezvous, turns
 from paceline.torch.elastic.supervisor import Supervisor
 from support.elastic_jobs import Fault, Plan, Told

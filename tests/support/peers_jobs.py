@@ -14,8 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
+from paceline.torch import counter as claiming
 from paceline.torch import memory, peers
-from paceline.torch.claiming import nearby as claiming
 from paceline.torch.measuring import exchange, mesh, piece_reports
 from paceline.torch.measuring.meter import ROW_WITH_PIECES
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, RoundResult
+from paceline.torch.feed.pieces import Order
 from support.torch_jobs import Samples, fresh, optimizer_of, reference
 
 LOSS = nn.CrossEntropyLoss()
@@ -55,8 +56,6 @@ def test_after_a_loop_that_was_left_the_next_begins_a_fresh_round(turn: int, at:
 
 def _left_and_gone_on(done: int) -> list[torch.Tensor]:
     """One process that took so many whole batches of epoch 0, and then the epoch after it (the same where none)."""
-    from paceline.torch.feed.pieces import Order
-
     model, data = fresh(torch.float64), Samples(83)
     optimizer, order = optimizer_of(model), Order(83, 5)
     first = [torch.from_numpy(order.epoch(0))[k * 16 : (k + 1) * 16] for k in range(done)]
@@ -165,6 +164,24 @@ def test_what_a_loader_is_asked() -> None:
     assert len(loader) == 5
     loader.sampler.set_epoch(3)
     assert pace.epoch == 3
+    pace.detach()
+
+
+@pytest.mark.parametrize("asked", [[0, 0, 0, 1, 1], [2, 2, 0, 1, 0], [0, 1, 1, 0, 0]])
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_a_loop_that_is_left_is_given_the_epoch_that_it_asks_for(asked: list[int], rounds: int) -> None:
+    """However many rounds of an epoch were done before, it begins with that epoch's first samples."""
+    model, optimizer, pace = paced()
+    loader = pace.loader(Samples(83), seed=5)
+    for epoch in asked:
+        loader.set_epoch(epoch)
+        for turn, (x, y, index) in enumerate(loader):
+            if turn == 0:
+                assert (pace.epoch, index.tolist()) == (epoch, Order(83, 5).epoch(epoch)[:16].tolist())
+            if turn == rounds:
+                break
+            pace.backward(LOSS(model(x), y))
+            pace.step(optimizer)
     pace.detach()
 
 

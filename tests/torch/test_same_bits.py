@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.gradients.same_bits import ExactSum, aligned
+from paceline.torch.feed.nested import aligned
+from paceline.torch.gradients.same_bits import ExactSum
 from support.ranks import run_ranks
 from support.torch_jobs import with_as_many_threads
 
@@ -59,6 +62,44 @@ def test_any_number_of_pieces_is_summed_without_overflow(each: float) -> None:
     assert parameter.grad is not None
     exact = [float(round(Fraction(value) * 2**72) * Fraction(8192, 2**72)) for value in (each, -each / 3)]
     np.testing.assert_allclose(parameter.grad.numpy(), exact, rtol=1e-15)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), pieces=st.integers(1, 300), ranks=st.integers(1, 5))
+def test_sums_are_exact_for_any_pieces_divided_in_any_way(seed: int, pieces: int, ranks: int) -> None:
+    """Against fractions: each piece counts as the nearest multiple of 2^-72, and nothing is rounded after that."""
+    rng, parameter = np.random.default_rng(seed), nn.Parameter(torch.zeros(20, dtype=torch.float64))
+    each = rng.normal(size=(pieces, 20)) * 2.0 ** rng.integers(-75, 20, (pieces, 20))
+    parts = [ExactSum([parameter]) for _ in range(ranks)]
+    for values in each:
+        parameter.grad = torch.from_numpy(values)
+        parts[rng.integers(ranks)].add()
+    parts[0].give(torch.stack([part.gathered() for part in parts]).sum(0))
+    assert parameter.grad is not None
+    for found, values in zip(parameter.grad.tolist(), each.T.tolist(), strict=True):
+        exact = Fraction(sum(round(Fraction(value) * 2**72) for value in values), 2**72)
+        assert abs(Fraction(found) - exact) <= abs(exact) / 2**51
+
+
+def test_a_round_of_more_than_8192_cells_has_the_gradient_that_fractions_have() -> None:
+    """The derivative of a mean of products is the mean of what is multiplied."""
+    samples = torch.randn(16_400, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    samples[:, 0] = 0.49999 / 2**20 * 8200  # what is left of each cell beside whole units adds up
+    model = nn.Linear(3, 1, bias=False).double()
+    optimizer = torch.optim.SGD(model.parameters())
+    with Pace(model, 16_400, "factoring", loop="pieces", deterministic=True, quantum=2) as pace:
+        turns = 0
+        for x in pace.loader(samples, shuffle=False):
+            turns += 1
+            pace.backward(model(x).mean())
+            if pace.complete:
+                assert model.weight.grad is not None
+                found = model.weight.grad[0].tolist()
+            pace.step(optimizer)
+        assert turns == 8200
+    for column, value in enumerate(found):
+        exact = sum(map(Fraction, samples[:, column].tolist())) / 16_400
+        assert abs(Fraction(value) - exact) < Fraction(1, 10**15)
 
 
 def test_a_sum_that_is_too_large_is_no_number() -> None:

@@ -18,9 +18,8 @@ from paceline.balance.factoring import Factoring, FactoringState
 from paceline.errors import PacelineError, WorkerError
 from paceline.rounds import PiecePlan, Plan
 from paceline.torch import Pace, memory
-from paceline.torch.claiming.claims import Claims
-from paceline.torch.claiming.counter import SPEED_UNITS, LocalCounter, StoreCounter
-from paceline.torch.claiming.nearby import LENGTH, NearbyCounter
+from paceline.torch.claims import Claims
+from paceline.torch.counter import LENGTH, SPEED_UNITS, LocalCounter, NearbyCounter, StoreCounter
 from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.plan import Division, Piece, RoundPlan, divide
 from support.ranks import run_ranks

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
-from paceline.torch.feed.lengths import read
+from paceline.torch.feed.costs import read
 from paceline.torch.feed.loader import check_indexed
 from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace

@@ -39,7 +39,7 @@ from paceline.torch.elastic.member import Mended
 from paceline.torch.elastic.turns import Elastic, ElasticTurns
 from paceline.torch.elastic.turns import elastic as unparalleled
 from paceline.torch.feed.anywhere import ElasticLoader
-from paceline.torch.feed.dealt import agreed_dealer
+from paceline.torch.feed.costs import agreed_dealer
 from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
 from paceline.torch.feed.pieces import Order
 from paceline.torch.feed.rounds import RoundBatch, Sizes, iterate
@@ -49,7 +49,7 @@ from paceline.torch.gradients.parallel import parallel
 from paceline.torch.gradients.weighing import checked_count
 from paceline.torch.liveness import stall
 from paceline.torch.liveness.monitor import monitor
-from paceline.torch.liveness.shutdown import leave
+from paceline.torch.liveness.shutdown import leave_in_time
 from paceline.torch.liveness.stall import OnMissed
 from paceline.torch.measuring.audience import Audience
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
@@ -158,10 +158,10 @@ class Pace:
         self.rank, self.ranks = peers.rank(), peers.ranks()
         if link is None:
             self._parallel = parallel(model, self.ranks)
-        self.global_batch, self.weigh = int(global_batch), weigh
+        self.weigh = weigh
         self.terms = agree(
             model,
-            self.global_batch,
+            int(global_batch),
             policy,
             limits=limits,
             micro_batch=micro_batch,
@@ -191,6 +191,18 @@ class Pace:
             self.turns.refuse_collectives()
 
     @property
+    def global_batch(self) -> int:
+        """B, samples of a round over all ranks. Setting it raises a PacelineError: loaders and plans go by it."""
+        return self.terms.global_batch
+
+    @global_batch.setter
+    def global_batch(self, samples: int) -> None:
+        raise PacelineError(
+            f"global_batch={samples} was set on a Pace whose loaders and plans go by {self.global_batch}; expected "
+            "it to stay: make another Pace for another batch"
+        )
+
+    @property
     def epoch(self) -> int:
         """Of the next or running iteration of the loader."""
         return self.turns.progress.epoch
@@ -210,6 +222,11 @@ class Pace:
         """The mean loss of the newest round that all ranks have reported, over all its samples: usually the one
         before the running one, in rounds of a few milliseconds one of the newest 32; NaN before there is one."""
         return self.turns.loss
+
+    def loss_now(self) -> float:
+        """The mean loss of the round whose gradients are complete, or whose step has just been taken, over all its
+        samples on all ranks. Call it on all ranks, or on none: each waits for the others, so not in every round."""
+        return self.turns.loss_now()
 
     def loader(
         self,
@@ -381,7 +398,11 @@ class Pace:
         passes.ended()
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
-        """``loss`` times its ``weight``; zero where it counts for nothing, though a mean over nothing is NaN."""
+        """``loss`` times its ``weight``; zero where it counts for nothing, though a mean over nothing is NaN.
+
+        Behind ``pace.step`` it weighs the loss of a second model, of the same batch, whose gradients are averaged by
+        a DistributedDataParallel of its own: ``pace.weighted(loss).backward()``, then its optimizer's step.
+        """
         weighted = _times(loss, self._weight(loss, reduction, count))
         self.turns.passes.begins(weighted)
         return weighted
@@ -511,10 +532,11 @@ class Pace:
         self._parallel.release()
 
     def close(self) -> None:
-        """End cleanly: ``detach`` and ``release``, then leave the process group. Safe to call twice."""
+        """End cleanly: ``detach`` and ``release``, then leave the process group; one that the script has made it may
+        still use and destroy, and it is left at the program's end. Safe to call twice."""
         self.detach()
         self.release()
-        leave()
+        leave_in_time()
 
     def __enter__(self) -> Pace:
         return self

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 
 from paceline.errors import PacelineError
 from paceline.stored import short
-from paceline.torch.gradients.last import LastGradient
 from paceline.torch.gradients.parallel import Alone, weigh_in_hook
 from paceline.torch.gradients.weighing import Weighing
 from paceline.torch.measuring.meter import Meter
@@ -17,16 +16,148 @@ from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
 
+class LastGradient:
+    """Calls ``told`` when a backward pass is through, perhaps several times.
+
+    A hook of each parameter tells of any pass, and costs each of them some microseconds. If the loss is known that
+    the pass goes through (``begins`` before it, ``ended`` after it), one callback does: those that are queued in a
+    pass are called one after the other when it is through, and DDP's, which waits for other ranks, is queued later.
+
+    That does not hold where parameters get their gradients in a pass of their own within the pass, as under
+    ``torch.utils.checkpoint`` with ``use_reentrant=True``: DDP may wait at the end of that one. So the first pass has
+    the hooks as well, and they stay unless all of them were called in the pass of the loss.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], told: Callable[[], None]) -> None:
+        self._parameters, self._told = parameters, told
+        self._hooks: Any = None
+        self._prehook: Any = None  # of the running pass
+        self._pass = -1  # torch's number of it
+        self._within = self._apart = False  # gradients came in the pass of the loss; in another one
+        self._hook()
+
+    def begins(self, loss: torch.Tensor) -> None:
+        """The backward pass through this loss follows at once, on this thread."""
+        if self._prehook is not None:
+            self._unhook()
+        self._pass = -1
+        if loss.requires_grad:
+            first = loss.grad_fn
+            self._prehook = (
+                loss.register_hook(self._queue) if first is None else first.register_prehook(self._queue)
+            )
+
+    def ended(self) -> None:
+        """A round's last backward pass is through, of which ``begins`` may have told."""
+        hook, self._prehook = self._prehook, None
+        if hook is not None:
+            hook.remove()
+        if hook is None or self._pass < 0:
+            self._hook()  # a host runs the passes, through another loss
+        elif self._hooks is not None and self._within and not self._apart:
+            self._hooks.remove()
+            self._hooks = None
+
+    def remove(self) -> None:
+        """Let go of the model."""
+        self._unhook()
+        if self._hooks is not None:
+            self._hooks.remove()
+
+    def _hook(self) -> None:
+        if self._hooks is None:
+            self._hooks = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients)
+
+    def _unhook(self) -> None:
+        """``begins`` has left a pass that did not come to its end, or the pass is over."""
+        hook, self._prehook = self._prehook, None
+        if hook is not None:
+            hook.remove()
+
+    def _queue(self, *_: object) -> None:
+        self._pass = torch._C._current_graph_task_id()
+        torch.autograd.Variable._execution_engine.queue_callback(self._told)
+
+    def _gradients(self, _: object) -> None:
+        if self._prehook is not None:
+            within = torch._C._current_graph_task_id() == self._pass
+            self._within, self._apart = self._within or within, self._apart or not within
+        self._told()
+
+
 class Turn:
     """One turn of the loop, from what it is given to the end of its round or the next turn."""
 
-    __slots__ = ("begun", "done", "piece", "weighed")
+    __slots__ = ("begun", "done", "piece", "rows", "weighed")
 
-    def __init__(self, piece: Piece) -> None:
+    def __init__(self, piece: Piece, rows: int | None) -> None:
         self.piece = piece
+        self.rows = rows  # of its batch, where some of the piece's samples are missing there; else None
         self.weighed = False  # its loss
         self.begun = False  # its backward pass
         self.done = False
+
+    def refuse_rows(self) -> NoReturn:
+        """Raises PacelineError, since a mean over the rows would count as one over all samples."""
+        raise PacelineError(
+            f"round {self.piece.step}: the batch has {self.rows} rows, and {self.piece.samples} samples were "
+            "planned, as which a mean over the rows would count; expected all samples, or pace.backward(loss, "
+            "count=...) with what the loss is a mean over"
+        )
+
+
+class RowCheck:
+    """Finds batches with fewer rows than samples were planned, as a collate function makes them that drops some.
+
+    It says so only of batches that tell for certain: all their tensors have as many rows, and no dimension of them
+    shows the planned number, or several rows for each sample. Several samples may become one row, as long as it is so
+    in every batch.
+    """
+
+    def __init__(self) -> None:
+        self._whole = False  # a batch has had a row for each sample
+
+    def missing(self, batch: Any, samples: int) -> int | None:
+        """Rows of a batch in which some of the planned samples are missing; else None."""
+        if batch.__class__ is list:  # as the default makes them
+            first = batch[0] if batch else None
+            if first.__class__ is torch.Tensor and first.ndim and first.shape[0] == samples:
+                self._whole = True
+                return None
+        shapes = _shapes(batch)
+        rows = {shape[0] for shape in shapes or ()}
+        if shapes is None or len(rows) != 1:
+            return None
+        found = rows.pop()
+        self._whole = self._whole or found == samples
+        # a list of one tensor for each sample, or of several
+        apart = isinstance(batch, list | tuple) and len(batch) % samples == 0
+        # time may come first, in tensors of two dimensions and more
+        later = min(map(len, shapes)) > 1 and any(shape[1] % samples == 0 for shape in shapes)
+        merged = found and samples % found == 0 and not self._whole
+        return None if found >= samples or apart or later or merged else found
+
+
+def _shapes(batch: Any) -> list[tuple[int, ...]] | None:
+    """Of the tensors of a batch, and of its texts; None where it also holds what may have rows of its own."""
+    if isinstance(batch, torch.Tensor):
+        return [tuple(batch.shape)] if batch.ndim else []
+    if isinstance(batch, int | float | None):
+        return []
+    if isinstance(batch, list | tuple) and all(isinstance(value, str | bytes) for value in batch):
+        return [(len(batch),)]
+    if isinstance(batch, Mapping | list | tuple):
+        found: list[tuple[int, ...]] = []
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            nested = isinstance(value, list | tuple) and not all(
+                isinstance(one, str | bytes) for one in value
+            )
+            shapes = None if nested else _shapes(value)
+            if shapes is None:
+                return None
+            found += shapes
+        return found
+    return None
 
 
 class Passes:
@@ -48,9 +179,11 @@ class Passes:
         ready: Callable[[Piece], None],
     ) -> None:
         self.turn: Turn | None = None  # that is running
+        self.over: Piece | None = None  # the last of the round that is over, until the next turn
         # Called after each backward pass: the piece as it stands, the last one only if the round is complete.
         self.summed: Callable[[Piece], Piece] = _as_planned
         self._meter, self._halfway, self._ready = meter, halfway, ready
+        self.travels = parallel.counts  # what is told of a round, with its gradients
         self._by_hook = terms.weigh == "hook"
         self._parallel, self._on_cpu = parallel, device.type == "cpu"
         self.gradients = Weighing(
@@ -61,7 +194,7 @@ class Passes:
             exact=bool(terms.cell) and not parallel.counts,  # which sums without rounding by itself
             counted=meter.counted_by_all,
         )
-        self._hooks: list[Any] = []
+        self._rows, self._hooks = RowCheck(), list[Any]()
         self._last: LastGradient | None = None  # else ``ended`` is early enough
         if parallel.waits != "never" or self._by_hook:
             self._last = LastGradient(parameters, self._gradients_ready)
@@ -84,15 +217,23 @@ class Passes:
         turn = self.turn
         return turn is not None and turn.done and self._meter.stopped and turn.piece.last
 
-    def begin(self, piece: Piece) -> None:
+    def begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
         self.gradients.begin(piece)
-        self.turn = Turn(piece)
+        self.over = None
+        self.turn = Turn(piece, self._rows.missing(batch, piece.samples) if piece.samples else None)
 
     def check_due(self, loss: Any) -> None:
-        """Raises PacelineError if the loss is no tensor, or this turn's backward pass has been taken already."""
+        """Raises PacelineError if the loss is no tensor, or a backward pass is not due."""
         _check_loss(loss)
-        if self.turn is not None and self.turn.done:
+        if self.turn is None:
+            raise PacelineError(
+                "pace.backward() was called outside of `for ... in pace.loader(...)`"
+                if self.over is None
+                else f"pace.backward() was called after the step of round {self.over.step}; expected it once a "
+                "round, before pace.step(optimizer): for the loss of a second model, pace.weighted(loss).backward()"
+            )
+        if self.turn.done:
             raise PacelineError(
                 f"round {self.turn.piece.step}: pace.backward() was called twice in one turn of the loop; expected "
                 "once: add the losses, and call it with the sum"
@@ -108,17 +249,19 @@ class Passes:
 
     def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
         """What this turn's gradient counts; takes the loss, where given, down for the record."""
-        turn = self.turn
-        if turn is None:
-            raise PacelineError("pace.backward() was called outside of `for ... in pace.loader(...)`")
         if reduction not in ("mean", "sum"):
             raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
         if loss is not None:
             _check_loss(loss)
+        turn = self.turn
+        if turn is None:
+            return self._weight_behind(reduction, count)
         piece = turn.piece
         many = piece.samples if count is None else count * (piece.samples > 0)
         if count is not None and not turn.weighed:
             self._meter.add_count(many)
+        if turn.rows is not None and count is None and reduction == "mean":
+            turn.refuse_rows()
         part = many if reduction == "mean" else float(many > 0)
         if loss is not None:
             self._meter.add_loss(loss, part)
@@ -192,10 +335,36 @@ class Passes:
         for hook in self._hooks:
             hook.remove()
 
+    def _weight_behind(self, reduction: str, count: float | None) -> float:
+        """What the loss of another model counts, of the batch of a round that is over."""
+        piece = self.over
+        if piece is None:
+            raise PacelineError(
+                "pace.weight() or pace.weighted() was called outside of `for ... in pace.loader(...)`"
+            )
+        wrong = (
+            "count= is summed over the ranks for the model of this Pace alone"
+            if count is not None
+            else "a round takes several turns, and its samples are gone; use loop='whole'"
+            if not piece.first
+            else "elastic=True sums the gradients of one model"
+            if self._parallel.counts
+            else ""
+        )
+        if wrong:
+            raise PacelineError(
+                f"round {piece.step}: the loss of a second model was weighed behind the step: {wrong}"
+            )
+        self.gradients.another()
+        return self.gradients.weight(
+            piece, piece.samples if reduction == "mean" else float(piece.samples > 0)
+        )
+
     # -- what torch calls ------------------------------------------------------------------------------------
 
     def _hook_weight(self) -> float:
-        return self.gradients.share(self.piece)
+        # a second model's backward pass behind the round's step may come through this one, too
+        return self.gradients.share(self.piece) if self.turn is not None else 0.0
 
     def _backward_begins(self, _: object) -> None:
         """Under the hook, nothing else tells of a backward pass."""
@@ -203,6 +372,8 @@ class Passes:
         if turn is None or turn.begun:
             return
         turn.begun = True
+        if turn.rows is not None and not turn.weighed:
+            turn.refuse_rows()
         self._halfway(turn.piece)
         self.gradients.check_sync(turn.piece)
         self.gradients.gather(turn.piece)

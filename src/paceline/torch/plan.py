@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -97,6 +98,40 @@ class Claim(NamedTuple):
     def size(self) -> int:
         """Samples in all."""
         return sum(self.sizes)
+
+
+class Source(Protocol):
+    """What the turns of one kind of loop are given."""
+
+    @property
+    def number(self) -> int | None:
+        """Of the loader whose epochs are counted; None where a loop draws its own samples."""
+        ...
+
+    @property
+    def samples(self) -> int | None:
+        """That an epoch uses over all ranks; None where nobody knows."""
+        ...
+
+    def open(self) -> None:
+        """An iteration begins."""
+        ...
+
+    def end(self) -> None:
+        """The iteration is over, or was left."""
+        ...
+
+    def more(self) -> bool:
+        """Whether another round follows."""
+        ...
+
+    def planned(self) -> tuple[Any, Piece]:
+        """What the next planned turn is given, and the piece of a round that it is."""
+        ...
+
+    def claimed(self, claim: Claim) -> Iterator[Any]:
+        """What the turns of a claim are given."""
+        ...
 
 
 def claimed(division: Division, start: int, size: int, cell: int, micro_batch: int) -> Claim:

@@ -8,62 +8,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, suppress
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers, waits
-from paceline.torch.claiming.claims import Claims
-from paceline.torch.claiming.counter import Counter
+from paceline.torch.claims import Claims
+from paceline.torch.counter import Counter
 from paceline.torch.gradients.parallel import Alone as Parallel
 from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
-from paceline.torch.passes import Passes
-from paceline.torch.plan import Claim, Piece
+from paceline.torch.passes import Passes, Turn
+from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
 
 LAST_SECONDS = 1.0  # to wait at the end for what other ranks tell of the last rounds
-
-
-class Source(Protocol):
-    """What the turns of one kind of loop are given."""
-
-    @property
-    def number(self) -> int | None:
-        """Of the loader whose epochs are counted; None where a loop draws its own samples."""
-        ...
-
-    @property
-    def samples(self) -> int | None:
-        """That an epoch uses over all ranks; None where nobody knows."""
-        ...
-
-    def open(self) -> None:
-        """An iteration begins."""
-        ...
-
-    def end(self) -> None:
-        """The iteration is over, or was left."""
-        ...
-
-    def more(self) -> bool:
-        """Whether another round follows."""
-        ...
-
-    def planned(self) -> tuple[Any, Piece]:
-        """What the next planned turn is given, and the piece of a round that it is."""
-        ...
-
-    def claimed(self, claim: Claim) -> Iterator[Any]:
-        """What the turns of a claim are given."""
-        ...
 
 
 class Turns:
@@ -96,7 +63,7 @@ class Turns:
         self._meter = meter
         self.passes = Passes(parameters, device, parallel, terms, self._meter, self._halfway, self._ready)
         self._gradients = self.passes.gradients
-        self._steps = Steps(parameters, self._step_begins, self._step_ended)
+        self._steps = Steps(model, parallel.counts, self._step_begins, self._step_ended)
         self._rates = LearningRateWatch()
         self.progress = Progress(terms.global_batch, terms.floor)
         self._meter.digest = lambda: terms.balancer.digest
@@ -108,6 +75,7 @@ class Turns:
         # The last turn of a loop that draws its own samples is over, and its step to come.
         self._own_end = False
         self._failed = False
+        self._left: Turn | None = None  # in whose middle the newest iteration was left
         self._began = 0.0  # the running round
         self._closing: Callable[[], None] = lambda: None
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
@@ -116,6 +84,7 @@ class Turns:
     def watch_over(self, lookout: Alone) -> None:
         """Let ``lookout`` know of the rounds, and name the ranks that are lost."""
         self._lookout, self._named = lookout, lookout.named()
+        lookout.explain = self.explain
         self._meter.lost = lookout.known
 
     def refuse_collectives(self) -> None:
@@ -152,6 +121,21 @@ class Turns:
         """The mean loss of the newest round that all ranks have reported; NaN before there is one."""
         return self._rounds.loss
 
+    def loss_now(self) -> float:
+        """The mean loss of the round that is complete, or has just been stepped, over all its samples. Collective."""
+        piece = self.passes.piece if self.passes.complete and not self.passes.travels else self.passes.over
+        if piece is None:
+            raise PacelineError(
+                "pace.loss_now() was called where no round is complete; expected it behind a round's last backward "
+                "pass, on all ranks: if pace.step(optimizer): ... pace.loss_now()"
+            )
+        if self.passes.travels:  # with the gradients, so that all ranks know it
+            self.settle()
+            return self.loss
+        with self.named():
+            total, count = np.sum(peers.gather(self._meter.own_loss()), axis=0)
+        return float(total / (piece.batch if math.isnan(count) else count or math.nan))
+
     def drawn_ahead(self, turns: int = 0) -> None:
         """A loader draws so many turns ahead: plans take effect that much later."""
         balancer = self.terms.balancer
@@ -182,10 +166,10 @@ class Turns:
                     ):
                         left -= 1
                         turn = piece._replace(samples=samples, parts=parts, last=False, claims=not left)
-                        self._begin(turn)
+                        self._begin(turn, more)
                         yield self.host.place(more)
                         self.end_turn(running)
-                self._begin(piece)
+                self._begin(piece, batch)
                 yield self.host.place(batch)
                 if source.number is None and piece.last and not source.more():
                     if self.in_round:  # the loop steps the optimizer after its last turn
@@ -259,7 +243,22 @@ class Turns:
             self._gradients.drop()
             self._meter.drop(self.passes.piece.step)
             self._lookout.dropped()
-        self.passes.turn = None
+        self.passes.turn = self.passes.over = None
+
+    def explain(self, error: BaseException) -> None:
+        """The loop ends with this error: note what a single sample may have to do with it."""
+        turn = self._left
+        if (
+            turn is not None
+            and not turn.done
+            and turn.piece.samples <= 1
+            and not isinstance(error, PacelineError)
+        ):
+            error.add_note(
+                f"paceline: rank {self.rank} was given a single sample in round {turn.piece.step}; if the model or "
+                "the loss needs two, as after squeeze(), give each rank at least as many: "
+                f"Pace(..., limits=[(2, None)] * {self.ranks}), and drop_last=True if the last round has fewer"
+            )
 
     def failed(self, error: BaseException) -> None:
         """The loop ends with this error: tell the other ranks.
@@ -354,7 +353,7 @@ class Turns:
         if source.number is not None:
             self.progress.open(source.number, source.samples or 0)  # of a stream nobody knows
         self._counts_epochs = source.number is not None
-        self._running = object()
+        self._running, self._left = object(), None
         source.open()
         return self._running
 
@@ -374,7 +373,7 @@ class Turns:
             return None
         return self._claims.take(piece.division)
 
-    def _begin(self, piece: Piece) -> None:
+    def _begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
         first = self.passes.turn is None
         if piece.first is not first:
@@ -382,7 +381,7 @@ class Turns:
         if first:
             self._steps.taken = []
             self._rounds.open(piece.plan, self.progress.epoch)
-        self.passes.begin(piece)
+        self.passes.begin(piece, batch)
         if self._claims is not None and not (piece.last or self._meter.light):
             self._claims.begin(piece)
         self.host.turn_begins(piece)
@@ -404,7 +403,7 @@ class Turns:
         self._lookout.over(seconds)
         self._gradients.used()
         self.progress.finish(piece.batch if self._counts_epochs else 0)
-        self.passes.turn = None
+        self.passes.turn, self.passes.over = None, piece
 
     def _leave(self, running: object) -> None:
         """The iteration is over, or was left: what is unfinished is dropped, but a step may still follow a complete
@@ -413,6 +412,7 @@ class Turns:
             self._running = None
             self.progress.close()
             if not self.passes.complete:
+                self._left = self.passes.turn
                 self.abandon()
                 self._steps.taken = []
             if self._counts_epochs and not self.in_round:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.claiming.claims import Claims
+from paceline.torch.claims import Claims
 from paceline.torch.elastic.recovery import Span
 from paceline.torch.measuring import exchange, piece_reports
 from paceline.torch.measuring.exchange import Row, Rows

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch.claiming.counter import Count, count_of, packed
+from paceline.torch.counter import Count, count_of, packed
 from paceline.torch.elastic.buckets import Buckets, ExactBuckets
 from paceline.torch.elastic.commit import ElasticMeter
 from paceline.torch.elastic.link import Link
@@ -26,9 +26,9 @@ from paceline.torch.elastic.recovery import Missing, Span, Turn
 from paceline.torch.elastic.rendezvous import Handover
 from paceline.torch.gradients.parallel import Alone
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
-from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.plan import Piece, RoundPlan, Source
 from paceline.torch.terms import Terms
-from paceline.torch.turns import Source, Turns
+from paceline.torch.turns import Turns
 
 
 class Indexed(Source, Protocol):
@@ -53,7 +53,7 @@ class Indexed(Source, Protocol):
 
 class StoreCounter:
     """The counter behind claims within a round: on the launcher's store, a key for each round. ``open`` for each
-    round; then ``add`` from any thread, see ``claiming.counter.Counter``.
+    round; then ``add`` from any thread, see ``counter.Counter``.
 
     What a lost rank has claimed is not given back: it is missing when the round's sums fail, and found then."""
 
@@ -183,7 +183,7 @@ class ElasticTurns(Turns):
                 planned = [] if member.mending else source.pieces(plan, coming[0], member.among)
                 for span, piece in member.turns(plan, self._with_claims(planned), cut):
                     batch = source.load(span)
-                    self._begin(piece)
+                    self._begin(piece, batch)
                     yield self.host.place(batch)
                     self.end_turn(running)
             self.close_epoch()

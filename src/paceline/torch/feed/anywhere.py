@@ -15,11 +15,10 @@ from paceline.samples.cost import batch_parts
 from paceline.torch.elastic import recovery
 from paceline.torch.elastic.recovery import Missing, Span, Turn
 from paceline.torch.elastic.turns import ElasticTurns
-from paceline.torch.feed.begun import Begun
-from paceline.torch.feed.dealt import Dealer
-from paceline.torch.feed.fetching import Here, fetcher
+from paceline.torch.feed.costs import Dealer
 from paceline.torch.feed.loader import BalancedLoader, _EmptyToo, _pinned
 from paceline.torch.feed.pieces import Order, planned_pieces
+from paceline.torch.feed.prefetch import Here, Prefetch, fetcher
 from paceline.torch.plan import Claim, Piece, RoundPlan
 
 
@@ -42,8 +41,8 @@ class ElasticLoader(BalancedLoader):
         collate = given.pop("collate_fn", None) or default_collate
         self._here = Here(dataset, _EmptyToo(dataset, collate))
         # Where processes load: what is planned, in this round and the next; and what is claimed.
-        self._planned = Begun(fetcher(dataset, collate, given))
-        self._others = Begun(self._fetcher or self._here)
+        self._planned = Prefetch(fetcher(dataset, collate, given))
+        self._others = Prefetch(self._fetcher or self._here)
         self._dealer = dealer
         # The epoch's order, and the same with the running round's samples as they are dealt.
         self._drawn, self._indices = np.empty(0, np.int64), np.empty(0, np.int64)

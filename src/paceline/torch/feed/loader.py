@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, meant
 from paceline.rounds import Indices
-from paceline.torch.feed.dealt import Dealer
-from paceline.torch.feed.fetching import as_it_is, fetcher
-from paceline.torch.feed.nested import nothing_of
+from paceline.torch.feed.costs import Dealer
+from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
+from paceline.torch.feed.prefetch import as_it_is, fetcher
 from paceline.torch.feed.rounds import iterate
-from paceline.torch.gradients.same_bits import aligned
 from paceline.torch.plan import Claim, Piece, RoundPlan
 from paceline.torch.turns import Turns
 
@@ -50,29 +49,22 @@ def check_indexed(dataset: Any) -> None:
         )
 
 
-HANDED_ON = frozenset(  # to torch's DataLoader as they are
-    (
-        *("num_workers", "collate_fn", "pin_memory", "pin_memory_device", "timeout", "worker_init_fn"),
-        *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "in_order"),
-    )
+# Options of torch's DataLoader, up to its version 2.15: handed on as they are, and decided by the balancing.
+HANDED_ON = (
+    *("num_workers", "collate_fn", "pin_memory", "pin_memory_device", "timeout", "worker_init_fn"),
+    *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers", "in_order"),
 )
-DECIDED = (
-    "batch_size",
-    "sampler",
-    "batch_sampler",
-    "shuffle",
-    "drop_last",
-)  # by the balancing, or for a stream
+DECIDED = ("batch_size", "sampler", "batch_sampler", "shuffle", "drop_last")
 
 
 def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, streamed: bool = False) -> None:
     """Raises PacelineError for options of DataLoader that the balancing decides, or that nobody has tried."""
-    unknown = sorted(options.keys() - HANDED_ON - set(DECIDED))
-    if unknown:
-        raise PacelineError(
-            f"{unknown[0]}= is no option that this version of Paceline knows to leave the samples of a batch as they "
-            f"are planned; expected one of {', '.join(sorted(HANDED_ON))}"
-        )
+    for name in options:
+        if name not in HANDED_ON + DECIDED:
+            raise PacelineError(
+                f"{name}= is no option that this version of Paceline knows to leave the samples of a batch as they "
+                f"are planned; expected one of {', '.join(HANDED_ON)}{meant(name, HANDED_ON)}"
+            )
     if not (streamed or options.get("in_order", True)):
         raise PacelineError(
             "in_order=False hands over batches in another order than they are planned in, so that each would count "

@@ -2,31 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from paceline.errors import PacelineError
+from paceline.torch.gradients.same_bits import begins_well
+
+
+def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """The same structure, with each tensor changed, and each list of texts or numbers, and all else that holds no
+    tensors."""
+    if isinstance(batch, Mapping):
+        return type(batch)({key: mapped(value, change) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, list | tuple):
+        named = hasattr(batch, "_fields")
+        if named or any(isinstance(value, torch.Tensor | Mapping | list | tuple) for value in batch):
+            values = [mapped(value, change) for value in batch]
+            return type(batch)(*values) if named else type(batch)(values)
+    return change(batch)
 
 
 def nothing_of(batch: Any) -> Any:
     """The same structure with no samples in it."""
-    if isinstance(batch, torch.Tensor):
-        return batch[:0]
-    if isinstance(batch, Mapping):
-        return type(batch)({key: nothing_of(value) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(nothing_of(value) for value in batch))
-    if (
-        isinstance(batch, list | tuple)
-        and batch
-        and isinstance(batch[0], torch.Tensor | Mapping | list | tuple)
-    ):
-        return type(batch)(nothing_of(value) for value in batch)
-    if isinstance(batch, Sequence) and not isinstance(batch, str):
-        return batch[:0]
-    return batch
+
+    def none(value: Any) -> Any:
+        counts = isinstance(value, torch.Tensor | Sequence) and not isinstance(value, str)
+        return value[:0] if counts else value
+
+    return mapped(batch, none)
+
+
+def aligned(batch: Any) -> Any:
+    """The same batch, in which every tensor on the CPU begins where sums come in one order; others are copied."""
+
+    def moved(value: Any) -> Any:
+        return value.clone() if isinstance(value, torch.Tensor) and not begins_well(value) else value
+
+    return mapped(batch, moved)
 
 
 def joinable(batch: Any) -> bool:
@@ -71,10 +85,4 @@ def length(batch: Any) -> int:
 
 def part(batch: Any, start: int, end: int) -> Any:
     """The samples from ``start`` to ``end`` of a batch."""
-    if isinstance(batch, Mapping):
-        return type(batch)({key: part(value, start, end) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(part(value, start, end) for value in batch))
-    if isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | bytes):
-        return type(batch)(part(value, start, end) for value in batch)
-    return batch[start:end]
+    return mapped(batch, lambda value: value[start:end])

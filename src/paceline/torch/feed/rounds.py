@@ -11,8 +11,8 @@ import numpy as np
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
 from paceline.torch.feed.pieces import planned_pieces
-from paceline.torch.plan import Claim, Piece
-from paceline.torch.turns import Source, Turns
+from paceline.torch.plan import Claim, Piece, Source
+from paceline.torch.turns import Turns
 
 
 class RoundBatch:

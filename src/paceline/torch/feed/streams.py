@@ -7,8 +7,9 @@ The numbers travel while the round before is computed, and nobody waits for them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,14 +17,120 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
-from paceline.torch.feed.fetching import as_it_is
-from paceline.torch.feed.held import Batches, Held, Samples
-from paceline.torch.feed.nested import nothing_of
+from paceline.torch.feed.nested import joined, length, nothing_of, part
 from paceline.torch.feed.pieces import pieces
+from paceline.torch.feed.prefetch import as_it_is
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.measuring import exchange
 from paceline.torch.plan import Claim, Piece, RoundPlan
 from paceline.torch.turns import Turns
+
+
+class StreamBuffer(Protocol):
+    """In the order in which they were drawn."""
+
+    @property
+    def count(self) -> int:
+        """Of samples."""
+        ...
+
+    def add(self, item: Any) -> None:
+        """Take what the stream gave."""
+        ...
+
+    def take(self, count: int) -> Any:
+        """A batch of the first ``count`` samples."""
+        ...
+
+    def back(self, batch: Any) -> None:
+        """Put what was taken last where it was."""
+        ...
+
+    def batch(self, taken: Any) -> Any:
+        """What the loop is given of what was taken."""
+        ...
+
+    def cut(self, taken: Any, start: int, end: int) -> Any:
+        """A part of what was taken."""
+        ...
+
+    def state(self) -> list[Any]:
+        """What ``add`` is given again, one after the other."""
+        ...
+
+
+class Samples:
+    """A stream of samples; ``collate`` makes batches of them."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+        self._samples: deque[Any] = deque()
+
+    @property
+    def count(self) -> int:
+        return len(self._samples)
+
+    def add(self, item: Any) -> None:
+        self._samples.append(item)
+
+    def take(self, count: int) -> list[Any]:
+        return [self._samples.popleft() for _ in range(count)]
+
+    def back(self, batch: list[Any]) -> None:
+        self._samples.extendleft(reversed(batch))
+
+    def batch(self, taken: list[Any]) -> Any:
+        return self._collate(taken)
+
+    def cut(self, taken: list[Any], start: int, end: int) -> list[Any]:
+        return taken[start:end]
+
+    def state(self) -> list[Any]:
+        return list(self._samples)
+
+
+class Batches:
+    """A stream of batches of any size, whose first dimension counts samples."""
+
+    def __init__(self) -> None:
+        self._batches: deque[Any] = deque()
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    def add(self, item: Any) -> None:
+        self._batches.append(item)
+        self._count += length(item)
+
+    def take(self, count: int) -> Any:
+        self._count -= count
+        parts = []
+        while count:
+            first = self._batches.popleft()
+            size = length(first)
+            if size > count:
+                self._batches.appendleft(part(first, count, size))
+                first, size = part(first, 0, count), count
+            parts.append(first)
+            count -= size
+        return joined(parts) if parts else None
+
+    def back(self, batch: Any) -> None:
+        if batch is not None:
+            self._batches.appendleft(batch)
+            self._count += length(batch)
+
+    def batch(self, taken: Any) -> Any:
+        return taken
+
+    def cut(self, taken: Any, start: int, end: int) -> Any:
+        return part(taken, start, end)
+
+    def state(self) -> list[Any]:
+        return list(self._batches)
+
 
 AHEAD = 2  # times what a rank is to run, and times an equal share of those whose streams go on
 ROW = np.dtype([("held", "f8"), ("ended", "f8")])  # what a rank tells of its stream, see Supply
@@ -82,7 +189,7 @@ class StreamLoader:
         self.dataset, self.number = dataset, number
         self._turns, self._drop_last = turns, drop_last
         collate = options.pop("collate_fn", None) or default_collate
-        self._held: Held = Batches() if batches else Samples(collate)
+        self._buffer: StreamBuffer = Batches() if batches else Samples(collate)
         self._stream: Any = dataset
         if isinstance(dataset, IterableDataset):
             self._stream = DataLoader(dataset, batch_size=None, collate_fn=as_it_is, **options)
@@ -118,7 +225,7 @@ class StreamLoader:
             )
         return {
             "stream": self.dataset.state_dict(),
-            "held": self._held.state(),
+            "held": self._buffer.state(),
             "ended": self._ended,
             "some": self._some,
         }
@@ -128,7 +235,7 @@ class StreamLoader:
         self.dataset.load_state_dict(state["stream"])  # type: ignore[attr-defined]
         self._clear()
         for item in state["held"]:
-            self._held.add(item)
+            self._buffer.add(item)
         self._ended, self._resumed, self._source = bool(state["ended"]), True, None
         self._some = state["some"]
 
@@ -149,7 +256,7 @@ class StreamLoader:
 
     def end(self) -> None:
         if self._taken is not None and self._turns.in_round and not self._turns.passes.complete:
-            self._held.back(self._taken)  # of a round that was left
+            self._buffer.back(self._taken)  # of a round that was left
         self._taken, self._loads = None, None
 
     def more(self) -> bool:
@@ -165,7 +272,7 @@ class StreamLoader:
             loads = self._loads
             assert loads is not None
             own, self._loads = int(loads[turns.rank]), None
-            self._taken = self._held.take(own)
+            self._taken = self._buffer.take(own)
             self._tell(own)
             filler = np.full(terms.floor, -1) if terms.fills else None
             plan = RoundPlan(turns.progress.rounds, loads, int(loads.sum()))
@@ -180,12 +287,12 @@ class StreamLoader:
 
     def _batch(self, chosen: Indices) -> Any:
         if len(chosen) and chosen[0] >= 0:
-            return self._held.batch(self._held.cut(self._taken, int(chosen[0]), int(chosen[-1]) + 1))
+            return self._buffer.batch(self._buffer.cut(self._taken, int(chosen[0]), int(chosen[-1]) + 1))
         if self._some is None:
             raise PacelineError(
                 f"the stream of rank {self._turns.rank} gave no sample at all; expected at least one on every rank"
             )
-        batch = self._held.batch(self._some)
+        batch = self._buffer.batch(self._some)
         return batch if len(chosen) else nothing_of(batch)
 
     def _plan(self) -> Indices | None:
@@ -213,18 +320,18 @@ class StreamLoader:
         aim = wanted(load, terms.global_batch, int(supply.ended.sum()), ranks)
         aim += (terms.floor - 1) * ranks
         assert self._source is not None
-        while not self._ended and self._held.count < aim:
+        while not self._ended and self._buffer.count < aim:
             try:
-                self._held.add(next(self._source))
+                self._buffer.add(next(self._source))
             except StopIteration:
                 self._ended = True
-        if self._some is None and self._held.count:
-            taken = self._held.take(min(terms.floor, self._held.count))
-            self._held.back(taken)
+        if self._some is None and self._buffer.count:
+            taken = self._buffer.take(min(terms.floor, self._buffer.count))
+            self._buffer.back(taken)
             self._some = taken
         self._told += 1
         self._known = False
-        self._exchange.send(self._told, np.array((self._held.count, self._ended), ROW))
+        self._exchange.send(self._told, np.array((self._buffer.count, self._ended), ROW))
 
     def _hear(self) -> None:
         if not self._known:
@@ -232,7 +339,7 @@ class StreamLoader:
             self._supply, self._known = Supply(rows["held"].astype(np.int64), rows["ended"] > 0), True
 
     def _clear(self) -> None:
-        self._held.take(self._held.count)
+        self._buffer.take(self._buffer.count)
 
 
 def check_stream(dataset: Any) -> None:

@@ -106,6 +106,11 @@ def parallel(model: torch.nn.Module, ranks: int) -> Alone:
     modules = list(model.modules())
     wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]
     if len(wrapped) == 1:
+        if (members := wrapped[0].process_group.size()) != ranks:
+            raise PacelineError(
+                f"the DistributedDataParallel module is in a group of {members} ranks, and {ranks} take part in the "
+                "run; expected a group of all: start each group as a run of its own"
+            )
         return Replicated(wrapped[0])
     if not wrapped and ranks == 1:
         return Alone()

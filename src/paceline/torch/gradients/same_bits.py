@@ -7,9 +7,8 @@ of threads, and on another processor. Torch's own tensors do begin there; a nump
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -104,23 +103,10 @@ def _carry(upper: torch.Tensor, lower: torch.Tensor) -> None:
     lower -= carried << FINE_BITS
 
 
-def aligned(batch: Any) -> Any:
-    """The same batch, in which every tensor on the CPU begins at a multiple of 64 bytes; others are copied."""
-    if isinstance(batch, torch.Tensor):
-        return batch if _begins_well(batch) else batch.clone()
-    if isinstance(batch, Mapping):
-        return type(batch)({key: aligned(value) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(aligned(value) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(aligned(value) for value in batch)
-    return batch
-
-
 def check_model(model: torch.nn.Module) -> None:
     """Raises PacelineError for a parameter or buffer that begins elsewhere, and for dropout."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not _begins_well(tensor):
+        if not begins_well(tensor):
             raise PacelineError(
                 f"deterministic=True: {name} of the model does not begin at a multiple of {ALIGNMENT} bytes, where "
                 f"sums may come in another order; give it memory of its own first: {name}.data = {name}.data.clone()"
@@ -149,7 +135,8 @@ def check_ranks() -> None:
         raise PacelineError(f"deterministic=True: {error}, or results depend on who runs what") from error
 
 
-def _begins_well(tensor: torch.Tensor) -> bool:
+def begins_well(tensor: torch.Tensor) -> bool:
+    """Whether a tensor on the CPU begins at a multiple of 64 bytes, where sums come in one order."""
     strided = tensor.device.type == "cpu" and tensor.layout == torch.strided
     return not strided or tensor.data_ptr() % ALIGNMENT == 0
 

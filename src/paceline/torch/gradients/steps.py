@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from paceline.errors import PacelineError
 from paceline.torch import waits
 
+_REQUIRES_GRAD = attrgetter("requires_grad")
 Before = Callable[[torch.optim.Optimizer, bool], None]
 After = Callable[[torch.optim.Optimizer], None]
 
@@ -20,14 +22,21 @@ After = Callable[[torch.optim.Optimizer], None]
 class Steps:
     """before, after: bound methods, called with each optimizer that holds one of the parameters; held weakly, since
     torch keeps its hooks for as long as the process lives. ``before`` is also told whether the step has a closure,
-    which runs the backward pass within the step."""
+    which runs the backward pass within the step.
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], before: Before, after: After) -> None:
+    model: whose parameters they are; those that require gradients by now are summed over the ranks, and no others.
+    whole: nothing else is summed, not even what another DistributedDataParallel module holds."""
+
+    def __init__(self, model: torch.nn.Module, whole: bool, before: Before, after: After) -> None:
         self.taken: list[Any] = []  # optimizers stepped in this turn of the loop
         self.ever = False  # the loop, or its host, has stepped once
         self.seconds = 0.0  # of the newest step
         self._began = 0.0
-        self._ours = {id(p) for p in parameters}
+        self._model, self._whole = model, whole
+        self._ours = {id(p) for p in model.parameters() if p.requires_grad}
+        self._frozen = [p for p in model.parameters() if not p.requires_grad]
+        # how many parameters each optimizer had when all that it moves was found to be summed
+        self._sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._known: Any = int  # a weak reference to the optimizer that was found to concern the model last
         self._hooks: list[Any] = [
             register_optimizer_step_pre_hook(self._telling(before, True)),
@@ -40,7 +49,7 @@ class Steps:
             if one is not self._known() and hasattr(one, "param_groups") and not self._concern(one):
                 raise PacelineError(
                     f"pace.step() was given a {type(one).__name__} without any parameter of this Pace's model; "
-                    "expected one made with the model's own parameters"
+                    "step another model's optimizer yourself"
                 )
 
     def check_once(self, optimizers: Iterable[Any]) -> None:
@@ -80,9 +89,29 @@ class Steps:
         for hook in self._hooks:
             hook.remove()
 
+    def check_summed(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises PacelineError where the optimizer would move what was not trained when Pace was made."""
+        size = 0
+        for group in optimizer.param_groups:
+            size += len(group["params"])
+        if self._sizes.get(optimizer) == size and not any(map(_REQUIRES_GRAD, self._frozen)):
+            return
+        names = {id(p): name for name, p in self._model.named_parameters()}
+        alone = self._whole and any(id(p) in self._ours for p in held(optimizer))
+        for parameter in held(optimizer):
+            name = names.get(id(parameter), "a parameter outside of the model" if alone else "")
+            if name and parameter.requires_grad and id(parameter) not in self._ours:
+                raise PacelineError(
+                    f"optimizer.step() would move {name}, which was not trained when Pace was made: its gradient is "
+                    "summed over no other rank, and the ranks would part; let it require gradients from the "
+                    "beginning, in a parameter group whose learning rate is 0 until it is to be trained, or make "
+                    "another DistributedDataParallel module and another Pace behind the change"
+                )
+        self._sizes[optimizer] = size
+
     def _concern(self, optimizer: torch.optim.Optimizer) -> bool:
         """True when the optimizer holds one of the parameters."""
-        if found := _hold(optimizer, self._ours):
+        if found := any(id(p) in self._ours for p in held(optimizer)):  # usually its first
             self._known = weakref.ref(optimizer)
         return found
 
@@ -94,6 +123,8 @@ class Steps:
             steps, turns = own(), owner()
             if steps is None or turns is None:
                 return
+            if of_closure:
+                steps.check_summed(optimizer)
             if optimizer is not steps._known() and not steps._concern(optimizer):
                 return
             if of_closure:
@@ -106,13 +137,10 @@ class Steps:
         return tell
 
 
-def _hold(optimizer: torch.optim.Optimizer, ours: set[int]) -> bool:
-    """Whether the optimizer has one of these parameters: usually its first."""
+def held(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
+    """The optimizer's parameters, in all its groups."""
     for group in getattr(optimizer, "param_groups", ()):
-        for parameter in group["params"]:
-            if id(parameter) in ours:
-                return True
-    return False
+        yield from group["params"]
 
 
 class LearningRateWatch:

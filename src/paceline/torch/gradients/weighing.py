@@ -17,12 +17,130 @@ import torch.distributed as dist
 from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.gradients.parallel import Alone
-from paceline.torch.gradients.put_aside import Gradients
 from paceline.torch.gradients.same_bits import ExactSum
+from paceline.torch.gradients.steps import held
 from paceline.torch.plan import Piece
 
 
-class Weighing:
+class GradientStash:
+    """What became of the gradients of one model, round after round.
+
+    For each piece: ``bring_back`` before its backward pass, then ``put``, or ``ready`` after a round's last one. For
+    each round: ``check_there`` before its step, ``used`` after it; ``drop`` where it is left unfinished.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = list(parameters)
+        self._kept: list[torch.Tensor | None] | None = None  # of the running round's finished pieces
+        self._begun = False  # a backward pass of the running round has, and may have been left in its middle
+        self._had: list[
+            torch.nn.Parameter
+        ] = []  # parameters that have a gradient of the round that is complete
+        self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
+        self._passed = False  # another model's backward pass has perhaps left something here since
+
+    def bring_back(self, step: int, scale: float = 1.0) -> None:
+        """A backward pass of round ``step`` begins: what was gathered before it comes back, times ``scale``.
+
+        Raises PacelineError where a gradient is there that is not of this round.
+        """
+        kept, self._kept, self._begun = self._kept, None, True
+        if self._passed:
+            self._passed = False
+            if any(p.grad is not None and bool(p.grad.any()) for p in self._parameters):
+                raise PacelineError(
+                    f"round {step}: the backward pass of another model has left gradients in this one, which would "
+                    "count here; expected this model to be zeroed before pace.backward(loss)"
+                )
+        if kept is None:
+            self._check_fresh(step)
+            return
+        if any(p.grad is not None for p in self._parameters):
+            raise PacelineError(
+                f"round {step}: gradients were added to the model between two pieces of the round; expected those of "
+                "pace.backward(loss) alone: call it instead of loss.backward(), once for each piece"
+            )
+        if scale != 1.0:
+            torch._foreach_mul_([g for g in kept if g is not None], scale)
+        for parameter, grad in zip(self._parameters, kept, strict=True):
+            parameter.grad = grad
+
+    def put(self) -> None:
+        """The backward pass of a piece is through, and another piece follows."""
+        self._kept = [p.grad for p in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def ready(self) -> None:
+        """The round's gradients are complete."""
+        self._had = [p for p in self._parameters if p.grad is not None]
+
+    def check_there(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Raises PacelineError where all gradients that an optimizer is to use have gone since ``ready``."""
+        for optimizer in optimizers:
+            if any(
+                p.grad is not None
+                for group in getattr(optimizer, "param_groups", ())
+                for p in group["params"]
+            ):
+                continue
+            had = {id(p) for p in self._had}
+            if any(id(p) in had for p in held(optimizer)):
+                raise PacelineError(
+                    f"round {step}: the gradients were zeroed between pace.backward(loss) and the optimizer's step; "
+                    "call zero_grad() before the backward pass, or leave it out, since pace.step(optimizer) zeroes"
+                )
+
+    def used(self) -> None:
+        """The round's step was taken, or left out on purpose."""
+        left = any(
+            p.grad is not None for p in self._parameters
+        )  # else nothing is there that could be counted again
+        self._used = [_which(p.grad) for p in self._parameters] if left else None
+        self._had, self._begun = [], False
+
+    def another(self) -> None:
+        """The backward pass of another model follows, perhaps through this one."""
+        self._passed = True
+
+    def drop(self) -> None:
+        """The running round is left unfinished: nothing of it counts."""
+        if self._begun or self._kept is not None:
+            for parameter in self._parameters:
+                parameter.grad = None
+        self._kept, self._used, self._had, self._begun = None, None, [], False
+
+    def there(self) -> bool:
+        """Whether a gradient has come since the last step; zeros are none."""
+        used = self._used or [None] * len(self._parameters)
+        now = zip(self._parameters, used, strict=True)
+        return any(
+            p.grad is not None and _which(p.grad) != before and bool(p.grad.any()) for p, before in now
+        )
+
+    def finite(self) -> bool:
+        """True when no gradient holds an infinity or NaN."""
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        return all(bool(torch.isfinite(g).all()) for g in grads)
+
+    def scale(self, factor: float | torch.Tensor) -> None:
+        """Multiply the gradients by a number, or by a tensor with one, shape ()."""
+        torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
+
+    def _check_fresh(self, step: int) -> None:
+        used, self._used = self._used, None
+        if used is None:
+            return
+        left = [p.grad for p, before in zip(self._parameters, used, strict=True) if before == _which(p.grad)]
+        if any(grad is not None and bool(grad.any()) for grad in left):  # else they were zeroed in place
+            raise PacelineError(
+                f"round {step}: gradients of the round before are still in the model when the backward pass begins, "
+                "and would be counted again; expected each optimizer to be stepped and zeroed once a round: "
+                "pace.step(optimizer) does both, pace.step([one, other]) for several optimizers"
+            )
+
+
+class Weighing(GradientStash):
     """For each turn ``begin``, then ``weigh`` before its backward pass and ``done`` after it (under the hook
     ``gather`` and ``gathered``); ``used`` when a round is over, ``drop`` where it is left unfinished.
 
@@ -44,7 +162,8 @@ class Weighing:
         self._parallel, self._by_hook = parallel, by_hook
         self._ranks = peers.ranks() if parallel.averages else 1
         self._sum = ExactSum(parameters) if exact else None
-        self._gradients, self._counts = Gradients(parameters), Counts(device, counted)
+        super().__init__(parameters)
+        self._counts = Counts(device, counted)
         self._no_sync: AbstractContextManager[Any] | None = None  # that has been entered
         # Under the hook: over how many samples, or whatever is counted, the coming piece's gradient is a mean, and
         # the gradients gathered so far are.
@@ -69,7 +188,7 @@ class Weighing:
     def weigh(self, piece: Piece, count: float | None) -> None:
         """The first backward pass of a turn begins, whose loss is over ``count`` where that is not its samples."""
         if not self._by_hook:
-            self._gradients.begin(piece.step)
+            self.bring_back(piece.step)
         elif count is not None:
             self._many = count
         if not self._parallel.counts and (count is not None or self._counts.given or not piece.last):
@@ -89,10 +208,10 @@ class Weighing:
         if piece.last:
             factor = self._counts.factor(piece.step, piece.batch)
             if factor is not None:
-                self._gradients.scale(factor)
-            self._gradients.ready()
+                self.scale(factor)
+            self.ready()
         elif self._sum is None and not self._by_hook:
-            self._gradients.put_aside()
+            self.put()
 
     def share(self, piece: Piece) -> float:
         """What the hook multiplies this rank's gathered gradients by."""
@@ -103,39 +222,24 @@ class Weighing:
         # With mean losses g_1, g_2 over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B. Gathered as
         # g_1 (m_1 / m_2) + g_2, the hook's m_2 / B gives just that.
         scale = self._weighed / self._many if self._many and not piece.first else 1.0
-        self._gradients.begin(piece.step, scale)
+        self.bring_back(piece.step, scale)
         self._weighed = self._many or self._weighed
 
     def gathered(self, piece: Piece) -> None:
         """Under the hook, a turn's backward pass is through."""
         if not piece.last:
-            self._gradients.put_aside()
-
-    def check_there(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Raises PacelineError where all gradients that an optimizer is to use have gone since they were complete."""
-        self._gradients.check_there(step, optimizers)
-
-    def there(self) -> bool:
-        """Whether gradients have come since the last step."""
-        return self._gradients.there()
-
-    def finite(self) -> bool:
-        """True when no gradient holds an infinity or NaN."""
-        return self._gradients.finite()
-
-    def used(self) -> None:
-        """The round's step was taken, or left out on purpose."""
-        self._gradients.used()
-
-    def drop(self) -> None:
-        """The running round is left unfinished: nothing of it counts."""
-        self._gradients.drop()
+            self.put()
 
     def release(self) -> None:
         """The model reduces its gradients again as it did."""
         entered, self._no_sync = self._no_sync, None
         if entered is not None:
             entered.__exit__(None, None, None)
+
+
+def _which(grad: torch.Tensor | None) -> tuple[int, int] | None:
+    """Another number for each gradient, and for each change to it."""
+    return None if grad is None else (id(grad), grad._version)
 
 
 def checked_count(count: Any) -> float:

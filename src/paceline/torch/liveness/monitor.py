@@ -124,7 +124,9 @@ class _Named:
 
 
 class Alone:
-    """One process: nobody to watch over."""
+    """One process: nobody to watch over. explain: called with an error that ends the program, before it is told."""
+
+    explain: Callable[[BaseException], None]
 
     def ended(self, step: int) -> None:
         """This rank has done its part of the round."""
@@ -149,6 +151,7 @@ class Alone:
 
     def fail(self, error: BaseException) -> None:
         """This rank cannot go on: tell the others, unless one of them is the reason."""
+        self.explain(error)
 
     def close(self) -> None:
         """End in good order. Safe to call twice."""
@@ -205,6 +208,7 @@ class Monitor(Alone):
         return None if failure is None or failure.rank == self._rank else self._without(failure)
 
     def fail(self, error: BaseException) -> None:
+        super().fail(error)
         if not (lost(error) or isinstance(error, WorkerError)):
             words = f"{type(error).__name__}: {error}".splitlines()[0][:WORDS]
             self._post(Failure(self._rank, f"failed in round {self._step}: {words}"))

@@ -8,6 +8,7 @@ each attempt gets a prefix of its own.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 
+_joined = False  # ``join`` has made the process group
 GONE_SECONDS = 0.5  # until the end of a process is seen whose connections are closed
 
 
@@ -32,6 +34,15 @@ def leave(ddp: Any = None) -> None:
     if dist.is_available() and dist.is_initialized():
         gc.collect()  # what DDP has left in circles
         dist.destroy_process_group()
+
+
+def leave_in_time() -> None:
+    """Leave the process group, if ``join`` has made it; else at the program's end, unless it has left by then: a
+    script that has made it may destroy it."""
+    if _joined:
+        leave()
+    else:
+        atexit.register(leave)
 
 
 def end_with(other: Any) -> None:
@@ -82,6 +93,7 @@ def join(backend: str | None = None, timeout: float = 300.0) -> None:
             "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not all set; start this script with torchrun (under "
             "paceline.torch.launcher no group is joined: give Pace a plain model and elastic=True)"
         )
+    global _joined
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     agent_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     wait = timedelta(seconds=timeout)
@@ -92,6 +104,7 @@ def join(backend: str | None = None, timeout: float = 300.0) -> None:
         rank == 0 and not agent_hosts,
         timeout=wait,
     )
+    _joined = True
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
         backend or ("nccl" if torch.cuda.is_available() else "gloo"),

@@ -122,6 +122,13 @@ class Meter:
         before = self._running.count
         self._running.count = count if math.isnan(before) else before + count
 
+    def own_loss(self) -> tuple[float, float]:
+        """What this rank's losses of the newest round add up to, and what they are means over; NaN for samples."""
+        running = self._running
+        if running is None or not running.losses:
+            return math.nan, math.nan
+        return summed(running.losses), running.count
+
     def stop(self, pieces: Callable[[], list[float]] | None = None) -> None:
         """The last gradient of the running round is ready: announce what is known, if that is due. Later calls do
         nothing.

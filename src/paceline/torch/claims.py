@@ -22,8 +22,7 @@ import torch
 from paceline.errors import WorkerError
 from paceline.pieces.rule import claim_of_one, portion
 from paceline.torch import peers
-from paceline.torch.claiming.counter import MOST_SPEED, SPEED_UNITS, Counter
-from paceline.torch.claiming.nearby import counter
+from paceline.torch.counter import MOST_SPEED, SPEED_UNITS, Counter, counter
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.measuring import piece_reports
 from paceline.torch.plan import Claim, Division, Piece, claimed

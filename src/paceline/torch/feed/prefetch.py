@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.multiprocessing
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
@@ -140,3 +141,44 @@ def as_it_is(batch: Any) -> Any:
 def _send_home(queues: list[Any]) -> None:
     for queue in queues:
         queue.put(None)
+
+
+class Prefetch:
+    """What processes load while something else runs. ``next`` gives what is asked for, begun or not."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._begun: deque[Indices] = deque()
+
+    def begin(self, turns: list[Indices]) -> None:
+        """Begin to load each of these, behind what was begun before; from any thread."""
+        self._fetcher.begin(turns)
+        self._begun.extend(turns)
+
+    def expect(self, turns: list[Indices]) -> None:
+        """These come next: begin them, if something else was begun."""
+        same = len(turns) == len(self._begun) and all(map(np.array_equal, turns, self._begun))
+        if not same:
+            self.reset()
+            self.begin(turns)
+
+    def comes(self, turn: Indices) -> bool:
+        """Whether this is what was begun first."""
+        return bool(self._begun) and np.array_equal(self._begun[0], turn)
+
+    def next(self, turn: Indices) -> Any:
+        """A batch of these samples."""
+        if not self.comes(turn):
+            self.reset()
+            self.begin([turn])
+        self._begun.popleft()
+        return self._fetcher.next(turn)
+
+    def reset(self) -> None:
+        """Forget what was begun."""
+        self._begun.clear()
+        self._fetcher.reset()
+
+    def close(self) -> None:
+        """No more samples."""
+        self._fetcher.close()

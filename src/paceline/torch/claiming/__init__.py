@@ -1,1 +1,0 @@
-"""Work that moves within a round: how it is divided, and the claims of whoever is free."""

@@ -1,0 +1,122 @@
+"""Collate functions that leave out samples, or make other batches than one row for each sample."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace
+from paceline.torch.passes import RowCheck
+from support.loader_jobs import collated
+from support.ranks import run_ranks
+from support.torch_jobs import Samples, fresh, optimizer_of
+
+Fields = namedtuple("Fields", ["x", "y"])
+
+
+def rows(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [rows(15, 64), rows(15)],
+        (rows(15, 3, 8, 8), rows(15, 4)),
+        {"x": rows(15, 7), "y": rows(15), "scale": torch.tensor(2.0)},
+        UserDict({"x": rows(15, 7), "y": rows(15)}),
+        Fields(rows(15, 7), rows(15)),
+        [rows(15, 7), ["name"] * 15],
+        [{"left": rows(15, 2), "right": rows(15, 2)}, rows(15)],
+        rows(15, 9),
+        [rows(0, 7), rows(0)],
+        [rows(5, 9, 2), rows(5, 9)],
+    ],
+)
+def test_a_batch_that_tells_for_certain_that_samples_are_missing(batch: Any) -> None:
+    assert RowCheck().missing(batch, 16) in (0, 5, 15)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [rows(16, 64), rows(16)],
+        [rows(32, 3, 8, 8), rows(32)],  # two rows for each sample
+        [rows(21, 7), rows(21)],  # tokens, or the rows of documents
+        [rows(40, 3), rows(2, 90), rows(16)],  # a graph's nodes and edges
+        [rows(10, 16, 4), rows(10, 16)],  # time comes first
+        [rows(10, 32, 4), rows(10, 32)],  # so it does, with two rows for each sample
+        [rows(8, 64), rows(8)],  # pairs that were mixed to one
+        [rows(3, 8, 8)] * 16,  # one picture for each sample
+        [rows(3, 8, 8)] * 32,  # two of them
+        [[rows(3, 8, 8)] * 15, [{"boxes": rows(2, 4)}] * 15],  # what has rows of its own
+        [rows(15, 7), object()],
+        [],
+        {},
+        object(),
+        16,
+        None,
+        torch.tensor(3.0),
+        "text",
+    ],
+)
+def test_what_is_right_or_does_not_tell_is_left_alone(batch: Any) -> None:
+    assert RowCheck().missing(batch, 16) is None
+
+
+def test_merged_samples_are_merged_in_every_batch() -> None:
+    check = RowCheck()
+    for samples in (16, 10, 2):
+        assert check.missing([rows(samples // 2, 3), rows(samples // 2)], samples) is None
+    assert check.missing([rows(16, 3), rows(16)], 16) is None
+    assert check.missing([rows(8, 3), rows(8)], 16) == 8, "a row stood for one sample before"
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("torch")
+@pytest.mark.parametrize(
+    ("weigh", "loop"), [("loss", "whole"), ("loss", "pieces"), ("loss", "round"), ("hook", "pieces")]
+)
+def test_missing_samples_are_refused_and_exact_with_their_count(weigh: str, loop: str) -> None:
+    for _, sentence in run_ranks(2, collated, False, weigh, loop):
+        assert "samples were planned" in sentence
+        assert "pace.backward(loss, count=...)" in sentence
+    if weigh == "loss":
+        for difference, sentence in run_ranks(2, collated, True, weigh, loop):
+            assert (sentence, difference < 1e-12) == ("", True)
+
+
+def test_a_sum_is_over_what_is_there() -> None:
+    model = fresh(torch.float64)
+    optimizer = optimizer_of(model)
+    with Pace(model, 16) as pace:
+        for x, y, _ in pace.loader(Samples(16), collate_fn=lambda all: _default(all[:-1])):
+            pace.backward(torch.nn.functional.cross_entropy(model(x), y, reduction="sum"), "sum")
+            pace.step(optimizer)
+        assert pace.rounds == 1
+
+
+def _default(samples: list[Any]) -> Any:
+    return torch.utils.data.default_collate(samples)
+
+
+def test_a_data_set_that_has_grown_is_refused_when_an_epoch_begins() -> None:
+    model, data = fresh(torch.float64), Samples(32)
+    with Pace(model, 16) as pace:
+        loader = pace.loader(data)
+        data.x, data.y = data.x.repeat(2, 1), data.y.repeat(2)
+        with pytest.raises(PacelineError, match="has 64 samples, and had 32 when"):
+            next(iter(loader))
+
+
+def test_the_global_batch_stays() -> None:
+    with Pace(fresh(torch.float64), 16) as pace:
+        with pytest.raises(
+            PacelineError, match="global_batch=24 was set on a Pace whose loaders and plans go by 16"
+        ):
+            pace.global_batch = 24
+        assert pace.global_batch == 16
