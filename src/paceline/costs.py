@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.durations import QUICKEST
-from paceline.few import Numbers
 
 __all__ = ["Array", "Cost", "Increasing", "Linear", "Only", "Saturating", "line_through"]
 
@@ -148,14 +147,3 @@ def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array
         return beyond
     slope = np.array(np.broadcast_to(otherwise, loads.shape))
     return np.divide(beyond, loads, out=slope, where=measured)
-
-
-def line_through_few(shares: Numbers, batch: float, seconds: Numbers, overhead: Numbers) -> Numbers | None:
-    """The same in plain numbers, where all were measured, of these shares of a batch; None where that is not so."""
-    slopes = []
-    for share, took, apart in zip(shares, seconds, overhead, strict=True):
-        load, beyond = share * batch, took - apart
-        if not (load > 0 and beyond > RESOLUTION * took):
-            return None
-        slopes.append(beyond / load)
-    return slopes

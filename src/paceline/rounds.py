@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from paceline.costs import Array, Cost
 from paceline.durations import LONGEST, QUICKEST
 from paceline.errors import PacelineError
-from paceline.few import Numbers, few
 
 __all__ = [
     "Array",
@@ -112,12 +111,6 @@ class Cluster:
         return self.most / self.global_batch
 
     @cached_property
-    def bounds(self) -> tuple[Numbers, Numbers]:
-        """The least and the most of each worker, as plain numbers that come of the shares."""
-        least, most = self.least_shares * self.global_batch, self.most_shares * self.global_batch
-        return least.tolist(), most.tolist()
-
-    @cached_property
     def limited(self) -> bool:
         """Whether any worker has a limit of its own."""
         return bool(self.least_shares.any() or (self.most_shares < 1).any())
@@ -159,12 +152,7 @@ class Round:
         else:
             object.__setattr__(self, "overhead", measurable(self.overhead))
         if self.present is None:
-            present = (
-                [one == one for one in self.seconds.tolist()]
-                if few(self.seconds)
-                else ~np.isnan(self.seconds)
-            )
-            object.__setattr__(self, "present", np.array(present, bool))
+            object.__setattr__(self, "present", ~np.isnan(self.seconds))
 
     @property
     def loads(self) -> Array:
@@ -174,15 +162,6 @@ class Round:
 
 def measurable(seconds: Array) -> Array:
     """Seconds within what a clock could tell, 0 and NaN as they are: their squares and reciprocals are finite."""
-    if few(seconds) and len(seconds):
-        found = seconds.tolist()
-        if min(found) >= QUICKEST and max(found) <= LONGEST:  # where the first is NaN, neither holds
-            return seconds
-        for one in found:
-            if 0 < one < QUICKEST or one > LONGEST:
-                break
-        else:
-            return seconds
     within = np.minimum(np.maximum(seconds, QUICKEST), LONGEST)
     return np.where(seconds > 0, within, seconds)
 

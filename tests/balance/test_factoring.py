@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 
 from paceline import Cluster, Round, policies
 from paceline.errors import PacelineError
-from paceline.pieces.rule import divide, size
+from paceline.pieces.rule import claim, divide
 from paceline.rounds import PiecePlan, PieceTimes
 
 
 def sizes(part: float, pool: int, weights: list[float], least: float = 1.0, unit: int = 1) -> list[int]:
     """The pieces that workers claim in turn until nothing is left."""
     taken, left, turn = [], pool, 0
-    held = [0] * len(weights)
+    held, n = [0] * len(weights), len(weights)
+    piece_plan = PiecePlan(*(np.array(each) for each in (0.0, part, part, [least] * n, weights)))
     while left:
         who = turn % len(weights)
-        args = (part, left, pool * weights[who] - held[who], weights[who], least)
-        taken.append(int(size(*(np.asarray(a, float) for a in args), unit)))
+        known = {"left": left, "batch": pool, "held": held[who], "speed": weights[who], "together": 1.0}
+        taken.append(claim(piece_plan, who, told=True, workers=len(weights), unit=unit, **known))
         held[who] += taken[-1]
         left -= taken[-1]
         turn += 1

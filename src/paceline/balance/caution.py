@@ -18,13 +18,12 @@ drive equal workers apart. Where speeds differ by much, this costs 0.4 % of the 
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from paceline.costs import Linear
-from paceline.few import ODD, Numbers, Values, all_numbers, exp, few, log, normal, quantile, total
+from paceline.forecast.portable_math import exp, log, quantile
 from paceline.rounds import Array
 
 MEMORY = 0.95  # weight of the errors before, each round
@@ -37,9 +36,9 @@ UNUSUAL = 3.0  # errors are cut to this many usual ones: a change of speed is no
 class Errors(NamedTuple):
     """How far off the expectations usually are: mean absolute errors, and what weight they have; (..., n)."""
 
-    pace: Values  # of the logarithm of seconds per sample
-    overhead: Values  # seconds
-    weight: Values
+    pace: Array  # of the logarithm of seconds per sample
+    overhead: Array  # seconds
+    weight: Array
 
 
 def start(shape: tuple[int, ...]) -> Errors:
@@ -50,12 +49,6 @@ def start(shape: tuple[int, ...]) -> Errors:
 
 def learn(errors: Errors, expected: Linear, pace: Array, overhead: Array) -> Errors:
     """Errors after one more round: ``pace`` and ``overhead`` as measured, NaN where they were not."""
-    if few(pace):
-        paces, overheads = expected.seconds_per_sample.tolist(), expected.overhead.tolist()
-        found = learn_few(errors, paces, overheads, pace.tolist(), overhead.tolist())
-        if found is not None:
-            return Errors(*map(np.array, found))
-    errors = Errors(*map(np.asarray, errors))
     with np.errstate(divide="ignore", invalid="ignore"):
         off = np.abs(log(pace / expected.seconds_per_sample))
     late = np.abs(overhead - expected.overhead)
@@ -72,7 +65,6 @@ def learn(errors: Errors, expected: Linear, pace: Array, overhead: Array) -> Err
 
 def scatter(errors: Errors) -> tuple[Array, Array]:
     """Standard deviations of the pace's logarithm and of the overhead, (..., n); 0 while nothing is known."""
-    errors = Errors(*map(np.asarray, errors))
     weight = np.maximum(errors.weight, 1e-9)
     together = np.maximum(errors.weight.sum(-1, keepdims=True), 1e-9)
 
@@ -85,75 +77,9 @@ def scatter(errors: Errors) -> tuple[Array, Array]:
 
 def cautious(expected: Linear, errors: Errors) -> Linear:
     """The seconds by which each worker ends with all but its own probability of being the last."""
-    paces, overheads = expected.seconds_per_sample, expected.overhead
-    if few(paces) and (found := cautious_few(paces.tolist(), overheads.tolist(), errors)) is not None:
-        return Linear(np.array(found[0]), np.array(found[1]))
     pace, overhead = scatter(errors)
     speed = 1.0 / expected.seconds_per_sample
     last = np.minimum(speed / speed.sum(-1, keepdims=True), 0.5)
     margin, pace = -quantile(last), np.minimum(pace, MOST)
     with np.errstate(over="ignore"):  # who strays without measure may well take forever
         return Linear(expected.seconds_per_sample * exp(margin * pace), expected.overhead + margin * overhead)
-
-
-def learn_few(
-    errors: Errors, expected: Numbers, expected_overhead: Numbers, pace: Numbers, overhead: Numbers
-) -> Errors | None:
-    """``learn`` in plain numbers, where all were measured and expected; None where that is not so."""
-    off_before, late_before, weights = all_numbers(errors)
-    usual, usually = _deviations(off_before, weights), _deviations(late_before, weights)
-    paces, overheads = [], []
-    try:
-        for now, per_sample, late, due, weight, most, latest, sum_of, sum_late in zip(
-            pace,
-            expected,
-            overhead,
-            expected_overhead,
-            weights,
-            usual,
-            usually,
-            off_before,
-            late_before,
-            strict=True,
-        ):
-            off, late = abs(math.log(now / per_sample)), abs(late - due)
-            if weight > 0:
-                off = UNUSUAL * most if off > UNUSUAL * most else off
-                late = UNUSUAL * latest if late > UNUSUAL * latest else late
-            paces.append(MEMORY * sum_of + off)
-            overheads.append(MEMORY * sum_late + late)
-    except ODD:
-        return None
-    if not math.isfinite(sum(paces)):
-        return None
-    return Errors(paces, overheads, [MEMORY * weight + 1.0 for weight in weights])
-
-
-def cautious_few(paces: Numbers, overheads: Numbers, errors: Errors) -> tuple[Numbers, Numbers] | None:
-    """``cautious`` in plain numbers, where all are expected: seconds per sample and overheads; else None."""
-    off, late, weights = all_numbers(errors)
-    try:
-        speeds = [1.0 / one for one in paces]
-        together = total(speeds)
-        margins = [-normal(min(speed / together, 0.5)) for speed in speeds]
-        scattered, strayed = _deviations(off, weights), _deviations(late, weights)
-        slopes = [
-            one * math.exp(margin * (MOST if each > MOST else each))
-            for one, margin, each in zip(paces, margins, scattered, strict=True)
-        ]
-    except ODD:
-        return None
-    if not math.isfinite(sum(slopes)):
-        return None
-    return slopes, [
-        one + margin * each for one, margin, each in zip(overheads, margins, strayed, strict=True)
-    ]
-
-
-def _deviations(sums: Numbers, weights: Numbers) -> Numbers:
-    """As ``scatter`` has them, of one of the two."""
-    mean = (1 - OWN) * total(sums) / max(total(weights), 1e-9)
-    return [
-        DEVIATION * (OWN * one / (weight if weight > 1e-9 else 1e-9) + mean)
-        for one, weight in zip(sums, weights, strict=True)
-    ]

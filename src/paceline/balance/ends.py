@@ -26,11 +26,6 @@ def missed(at_once: Array, planned: Array, ran: Array, promised: Array) -> Array
     return np.maximum(ran - np.maximum(at_once * planned, 1.0) - promised, 0.0)
 
 
-def missed_few(at_once: float, planned: float, ran: float, promised: float) -> float:
-    """The same in plain numbers."""
-    return max(ran - max(at_once * planned, 1.0) - promised, 0.0)
-
-
 def learn(ends: Array, weight: Array, missed: Array, counts: NDArray[np.bool_]) -> tuple[Array, Array]:
     """(mean of what rounds in pieces have ``missed``, the weight behind it) after one more round; all (..., 1).
 
@@ -39,15 +34,6 @@ def learn(ends: Array, weight: Array, missed: Array, counts: NDArray[np.bool_]) 
     weight = MEMORY * weight + np.where(counts, 1.0, 0.0)
     gain = np.where(counts, 1.0 / np.maximum(weight, 1.0), 0.0)
     return ends + gain * (np.where(counts, missed, 0.0) - ends), weight
-
-
-def learn_few(ends: Array, weight: Array, missed: float | None) -> tuple[Array, Array]:
-    """The same in plain numbers; None of a round that was not in pieces."""
-    kept, behind = float(ends[0]), MEMORY * float(weight[0])
-    if missed is None:
-        return ends, np.array([behind])
-    behind += 1.0
-    return np.array([kept + 1.0 / max(behind, 1.0) * (missed - kept)]), np.array([behind])
 
 
 def expected(ends: Array, weight: Array) -> Array:

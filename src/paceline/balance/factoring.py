@@ -13,7 +13,6 @@ times strayed from what the first pieces had promised.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -26,9 +25,8 @@ from paceline.balance.forecasting import Forecasting
 from paceline.balance.level import Level
 from paceline.balance.portions import LEAST, PORTIONS, WARM
 from paceline.balance.protocol import Policy
-from paceline.costs import Linear, line_through, line_through_few
+from paceline.costs import Linear, line_through
 from paceline.errors import PacelineError
-from paceline.few import few, total
 from paceline.rounds import Array, Cluster, PiecePlan, PieceTimes, Plan, Round
 
 AT_FIRST = 0.25  # until a plan has been measured once
@@ -109,7 +107,7 @@ class Factoring(Forecasting, Policy[FactoringState]):
         lost = self._lost(state, round)
         assert isinstance(plan.costs, Linear)
         # The plan aims early where it is unsure; what is claimed goes by what is to be expected.
-        expected = np.asarray(inner.expected)
+        expected = inner.expected
         speeds = 1.0 / np.where(np.isfinite(plan.costs.seconds_per_sample), expected, np.inf)
         pieces = _learned(state, round.pieces)
         state = FactoringState(
@@ -124,8 +122,6 @@ class Factoring(Forecasting, Policy[FactoringState]):
 
     def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array]:
         """``losses``, ``weight``, ``ends`` and ``seen`` of the state after a round."""
-        if few(round.shares) and (found := self._lost_few(state, round)) is not None:
-            return found
         pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
         planned, known = portions.slowest_over_ideal(state.planned, state.speeds, pace)
         ran, measured = portions.slowest_over_ideal(round.shares, state.speeds, pace)
@@ -134,25 +130,6 @@ class Factoring(Forecasting, Policy[FactoringState]):
         missed = np.where(counts, ends.missed(state.at_once, planned, ran, promised), 0.0)
         learned = portions.learn(state.losses, state.weight, planned, known, missed)
         return *learned, *ends.learn(state.ends, state.seen, missed, counts)
-
-    def _lost_few(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array] | None:
-        """The same in plain numbers, where all were measured; None where that is not so."""
-        shares, speeds = round.shares.tolist(), state.speeds.tolist()
-        paces = line_through_few(shares, round.batch, round.seconds.tolist(), round.overhead.tolist())
-        if paces is None:
-            return None
-        planned = portions.slowest_over_ideal_few(state.planned.tolist(), speeds, paces)
-        if planned is None:
-            return None
-        at_once, missed = float(state.at_once[0]), None
-        if at_once < 1 and state.weight[0] >= WARM and _claimed(round):
-            ran = portions.slowest_over_ideal_few(shares, speeds, paces)
-            if ran is None:
-                return None
-            promised = LEAST * float(state.piece[0]) * total(speeds) / self.cluster.global_batch
-            missed = ends.missed_few(at_once, planned, ran, promised)
-        learned = portions.learn_few(state.losses, state.weight, planned, missed or 0.0)
-        return *learned, *ends.learn_few(state.ends, state.seen, missed)
 
     def planner(self) -> Level:
         """What plans the rounds that are divided here."""
@@ -163,12 +140,6 @@ class Factoring(Forecasting, Policy[FactoringState]):
         return Level(self.cluster, self.forecast)
 
     def _in_pieces(self, plan: Plan, state: FactoringState) -> Plan:
-        if (
-            few(state.speeds)
-            and self.piece is None
-            and (found := self._in_pieces_few(plan, state)) is not None
-        ):
-            return found
         speeds, piece = state.speeds, state.piece
         together = speeds.sum(-1, keepdims=True)
         known = together > 0
@@ -189,27 +160,6 @@ class Factoring(Forecasting, Policy[FactoringState]):
             else np.full(plan.shares.shape[:-1], float(first))
         )
         piece_plan = PiecePlan(portion, np.full(portion.shape, part), then, np.maximum(least, 1.0), speeds)
-        return Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
-
-    def _in_pieces_few(self, plan: Plan, state: FactoringState) -> Plan | None:
-        """The same in plain numbers, where the scheme learns and all speeds are known; None where that is not so."""
-        speeds, claimed = state.speeds.tolist(), float(state.claimed[0])
-        together, piece = total(speeds), float(state.piece[0])
-        learns = self.scheme == "adaptive" and self.portion is None and self.part is None
-        if not (learns and state.weight[0] > 0 and 0 < together < math.inf and min(speeds) > 0):
-            return None
-        deviation = float(state.strayed[0]) / claimed if claimed > 0 else math.inf
-        then = np.asarray(min(max(1.0 - STRAY * deviation, PART), MOST))
-        seconds = self.cluster.global_batch / together
-        uneven = ends.expected(state.ends, state.seen)
-        if self.whole and portions.whole_is_best(state.losses, float(uneven[0]), piece, seconds):
-            portion = np.asarray(1.0)
-        else:
-            long = np.array([seconds])
-            portion = portions.best(state.losses, uneven, state.piece, long, PART, then, self.whole)
-        least = LEAST * piece
-        least_samples = np.array([max(least * speed, 1.0) for speed in speeds])
-        piece_plan = PiecePlan(portion, np.asarray(PART), then, least_samples, state.speeds)
         return Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
 
     def _then(self, state: FactoringState) -> Array:
@@ -243,16 +193,6 @@ def _learned(state: FactoringState, pieces: PieceTimes | None) -> tuple[Array, A
     piece, claimed, strayed = state.piece, state.claimed, state.strayed
     if pieces is None:
         return piece, claimed, strayed
-    if few(pieces.cost):
-        cost, newest, off = (total(values.tolist()) for values in pieces)
-        if math.isfinite(cost + newest + off):  # all told
-            piece = np.array([cost / len(pieces.cost)])
-            if newest > 0:
-                claimed = np.array([STRAY_MEMORY * float(claimed[0]) + newest])
-                strayed = np.array([STRAY_MEMORY * float(strayed[0]) + off])
-                return piece, claimed, strayed
-            if off == 0:  # nothing was claimed
-                return piece, claimed, strayed
     expected = _sum_of_known(pieces.expected)
     kept = np.where(expected > 0, STRAY_MEMORY, 1.0)
     piece = _mean_of_known(pieces.cost, piece)

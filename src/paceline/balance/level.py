@@ -15,21 +15,20 @@ from paceline.balance import caution
 from paceline.balance.forecasting import Forecasting
 from paceline.balance.members import bounds, even, fill_unknown
 from paceline.balance.protocol import Policy
-from paceline.costs import Linear, line_through, line_through_few
-from paceline.few import Values, few, numbers
+from paceline.costs import Linear, line_through
 from paceline.forecast import Reading, kalman
-from paceline.rounds import Cluster, Plan, Round
-from paceline.shares import plain, water_level
+from paceline.rounds import Array, Cluster, Plan, Round
+from paceline.shares import water_level
 
 PROBE = 0.01  # each round without load, a worker is taken to be that much quicker than when last measured
 
 
 class LevelState(NamedTuple):
     pace: Any  # of the tracking or the forecast
-    overhead: Values  # seconds, (..., n)
-    idle: Values  # rounds that a worker has been there without load, (..., n)
-    level: Any  # seconds: where the next search starts, (...,)
-    expected: Values  # seconds per sample, (..., n); NaN where nothing is expected yet
+    overhead: Array  # seconds, (..., n)
+    idle: Array  # rounds that a worker has been there without load, (..., n)
+    level: Array  # seconds: where the next search starts, (...,)
+    expected: Array  # seconds per sample, (..., n); NaN where nothing is expected yet
     errors: caution.Errors
 
 
@@ -57,11 +56,7 @@ class Level(Forecasting, Policy[LevelState]):
         return Plan(even(self.cluster)), state
 
     def step(self, state: LevelState, round: Round) -> tuple[Plan, LevelState]:
-        if few(round.shares) and (found := self._step_few(state, round)) is not None:
-            return found
         cluster, present = self.cluster, round.present
-        overhead, idle, expected = map(np.asarray, (state.overhead, state.idle, state.expected))
-        state = state._replace(overhead=overhead, idle=idle, expected=expected)
         measured = line_through(round.loads, round.seconds, round.overhead, np.nan)
         if self.forecast == "tracking":
             expected, gain, pace = kalman.follow(state.pace, measured)
@@ -91,28 +86,3 @@ class Level(Forecasting, Policy[LevelState]):
             costs = Linear(np.where(present, costs.seconds_per_sample, np.inf), costs.overhead)
         loads /= batch
         return Plan(loads, costs=costs), LevelState(pace, overhead, idle, level, expected, errors)
-
-    def _step_few(self, state: LevelState, round: Round) -> tuple[Plan, LevelState] | None:
-        """The same in plain numbers, where all were there and measured, now and before; None where that is not so."""
-        if self.forecast != "tracking" or not all(round.present.tolist()) or any(numbers(state.idle)):
-            return None
-        apart = round.overhead.tolist()
-        measured = line_through_few(round.shares.tolist(), round.batch, round.seconds.tolist(), apart)
-        if measured is None or (followed := kalman.follow_few(state.pace, measured)) is None:
-            return None
-        expected, gains, pace = followed
-        before = numbers(state.overhead)
-        overheads = [gain * (now - then) + then for gain, now, then in zip(gains, apart, before, strict=True)]
-        errors = caution.learn_few(state.errors, numbers(state.expected), before, measured, apart)
-        costs = None if errors is None else caution.cautious_few(expected, overheads, errors)
-        if errors is None or costs is None:
-            return None
-        batch = self.cluster.global_batch
-        low, high = self.cluster.bounds
-        filled = plain.fill(*costs, float(batch), low, high, float(state.level))
-        if filled is None:
-            return None
-        level, loads = filled
-        shares = np.array([load / batch for load in loads])
-        plan = Plan(shares, costs=Linear(np.array(costs[0]), np.array(costs[1])))
-        return plan, LevelState(pace, overheads, state.idle, level, expected, errors)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.durations import LONGEST, QUICKEST
-from paceline.few import ODD, Numbers, log, total
+from paceline.forecast.portable_math import log
 from paceline.rounds import Array
 
 PORTIONS = np.concatenate([np.arange(0.05, 0.96, 0.05), [1.0]])  # candidates for what is run at once
@@ -37,19 +35,6 @@ def learn(
     return losses + gain * (lost - losses), weight
 
 
-def learn_few(losses: Array, weight: Array, ratio: float, doubt: float) -> tuple[Array, Array]:
-    """The same in plain numbers, for a round that counts."""
-    before = float(weight[0])
-    own = FIRST if before < WARM else 1.0
-    behind = MEMORY * before + own
-    lost = np.maximum(PORTIONS * ratio - 1.0, 0.0)
-    lost[-1] = max(float(lost[-1]) - doubt, 0.0)
-    lost -= losses
-    lost *= own / max(behind, FIRST)
-    lost += losses
-    return lost, np.array([behind])
-
-
 def best(
     losses: Array, ends: Array, piece: Array, seconds: Array, part: float, then: Array, whole: bool
 ) -> Array:
@@ -68,12 +53,6 @@ def best(
     return np.asarray(PORTIONS[np.argmin(lost, axis=-1)])
 
 
-def whole_is_best(losses: Array, ends: float, piece: float, seconds: float) -> bool:
-    """Whether all at once has certainly lost least, one run's: less than what pieces lose whatever the portion."""
-    cost = (2.0 * piece + max(LEAST * piece, QUICKEST) / 2.0) / seconds
-    return bool(losses[-1] < ends + cost and losses.min() >= 0)
-
-
 def slowest_over_ideal(shares: Array, speeds: Array, pace: Array) -> tuple[Array, NDArray[np.bool_]]:
     """(when the slowest worker ends with these shares, over the time at which all would at best, whether that is
     known); both (..., 1).
@@ -88,15 +67,3 @@ def slowest_over_ideal(shares: Array, speeds: Array, pace: Array) -> tuple[Array
     slowest = np.where(known, shares * np.where(known, pace, 0.0), 0.0).max(-1, keepdims=True)
     ratios = slowest * speed.sum(-1, keepdims=True) / np.where(together > 0, together, 1.0)
     return ratios, together > 0
-
-
-def slowest_over_ideal_few(shares: Numbers, speeds: Numbers, paces: Numbers) -> float | None:
-    """The same in plain numbers, where all are known; None where that is not so."""
-    try:
-        together = total([1.0 / one for one in paces])
-        if not (min(speeds) > 0 and 0 < together < math.inf):
-            return None
-        slowest = max([share * one for share, one in zip(shares, paces, strict=True)])
-        return slowest * together / total(shares)
-    except ODD:
-        return None

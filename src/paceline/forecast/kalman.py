@@ -10,15 +10,14 @@ than ignoring a change.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
-from paceline.few import ODD, Numbers, Values, all_numbers, exp, few, log, total
+from paceline.forecast.portable_math import exp, log
 from paceline.rounds import Array
 
-__all__ = ["Track", "follow", "follow_few", "start"]
+__all__ = ["Track", "follow", "start"]
 
 FIRST_SCATTER = 0.02  # relative, expected before anything is known
 MEMORY = 0.97  # weight of what was learned of drift and scatter, kept each round
@@ -33,13 +32,13 @@ LEAST_OUTLIER = 0.3  # relative, to which differences are cut before drift and s
 class Track(NamedTuple):
     """What is believed of each worker, (..., n), and learned from all of them, (..., 1)."""
 
-    mean: Values  # log of the pace; NaN before a worker's first measurement
-    variance: Values  # of that
-    newest: Values  # log of the last measurement
-    change: Values  # what that differed by from the one before
-    squares: Values  # weighted sums of squared differences,
-    products: Values  # of products of successive ones,
-    weight: Values  # and of their number
+    mean: Array  # log of the pace; NaN before a worker's first measurement
+    variance: Array  # of that
+    newest: Array  # log of the last measurement
+    change: Array  # what that differed by from the one before
+    squares: Array  # weighted sums of squared differences,
+    products: Array  # of products of successive ones,
+    weight: Array  # and of their number
 
 
 def start(shape: tuple[int, ...]) -> Track:
@@ -62,9 +61,6 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
 
     values: measured positive paces (seconds per sample, say), (..., n); NaN where nothing was measured.
     """
-    if few(values) and (found := follow_few(track, values.tolist())) is not None:
-        return np.array(found[0]), np.array(found[1]), Track(*map(np.array, found[2]))
-    track = Track(*map(np.asarray, track))
     y = log(values)
     error = y - track.mean
     change = y - track.newest
@@ -106,40 +102,3 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
         mean, gain = np.where(seen, mean, track.mean), np.where(seen, gain, 0.0)
         variance, y = np.where(seen, variance, before), np.where(seen, y, track.newest)
     return exp(mean), gain, Track(mean, variance, y, change, squares, products, weight)
-
-
-def follow_few(track: Track, values: Numbers) -> tuple[Numbers, Numbers, Track] | None:
-    """``follow`` in plain numbers, where all were measured, now and before; None where that is not so."""
-    workers = len(values)
-    try:
-        y = [math.log(value) for value in values]
-        mean_, variance_, newest_, change_, (squares,), (products,), (weight,) = all_numbers(track)
-        limit = max(OUTLIER * math.sqrt(squares / weight), LEAST_OUTLIER)
-        off = [now - then for now, then in zip(y, newest_, strict=True)]
-        change = [-limit if one < -limit else limit if one > limit else one for one in off]
-        squares = MEMORY * squares + total([one * one for one in change]) / workers
-        both_ways = [one * other for one, other in zip(change, change_, strict=True)]
-        products = MEMORY * products + total(both_ways) / workers
-        weight = MEMORY * weight + 1.0
-        both = squares / weight
-        drifting = 1 + 2 * products / squares - DOUBT / math.sqrt(workers * weight)
-        drift = both * min(max(drifting, LEAST_DRIFT), 1.0)
-        scatter = 0.5 * (both - drift) + 1e-8
-        paces, means, variances, gains = [], [], [], []
-        for newest, mean, variance in zip(y, mean_, variance_, strict=True):
-            error, before = newest - mean, variance + drift
-            doubt = before + scatter
-            gain, squared = before / doubt, error * error
-            if squared > LEAST_CHANGE**2 and squared > doubt * CHANGE**2:
-                mean, gain, variance = newest, 1.0, scatter
-            else:
-                mean, variance = gain * error + mean, gain * scatter
-            paces.append(math.exp(mean))
-            means.append(mean)
-            variances.append(variance)
-            gains.append(gain)
-    except ODD:
-        return None
-    if not math.isfinite(sum(means) + squares):  # somebody is not measured, or was not before
-        return None
-    return paces, gains, Track(means, variances, y, change, [squares], [products], [weight])

@@ -17,7 +17,6 @@ DECIDE = (
     "balancer.py",
     "costs.py",
     "durations.py",
-    "few.py",
     "options.py",
     "policies.py",
     "rounds.py",

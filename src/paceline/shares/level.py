@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike, NDArray
 from paceline.costs import Array, Cost, Linear, halfway
 from paceline.durations import QUICKEST
 from paceline.errors import PacelineError
-from paceline.shares import plain
 
 
 class WaterLevel(NamedTuple):
@@ -39,31 +38,20 @@ def water_level(
     floats, with what they cannot resolve (a jump) divided in proportion.
     Raises PacelineError when the limits cannot hold the batch.
     """
-    if isinstance(cost, Linear) and (found := _of_few(cost, batch, least, most, guess)) is not None:
-        return found
     total = np.asarray(batch, float)[..., None]
     low, high = limits(total, least, total if most is None else most)
-    if isinstance(cost, Linear):
-        rate = 1.0 / np.maximum(cost.seconds_per_sample, QUICKEST)
-        level, loads = _fill(rate, cost.overhead * rate, total, low, high, guess)
-    else:
-        level, loads = _bisect(cost, total, low, high)
+    level, loads = level_within(cost, total, low, high, guess)
     return WaterLevel(level[..., 0], loads)
 
 
-def _of_few(
-    cost: Linear, batch: ArrayLike, least: ArrayLike, most: ArrayLike | None, guess: ArrayLike | None
-) -> WaterLevel | None:
-    lines = plain.lines(cost)
-    if lines is None or np.ndim(batch):
-        return None
-    n, whole = len(lines[0]), float(batch)  # type: ignore[arg-type]  # one number
-    low, high = plain.each(least, n), plain.each(whole if most is None else most, n)
-    if low is None or high is None:
-        return None
-    start = float("nan") if guess is None else float(guess)  # type: ignore[arg-type]  # one, as there is one batch
-    found = plain.fill(*lines, whole, low, high, start)
-    return None if found is None else WaterLevel(np.asarray(found[0]), np.array(found[1]))
+def level_within(
+    cost: Cost, total: Array, low: Array, high: Array, guess: ArrayLike | None = None
+) -> tuple[Array, Array]:
+    """The level, shape (..., 1), and the loads, as in ``water_level``, of limits that hold the total, (..., 1)."""
+    if not isinstance(cost, Linear):
+        return _bisect(cost, total, low, high)
+    rate = 1.0 / np.maximum(cost.seconds_per_sample, QUICKEST)
+    return _fill(rate, cost.overhead * rate, total, low, high, guess)
 
 
 def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0, total: float = 1.0) -> Array:
@@ -122,23 +110,24 @@ def _fill(
     level = np.full_like(total, np.nan) if guess is None else np.asarray(guess, float)[..., None]
     if np.isnan(level).any():  # as if no limit bound
         level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
-    left, right = np.full_like(level, -np.inf), np.full_like(level, np.inf)
+    left, right = np.full(level.shape, -np.inf), np.full(level.shape, np.inf)
     for attempt in range(200):
         free = rate * level
         free -= offset
         loads = np.minimum(np.maximum(free, low), high)
         short = total - loads.sum(-1, keepdims=True)
+        unfilled = short != 0
+        if not unfilled.any():
+            return level, loads
         left, right = np.where(short > 0, level, left), np.where(short < 0, level, right)
-        slope = np.where(loads == free, rate, 0.0).sum(-1, keepdims=True)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            step = level + short / slope
-        blind = ~((left <= step) & (step <= right) & np.isfinite(step)) & (short != 0)
-        if attempt >= 12:
-            blind |= (attempt % 2 == 1) & (short != 0)  # crossing to and fro: halve the bracket instead
+        step = level + short / np.where(loads == free, rate, 0.0).sum(-1, keepdims=True)
+        blind = unfilled & ~((left <= step) & (step <= right) & np.isfinite(step))
+        if attempt >= 12 and attempt % 2 == 1:
+            blind = unfilled  # crossing to and fro: halve the bracket instead
         if blind.any():
             left, right = _bracket(rate, offset, low, high, left, right)
             step = np.where(blind, 0.5 * (left + right), step)
-        step = np.where(short == 0, level, step)
+        step = np.where(unfilled, step, level)
         if np.all(np.abs(step - level) <= 4e-16 * np.abs(level)):
             break
         level = step
@@ -167,11 +156,24 @@ def _bisect_lines(rate: Array, offset: Array, total: Array, low: Array, high: Ar
         enough = loads_at(middle).sum(-1, keepdims=True) >= total
         left, right = np.where(enough, left, middle), np.where(enough, middle, right)
     loads = _between(loads_at(left), loads_at(right), total)
-    # What nobody with a speed can take goes to those without one.
+    # What rounding leaves goes by speed, since it takes a slow worker long; what nobody with a speed can take goes
+    # to those without one.
+    loads = _topped_up(loads, rate, total, low, high, 0.0)
+    return right, _topped_up(loads, high - loads, total, low, high, 1e-12)
+
+
+def _topped_up(
+    loads: Array, weights: Array, total: Array, low: Array, high: Array, tolerance: float
+) -> Array:
+    """The loads, and what they lack of the total in proportion to the weights within the limits, where that is more
+    than a part ``tolerance`` of the total."""
     short = total - loads.sum(-1, keepdims=True)
     room = np.where(short > 0, high - loads, loads - low)
-    whole = room.sum(-1, keepdims=True)
-    return right, loads + room * np.clip(short / np.where(whole > 0, whole, 1.0), -1.0, 1.0)
+    weights = np.where(room > 0, weights, 0.0)
+    largest = weights.max(-1, keepdims=True)
+    weights = weights / np.where(largest > 0, largest, 1.0)  # so that their sum is finite
+    parts = short * weights / np.maximum(weights.sum(-1, keepdims=True), 1.0)
+    return loads + np.where(np.abs(short) > tolerance * np.abs(total), np.clip(parts, -room, room), 0.0)
 
 
 def _middle(low: Array, high: Array) -> Array:

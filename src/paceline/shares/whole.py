@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from paceline.costs import Array, Cost, Linear, halfway
-from paceline.few import few
 from paceline.rounds import Plan
-from paceline.shares import plain
-from paceline.shares.level import limits, water_level
+from paceline.shares.level import level_within, limits
+
+LARGEST = np.finfo(float).max
+CANDIDATES = 2**18  # samples that are compared with each other at most
 
 
 def whole_samples(
@@ -33,8 +33,6 @@ def whole_samples(
     The result is that of giving one sample after another to whoever then ends soonest (exact for
     non-decreasing costs); all but a few of these steps are taken together.
     """
-    if unit == 1 and (found := _of_few(expected, batch, least, most)) is not None:
-        return found
     total = np.asarray(float(batch))[None]
     low, high = np.asarray(least, float), np.asarray(batch if most is None else most, float)
     if isinstance(expected, Plan):
@@ -49,40 +47,16 @@ def whole_samples(
         units = whole_samples(_Units(cost, float(unit)), batch // unit, low, high) * unit
         rest = batch % unit
         if rest:
-            ends = np.minimum(cost.seconds((units + rest).astype(np.float64)), np.finfo(float).max)
+            ends = np.minimum(cost.seconds((units + rest).astype(np.float64)), LARGEST)
             last = np.argmin(np.where(units + rest <= unit * high, ends, np.inf), axis=-1, keepdims=True)
             np.put_along_axis(units, last, np.take_along_axis(units, last, -1) + rest, -1)
         return units
     low, high = np.ceil(low), np.minimum(np.floor(high), batch)
-    needed = low.sum(-1, keepdims=True)
-    low = np.where(needed > total, np.floor(low * (total / np.maximum(needed, 1.0))), low)
+    if ((needed := low.sum(-1, keepdims=True)) > total).any():
+        low = np.where(needed > total, np.floor(low * (total / np.maximum(needed, 1.0))), low)
     low, high = limits(total, low, high)
-    loads = _greedy(cost, _most_together(cost, total, low, high), total, low, high)
-    return loads.astype(np.int64)
-
-
-def _of_few(
-    expected: Plan | Cost, batch: int, least: ArrayLike, most: ArrayLike | None
-) -> NDArray[np.int64] | None:
-    """The same in plain numbers, where they do."""
-    shares = expected.shares.tolist() if isinstance(expected, Plan) and few(expected.shares) else None
-    cost = expected.costs if isinstance(expected, Plan) else expected
-    if isinstance(cost, Linear):
-        lines = plain.lines(cost)
-    elif cost is None and shares is not None:
-        lines = [1.0 / share if share else math.inf for share in shares], [0.0] * len(shares)
-    else:
-        return None
-    if lines is None:
-        return None
-    n = len(lines[0])
-    low, high = plain.each(least, n), plain.each(batch if most is None else most, n)
-    if low is None or high is None or (shares is not None and len(shares) != n):
-        return None
-    if shares is not None:
-        low = [one if share > 0 else 0.0 for one, share in zip(low, shares, strict=True)]
-    loads = plain.whole(*lines, batch, low, high)
-    return None if loads is None else np.array(loads)
+    loads = _most_together(cost, total, low, high)
+    return _with_rest(cost, loads, total, high).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +75,8 @@ class _Units:
 
 def _counts(cost: Cost, level: Array, low: Array, high: Array) -> Array:
     """Whole samples that each worker can end by ``level``, within its limits."""
-    loads = np.clip(np.floor(cost.load_at(np.minimum(level, np.finfo(float).max))), low, high)
+    loads = np.floor(cost.load_at(np.minimum(level, LARGEST)))
+    loads = np.minimum(np.maximum(loads, low), high)
     # The division above rounds; what counts is the cost as the cost itself computes it.
     loads += (loads < high) & (cost.seconds(loads + 1) <= level)
     loads -= (loads > low) & (cost.seconds(loads) > level)
@@ -109,18 +84,18 @@ def _counts(cost: Cost, level: Array, low: Array, high: Array) -> Array:
 
 
 def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
-    """A start for the greedy steps that leaves few of them: all samples that end before some level.
+    """All samples that end before some level, chosen so that few are left to give out.
 
     Interpolation and bisection of the level in turn, until no row has many samples left, or the level is
     settled to neighbouring floats: then all the rest end at the same time and go out by rank.
     """
-    few = 32
-    level = water_level(cost, total[..., 0], low, high).seconds[..., None]
-    left = np.maximum(level * (1 - 1e-12), 0.0)
+    left = np.maximum(level_within(cost, total, low, high)[0] * (1 - 1e-12), 0.0)
     loads = _counts(cost, left, low, high)
-    early = loads.sum(-1, keepdims=True) > total  # many end at the same time, or all take no time
-    left, loads = np.where(early, 0.0, left), np.where(early, low, loads)
     missing = total - loads.sum(-1, keepdims=True)
+    if (early := missing < 0).any():  # many end at the same time, or all take no time
+        left, loads = np.where(early, 0.0, left), np.where(early, low, loads)
+        missing = total - loads.sum(-1, keepdims=True)
+    few = min(max(CANDIDATES // loads.size, 1), 32)
     if np.max(missing) <= few:
         return loads
     ends = cost.seconds(np.minimum(loads + 1, high))
@@ -151,16 +126,18 @@ def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
     return loads
 
 
-def _greedy(cost: Cost, loads: Array, total: Array, low: Array, high: Array) -> Array:
-    """Gives the rest, one sample at a time, to whoever then ends soonest; the lowest rank wins a tie."""
-    loads = np.array(loads)
+def _with_rest(cost: Cost, loads: Array, total: Array, high: Array) -> Array:
+    """Gives the rest, one sample after another, to whoever then ends soonest; the lowest rank wins a tie.
+
+    Each worker's next samples end one after another, so these steps are the samples in the order of their ends.
+    """
     left = total - loads.sum(-1, keepdims=True)
-    while np.any(left > 0):
-        room = loads < high
-        # Somebody who never ends comes after all others, but before somebody who is at the limit.
-        ends = np.minimum(cost.seconds(np.minimum(loads + 1, high)), np.finfo(float).max)
-        chosen = np.argmin(np.where(room, ends, np.inf), axis=-1, keepdims=True)
-        gift = (left > 0).astype(float)
-        np.put_along_axis(loads, chosen, np.take_along_axis(loads, chosen, -1) + gift, -1)
-        left -= gift
-    return loads
+    if not (most := int(left.max(initial=0.0))) > 0:
+        return loads
+    further = loads + np.arange(1.0, most + 1).reshape(-1, *[1] * loads.ndim)  # (samples, ..., n)
+    # Somebody who never ends comes after all others, but before somebody who is at the limit.
+    ends = np.minimum(cost.seconds(np.minimum(further, high)), LARGEST)
+    ends = np.moveaxis(np.where(further > high, np.inf, ends), 0, -1)
+    order = ends.reshape(*loads.shape[:-1], -1).argsort(-1, kind="stable")
+    given: Array = (order.argsort(-1) < left).reshape(ends.shape).sum(-1)
+    return loads + given
