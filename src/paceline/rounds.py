@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.costs import Array, Cost
-from paceline.durations import LONGEST, QUICKEST
+from paceline.costs import LONGEST, QUICKEST, Array, Cost, Linear
 from paceline.errors import PacelineError
 
 __all__ = [
@@ -211,3 +210,20 @@ class Plan:
     quorum: int | None = None
     costs: Cost | None = None
     piece_plan: PiecePlan | None = None
+
+    def by_shares(self) -> Linear:
+        """Costs of which the shares are the division that ends soonest: seconds_i(b) = b / share_i."""
+        with np.errstate(divide="ignore"):
+            return Linear(1.0 / self.shares, np.zeros_like(self.shares))
+
+    def among(self, present: NDArray[np.bool_]) -> Plan:
+        """Without the absent, of one run; what the others have of it stays in proportion."""
+        kept = np.where(present, self.shares, 0.0)
+        if not kept.any():
+            return Plan(present / present.sum())  # nobody of them was planned for: equal parts
+        costs = self.costs
+        if isinstance(costs, Linear):
+            slope = np.where(present, costs.seconds_per_sample, np.inf)
+            # Who was gone when the plan was made may be all that is left now: then the shares alone must do.
+            costs = Linear(slope, costs.overhead) if np.isfinite(slope).any() else None
+        return Plan(kept / kept.sum(), costs=costs)

@@ -161,20 +161,6 @@ def test_claims_go_by_what_is_expected_and_plans_by_more() -> None:
     assert np.mean(told[20:]) == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_state_of_before_rounds_in_pieces_were_judged_is_taken() -> None:
-    policy = policies.create("auto", Cluster(3, 48))
-    plan, state = policy.init()
-    for _ in range(5):
-        plan, state = policy.step(state, Round(plan.shares, plan.shares * np.array([1.0, 1, 4]), 48))
-    before = policies.leaves(state)[:-3]
-    taken = policies.restore(policy.init()[1], before)
-    for one, other in zip(before, policies.leaves(taken), strict=False):
-        np.testing.assert_array_equal(one, other)
-    assert policy.step(taken, Round(plan.shares, plan.shares, 48))[0].shares.sum() == pytest.approx(1.0)
-    with pytest.raises(PacelineError, match="belongs to another policy"):
-        policies.restore(policy.init()[1], before[:-1])
-
-
 def test_what_cannot_be_is_said_in_a_sentence() -> None:
     for text in ("portion=0", "portion=1.5", "part=0", "piece=0", "overhead=0"):
         with pytest.raises(PacelineError, match=text.split("=")[0]):

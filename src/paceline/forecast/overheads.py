@@ -19,7 +19,7 @@ import numpy as np
 from paceline.forecast.portable_math import log
 from paceline.rounds import Array
 
-__all__ = ["Fit", "start", "update"]
+__all__ = ["OverheadFit", "start", "update"]
 
 GUESS = 0.35  # of a first round's seconds: how large an overhead is thought possible before loads have varied
 SCATTER = 0.02  # relative scatter of the seconds before it is known
@@ -32,7 +32,7 @@ NOTHING = 1e-9  # samples, a fraction of one: its seconds tell nothing, and its 
 MEMORY = 0.2  # weight of a round in the load that changes are measured from, and in the scatter
 
 
-class Fit(NamedTuple):
+class OverheadFit(NamedTuple):
     """What is believed of each worker; all of shape (..., n), NaN before a worker's first round with load."""
 
     overhead: Array  # seconds
@@ -45,13 +45,15 @@ class Fit(NamedTuple):
     before: Array  # seconds per sample before the last round, where that changed it at a jump; else NaN
 
 
-def start(shape: tuple[int, ...]) -> Fit:
+def start(shape: tuple[int, ...]) -> OverheadFit:
     """Nothing known yet; shape is (..., n)."""
     unknown = np.full(shape, np.nan)
-    return Fit(unknown, unknown, unknown, unknown, unknown, np.full(shape, SCATTER**2), unknown, unknown)
+    return OverheadFit(
+        unknown, unknown, unknown, unknown, unknown, np.full(shape, SCATTER**2), unknown, unknown
+    )
 
 
-def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -> Fit:
+def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float = 0.0) -> OverheadFit:
     """The belief after one more round.
 
     loads: samples run; seconds: compute seconds, NaN for the absent; both of shape (..., n). Rounds without
@@ -100,14 +102,14 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
 
     nothing = np.full_like(b, np.nan)
     load = fit.load + MEMORY * (b - fit.load)
-    updated = Fit(kept, slope, overhead_var, covar, slope_var, scatter, load, nothing)
+    updated = OverheadFit(kept, slope, overhead_var, covar, slope_var, scatter, load, nothing)
     fresh = here & (jump | first)
     if here.all() and not fresh.any():
         return updated
     base = np.where(first, 0.0, np.minimum(fit.overhead, 0.5 * t))
     unsure = np.where(first, (GUESS * t) ** 2, p)
 
-    restarted = Fit(
+    restarted = OverheadFit(
         overhead=base,
         seconds_per_sample=(t - base) / b,
         overhead_var=unsure,
@@ -117,7 +119,7 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
         load=b,
         before=np.where(first, np.nan, fit.seconds_per_sample),
     )
-    return Fit(
+    return OverheadFit(
         *(
             np.where(fresh, new, np.where(here, moved, old))
             for new, moved, old in zip(restarted, updated, fit, strict=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.backup import Backup, Iteration
-from paceline.backup.arrivals import Arrivals
+from paceline.backup.protocol import Arrivals
 from paceline.paramserver.engine import Moved
 
 

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, short
 from paceline.rounds import Array
 from paceline.samples import SampleCosts
-from paceline.stored import short
 
 
 def read(cost: Any, dataset: Any) -> SampleCosts:
