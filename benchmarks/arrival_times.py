@@ -13,7 +13,7 @@ import time
 import numpy as np
 from scaffold import command_line
 
-from paceline.backup import isotonic
+from paceline.backup import arrival_times
 
 SIZES = {16: 30, 200: 5, 1000: 2}  # workers: repetitions
 PEER_UP_TO = 200
@@ -63,11 +63,11 @@ def main() -> None:
         for _ in range(times):
             means, counts = samples(n, rng)
             began = time.perf_counter()
-            first = isotonic.fit(means, counts)
+            first = arrival_times.fit(means, counts)
             cold.append(time.perf_counter() - began)
             again = one_more(means, counts, rng)
             began = time.perf_counter()
-            found = isotonic.fit(*again, first.blocks)
+            found = arrival_times.fit(*again, first.blocks)
             warm.append(time.perf_counter() - began)
         line = f"{n:>8} {np.median(cold) * 1e3:>9.2f} {np.median(warm) * 1e3:>9.2f}"
         if n <= (PEER_UP_TO if peers else 16):

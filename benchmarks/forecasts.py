@@ -20,7 +20,7 @@ import numpy as np
 from scaffold import command_line
 
 from paceline import forecast
-from paceline.background import BackgroundDecision
+from paceline.balancer import thread_aside
 from paceline.forecast import Reading
 from paceline.forecast.rating import Rating, rate, walk
 from paceline.forecast.series import Series, bursty, google2011, recorded
@@ -145,12 +145,12 @@ def beside(workers: int, rounds: int) -> None:
         return time.perf_counter() - start
 
     alone, inline, behind, handed = [], [], [], []
-    made, aside = forecast.create("narx"), BackgroundDecision()
+    made, aside = forecast.create("narx"), thread_aside()
     state = made.init((workers,))
     for k in range(1, rounds + 200):
         reading = Reading(series.speed[k - 1], series.cpu[k], series.memory[k])
         start = time.perf_counter()
-        decision = aside.start(partial(made.step, state, reading))
+        decision = aside.submit(partial(made.step, state, reading))
         handed.append(time.perf_counter() - start)
         behind.append(step() + handed[-1])
         decision.result()  # let it finish, so that the next steps run alone

@@ -8,24 +8,27 @@ round later still, on every rank alike.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from concurrent.futures import Future
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import policies, shares, stored
-from paceline.background import BackgroundDecision
+from paceline import policies, shares
 from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, short
 from paceline.forecast import overheads
 from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
 from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
 
 _log = logging.getLogger(__name__)
+NICE = 10  # of 19: a decision made aside yields to whatever else wants the processor
 
 
 class Balancer:
@@ -56,22 +59,25 @@ class Balancer:
         self.policy, self.lag = policy, 0
         self._quantum, self._floor, self.learner = quantum, floor, learner
         self.needs_readings = policy.needs_readings
-        self._aside = BackgroundDecision() if policy.trains else None
+        self._aside = thread_aside() if policy.trains else None
         self.restart(0)
 
     def restart(self, step: int) -> None:
         """Begin afresh at round ``step``."""
-        plan, self._state = self.policy.init()
-        self._fit = overheads.start(self.policy.cluster.shape)
-        self._warm = False  # until a round has been taken in
+        plan = self._forget()
         self._plans: dict[int, Plan] = {step: plan}  # by the round from which each holds
         self._models: dict[int, CostModel] = {}  # likewise, where samples cost differently
         if self.learner is not None:
             self.learner.restart()
             self._models = {step: self.learner.model()}
         self._newest = plan
-        self._digested: tuple[Plan, int] | None = None  # once asked for
         self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
+
+    def _forget(self) -> Plan:
+        """Take in no round yet: the first plan."""
+        plan, self._state = self.policy.init()
+        self._fit, self._warm = overheads.start(self.policy.cluster.shape), False
+        return plan
 
     def learn(self, learner: CostLearner, step: int) -> None:
         """From round ``step`` on samples cost differently, as this learner finds: rounds are asked for with ``deal``.
@@ -83,9 +89,7 @@ class Balancer:
     @property
     def digest(self) -> int:
         """A number that two ranks share only if they made the same newest plan."""
-        if self._digested is None or self._digested[0] is not self._newest:
-            self._digested = self._newest, policies.digest(self._newest)
-        return self._digested[1]
+        return policies.digest(self._newest)
 
     def loads(
         self,
@@ -103,7 +107,7 @@ class Balancer:
         plan, cluster = self.plan(step), self.policy.cluster
         least, most = cluster.least, cluster.most
         if present is not None and not present.all():
-            plan = _among(plan, present)
+            plan = plan.among(present)
             least, most = np.where(present, least, 0.0), np.where(present, most, 0.0)
         if room is not None:
             most = np.minimum(most, room)
@@ -124,20 +128,9 @@ class Balancer:
         takes part, (n,). room: what a round and a micro-batch may hold; its least and most are by default the
         cluster's. Report such a round with ``parts=deal.parts``.
         """
-        plan, cluster = self.plan(step), self.policy.cluster
-        least = cluster.least if room.least is None else np.asarray(room.least, float)
-        most = cluster.most if room.most is None else np.asarray(room.most, float)
-        if present is not None and not present.all():
-            plan = _among(plan, present)
-            least, most = np.where(present, least, 0.0), np.where(present, most, 0.0)
-        least = np.where(plan.shares > 0, least, 0.0)
-        room = room._replace(least=least, most=most, floor=max(room.floor, self._floor))
-        if isinstance(plan.costs, Linear):
-            pace, overhead = plan.costs.seconds_per_sample, plan.costs.overhead
-        else:
-            with np.errstate(divide="ignore"):
-                pace, overhead = 1.0 / plan.shares, np.zeros(cluster.workers)
-        return deal(lengths, self.cost_model(step), pace, overhead, room)
+        plan, room = self._here(self.plan(step), present, room)
+        costs = plan.costs if isinstance(plan.costs, Linear) else plan.by_shares()
+        return deal(lengths, self.cost_model(step), costs.seconds_per_sample, costs.overhead, room)
 
     def in_pieces(
         self,
@@ -150,20 +143,28 @@ class Balancer:
 
         Report such a round with ``parts`` of what was really run, and ``first``.
         """
-        plan, cluster = self.plan(step), self.policy.cluster
-        pieces = plan.piece_plan
-        if pieces is None or pieces.at_once >= 1:
+        planned = self.plan(step)
+        if (pieces := planned.piece_plan) is None or not _moves_work(planned):
             return None
+        plan, room = self._here(planned, present, room)
+        at_once, least = float(pieces.at_once), np.broadcast_to(pieces.least, plan.shares.shape)
+        room = room._replace(least=None)
+        return in_pieces(lengths, self.cost_model(step), plan.shares, at_once, least, room)
+
+    def _here(self, plan: Plan, present: NDArray[np.bool_] | None, room: Room) -> tuple[Plan, Room]:
+        """The plan and the room of those present; what the room leaves open is the cluster's."""
+        cluster = self.policy.cluster
+        least = cluster.least if room.least is None else np.asarray(room.least, float)
         most = cluster.most if room.most is None else np.asarray(room.most, float)
         if present is not None and not present.all():
-            plan, most = _among(plan, present), np.where(present, most, 0.0)
-        room = room._replace(least=None, most=most, floor=max(room.floor, self._floor))
-        at_once, least = float(pieces.at_once), np.broadcast_to(pieces.least, plan.shares.shape)
-        return in_pieces(lengths, self.cost_model(step), plan.shares, at_once, least, room)
+            plan = plan.among(present)
+            least, most = np.where(present, least, 0.0), np.where(present, most, 0.0)
+        least = np.where(plan.shares > 0, least, 0.0)
+        return plan, room._replace(least=least, most=most, floor=max(room.floor, self._floor))
 
     def cost_model(self, step: int) -> CostModel:
         """What samples are taken to cost in round ``step``; there must be a learner."""
-        return self._models[max(first for first in self._models if first <= step)]
+        return _in_force(self._models, step)
 
     def piece_plan(self, step: int) -> PiecePlan | None:
         """How round ``step`` is run in pieces; None where it is run as planned."""
@@ -207,8 +208,7 @@ class Balancer:
             if told_anew and self._aside is None and not self.needs_readings and pieces is None:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
-        happened, fit = self._happened(ran, seconds, known, cpu, memory, pieces, self._moved(step))
-        self._fit, self._warm = self._after_warming_up(fit), True
+        happened = self._happened(ran, seconds, known, cpu, memory, pieces, _moves_work(self.plan(step)))
         failed: BaseException | None = None
         if self._aside is None:
             self._newest, self._state = self._step(self._state, happened, short)
@@ -221,38 +221,22 @@ class Balancer:
                     self._newest, self._state = pending.result()
                     self._plans[takes_effect] = self._newest
             state = self._state
-            pending = self._aside.start(lambda: self._step(state, happened, short))
+            pending = self._aside.submit(lambda: self._step(state, happened, short))
             self._pending = (step + 2 + self.lag, pending)
         self._plans, self._models = _since(self._plans, step + 1), _since(self._models, step + 1)
         if failed is not None:
             raise failed
-        self._tell(step, loads, seconds)
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("%s", _told(step, loads, seconds, self._newest))
         return happened.overhead, self._newest.shares
 
     @property
     def steady(self) -> bool:
         """Whether several rounds may be taken in as one: they are run as planned, and neither the policy nor a model
         of what samples cost wants to see each of them."""
-        whole = all(
-            plan.piece_plan is None or bool(plan.piece_plan.at_once >= 1) for plan in self._plans.values()
+        return (
+            self._aside is None and self.learner is None and not any(map(_moves_work, self._plans.values()))
         )
-        return whole and self._aside is None and self.learner is None
-
-    def _moved(self, step: int) -> bool:
-        """Whether work moved within round ``step``."""
-        piece_plan = self.piece_plan(step)
-        return piece_plan is not None and not piece_plan.at_once >= 1
-
-    def _after_warming_up(self, fit: overheads.Fit) -> overheads.Fit:
-        """What is kept of what a round taught about overheads.
-
-        A first round also warms the workers up. Against it, one with more samples in fewer seconds would look like
-        all overhead: a worker for which load costs nothing is given everything, and so it stays."""
-        return fit if self._warm else overheads.start(self.policy.cluster.shape)
-
-    def _tell(self, step: int, loads: NDArray[np.int64], seconds: Array) -> None:
-        if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("%s", _told(step, loads, seconds, self._newest))
 
     def _happened(
         self,
@@ -263,24 +247,23 @@ class Balancer:
         memory: Array | None = None,
         pieces: PieceTimes | None = None,
         moved: bool = False,
-    ) -> tuple[Round, overheads.Fit]:
-        """A round as policies see it, with the overheads fitted so far, and what is fitted now; moved: work moved
-        within it."""
+    ) -> Round:
+        """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
         # If the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
         fit = self._fit if moved else overheads.update(self._fit, ran, seconds, known)
         overhead = known + np.where(np.isnan(fit.overhead), 0.0, fit.overhead)
+        # A first round also warms the workers up. Against it, one with more samples in fewer seconds would look
+        # like all overhead: a worker for which load costs nothing is given everything, and so it stays.
+        self._fit, self._warm = fit if self._warm else self._fit, True
         batch = float(ran.sum())
-        return Round(ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces), fit
+        return Round(ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces)
 
     def _see_again(self, learner: CostLearner) -> None:
         """Let the policy see the rounds before the newest again: what they cost is better known now."""
-        _, self._state = self.policy.init()
-        self._fit = overheads.start(self.policy.cluster.shape)
-        self._warm = False
+        self._forget()
         for each in learner.seen[:-1]:
-            happened, fit = self._happened(learner.cost(each.parts), each.seconds, each.known)
-            self._fit, self._warm = self._after_warming_up(fit), True
+            happened = self._happened(learner.cost(each.parts), each.seconds, each.known)
             _, self._state = self._step(self._state, happened)
 
     def _step(self, state: Any, happened: Round, short: bool = False) -> tuple[Plan, Any]:
@@ -302,10 +285,7 @@ class Balancer:
 
     def plan(self, step: int) -> Plan:
         """What is in force in round ``step``: the same object for as long as nothing else is decided."""
-        for first in reversed(self._plans):  # the latest is last
-            if first <= step:
-                return self._plans[first]
-        raise KeyError(step)
+        return _in_force(self._plans, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""
@@ -321,8 +301,8 @@ class Balancer:
             "policy": [leaf.tolist() for leaf in policies.leaves(state)],
             "fit": [leaf.tolist() for leaf in policies.leaves(self._fit)],
             "warm": self._warm,
-            "plans": {step: stored.plain(plan) for step, plan in plans.items()},
-            "newest": stored.plain(newest),
+            "plans": {step: policies.plan_as_lists(plan) for step, plan in plans.items()},
+            "newest": policies.plan_as_lists(newest),
         }
         if self.learner is not None:
             kept["costs"] = self.learner.state_dict(self._models)
@@ -334,33 +314,40 @@ class Balancer:
         Raises PacelineError for what ``state_dict`` cannot have given; nothing is changed then.
         """
         cluster = self.policy.cluster
-        workers, policy, fit, plans, newest = (
-            stored.entry(state, name) for name in ("workers", "policy", "fit", "plans", "newest")
+        workers, policy, fit, plans, newest, warm = (
+            policies.stored_entry(state, name)
+            for name in ("workers", "policy", "fit", "plans", "newest", "warm")
         )
-        if stored.whole(workers, "workers") != cluster.workers:
+        if policies.stored_whole(workers, "workers") != cluster.workers:
             _log.info(
                 "the policy begins afresh at round %d: its state is of %d workers, and %d take part now",
                 *(step, workers, cluster.workers),
             )
             self.restart(step)
             return
-        warm = state.get("warm", True)  # states of before do not tell it
         if not isinstance(warm, bool):
-            raise PacelineError(f"warm is {stored.short(warm)} in the state; expected true or false")
+            raise PacelineError(f"warm is {short(warm)} in the state; expected true or false")
         restored = policies.restore(self.policy.init()[1], policy)
         fitted = policies.restore(overheads.start(cluster.shape), fit)
-        revived, last = (
-            dict(sorted(stored.plans(plans, cluster.workers, step).items())),
-            stored.plan(newest, cluster.workers),
-        )
+        revived = dict(sorted(policies.stored_plans(plans, cluster.workers, step).items()))
+        last = policies.stored_plan(newest, cluster.workers)
         costs = state.get("costs") if self.learner is not None else None
         models = None if costs is None else CostLearner.models(costs, step)
         learner = None if costs is None or self.learner is None else self.learner.stored(costs)
         self.restart(step)
-        self._state, self._fit, self._plans, self._newest = restored, fitted, revived, last
-        self._warm = warm
+        self._state, self._fit, self._plans, self._newest, self._warm = restored, fitted, revived, last, warm
         if learner is not None and models is not None:
             self.learner, self._models = learner, models
+
+
+def thread_aside() -> ThreadPoolExecutor:
+    """One thread at low priority, which carries out one call after another beside the training."""
+    return ThreadPoolExecutor(1, thread_name_prefix="paceline-aside", initializer=_step_back)
+
+
+def _step_back() -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # on Linux, the thread's own
 
 
 def _check_dealt(quantum: int) -> None:
@@ -373,6 +360,14 @@ def _check_dealt(quantum: int) -> None:
 T = TypeVar("T")
 
 
+def _in_force(by_step: dict[int, T], step: int) -> T:
+    """What holds in round ``step``; the latest is last."""
+    for first in reversed(by_step):
+        if first <= step:
+            return by_step[first]
+    raise KeyError(step)
+
+
 def _since(by_step: dict[int, T], step: int) -> dict[int, T]:
     """What holds at ``step`` or later."""
     if not by_step:
@@ -381,28 +376,17 @@ def _since(by_step: dict[int, T], step: int) -> dict[int, T]:
     return {first: each for first, each in by_step.items() if first >= running}
 
 
-def _among(plan: Plan, present: NDArray[np.bool_]) -> Plan:
-    """The plan without the absent; what the others have of it stays in proportion."""
-    kept = np.where(present, plan.shares, 0.0)
-    if not kept.any():
-        return Plan(present / present.sum())  # nobody of them was planned for: equal parts
-    costs = plan.costs
-    if isinstance(costs, Linear):
-        slope = np.where(present, costs.seconds_per_sample, np.inf)
-        # Who was gone when the plan was made may be all that is left now: then the shares alone must do.
-        costs = Linear(slope, costs.overhead) if np.isfinite(slope).any() else None
-    return Plan(kept / kept.sum(), costs=costs)
+def _moves_work(plan: Plan) -> bool:
+    """Whether a part of the round is claimed while it runs."""
+    return plan.piece_plan is not None and not plan.piece_plan.at_once >= 1
 
 
 def _told(step: int, loads: NDArray[np.int64], seconds: Array, plan: Plan) -> str:
     """What a round came to and what is planned from it, for the log."""
-    measured = np.flatnonzero(np.isfinite(seconds))
     slowest = ""
-    if len(measured):
-        last = int(measured[np.argmax(seconds[measured])])
-        slowest = (
-            f", worker {last} was last after {seconds[last]:.4g} s (mean {seconds[measured].mean():.4g} s)"
-        )
+    if not np.isnan(seconds).all():
+        last = int(np.nanargmax(seconds))
+        slowest = f", worker {last} was last after {seconds[last]:.4g} s (mean {np.nanmean(seconds):.4g} s)"
     shares = ", ".join(f"{share:.3f}" for share in plan.shares)
     return f"round {step}: {', '.join(map(str, loads))} samples{slowest}; planned shares {shares}"
 

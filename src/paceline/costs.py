@@ -14,15 +14,27 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.durations import QUICKEST
-from paceline.few import Numbers
-
 __all__ = ["Array", "Cost", "Increasing", "Linear", "Only", "Saturating", "line_through"]
 
 Array = NDArray[np.float64]
 """Numbers of shape (..., n): the last axis is the worker, the leading axes are realizations."""
 
 RESOLUTION = 1e-9  # part of a round's seconds below which its growth with the load is not told apart
+# Which numbers are taken for seconds: what a clock can tell, and what somebody could wait for. Beyond these a float
+# still holds a number, but sums and quotients of such numbers overflow to infinities, and every figure made from them
+# would be wrong without a word. So they are refused where they enter.
+LEAST, MOST = 1e-12, 1e9  # seconds; the larger one is 30 years
+SPAN = "1e-12 to 1e9"  # in words, for durations that must be more than 0
+SPAN_0 = "0 to 1e9"  # for those that may be 0
+# Seconds per sample are cut to these, so that a worker that reported 0 seconds is not infinitely fast.
+QUICKEST, LONGEST = 1e-15, 1e15
+
+
+def outside(seconds: Any, least: float = LEAST) -> NDArray[np.bool_]:
+    """Where numbers are no such seconds; NaN is one of them. least: 0 for durations that may be nothing."""
+    values = np.asarray(seconds, float)
+    wrong: NDArray[np.bool_] = ~((values >= least) & (values <= MOST))
+    return wrong
 
 
 class Cost(Protocol):
@@ -148,14 +160,3 @@ def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array
         return beyond
     slope = np.array(np.broadcast_to(otherwise, loads.shape))
     return np.divide(beyond, loads, out=slope, where=measured)
-
-
-def line_through_few(shares: Numbers, batch: float, seconds: Numbers, overhead: Numbers) -> Numbers | None:
-    """The same in plain numbers, where all were measured, of these shares of a batch; None where that is not so."""
-    slopes = []
-    for share, took, apart in zip(shares, seconds, overhead, strict=True):
-        load, beyond = share * batch, took - apart
-        if not (load > 0 and beyond > RESOLUTION * took):
-            return None
-        slopes.append(beyond / load)
-    return slopes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Iterable
 
 
@@ -40,6 +41,11 @@ def expected(word: str, known: Iterable[str]) -> str:
     words = list(known)
     near = meant(word, words)
     return f"{near} Expected one of {', '.join(words)}" if near else f"; expected one of {', '.join(words)}"
+
+
+def short(value: object) -> str:
+    """A value as Python writes it, cut to what fits into a sentence."""
+    return textwrap.shorten(repr(value), 60, placeholder="...")
 
 
 def _edits(one: str, other: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from paceline.errors import PacelineError, among, expected, meant
@@ -31,7 +31,7 @@ def build(registry: Mapping[str, type[T]], text: str, noun: str, **given: Any) -
         raise PacelineError(f"{noun} {name!r} is unknown{expected(name, sorted(registry))}")
     kind = registry[name]
     hints = typing.get_type_hints(kind)
-    settable = [f.name for f in dataclasses.fields(kind) if f.init and f.name not in given]  # type: ignore[arg-type]
+    settable = _settable(kind, given)
     options: dict[str, Any] = {}
     for part in filter(None, (p.strip() for p in rest.split(","))):
         key, equals, value = part.partition("=")
@@ -53,10 +53,15 @@ def keyed(registry: Mapping[str, type[Any]], text: str, *taken: str) -> str:
     name, *parts = (part.strip() for part in text.replace(",", ":").split(":"))
     if name not in registry or not parts:
         return text
-    fields = [f.name for f in dataclasses.fields(registry[name]) if f.init and f.name not in taken]
+    fields = _settable(registry[name], taken)
     keyless = [part for part in parts if "=" not in part]
     named = [f"{field}={value}" for field, value in zip(fields, keyless, strict=False)]
     return f"{name}:" + ",".join(named + keyless[len(fields) :] + [part for part in parts if "=" in part])
+
+
+def _settable(kind: type[Any], taken: Container[str]) -> list[str]:
+    """The fields that text may set, in their order."""
+    return [field.name for field in dataclasses.fields(kind) if field.init and field.name not in taken]
 
 
 def _convert(hint: Any, text: str, what: str) -> Any:

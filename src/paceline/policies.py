@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike, NDArray
 from paceline import options
 from paceline.balance import POLICIES
 from paceline.balance.protocol import Policy, complete
-from paceline.errors import PacelineError, expected
-from paceline.rounds import Cluster, Plan
+from paceline.costs import Linear
+from paceline.errors import PacelineError, expected, short
+from paceline.rounds import Array, Cluster, PiecePlan, Plan
 
 __all__ = ["Policy", "create", "describe", "digest", "leaves", "names", "register", "restore"]
 
@@ -66,16 +67,13 @@ def leaves(state: Any) -> list[NDArray[Any]]:
 def restore(template: S, stored: Sequence[ArrayLike]) -> S:
     """The state that ``leaves`` took apart. template: any state of the same policy, such as ``init`` gives.
 
-    Fields at the end of a state that have a default are newer than the others: where nothing was stored of them, they
-    are the template's. Raises PacelineError when the number of arrays or their shapes are another policy's or
-    cluster's.
+    Raises PacelineError when the number of arrays or their shapes are another policy's or cluster's.
     """
     if isinstance(stored, str) or not isinstance(stored, Sequence):
         raise PacelineError(f"the stored policy state is {stored!r:.60}; expected a list of arrays")
     remaining = list(stored)
     expected = leaves(template)
-    newer = sum(len(leaves(getattr(template, name))) for name in getattr(template, "_field_defaults", ()))
-    if len(remaining) not in (len(expected), len(expected) - newer):
+    if len(remaining) != len(expected):
         raise PacelineError(
             f"the stored policy state has {len(remaining)} arrays, expected {len(expected)}; "
             "it belongs to another policy"
@@ -86,8 +84,6 @@ def restore(template: S, stored: Sequence[ArrayLike]) -> S:
             parts = [rebuild(p) for p in part]
             return type(part)(*parts) if hasattr(part, "_fields") else tuple(parts)
         wanted = np.asarray(part)
-        if not remaining:
-            return wanted
         try:
             found = np.array(remaining.pop(0), dtype=wanted.dtype)
         except (TypeError, ValueError, OverflowError):
@@ -116,3 +112,82 @@ def digest(plan: Plan) -> int:
         f"<{len(numbers) + 1}d", len(numbers), *[number + 0.0 for number in numbers]
     )  # one zero
     return int.from_bytes(told, "little") % DIGESTS
+
+
+def plan_as_lists(plan: Plan) -> dict[str, Any]:
+    """A plan as lists and numbers, for a checkpoint."""
+    costs = plan.costs
+    line = [costs.seconds_per_sample.tolist(), costs.overhead.tolist()] if isinstance(costs, Linear) else None
+    piece_plan = None if plan.piece_plan is None else [np.asarray(part).tolist() for part in plan.piece_plan]
+    return {"shares": plan.shares.tolist(), "line": line, "pull": piece_plan}
+
+
+def stored_plan(kept: Any, workers: int) -> Plan:
+    """The plan that ``plan_as_lists`` took apart. Raises PacelineError for what is no plan for so many workers."""
+    shares = _numbers(stored_entry(kept, "shares"), (workers,), "shares")
+    if not (np.all(shares >= 0) and abs(shares.sum() - 1) < 1e-6):
+        raise PacelineError(f"a stored plan has the shares {short(shares.tolist())}; expected parts of 1")
+    costs = piece_plan = None
+    if (line := stored_entry(kept, "line")) is not None:
+        slope, overhead = _parts(line, [(workers,), (workers,)], "line")
+        if not (np.all(slope >= 0) and np.all(overhead >= 0)):
+            raise PacelineError("a stored plan has costs that are no seconds; expected numbers of at least 0")
+        costs = Linear(slope, overhead)
+    if (parts := kept.get("pull")) is not None:
+        piece_plan = PiecePlan(*_parts(parts, [(), (), (), (workers,), (workers,)], "pull"))
+        if not all(np.all(part >= 0) for part in piece_plan):
+            raise PacelineError("a stored plan has a piece_plan that is none; expected numbers of at least 0")
+    return Plan(shares, costs=costs, piece_plan=piece_plan)
+
+
+def stored_plans(kept: Any, workers: int, step: int) -> dict[int, Plan]:
+    """Plans by the round from which each holds, one of which must hold for round ``step``."""
+    if not isinstance(kept, dict):
+        raise PacelineError(f"the stored plans are {short(kept)}; expected a dict from rounds to plans")
+    found = {
+        stored_whole(first, "plans from round"): stored_plan(each, workers) for first, each in kept.items()
+    }
+    if not any(first <= step for first in found):
+        raise PacelineError(
+            f"the stored plans begin with round {min(found, default=None)}; expected one for round {step}"
+        )
+    return found
+
+
+def stored_entry(state: Any, name: str) -> Any:
+    """What a stored dict holds under this name."""
+    if not isinstance(state, dict) or name not in state:
+        raise PacelineError(
+            f"the stored balancer or plan is {short(state)}; expected a dict with {name} in it"
+        )
+    return state[name]
+
+
+def _parts(stored: Any, shapes: list[tuple[int, ...]], name: str) -> list[Array]:
+    if not isinstance(stored, list | tuple) or len(stored) != len(shapes):
+        raise PacelineError(
+            f"a stored plan has {name}={short(stored)}; expected a list of {len(shapes)} arrays"
+        )
+    return [_numbers(part, shape, name) for part, shape in zip(stored, shapes, strict=True)]
+
+
+def _numbers(stored: Any, shape: tuple[int, ...], name: str) -> Array:
+    try:
+        array = np.asarray(stored, float)
+    except (TypeError, ValueError, OverflowError):
+        array = None
+    if array is None or array.shape != shape:
+        raise PacelineError(
+            f"a stored plan has {name}={short(stored)}; expected numbers of shape {shape}, one for each worker"
+        )
+    return array
+
+
+def stored_whole(kept: Any, name: str) -> int:
+    """A whole number, also where JSON has made a string of it."""
+    try:
+        if isinstance(kept, int | str):
+            return int(kept)
+    except ValueError:
+        pass
+    raise PacelineError(f"the stored balancer has {name}={short(kept)}; expected a whole number")

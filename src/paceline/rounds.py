@@ -14,10 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.costs import Array, Cost
-from paceline.durations import LONGEST, QUICKEST
+from paceline.costs import LONGEST, QUICKEST, Array, Cost, Linear
 from paceline.errors import PacelineError
-from paceline.few import Numbers, few
 
 __all__ = [
     "Array",
@@ -112,12 +110,6 @@ class Cluster:
         return self.most / self.global_batch
 
     @cached_property
-    def bounds(self) -> tuple[Numbers, Numbers]:
-        """The least and the most of each worker, as plain numbers that come of the shares."""
-        least, most = self.least_shares * self.global_batch, self.most_shares * self.global_batch
-        return least.tolist(), most.tolist()
-
-    @cached_property
     def limited(self) -> bool:
         """Whether any worker has a limit of its own."""
         return bool(self.least_shares.any() or (self.most_shares < 1).any())
@@ -159,12 +151,7 @@ class Round:
         else:
             object.__setattr__(self, "overhead", measurable(self.overhead))
         if self.present is None:
-            present = (
-                [one == one for one in self.seconds.tolist()]
-                if few(self.seconds)
-                else ~np.isnan(self.seconds)
-            )
-            object.__setattr__(self, "present", np.array(present, bool))
+            object.__setattr__(self, "present", ~np.isnan(self.seconds))
 
     @property
     def loads(self) -> Array:
@@ -174,15 +161,6 @@ class Round:
 
 def measurable(seconds: Array) -> Array:
     """Seconds within what a clock could tell, 0 and NaN as they are: their squares and reciprocals are finite."""
-    if few(seconds) and len(seconds):
-        found = seconds.tolist()
-        if min(found) >= QUICKEST and max(found) <= LONGEST:  # where the first is NaN, neither holds
-            return seconds
-        for one in found:
-            if 0 < one < QUICKEST or one > LONGEST:
-                break
-        else:
-            return seconds
     within = np.minimum(np.maximum(seconds, QUICKEST), LONGEST)
     return np.where(seconds > 0, within, seconds)
 
@@ -232,3 +210,20 @@ class Plan:
     quorum: int | None = None
     costs: Cost | None = None
     piece_plan: PiecePlan | None = None
+
+    def by_shares(self) -> Linear:
+        """Costs of which the shares are the division that ends soonest: seconds_i(b) = b / share_i."""
+        with np.errstate(divide="ignore"):
+            return Linear(1.0 / self.shares, np.zeros_like(self.shares))
+
+    def among(self, present: NDArray[np.bool_]) -> Plan:
+        """Without the absent, of one run; what the others have of it stays in proportion."""
+        kept = np.where(present, self.shares, 0.0)
+        if not kept.any():
+            return Plan(present / present.sum())  # nobody of them was planned for: equal parts
+        costs = self.costs
+        if isinstance(costs, Linear):
+            slope = np.where(present, costs.seconds_per_sample, np.inf)
+            # Who was gone when the plan was made may be all that is left now: then the shares alone must do.
+            costs = Linear(slope, costs.overhead) if np.isfinite(slope).any() else None
+        return Plan(kept / kept.sum(), costs=costs)

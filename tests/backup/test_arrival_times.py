@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.backup import arrival_times, isotonic
+from paceline.backup import arrival_times
 from paceline.backup.protocol import Timings
 
 
@@ -33,12 +33,12 @@ def test_the_optimum_is_that_of_cvxpy(n, density):
     for seed in range(3):
         means, weights = drawn(n, density, seed)
         weights[0, 0] = 1.0
-        found = isotonic.fit(means, weights).values
+        found = arrival_times.fit(means, weights).values
         values, objective = reference(means, weights)
         known = weights > 0
         assert np.sum(weights[known] * (found - means)[known] ** 2) == pytest.approx(objective, abs=1e-6)
         assert np.abs(found - values)[known].max() < 1e-5  # the reference is no more exact than that
-        low = isotonic.lower_bounds(found, known)
+        low = arrival_times.lower_bounds(found, known)
         assert np.diff(low, axis=0).min() >= -1e-12
         assert np.diff(low, axis=1).max() <= 1e-12
         assert np.diff(np.diagonal(low)).min() >= -1e-12
@@ -49,14 +49,14 @@ def test_the_optimum_is_that_of_cvxpy(n, density):
 def test_a_warm_start_changes_nothing(n, seed, density):
     means, weights = drawn(n, density, seed)
     weights[0, 0] = 1.0
-    old = isotonic.fit(means, weights)
+    old = arrival_times.fit(means, weights)
     rng = np.random.default_rng(seed + 1)
     row = rng.integers(n)
     means, weights = means.copy(), weights.copy()
     weights[:, row] += 1
     means[:, row] = np.where(weights[:, row] > 1, means[:, row], 0) + np.sort(rng.exponential(1, n))
-    cold = isotonic.fit(means, weights).values
-    warm = isotonic.fit(means, weights, old.blocks).values
+    cold = arrival_times.fit(means, weights).values
+    warm = arrival_times.fit(means, weights, old.blocks).values
     assert np.abs(cold - warm)[weights > 0].max() < 1e-9
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from paceline import backup
-from paceline.backup import gain, worker_times
-from paceline.backup.arrivals import Arrivals
-from paceline.backup.protocol import Iteration, Timings
+from paceline.backup import dbw
+from paceline.backup.protocol import Arrivals, Iteration, Timings
 from paceline.errors import PacelineError
 
 NONE = Timings(*(np.zeros(0, int),) * 2, np.zeros(0), np.zeros(0, int), np.zeros(0))
@@ -34,13 +33,13 @@ def test_everyone_and_static():
 
 
 def test_the_estimates_of_the_gain_by_hand():
-    state = gain.start(5)
-    state = gain.update(state, iteration(quorum=4, loss=2.0, norm2=3.0, variance=4.0, rate=0.5))
-    found = gain.estimate(state)
+    state = dbw.no_gain(5)
+    state = dbw.update_gain(state, iteration(quorum=4, loss=2.0, norm2=3.0, variance=4.0, rate=0.5))
+    found = dbw.estimate(state)
     assert (found.variance, found.norm2) == (4.0, 2.0)  # (11): 3 - 4 / 4
     assert np.isnan(found.smoothness)
-    state = gain.update(state, iteration(quorum=2, loss=1.5, norm2=2.0, variance=2.0, rate=0.5))
-    found = gain.estimate(state)
+    state = dbw.update_gain(state, iteration(quorum=2, loss=1.5, norm2=2.0, variance=2.0, rate=0.5))
+    found = dbw.estimate(state)
     # (12): 2 (0.5 * 2 - 0.5) / (0.25 (2 + 4 / 4))
     assert found.smoothness == pytest.approx(1.0 / 0.75)
     assert (found.variance, found.norm2) == (3.0, 1.5)
@@ -50,10 +49,10 @@ def test_the_estimates_of_the_gain_by_hand():
 
 
 def test_the_gain_never_falls_with_k_and_its_estimates_survive_single_gradients():
-    state = gain.start(3)
-    state = gain.update(state, iteration(loss=1.0))
-    state = gain.update(state, iteration(quorum=1, loss=0.1, variance=np.nan))  # falls faster than linear
-    found = gain.estimate(state)
+    state = dbw.no_gain(3)
+    state = dbw.update_gain(state, iteration(loss=1.0))
+    state = dbw.update_gain(state, iteration(quorum=1, loss=0.1, variance=np.nan))  # falls faster than linear
+    found = dbw.estimate(state)
     assert found.smoothness == 0.0
     assert found.variance == 0.5
     assert np.isfinite(found.of(np.arange(1.0, 5.0), 0.1)).all()
@@ -63,13 +62,13 @@ def test_estimates_of_real_gradients_are_unbiased():
     """V and N of a noisy quadratic against their exact values."""
     rng = np.random.default_rng(0)
     true, sigma2, k, size = np.full(20, 0.3), 0.8, 8, 20
-    state = gain.start(4000)
+    state = dbw.no_gain(4000)
     for _ in range(4000):
         g = true + rng.normal(0, np.sqrt(sigma2 / size), (k, size))
         mean = g.mean(0)
         variance = ((g - mean) ** 2).sum() / (k - 1)
-        state = gain.update(state, iteration(quorum=k, norm2=mean @ mean, variance=variance))
-    found = gain.estimate(state)
+        state = dbw.update_gain(state, iteration(quorum=k, norm2=mean @ mean, variance=variance))
+    found = dbw.estimate(state)
     assert found.variance == pytest.approx(sigma2, rel=0.02)
     assert found.norm2 == pytest.approx(true @ true, rel=0.02)
 
@@ -120,21 +119,21 @@ def test_dbw_is_deterministic_and_leaves_its_state_alone():
 
 def test_worker_times_against_known_clusters():
     """Constant times: workers of 1 s and 5 s; waiting for 2 takes 1 s, for 3 takes 5 s."""
-    state = worker_times.start(4, 8)
+    state = dbw.no_trips(4, 8)
     for _ in range(3):
-        state = worker_times.update(
+        state = dbw.update_trips(
             state, Timings(np.full(4, 4), np.arange(4), np.zeros(4), np.arange(4), np.array([1.0, 1, 5, 5]))
         )
     for mode in ("push-wait", "push-interrupt"):
-        assert worker_times.expected(state, mode) == pytest.approx([1, 1, 5, 5])
+        assert dbw.expected_seconds(state, mode) == pytest.approx([1, 1, 5, 5])
 
 
 def test_worker_times_are_those_of_exponential_workers():
     """Interrupted, k of n exponential round trips take H_n - H_{n-k} seconds."""
     rng = np.random.default_rng(1)
     n = 6
-    state = worker_times.TripsState(rng.exponential(1.0, (n, 4000)), 0)
-    found = np.mean([worker_times.expected(state._replace(steps=s), "push-interrupt") for s in range(60)], 0)
+    state = dbw.TripsState(rng.exponential(1.0, (n, 4000)), 0)
+    found = np.mean([dbw.expected_seconds(state._replace(steps=s), "push-interrupt") for s in range(60)], 0)
     exact = np.cumsum(1.0 / np.arange(n, 0, -1))
     assert found == pytest.approx(exact, rel=0.05)
 

@@ -8,7 +8,7 @@ from scipy import sparse
 from scipy.optimize import linprog
 
 from paceline import Cluster, Round, policies
-from paceline.balance import caution
+from paceline.balance import level
 from paceline.costs import Linear
 from paceline.shares import water_level
 
@@ -44,23 +44,23 @@ def test_nearly_as_good_as_the_stochastic_programme(noise):
     exact = best_on_average(*futures(rng, 300, pace, overhead, noise, jitter))
     plain = Linear(pace, overhead)
     share = np.sqrt(2 / np.pi)  # mean absolute over standard deviation
-    errors = caution.Errors(np.full(15, share * noise), np.full(15, share * jitter), np.ones(15))
-    margins = water_level(caution.cautious(plain, errors), BATCH).loads
+    errors = level.Errors(np.full(15, share * noise), np.full(15, share * jitter), np.ones(15))
+    margins = water_level(level.cautious(plain, errors), BATCH).loads
     paces, overheads = futures(rng, 20_000, pace, overhead, noise, jitter)
 
     def mean(loads):
         return (overheads + paces * loads).max(-1).mean()
 
-    level = mean(water_level(plain, BATCH).loads)
+    together = mean(water_level(plain, BATCH).loads)
     assert mean(margins) < mean(exact) * 1.005
-    assert mean(margins) < level - 0.75 * (level - mean(exact))
+    assert mean(margins) < together - 0.75 * (together - mean(exact))
 
 
 def test_certain_times_need_no_margin():
     plain = Linear(np.array([0.001, 0.004]), np.array([0.1, 0.0]))
-    known = caution.learn(caution.start((2,)), plain, plain.seconds_per_sample, plain.overhead)
-    for errors in (caution.start((2,)), known):
-        costs = caution.cautious(plain, errors)
+    known = level.learn_errors(level.nothing_expected((2,)), plain, plain.seconds_per_sample, plain.overhead)
+    for errors in (level.nothing_expected((2,)), known):
+        costs = level.cautious(plain, errors)
         assert np.array_equal(costs.seconds_per_sample, plain.seconds_per_sample)
         assert np.array_equal(costs.overhead, plain.overhead)
 
@@ -74,19 +74,19 @@ def test_certain_times_need_no_margin():
 def test_margins_do_not_drive_equal_workers_apart_whose_seconds_hardly_depend_on_the_load(loads, noise):
     loads = np.array(loads)
     pace = loads**0.1 / loads  # twice the load takes 7 % longer
-    errors = caution.Errors(np.full(len(loads), noise), np.zeros(len(loads)), np.ones(len(loads)))
-    planned = water_level(caution.cautious(Linear(pace, np.zeros(len(loads))), errors), BATCH).loads
+    errors = level.Errors(np.full(len(loads), noise), np.zeros(len(loads)), np.ones(len(loads)))
+    planned = water_level(level.cautious(Linear(pace, np.zeros(len(loads))), errors), BATCH).loads
     assert planned.max() / planned.min() < loads.max() / loads.min()
 
 
 def test_scatter_is_learned_and_a_change_of_speed_is_not_scatter():
     rng = np.random.default_rng(0)
     plain = Linear(np.full(20, 0.002), np.full(20, 0.1))
-    errors = caution.start((20,))
+    errors = level.nothing_expected((20,))
     for t in range(200):
         pace = 0.002 * np.exp(0.1 * rng.standard_normal(20)) * (3.0 if t % 50 == 25 else 1.0)
-        errors = caution.learn(errors, plain, pace, 0.1 + 0.01 * rng.standard_normal(20))
-    noise, jitter = caution.scatter(errors)
+        errors = level.learn_errors(errors, plain, pace, 0.1 + 0.01 * rng.standard_normal(20))
+    noise, jitter = level.scatter(errors)
     assert noise == pytest.approx(0.1, rel=0.25)
     assert jitter == pytest.approx(0.01, rel=0.25)
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import Cluster, PacelineError, Round, policies
-from paceline.balance import dolbie_peers
+from paceline.balance import dolbie
 from paceline.costs import Increasing, Linear, Saturating
 
 from .streams import constant, drifting, play
@@ -61,21 +61,21 @@ def test_walks_the_path_of_the_listing(seed):
 def test_peers_walk_the_same_path_as_the_master_and_their_messages_are_counted(seed):
     n, costs = random_system(seed)
     _, played, plan, _ = play("dolbie:floor=0", costs, BATCH)
-    peers = dolbie_peers.start(n)
+    peers = dolbie.start_peers(n)
     for cost, loads in zip(costs, played, strict=True):
         np.testing.assert_allclose([p.share for p in peers], loads / BATCH, atol=1e-12)
-        peers, traffic = dolbie_peers.play_round(peers, cost, BATCH)
+        peers, traffic = dolbie.play_round(peers, cost, BATCH)
         assert traffic == (n * (n - 1) + n - 1, 2 * n * (n - 1) + n - 1)
     np.testing.assert_allclose([p.share for p in peers], plan.shares, atol=1e-12)
 
 
 def test_peers_tell_their_shares_to_the_straggler_alone():
-    peers = dolbie_peers.start(3)
-    heard = [dolbie_peers.announce(p, s) for p, s in zip(peers, (1.0, 3.0, 3.0), strict=True)]
-    decided = [dolbie_peers.decide(p, 0.5, heard) for p in peers]
+    peers = dolbie.start_peers(3)
+    heard = [dolbie.announce(p, s) for p, s in zip(peers, (1.0, 3.0, 3.0), strict=True)]
+    decided = [dolbie.decide(p, 0.5, heard) for p in peers]
     assert [message and message.receiver for _, message in decided] == [1, None, 1]  # the lower of equals
     with pytest.raises(PacelineError, match="at least 1"):
-        dolbie_peers.start(0)
+        dolbie.start_peers(0)
 
 
 @pytest.mark.parametrize("options", ["", ":monotone=no", ":tight=yes", ":monotone=no,tight=yes"])

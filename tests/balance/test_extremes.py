@@ -27,6 +27,9 @@ ROUNDS = st.integers(1, 4).flatmap(
 )
 # What made shares of lbbsp-gpu all zero: an overhead beside which the others' work is nothing.
 ZEROED = [[(1.0, 0.0), (1.0, 0.0)], [(1e-9, 0.0), (1e9, 1.0)], [(1e9, 1.0), (1e-9, 1.0)]]
+# Between neighbouring floats of the level, the late ones' loads differ by 128 samples; what is left of the batch then
+# must not go to the slow one, whom a hundred-millionth of a sample takes long.
+SLOW_AND_LATE = [(2989135587185895.0, 0.0), (4.488947797397652e17, 0.0), *2 * [(1.0, 8.686633072560148e17)]]
 
 
 def check(shares: np.ndarray, cluster: Cluster) -> None:
@@ -91,6 +94,8 @@ def test_every_loop_gives_whole_samples(
 )
 @example(costs=[(1e-12, 1e12), (1e3, 1e12)], batch=60.0)
 @example(costs=[(np.inf, 0.0), (1.0, 1e18)], batch=60.0)
+@example(costs=SLOW_AND_LATE, batch=216718962.79)
+@example(costs=[*SLOW_AND_LATE, SLOW_AND_LATE[0]], batch=216718962.79136962)
 def test_the_water_level_is_full_and_nobody_could_end_sooner(
     costs: list[tuple[float, float]], batch: float
 ) -> None:

@@ -11,18 +11,19 @@ from hypothesis import strategies as st
 
 from paceline import Cluster, Round, policies
 from paceline.errors import PacelineError
-from paceline.pieces.rule import divide, size
+from paceline.pieces.rule import claim, divide
 from paceline.rounds import PiecePlan, PieceTimes
 
 
 def sizes(part: float, pool: int, weights: list[float], least: float = 1.0, unit: int = 1) -> list[int]:
     """The pieces that workers claim in turn until nothing is left."""
     taken, left, turn = [], pool, 0
-    held = [0] * len(weights)
+    held, n = [0] * len(weights), len(weights)
+    piece_plan = PiecePlan(*(np.array(each) for each in (0.0, part, part, [least] * n, weights)))
     while left:
         who = turn % len(weights)
-        args = (part, left, pool * weights[who] - held[who], weights[who], least)
-        taken.append(int(size(*(np.asarray(a, float) for a in args), unit)))
+        known = {"left": left, "batch": pool, "held": held[who], "speed": weights[who], "together": 1.0}
+        taken.append(claim(piece_plan, who, told=True, workers=len(weights), unit=unit, **known))
         held[who] += taken[-1]
         left -= taken[-1]
         turn += 1
@@ -158,20 +159,6 @@ def test_claims_go_by_what_is_expected_and_plans_by_more() -> None:
         plan, state = policy.step(state, Round(plan.shares, seconds, batch))
         told.append(plan.piece_plan.speeds.sum() * pace / n)
     assert np.mean(told[20:]) == pytest.approx(1.0, abs=0.1)
-
-
-def test_a_state_of_before_rounds_in_pieces_were_judged_is_taken() -> None:
-    policy = policies.create("auto", Cluster(3, 48))
-    plan, state = policy.init()
-    for _ in range(5):
-        plan, state = policy.step(state, Round(plan.shares, plan.shares * np.array([1.0, 1, 4]), 48))
-    before = policies.leaves(state)[:-3]
-    taken = policies.restore(policy.init()[1], before)
-    for one, other in zip(before, policies.leaves(taken), strict=False):
-        np.testing.assert_array_equal(one, other)
-    assert policy.step(taken, Round(plan.shares, plan.shares, 48))[0].shares.sum() == pytest.approx(1.0)
-    with pytest.raises(PacelineError, match="belongs to another policy"):
-        policies.restore(policy.init()[1], before[:-1])
 
 
 def test_what_cannot_be_is_said_in_a_sentence() -> None:

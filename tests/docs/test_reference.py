@@ -19,10 +19,10 @@ pytestmark = pytest.mark.xdist_group("site")
     ("file", "old", "new", "sentence"),
     [
         (
-            "src/paceline/durations.py",
+            "src/paceline/options.py",
             '"""',
             '__all__ = ["bare"]\n\n\ndef bare() -> None:\n    return\n\n\n"""',
-            "paceline.durations.bare is public and has no docstring",
+            "paceline.options.bare is public and has no docstring",
         ),
         (
             "src/paceline/client.py",

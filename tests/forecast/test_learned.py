@@ -10,10 +10,9 @@ import pytest
 from paceline import forecast
 from paceline.errors import PacelineError
 from paceline.forecast import Reading, learned
+from paceline.forecast.learned import BLOCK, LearnedState, load, save
 from paceline.forecast.rating import rate, rmse, walk
-from paceline.forecast.saved import load, save
 from paceline.forecast.series import Series, bursty
-from paceline.forecast.window import BLOCK, LearnedState
 
 
 @pytest.fixture(scope="module")

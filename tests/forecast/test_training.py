@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import minimize
 
+from paceline.forecast.learned import DECAY, improve
 from paceline.forecast.networks import Perceptron
-from paceline.forecast.training import DECAY, improve
 
 NETWORK = Perceptron(3, 2)
 

@@ -167,11 +167,17 @@ part = st.sampled_from([0.0, 0.25, 0.5, 0.97, 1.0])
         }
     ),
 )
-def test_one_worker_claims_in_plain_numbers_what_arrays_say(planned, known):
+def test_a_worker_alone_claims_what_it_does_in_many_realizations(planned, known):
     before, after, expected, least = planned
     known["most"] -= known["most"] % known["unit"]
     piece_plan = PiecePlan(np.array(0.5), *map(np.array, (before, after, [least], [expected])))
-    assert rule.claim_of_one(piece_plan, 0, **known) == rule.claim(piece_plan, 0, **known)
+    both = PiecePlan(*(np.stack([value, value]) for value in piece_plan))
+    at = np.arange(2), np.zeros(2, np.int64)
+    each = {
+        name: value if name in ("workers", "most", "unit") else np.array([value, value])
+        for name, value in known.items()
+    }
+    assert (rule.claim(both, at, **each) == rule.claim(piece_plan, 0, **known)).all()
 
 
 @given(scripts(alone=True))

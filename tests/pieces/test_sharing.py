@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.pieces.rule import against_the_first, piece_cost
 from paceline.pieces.sharing import SharedRound
-from paceline.pieces.times import against_the_first, piece_cost
 from paceline.rounds import PiecePlan
 
 

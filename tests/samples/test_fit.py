@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.optimize import least_squares, nnls
 
-from paceline.samples import CostLearner, SampleCosts, deal, fit
+from paceline.samples import CostLearner, SampleCosts, deal, learner
 
 PART, LAUNCH = 0.35, 0.6
 OVERHEAD, PACE = np.array([0.02, 0.05, 0.0, 0.1]), np.array([1.0, 1.5, 1.0, 4.0]) * 1e-2
@@ -22,10 +22,10 @@ def rounds(many: int, seed: int = 0, scatter: float = 0.02) -> tuple[np.ndarray,
     return parts, seconds * np.exp(scatter * rng.standard_normal(seconds.shape))
 
 
-def fitted(parts: np.ndarray, seconds: np.ndarray, **options: float) -> fit.Fit:
-    belief = fit.start(parts.shape[1])
+def fitted(parts: np.ndarray, seconds: np.ndarray, **options: float) -> learner.CostFit:
+    belief = learner.start_fit(parts.shape[1])
     for each, took in zip(parts, seconds, strict=True):
-        belief = fit.update(belief, each, took, **options)
+        belief = learner.update_fit(belief, each, took, **options)
     return belief
 
 
@@ -50,7 +50,7 @@ def test_each_workers_line_is_that_of_nnls() -> None:
     parts, seconds = rounds(20, seed=1)
     products = np.concatenate([parts, np.ones((20, 4, 1)), seconds[:, :, None]], -1) / seconds[:, :, None]
     sums = np.einsum("twi,twj->wij", products, products)
-    overhead, pace = fit.lines(sums, PART, LAUNCH)
+    overhead, pace = learner.lines(sums, PART, LAUNCH)
     costs = parts @ [1 - PART, PART, LAUNCH]
     for worker in range(4):
         took = seconds[:, worker, None]
@@ -94,9 +94,9 @@ def test_what_is_never_negative_is_not() -> None:
 
 def test_nobody_there_teaches_nothing_and_one_round_says_nothing_of_launches() -> None:
     parts, seconds = rounds(1)
-    absent = fit.update(fit.start(4), parts[0], np.full(4, np.nan))
+    absent = learner.update_fit(learner.start_fit(4), parts[0], np.full(4, np.nan))
     assert not absent.sums.any()
-    one = fit.update(fit.start(4), parts[0], seconds[0])
+    one = learner.update_fit(learner.start_fit(4), parts[0], seconds[0])
     assert np.all(one.overhead == 0)
     assert np.isfinite([one.part, one.launch]).all()
 

@@ -1,7 +1,10 @@
 """``dbw`` and ``blind``: as many gradients as lower the loss most a second (Xu, Neglia, Sebastianelli 2021).
 
-k_t = argmax G_k / T_k, eq. (18), with the estimates of ``gain`` and ``arrival_times``; one more than before where
-the loss has risen, eq. (19); all where no k promises a gain.
+k_t = argmax G_k / T_k, eq. (18), with what an update from k gradients gains, eqs. (10) to (16), and how long it takes
+(``arrival_times``); one more than before where the loss has risen, eq. (19); all where no k promises a gain.
+
+DBW's arrivals are exchangeable: whoever comes i-th. Where some workers are slow for good, or the cluster has
+just changed, each worker's own recent round trips say more: they are played forward.
 """
 
 from __future__ import annotations
@@ -11,15 +14,145 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from paceline.backup import arrival_times, gain, worker_times
+from paceline.backup import arrival_times
 from paceline.backup.arrival_times import TimesState
-from paceline.backup.gain import GainState
-from paceline.backup.protocol import Backup, Iteration
-from paceline.backup.worker_times import TripsState
+from paceline.backup.protocol import Backup, Iteration, Timings
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 
 RECENT = 12  # round trips of each worker that "workers" looks back on
+REPLICAS, SKIPPED, PLAYED = 6, 6, 12  # clusters played at once; iterations before counting, and counted
+
+
+class GainState(NamedTuple):
+    """The last D estimates, newest last, NaN where there was none; each of shape (D,)."""
+
+    variance: Array  # V+, eq. (10)
+    norm2: Array  # N+, eq. (11)
+    smoothness: Array  # L+, eq. (12)
+    loss: float  # F of the last iteration; NaN before the first
+    spread: float  # V+ / k of the last iteration, 0 where unknown
+
+
+class Gain(NamedTuple):
+    """Averages over the last D iterations, eqs. (13) to (15); NaN before the first estimate."""
+
+    variance: float
+    norm2: float
+    smoothness: float
+
+    def of(self, k: Array, rate: float) -> Array:
+        """Expected decrease of the loss by an update from k gradients, eq. (16); same shape as k."""
+        bend = 0.5 * self.smoothness * rate**2
+        return (rate - bend) * self.norm2 - bend * self.variance / k
+
+
+def no_gain(depth: int) -> GainState:
+    """Nothing known yet. depth: D."""
+    nothing = np.full(depth, np.nan)
+    return GainState(nothing, nothing, nothing, np.nan, 0.0)
+
+
+def update_gain(state: GainState, happened: Iteration) -> GainState:
+    """Take in one iteration.
+
+    L+ compares the loss with that of the iteration before, so it comes one iteration later.
+    """
+    k = happened.quorum
+    spread = happened.variance / k if np.isfinite(happened.variance) else 0.0
+    norm2 = max(happened.norm2 - spread, 0.0) if np.isfinite(happened.variance) else np.nan
+    smoothness = np.nan
+    before = state.norm2[-1]
+    bottom = happened.rate**2 * (before + state.spread)
+    if np.isfinite(state.loss) and np.isfinite(before) and bottom > 0:
+        decrease = state.loss - happened.loss
+        smoothness = 2.0 * (happened.rate * before - decrease) / bottom
+    return GainState(
+        _pushed(state.variance, happened.variance),
+        _pushed(state.norm2, norm2),
+        _pushed(state.smoothness, smoothness),
+        happened.loss,
+        spread,
+    )
+
+
+def estimate(state: GainState) -> Gain:
+    """What the next iteration may expect.
+
+    The loss is measured on samples, so about half of the single L+ are negative. Their average is cut off at 0
+    (with a negative one the gain would fall with k); cutting each of them off would bias it upwards.
+    """
+    return Gain(_mean(state.variance), _mean(state.norm2), np.maximum(_mean(state.smoothness), 0.0))
+
+
+def _pushed(values: Array, newest: float) -> Array:
+    return np.append(values[1:], newest)
+
+
+def _mean(values: Array) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else np.nan
+
+
+class TripsState(NamedTuple):
+    """The last M round trips of each worker, newest last, NaN where there were fewer; shape (n, M)."""
+
+    seconds: Array
+    steps: int
+
+
+def no_trips(workers: int, memory: int) -> TripsState:
+    """No trip yet. memory: M."""
+    return TripsState(np.full((workers, memory), np.nan), 0)
+
+
+def update_trips(state: TripsState, timings: Timings) -> TripsState:
+    """Add round trips."""
+    seconds = state.seconds.copy()
+    for worker, trip in zip(timings.worker, timings.trip, strict=True):
+        if worker < len(seconds) and np.isfinite(trip):
+            seconds[worker, :-1] = seconds[worker, 1:]
+            seconds[worker, -1] = trip
+    return TripsState(seconds, state.steps + 1)
+
+
+def expected_seconds(state: TripsState, mode: str) -> Array:
+    """Mean seconds of an iteration that waits for k = 1..n, shape (n,), each k used all the time.
+
+    Late workers end what they do before they begin again ("push-wait", "pull"), or begin at once
+    ("push-interrupt"). Draws repeat for the same number of steps, so that replicas agree.
+    """
+    n = len(state.seconds)
+    known = ~np.isnan(state.seconds)
+    if not known.any():
+        return np.zeros(n)
+    drawn = _draws(state, known)
+    wanted = np.arange(n)[:, None]
+    ready = np.zeros((n, REPLICAS, n))  # when each worker can begin: first axis k - 1
+    now = np.zeros((n, REPLICAS))
+    began = now
+    for step in range(SKIPPED + PLAYED):
+        if step == SKIPPED:
+            began = now
+        done = ready + drawn[step]
+        now = np.take_along_axis(np.sort(done, axis=-1), wanted[:, :, None].repeat(REPLICAS, 1), -1)[..., 0]
+        update_at = now[..., None]
+        if mode == "push-interrupt":
+            ready = np.broadcast_to(update_at, ready.shape)
+        else:
+            ready = np.where(done <= update_at, update_at, np.where(ready < update_at, done, ready))
+    return (now - began).mean(-1) / PLAYED
+
+
+def _draws(state: TripsState, known: np.ndarray) -> Array:
+    """Round trips drawn from each worker's own, shape (steps, REPLICAS, n); from all for the unknown."""
+    rng = np.random.default_rng(state.steps)
+    pooled = state.seconds[known]
+    columns = []
+    for trips, mine in zip(state.seconds, known, strict=True):
+        pool = trips[mine] if mine.any() else pooled
+        columns.append(pool[rng.integers(len(pool), size=(SKIPPED + PLAYED, REPLICAS))])
+    return np.stack(columns, -1)
 
 
 class DbwState(NamedTuple):
@@ -59,11 +192,11 @@ class Dbw(Backup[DbwState]):
 
     def init(self) -> tuple[int, DbwState]:
         n = self.workers
-        return n, DbwState(gain.start(self.depth), arrival_times.start(n), worker_times.start(n, RECENT))
+        return n, DbwState(no_gain(self.depth), arrival_times.start(n), no_trips(n, RECENT))
 
     def step(self, state: DbwState, happened: Iteration) -> tuple[int, DbwState]:
         rose = happened.loss > self.beta * state.gain.loss  # False while there is no loss before
-        gains = gain.update(state.gain, happened)
+        gains = update_gain(state.gain, happened)
         seconds, times, trips = self._seconds(state, happened)
         state = DbwState(gains, times, trips)
 
@@ -81,15 +214,15 @@ class Dbw(Backup[DbwState]):
 
     def _worth(self, gains: GainState, k: Array, rate: float) -> Array:
         """What an update from k gradients is worth; NaN (all the workers, then) as long as nothing is known."""
-        found = gain.estimate(gains)
+        found = estimate(gains)
         if self.worth == "noise":
             return found.norm2**2 / (found.norm2 + found.variance / k)
         return found.of(k, rate)
 
     def _seconds(self, state: DbwState, happened: Iteration) -> tuple[Array, TimesState, TripsState]:
         if self.times == "workers":
-            trips = worker_times.update(state.trips, happened.timings)
-            return worker_times.expected(trips, self.mode), state.times, trips
+            trips = update_trips(state.trips, happened.timings)
+            return expected_seconds(trips, self.mode), state.times, trips
         times = arrival_times.update(state.times, happened.timings, self.memory)
         if self.times == "naive":
             return arrival_times.naive(times), times, state.trips

@@ -1,4 +1,4 @@
-"""What a backup policy is told after each update, and the protocol it follows."""
+"""What a backup policy is told after each update, who keeps that, and the protocol it follows."""
 
 from __future__ import annotations
 
@@ -63,3 +63,36 @@ class Backup(Protocol[S]):
     def step(self, state: S, happened: Iteration) -> tuple[int, S]:
         """The next quorum, from 1 to ``happened.present``."""
         ...
+
+
+class Arrivals:
+    """Turns an engine's events into ``Timings``: tell it of each update and each gradient, late ones included.
+
+    A version is forgotten when as many of its gradients as there are workers have come.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._versions = {0: (0.0, workers, 0)}  # when it was made, h, how many have come
+        self._samples: list[tuple[int, int, float, int, float]] = []
+
+    def updated(self, version: int, now: float, quorum: int) -> None:
+        """The parameters became ``version`` at ``now`` (seconds), from ``quorum`` gradients."""
+        self._versions[version] = (now, quorum, 0)
+        for old in [v for v in self._versions if v < version - 4 * self._workers]:
+            del self._versions[old]
+
+    def arrived(self, worker: int, version: int, now: float, trip: float) -> None:
+        """A gradient for ``version`` came at ``now``; the worker's round trip took ``trip`` seconds."""
+        if version not in self._versions:
+            return
+        made, quorum, count = self._versions[version]
+        self._versions[version] = (made, quorum, count + 1)
+        self._samples.append((quorum, count + 1, now - made, worker, trip))
+
+    def take(self) -> Timings:
+        """The samples since the last call."""
+        taken, self._samples = self._samples, []
+        columns = np.array(taken, float).reshape(-1, 5).T
+        before, place, worker = (columns[i].astype(np.int64) for i in (0, 1, 3))
+        return Timings(before, place, columns[2], worker, columns[4])

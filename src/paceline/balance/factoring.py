@@ -1,19 +1,21 @@
 """``factoring``: a part of the plan first, the rest in shrinking pieces that whoever is free claims.
 
-No plan can know that a worker will stall in the coming round. Here only a portion of each share is run at
-once; what is left is claimed while the round runs: each claim is a part of what the worker still has to do if
-all are to end together, by the speed that each has in this very round. So all end within one small piece of each
-other, and the number of pieces grows with the logarithm of the round's length (Polychronopoulos and Kuck 1987:
-guided self-scheduling; Hummel, Schonberg and Flynn 1992: factoring; Banicescu, Velusamy and Devaprasad 2003:
-adaptive weighted factoring). How much is run at once is learned by replaying each round: what would it have
-lost to its slowest worker, had each portion been run at once? What rounds in pieces lost beside that counts, too
-(``ends``). And how large a part a claim is, once every worker has told its speed, is learned by how far the claims'
-times strayed from what the first pieces had promised.
+No plan can know that a worker will stall in the coming round. Here only a portion of each share is run at once; what
+is left is claimed while the round runs: each claim is a part of what the worker still has to do if all are to end
+together, by the speed that each has in this very round. So all end within one small piece of each other, and the
+number of pieces grows with the logarithm of the round's length (Polychronopoulos and Kuck 1987: guided
+self-scheduling; Hummel, Schonberg and Flynn 1992: factoring; Banicescu, Velusamy and Devaprasad 2003: adaptive
+weighted factoring). How much is run at once is learned by replaying each round: what would it have lost to its
+slowest worker, had each portion been run at once? And how large a part a claim is, once every worker has told its
+speed, is learned by how far the claims' times strayed from what the first pieces had promised.
+
+A replay takes it that all that is claimed is shared out perfectly. It is not where workers are held up rather than
+slow, as by others on the same processors: no claim can know of that, and the last pieces suffer it as a whole plan
+would. So what rounds in pieces really came to is compared with what the replay says of these very rounds.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -21,14 +23,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.balance import ends, portions
-from paceline.balance.forecasting import Forecasting
 from paceline.balance.level import Level
-from paceline.balance.portions import LEAST, PORTIONS, WARM
-from paceline.balance.protocol import Policy
-from paceline.costs import Linear, line_through, line_through_few
+from paceline.balance.protocol import Forecasting, Policy
+from paceline.costs import LONGEST, QUICKEST, Linear, line_through
 from paceline.errors import PacelineError
-from paceline.few import few, total
+from paceline.forecast.portable_math import log
 from paceline.rounds import Array, Cluster, PiecePlan, PieceTimes, Plan, Round
 
 AT_FIRST = 0.25  # until a plan has been measured once
@@ -36,6 +35,13 @@ PART = 0.5  # of what is due to a worker: a claim before all have told their spe
 MOST = 0.97  # the same afterwards, where paces hold within the round
 STRAY = 2.0  # times the mean deviation of the claims' times: left unclaimed by a claim
 STRAY_MEMORY = 0.9  # weight of the deviations seen so far, kept each round
+PORTIONS = np.concatenate([np.arange(0.05, 0.96, 0.05), [1.0]])  # candidates for what is run at once
+LEFT = 1 - PORTIONS
+MEMORY = 0.98  # weight of what was learned, kept each round
+FIRST = 0.1  # weight of each of the first rounds, which also warm the workers up, and of the plans made from these
+WARM = 0.45  # weight from which on rounds count in full: after five
+LEAST = 3.0  # the smallest piece takes this many times what a piece costs beyond its samples
+BELIEVED = 1.0  # weight of rounds in pieces from which on a half of what they lost is believed
 
 
 class FactoringState(NamedTuple):
@@ -47,10 +53,9 @@ class FactoringState(NamedTuple):
     piece: Array  # seconds that a piece costs beyond its samples, (..., 1)
     claimed: Array  # weighted sum of the seconds that claims were expected to take, (..., 1)
     strayed: Array  # the same of how far they were from it, (..., 1)
-    # Added later than the others; a state that was stored before has none of it.
-    at_once: Any = None  # portion of the newest plan that is run at once, (..., 1)
-    ends: Any = None  # mean of what rounds in pieces missed, of their seconds, (..., 1)
-    seen: Any = None  # weight behind it, (..., 1)
+    at_once: Array  # portion of the newest plan that is run at once, (..., 1)
+    ends: Array  # mean of what rounds in pieces missed, of their seconds, (..., 1)
+    seen: Array  # weight behind it, (..., 1)
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,7 @@ class Factoring(Forecasting, Policy[FactoringState]):
         lost = self._lost(state, round)
         assert isinstance(plan.costs, Linear)
         # The plan aims early where it is unsure; what is claimed goes by what is to be expected.
-        expected = np.asarray(inner.expected)
+        expected = inner.expected
         speeds = 1.0 / np.where(np.isfinite(plan.costs.seconds_per_sample), expected, np.inf)
         pieces = _learned(state, round.pieces)
         state = FactoringState(
@@ -124,35 +129,17 @@ class Factoring(Forecasting, Policy[FactoringState]):
 
     def _lost(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array]:
         """``losses``, ``weight``, ``ends`` and ``seen`` of the state after a round."""
-        if few(round.shares) and (found := self._lost_few(state, round)) is not None:
-            return found
         pace = line_through(round.loads, round.seconds, round.overhead, np.nan)
-        planned, known = portions.slowest_over_ideal(state.planned, state.speeds, pace)
-        ran, measured = portions.slowest_over_ideal(round.shares, state.speeds, pace)
-        counts = known & measured & (state.at_once < 1) & (state.weight >= WARM) & _claimed(round)
-        promised = LEAST * state.piece * state.speeds.sum(-1, keepdims=True) / self.cluster.global_batch
-        missed = np.where(counts, ends.missed(state.at_once, planned, ran, promised), 0.0)
-        learned = portions.learn(state.losses, state.weight, planned, known, missed)
-        return *learned, *ends.learn(state.ends, state.seen, missed, counts)
-
-    def _lost_few(self, state: FactoringState, round: Round) -> tuple[Array, Array, Array, Array] | None:
-        """The same in plain numbers, where all were measured; None where that is not so."""
-        shares, speeds = round.shares.tolist(), state.speeds.tolist()
-        paces = line_through_few(shares, round.batch, round.seconds.tolist(), round.overhead.tolist())
-        if paces is None:
-            return None
-        planned = portions.slowest_over_ideal_few(state.planned.tolist(), speeds, paces)
-        if planned is None:
-            return None
-        at_once, missed = float(state.at_once[0]), None
-        if at_once < 1 and state.weight[0] >= WARM and _claimed(round):
-            ran = portions.slowest_over_ideal_few(shares, speeds, paces)
-            if ran is None:
-                return None
-            promised = LEAST * float(state.piece[0]) * total(speeds) / self.cluster.global_batch
-            missed = ends.missed_few(at_once, planned, ran, promised)
-        learned = portions.learn_few(state.losses, state.weight, planned, missed or 0.0)
-        return *learned, *ends.learn_few(state.ends, state.seen, missed)
+        planned, known = slowest_over_ideal(state.planned, state.speeds, pace)
+        missed, counts = np.zeros(known.shape), np.zeros(known.shape, bool)
+        if round.pieces is not None:
+            ran, measured = slowest_over_ideal(round.shares, state.speeds, pace)
+            claimed = np.any(round.pieces.expected > 0, axis=-1, keepdims=True)
+            counts = known & measured & (state.at_once < 1) & (state.weight >= WARM) & claimed
+            promised = LEAST * state.piece * state.speeds.sum(-1, keepdims=True) / self.cluster.global_batch
+            missed = np.where(counts, missed_in_pieces(state.at_once, planned, ran, promised), 0.0)
+        learned = learn_losses(state.losses, state.weight, planned, known, missed)
+        return *learned, *learn_ends(state.ends, state.seen, missed, counts)
 
     def planner(self) -> Level:
         """What plans the rounds that are divided here."""
@@ -163,12 +150,6 @@ class Factoring(Forecasting, Policy[FactoringState]):
         return Level(self.cluster, self.forecast)
 
     def _in_pieces(self, plan: Plan, state: FactoringState) -> Plan:
-        if (
-            few(state.speeds)
-            and self.piece is None
-            and (found := self._in_pieces_few(plan, state)) is not None
-        ):
-            return found
         speeds, piece = state.speeds, state.piece
         together = speeds.sum(-1, keepdims=True)
         known = together > 0
@@ -191,37 +172,16 @@ class Factoring(Forecasting, Policy[FactoringState]):
         piece_plan = PiecePlan(portion, np.full(portion.shape, part), then, np.maximum(least, 1.0), speeds)
         return Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
 
-    def _in_pieces_few(self, plan: Plan, state: FactoringState) -> Plan | None:
-        """The same in plain numbers, where the scheme learns and all speeds are known; None where that is not so."""
-        speeds, claimed = state.speeds.tolist(), float(state.claimed[0])
-        together, piece = total(speeds), float(state.piece[0])
-        learns = self.scheme == "adaptive" and self.portion is None and self.part is None
-        if not (learns and state.weight[0] > 0 and 0 < together < math.inf and min(speeds) > 0):
-            return None
-        deviation = float(state.strayed[0]) / claimed if claimed > 0 else math.inf
-        then = np.asarray(min(max(1.0 - STRAY * deviation, PART), MOST))
-        seconds = self.cluster.global_batch / together
-        uneven = ends.expected(state.ends, state.seen)
-        if self.whole and portions.whole_is_best(state.losses, float(uneven[0]), piece, seconds):
-            portion = np.asarray(1.0)
-        else:
-            long = np.array([seconds])
-            portion = portions.best(state.losses, uneven, state.piece, long, PART, then, self.whole)
-        least = LEAST * piece
-        least_samples = np.array([max(least * speed, 1.0) for speed in speeds])
-        piece_plan = PiecePlan(portion, np.asarray(PART), then, least_samples, state.speeds)
-        return Plan(plan.shares, plan.quorum, plan.costs, piece_plan)
-
     def _then(self, state: FactoringState) -> Array:
         """What part of what is due to a worker a claim is, once all have told their speeds; (...,)."""
         strayed, claimed = state.strayed[..., 0], state.claimed[..., 0]
         deviation = np.where(claimed > 0, strayed / np.where(claimed > 0, claimed, 1.0), np.inf)
-        return np.clip(1.0 - STRAY * deviation, PART, MOST)
+        return np.minimum(np.maximum(1.0 - STRAY * deviation, PART), MOST)
 
     def _portion(self, state: FactoringState, seconds: Array, part: float, then: Array) -> Array:
         """What to run at once; (...,)."""
-        uneven = ends.expected(state.ends, state.seen)
-        best = portions.best(state.losses, uneven, state.piece, seconds, part, then, self.whole)
+        uneven = expected_ends(state.ends, state.seen)
+        best = best_portion(state.losses, uneven, state.piece, seconds, part, then, self.whole)
         alone = self.whole and self.cluster.workers == 1  # nobody else could claim anything
         return np.where(state.weight[..., 0] > 0, best, 1.0 if alone else AT_FIRST)
 
@@ -233,26 +193,11 @@ class Auto(Factoring):
     whole: ClassVar[bool] = True
 
 
-def _claimed(round: Round) -> NDArray[np.bool_] | bool:
-    """Whether work was claimed within the round, (..., 1)."""
-    return False if round.pieces is None else np.any(round.pieces.expected > 0, axis=-1, keepdims=True)
-
-
 def _learned(state: FactoringState, pieces: PieceTimes | None) -> tuple[Array, Array, Array]:
     """``piece``, ``claimed`` and ``strayed`` of the state after a round's pieces."""
     piece, claimed, strayed = state.piece, state.claimed, state.strayed
     if pieces is None:
         return piece, claimed, strayed
-    if few(pieces.cost):
-        cost, newest, off = (total(values.tolist()) for values in pieces)
-        if math.isfinite(cost + newest + off):  # all told
-            piece = np.array([cost / len(pieces.cost)])
-            if newest > 0:
-                claimed = np.array([STRAY_MEMORY * float(claimed[0]) + newest])
-                strayed = np.array([STRAY_MEMORY * float(strayed[0]) + off])
-                return piece, claimed, strayed
-            if off == 0:  # nothing was claimed
-                return piece, claimed, strayed
     expected = _sum_of_known(pieces.expected)
     kept = np.where(expected > 0, STRAY_MEMORY, 1.0)
     piece = _mean_of_known(pieces.cost, piece)
@@ -271,3 +216,80 @@ def _mean_of_known(values: Array, otherwise: Array) -> Array:
     counted = np.maximum(known.sum(-1, keepdims=True), 1)
     mean = np.where(known, values, 0.0).sum(-1, keepdims=True) / counted
     return np.where(known.any(-1, keepdims=True), mean, otherwise)
+
+
+def learn_losses(
+    losses: Array, weight: Array, ratios: Array, counts: NDArray[np.bool_], doubt: Array
+) -> tuple[Array, Array]:
+    """(what each portion has lost so far, (..., K), the weight behind it, (..., 1)) after one more round.
+
+    Had a portion been run at once and the rest shared out perfectly, the slowest worker would have ended portion *
+    slowest / ideal after the round began, the others at 1 or later. ratios, counts: of ``slowest_over_ideal``, for
+    the shares that were planned. doubt: what of the whole plan's loss may come of the pieces that the round was run
+    in, so that the plan would not have had it, (..., 1): once whole rounds are run, they tell.
+    """
+    lost = np.maximum(PORTIONS * ratios - 1.0, 0.0)
+    lost[..., -1:] = np.maximum(lost[..., -1:] - doubt, 0.0)
+    own = np.where(weight < WARM, FIRST, 1.0)
+    weight = np.where(counts, MEMORY * weight + own, weight)
+    gain = np.where(counts, own / np.maximum(weight, FIRST), 0.0)
+    return losses + gain * (lost - losses), weight
+
+
+def best_portion(
+    losses: Array, ends: Array, piece: Array, seconds: Array, part: float, then: Array, whole: bool
+) -> Array:
+    """The portion with the least loss, the cost of the pieces added; (...,).
+
+    losses: as learned, (..., K). ends: what pieces lose beside that, of the round's seconds. piece: seconds that one
+    costs beyond its samples; seconds: that the round will take; these three (..., 1). part, then: what a claim is of
+    what is due, before and once the speeds are known. whole: all at once is a choice, too.
+    """
+    smallest = np.maximum(LEAST * piece, QUICKEST)
+    after_one_claim = (1 - part) * LEFT * seconds
+    later = np.maximum(np.minimum(after_one_claim, LONGEST), smallest)
+    stages = log(later / smallest) / -log(1 - np.minimum(then, 0.99))[..., None]
+    lost = losses + ends + ((2 + stages) * piece + smallest / 2) / seconds
+    lost[..., -1] = losses[..., -1] if whole else np.inf
+    return np.asarray(PORTIONS[np.argmin(lost, axis=-1)])
+
+
+def slowest_over_ideal(shares: Array, speeds: Array, pace: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """(when the slowest worker ends with these shares, over the time at which all would at best, whether that is
+    known); both (..., 1).
+
+    speeds: by which the round was planned, 0 where nothing was known; pace: seconds a sample, as measured, NaN where
+    it was not; both (..., n).
+    """
+    known = np.isfinite(pace) & (speeds > 0)  # measured, and planned for by what was measured before
+    speed = np.where(known, 1.0 / np.where(known, pace, 1.0), 0.0)
+    shares = np.where(known, shares, 0.0)
+    together = shares.sum(-1, keepdims=True)
+    slowest = np.where(known, shares * np.where(known, pace, 0.0), 0.0).max(-1, keepdims=True)
+    ratios = slowest * speed.sum(-1, keepdims=True) / np.where(together > 0, together, 1.0)
+    return ratios, together > 0
+
+
+def missed_in_pieces(at_once: Array, planned: Array, ran: Array, promised: Array) -> Array:
+    """Of a round in pieces: by how much later than was promised the slowest worker ended, over the ideal time.
+
+    at_once: portion of the plan that was run before anything was claimed. planned: when the slowest worker would have
+    ended with its whole plan; ran: when it did, without what its pieces cost; promised: how late pieces may end, that
+    is the time of the smallest. All over the ideal time, (..., 1).
+    """
+    return np.maximum(ran - np.maximum(at_once * planned, 1.0) - promised, 0.0)
+
+
+def learn_ends(ends: Array, weight: Array, missed: Array, counts: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """(mean of what rounds in pieces have ``missed``, the weight behind it) after one more round; all (..., 1).
+
+    counts: whether it was in pieces; else what is known of such rounds fades.
+    """
+    weight = MEMORY * weight + np.where(counts, 1.0, 0.0)
+    gain = np.where(counts, 1.0 / np.maximum(weight, 1.0), 0.0)
+    return ends + gain * (np.where(counts, missed, 0.0) - ends), weight
+
+
+def expected_ends(ends: Array, weight: Array) -> Array:
+    """What the next round in pieces is to miss; of the arrays' shape."""
+    return ends * (weight / (weight + BELIEVED))

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.balance.forecasting import Forecasting
 from paceline.balance.members import bounds, even, fill_unknown
-from paceline.balance.protocol import Policy
+from paceline.balance.protocol import Forecasting, Policy
 from paceline.costs import Linear, line_through
 from paceline.errors import PacelineError
 from paceline.forecast import Reading

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from paceline import forecast
+from paceline.forecast import AnyForecast
 from paceline.rounds import Cluster, Plan, Round
 
 S = TypeVar("S")
@@ -49,3 +51,26 @@ def complete(policy: Policy[Any]) -> None:
     for name in SAID:
         if not hasattr(policy, name):
             setattr(type(policy), name, vars(Policy)[name])
+
+
+class Forecasting:
+    """A policy that plans by a forecast, and says of itself what the forecast says.
+
+    forecast: its name, with its options after a colon and ";" between them.
+    """
+
+    forecast: str
+
+    @property
+    def needs_readings(self) -> bool:
+        """Whether the forecast reads Round.cpu and memory."""
+        return self.forecaster().needs_readings
+
+    @property
+    def trains(self) -> bool:
+        """Whether the forecast fits a model, which engines do aside."""
+        return self.forecaster().trains
+
+    def forecaster(self) -> AnyForecast:
+        """The forecast. Raises PacelineError for an unknown one."""
+        return forecast.create(self.forecast)

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import durations
+from paceline import costs
 from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.files import open_file, write_whole
@@ -46,7 +46,7 @@ def read(path: str | os.PathLike[str], gaps: Literal["error", "absent"] = "error
     """Read a trace. With ``gaps="absent"`` a missing row or a NaN means that the worker was absent.
 
     Raises PacelineError, naming the line, for a missing or repeated column, a row with more or fewer fields than
-    the header, a field that is no number, seconds outside of ``durations.SPAN``, a row given twice, a worker or
+    the header, a field that is no number, seconds outside of ``costs.SPAN``, a row given twice, a worker or
     a round left out.
     """
     path = Path(path)
@@ -156,14 +156,14 @@ def _check_rows(path: Path, rows: Array, gaps: str) -> None:
         _refuse(path, ~ok, f"{name} is {{}}; expected a whole number, 0 or more", values)
     _refuse(
         path,
-        durations.outside(seconds) & ~absent,
-        f"seconds_per_sample is {{}}; expected {durations.SPAN} seconds",
+        costs.outside(seconds) & ~absent,
+        f"seconds_per_sample is {{}}; expected {costs.SPAN} seconds",
         seconds,
     )
     _refuse(
         path,
-        durations.outside(overhead, 0.0) & ~absent,
-        f"overhead_seconds is {{}}; expected {durations.SPAN_0} seconds",
+        costs.outside(overhead, 0.0) & ~absent,
+        f"overhead_seconds is {{}}; expected {costs.SPAN_0} seconds",
         overhead,
     )
 

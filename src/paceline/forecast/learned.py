@@ -1,24 +1,29 @@
 """What the trained forecasts share: their options, training while they predict, and the way back to EMA.
 
-Training takes one step a round on the window of past rounds, stops early, and starts again with each block.
+Training takes one step a round on the window of past rounds, stops early, and starts again with each block. The
+newest rounds are kept in blocks: ``recent`` fills up and then moves into ``window``, so that a round copies a block
+and not the whole past. A trained network can be saved in a file, for the next run to start from.
 """
 
 from __future__ import annotations
 
+import io
+import math
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from paceline.errors import PacelineError
+from paceline.files import open_file, write_whole
 from paceline.forecast.ema import check_gain
 from paceline.forecast.networks import Network
-from paceline.forecast.protocol import Reading
-from paceline.forecast.saved import load
-from paceline.forecast.training import improve
-from paceline.forecast.window import BLOCK, SPEED, LearnedState, begin, remember, units
+from paceline.forecast.protocol import Reading, seen, smoothed
 from paceline.rounds import Array
+
+__all__ = ["load", "save"]
 
 LEAST = 96  # rounds in the window before training begins
 SETTLE = 20  # readings of a worker before its units are known
@@ -29,6 +34,108 @@ CALM = (
     1e-4,
     4,
 )  # stop when the loss falls by less than this in so many consecutive steps (LB-BSP, section 4.2)
+BLOCK = 32  # rounds
+MEMORY = 1000  # rounds over which a worker's mean and spread are taken
+RECENT = 0.02  # weight of the newest squared error when a network is judged against EMA
+SPEED, CPU, MEMORY_USE = range(3)  # channels
+DECAY = 1e-4  # pulls weights towards 0, in units of the (normalised) squared error
+FIRM = 10.0, 0.3  # damping grows by the first after a step that made things worse, else shrinks by the second
+
+
+class LearnedState(NamedTuple):
+    """Arrays (..., n) of workers, (...) or (..., n) of models; channels are speed, cpu, memory."""
+
+    rounds: Array  # rounds so far, shape ()
+    number: Array  # readings of each worker
+    ema: Array
+    mean: Array  # (3, ..., n), running mean of each channel
+    spread: Array  # (3, ..., n), running variance
+    ahead: Array  # (2, ..., n): cpu and memory for the round to come
+    tail: Array  # (look-back, 3, ..., n): the newest rounds, newest last
+    recent: Array  # (BLOCK, 4, ..., n): rounds not yet in the window; the fourth channel says who was there
+    window: Array  # (window, 4, ..., n)
+    parameters: Array  # (models..., P)
+    damping: Array  # (models...)
+    calm: Array  # (models...): consecutive training steps that gained little
+    guesses: Array  # (2, ..., n): what the network and EMA said of the round to come
+    wrong: Array  # (2, ..., n): running squared error of both
+
+
+def begin(
+    shape: tuple[int, ...], models: tuple[int, ...], start: Array, length: int, lookback: int
+) -> LearnedState:
+    """Before the first round. shape (..., n); models: their leading shape; start: parameters of each (P,)."""
+    blank = np.full(shape, np.nan)
+    length = math.ceil(length / BLOCK) * BLOCK
+    return LearnedState(
+        rounds=np.array(0),
+        number=np.zeros(shape),
+        ema=blank,
+        mean=np.full((3, *shape), np.nan),
+        spread=np.zeros((3, *shape)),
+        ahead=np.full((2, *shape), np.nan),
+        tail=np.full((lookback, 3, *shape), np.nan),
+        recent=np.full((BLOCK, 4, *shape), np.nan),
+        window=np.full((length, 4, *shape), np.nan),
+        parameters=np.broadcast_to(start, (*models, len(start))).copy(),
+        damping=np.ones(models),
+        calm=np.zeros(models, dtype=np.int64),
+        guesses=np.full((2, *shape), np.nan),
+        wrong=np.full((2, *shape), np.nan),
+    )
+
+
+def remember(state: LearnedState, reading: Reading, gain: float) -> LearnedState:
+    """Take in who ran how fast in the round just finished, and what is offered for the next; gain: of EMA."""
+    here = seen(reading.speed)
+    value = np.where(here, reading.speed, np.nan)
+    blank = np.full(here.shape, np.nan)
+    fresh = np.stack([blank if x is None else x for x in (reading.cpu, reading.memory)])
+    fresh = np.where(np.isfinite(fresh), fresh, state.ahead)
+    # the very first round has no reading of its own start: the one at its end stands in
+    used = np.where(np.isnan(state.ahead), fresh, state.ahead)
+
+    error = (state.guesses - value) ** 2
+    wrong = smoothed(state.wrong, error, RECENT, here & np.isfinite(error))
+    ema = smoothed(state.ema, value, gain, here)
+    # an absent worker's speed is filled with its mean: no surprise, and no sample to train on
+    row = np.concatenate([np.where(here, value, ema)[None], used])
+
+    number = state.number + here
+    weight = np.maximum(1 / np.maximum(number, 1), 1 / MEMORY)
+    mean = np.where(np.isnan(state.mean), row, state.mean)
+    moved = row - mean
+    there = here & np.isfinite(moved)
+    mean = np.where(there, mean + weight * moved, mean)
+    spread = np.where(there, (1 - weight) * (state.spread + weight * moved**2), state.spread)
+
+    place = int(state.rounds) % BLOCK
+    recent = state.recent.copy()
+    recent[place] = np.concatenate([row, here[None]])
+    window, calm = state.window, state.calm
+    if place == BLOCK - 1:
+        window = np.concatenate([window[BLOCK:], recent])
+        calm = np.zeros_like(calm)
+    return state._replace(
+        rounds=state.rounds + 1,
+        number=number,
+        ema=ema,
+        mean=mean,
+        spread=spread,
+        ahead=fresh,
+        tail=np.concatenate([state.tail[1:], row[None]]),
+        recent=recent,
+        window=window,
+        calm=calm,
+        wrong=wrong,
+    )
+
+
+def units(state: LearnedState) -> tuple[Array, Array]:
+    """Mean and spread of each channel and worker, (3, ..., n), by which inputs are normalised."""
+    floor = np.full_like(state.mean, 0.02)  # a reading that hardly moves says nothing
+    floor[SPEED] = np.nan_to_num(0.01 * state.mean[SPEED], nan=1.0)
+    return state.mean, np.maximum(np.sqrt(state.spread), floor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,3 +263,73 @@ def _train(config: Learned, state: LearnedState) -> LearnedState:
         damping=damping.reshape(state.damping.shape),
         calm=calm.reshape(state.calm.shape),
     )
+
+
+class Improved(NamedTuple):
+    """Parameters (models, P) and damping (models,) after a step, and what it took off the loss (models,)."""
+
+    parameters: Array
+    damping: Array
+    gained: Array
+
+
+def improve(
+    network: Network, parameters: Array, damping: Array, inputs: Array, targets: Array, weights: Array
+) -> Improved:
+    """One Levenberg-Marquardt step on the weighted mean square error of each model.
+
+    parameters (models, P), damping (models,), inputs (models, samples, features), targets and weights
+    (models, samples). A step that raises a model's loss is not taken.
+    """
+    weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-12)
+
+    def loss(output: Array, parameters: Array) -> Array:
+        return (weights * (output - targets) ** 2).sum(axis=1) + DECAY * (parameters**2).sum(axis=1)
+
+    output, jacobian = network.jacobian(parameters, inputs)
+    weighted = jacobian * weights[..., None]
+    curvature = weighted.swapaxes(1, 2) @ jacobian
+    slope = (weighted.swapaxes(1, 2) @ (output - targets)[..., None])[..., 0] + DECAY * parameters
+    size = parameters.shape[1]
+    diagonal = np.arange(size)
+    curvature[:, diagonal, diagonal] += DECAY + damping[:, None] * (curvature[:, diagonal, diagonal] + DECAY)
+    moved = parameters - np.linalg.solve(curvature, slope[..., None])[..., 0]
+    gained = loss(output, parameters) - loss(network.forward(moved, inputs), moved)
+    better = gained > 0
+    return Improved(
+        np.where(better[:, None], moved, parameters),
+        np.clip(damping * np.where(better, FIRM[1], FIRM[0]), 1e-6, 1e6),
+        np.where(better, gained, 0.0),
+    )
+
+
+def save(path: Path, network: Network, state: LearnedState) -> None:
+    """Write a trained model, whole or not at all; of many, the one most accurate of late, compared with EMA.
+
+    network: that of the forecast whose state this is; the forecast's option ``model`` starts from the file.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = state.wrong[0] / state.wrong[1]
+    flat = state.parameters.reshape(-1, network.parameters)
+    ratio = (
+        np.where(np.isnan(ratio), np.inf, ratio).reshape(len(flat), -1).mean(axis=1)
+    )  # pooled: its workers
+    content = io.BytesIO()
+    np.savez(content, network=repr(network), parameters=flat[np.argmin(ratio)])
+    write_whole(path, content.getvalue())
+
+
+def load(path: Path, network: Network) -> Array:
+    """The parameters in a file that ``save`` wrote, shape (P,)."""
+    try:
+        with open_file(path) as opened, np.load(opened, allow_pickle=False) as file:
+            stored, parameters = str(file["network"]), np.asarray(file["parameters"], float)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise PacelineError(
+            f"{path} is no saved forecast model ({error}); expected a file that save wrote"
+        ) from None
+    if stored != repr(network) or parameters.shape != (network.parameters,):
+        raise PacelineError(f"{path} holds {stored}, but {network!r} is asked for; choose the same options")
+    if not np.isfinite(parameters).all():
+        raise PacelineError(f"{path} holds numbers that are not finite; expected a file that save wrote")
+    return parameters

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from paceline.errors import PacelineError
-from paceline.forecast.learned import Learned
+from paceline.forecast.learned import CPU, MEMORY_USE, SPEED, Learned
 from paceline.forecast.networks import Perceptron
-from paceline.forecast.window import CPU, MEMORY_USE, SPEED
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,14 @@ overhead stays; when the next round speaks for the old speed again, it was a spi
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
-from paceline.few import ODD, Numbers, Values, all_numbers, few, log
+from paceline.forecast.portable_math import log
 from paceline.rounds import Array
 
-__all__ = ["Fit", "start", "update", "update_few"]
+__all__ = ["OverheadFit", "start", "update"]
 
 GUESS = 0.35  # of a first round's seconds: how large an overhead is thought possible before loads have varied
 SCATTER = 0.02  # relative scatter of the seconds before it is known
@@ -33,37 +32,34 @@ NOTHING = 1e-9  # samples, a fraction of one: its seconds tell nothing, and its 
 MEMORY = 0.2  # weight of a round in the load that changes are measured from, and in the scatter
 
 
-class Fit(NamedTuple):
+class OverheadFit(NamedTuple):
     """What is believed of each worker; all of shape (..., n), NaN before a worker's first round with load."""
 
-    overhead: Values  # seconds
-    seconds_per_sample: Values
-    overhead_var: Values
-    covar: Values
-    slope_var: Values
-    scatter: Values  # relative variance of a round's seconds, and of the speed's drift between rounds
-    load: Values  # what it usually runs, samples
-    before: Values  # seconds per sample before the last round, where that changed it at a jump; else NaN
+    overhead: Array  # seconds
+    seconds_per_sample: Array
+    overhead_var: Array
+    covar: Array
+    slope_var: Array
+    scatter: Array  # relative variance of a round's seconds, and of the speed's drift between rounds
+    load: Array  # what it usually runs, samples
+    before: Array  # seconds per sample before the last round, where that changed it at a jump; else NaN
 
 
-def start(shape: tuple[int, ...]) -> Fit:
+def start(shape: tuple[int, ...]) -> OverheadFit:
     """Nothing known yet; shape is (..., n)."""
     unknown = np.full(shape, np.nan)
-    return Fit(unknown, unknown, unknown, unknown, unknown, np.full(shape, SCATTER**2), unknown, unknown)
+    return OverheadFit(
+        unknown, unknown, unknown, unknown, unknown, np.full(shape, SCATTER**2), unknown, unknown
+    )
 
 
-def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -> Fit:
+def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float = 0.0) -> OverheadFit:
     """The belief after one more round.
 
     loads: samples run; seconds: compute seconds, NaN for the absent; both of shape (..., n). Rounds without
         load teach nothing. known: the part of the seconds that the engine itself measured to be overhead;
         the fit is of the rest. Until a worker's load has varied, the overhead is 0 (beyond the known part).
     """
-    if few(loads):
-        apart = known.tolist() if isinstance(known, np.ndarray) else [known] * len(loads)
-        if (found := update_few(fit, loads.tolist(), seconds.tolist(), apart)) is not None:
-            return Fit(*map(np.array, found))
-    fit = Fit(*map(np.asarray, fit))
     with np.errstate(invalid="ignore", divide="ignore"):  # NaN wherever nothing is known; replaced at the end
         here = (loads > NOTHING) & np.isfinite(seconds)
         b = np.where(here, loads, 1.0)
@@ -78,12 +74,13 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
         off = t - expected
         jump = (off**2 > JUMP**2 * variance) & (np.abs(off) > JUMP_LEAST * np.minimum(t, expected))
 
-        # The last round was a spike where the speed before it explains this one better than the spike does.
-        usual = fit.overhead + fit.before * b
-        over = np.abs(log(t / usual)) < np.abs(log(t / expected))
-        slope = np.where(over, fit.before, fit.seconds_per_sample)
-        off = np.where(over, t - usual, off)
-        jump &= ~over | (off**2 > JUMP**2 * variance)
+        slope = fit.seconds_per_sample
+        if not np.isnan(fit.before).all():
+            # The last round was a spike where the speed before it explains this one better than the spike does.
+            usual = fit.overhead + fit.before * b
+            over = np.abs(log(t / usual)) < np.abs(log(t / expected))
+            slope, off = np.where(over, fit.before, slope), np.where(over, t - usual, off)
+            jump &= ~over | (off**2 > JUMP**2 * variance)
 
         varied = np.abs(log(b / fit.load)) > np.maximum(VARIED, VARIED_SCATTERS * np.sqrt(fit.scatter))
         toward = np.where(varied, (overhead_var + b * fit.covar) / variance, 0.0)
@@ -95,7 +92,7 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
         overhead_var = a * a * p + 2 * a * c * q + c * c * r + toward**2 * noise
         covar = a * d * p + (a * e + c * d) * q + c * e * r + toward * gain * noise
         slope_var = d * d * p + 2 * d * e * q + e * e * r + gain**2 * noise
-        kept = np.clip(overhead, 0.0, 0.95 * t)  # the slope moves along with what is cut
+        kept = np.minimum(np.maximum(overhead, 0.0), 0.95 * t)  # the slope moves along with what is cut
         slope = np.maximum(slope + (kept - overhead) * covar / overhead_var, 0.01 * t / b)
 
         # How far off the seconds were, as far as scatter rather than ignorance was to blame.
@@ -103,77 +100,28 @@ def update(fit: Fit, loads: Array, seconds: Array, known: Array | float = 0.0) -
         surprise = np.minimum(off**2 / variance, JUMP**2) - 1.0
         scatter = np.maximum(fit.scatter * (1.0 + MEMORY * blame * surprise), LEAST_SCATTER**2)
 
+    nothing = np.full_like(b, np.nan)
+    load = fit.load + MEMORY * (b - fit.load)
+    updated = OverheadFit(kept, slope, overhead_var, covar, slope_var, scatter, load, nothing)
     fresh = here & (jump | first)
+    if here.all() and not fresh.any():
+        return updated
     base = np.where(first, 0.0, np.minimum(fit.overhead, 0.5 * t))
     unsure = np.where(first, (GUESS * t) ** 2, p)
 
-    def chosen(restarted: Array, updated: Array, unseen: Array) -> Array:
-        return np.where(fresh, restarted, np.where(here, updated, unseen))
-
-    return Fit(
-        overhead=chosen(base, kept, fit.overhead),
-        seconds_per_sample=chosen((t - base) / b, slope, fit.seconds_per_sample),
-        overhead_var=chosen(unsure, overhead_var, fit.overhead_var),
-        covar=chosen(-unsure / b, covar, fit.covar),
-        slope_var=chosen((unsure + fit.scatter * t**2) / b**2, slope_var, fit.slope_var),
-        scatter=chosen(fit.scatter, scatter, fit.scatter),
-        load=chosen(b, fit.load + MEMORY * (b - fit.load), fit.load),
-        before=chosen(np.where(first, np.nan, fit.seconds_per_sample), np.full_like(b, np.nan), fit.before),
+    restarted = OverheadFit(
+        overhead=base,
+        seconds_per_sample=(t - base) / b,
+        overhead_var=unsure,
+        covar=-unsure / b,
+        slope_var=(unsure + fit.scatter * t**2) / b**2,
+        scatter=fit.scatter,
+        load=b,
+        before=np.where(first, np.nan, fit.seconds_per_sample),
     )
-
-
-def update_few(fit: Fit, loads: Numbers, seconds: Numbers, known: Numbers) -> Fit | None:
-    """``update`` in plain numbers, where all were measured, now and before; None where that is not so."""
-    workers = zip(*all_numbers(fit), strict=True)
-    try:
-        rows = [
-            _one(beliefs, load, taken - apart)
-            for beliefs, load, taken, apart in zip(workers, loads, seconds, known, strict=True)
-        ]
-    except ODD:
-        return None
-    return Fit(*map(list, zip(*rows, strict=True)))
-
-
-def _one(beliefs: tuple[float, ...], b: float, t: float) -> tuple[float, ...]:
-    """The belief about one worker. Raises ValueError where a round of it tells nothing, or is its first."""
-    overhead, per_sample, p, q, r, scatter, usual_load, before = beliefs
-    if not (b > NOTHING and t < math.inf and overhead >= 0):
-        raise ValueError
-    t = t if t > 1e-12 else 1e-12
-    r = r + scatter * (per_sample * per_sample)
-    p = p + 0.1 * scatter * (overhead * overhead)
-    expected = overhead + per_sample * b
-    noise = scatter * (expected * expected)
-    variance = p + 2 * b * q + b * b * r + noise
-    off, slope = t - expected, per_sample
-    squared = off * off
-    jump = squared > JUMP**2 * variance and abs(off) > JUMP_LEAST * min(t, expected)
-    if before == before:  # else there was no jump a round before
-        usual = overhead + before * b
-        if abs(math.log(t / usual)) < abs(math.log(t / expected)):
-            slope, off = before, t - usual
-            jump = jump and off * off > JUMP**2 * variance
-    if jump:
-        base = min(overhead, 0.5 * t)
-        slope = (t - base) / b
-        return base, slope, p, -p / b, (p + scatter * (t * t)) / (b * b), scatter, b, per_sample
-    change = abs(math.log(b / usual_load)) if b != usual_load else 0.0
-    varied = change > VARIED and change > VARIED_SCATTERS * math.sqrt(scatter)
-    toward = (p + b * q) / variance if varied else 0.0
-    gain = (q + b * r) / variance
-    moved, slope = overhead + toward * off, slope + gain * off
-    a, c, d, e = 1 - toward, -toward * b, -gain, 1 - gain * b
-    overhead_var = a * a * p + 2 * a * c * q + c * c * r + toward * toward * noise
-    covar = a * d * p + (a * e + c * d) * q + c * e * r + toward * gain * noise
-    slope_var = d * d * p + 2 * d * e * q + e * e * r + gain * gain * noise
-    kept = moved if 0.0 <= moved <= 0.95 * t else min(max(moved, 0.0), 0.95 * t)
-    slope, least = slope + (kept - moved) * covar / overhead_var, 0.01 * t / b
-    slope = least if slope < least else slope
-    blame = scatter * (expected * expected + (b * per_sample) * (b * per_sample)) / variance
-    surprise = off * off / variance
-    surprise = (JUMP**2 if surprise > JUMP**2 else surprise) - 1.0
-    scatter = scatter * (1.0 + MEMORY * blame * surprise)
-    scatter = LEAST_SCATTER**2 if scatter < LEAST_SCATTER**2 else scatter
-    load = usual_load + MEMORY * (b - usual_load)
-    return kept, slope, overhead_var, covar, slope_var, scatter, load, math.nan
+    return OverheadFit(
+        *(
+            np.where(fresh, new, np.where(here, moved, old))
+            for new, moved, old in zip(restarted, updated, fit, strict=True)
+        )
+    )

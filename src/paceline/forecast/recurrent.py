@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from paceline.errors import PacelineError
-from paceline.forecast.learned import Learned
+from paceline.forecast.learned import SPEED, Learned
 from paceline.forecast.networks import Recurrent as Layer
-from paceline.forecast.window import SPEED
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.backup import arrival_times, gain
+from paceline.backup import arrival_times, dbw
 from paceline.backup.protocol import Iteration, Timings
 from paceline.papers import Result, write
 from paceline.papers.dbw_runs import NETWORKS, WORKERS, dataset, learner, network, shifted
@@ -37,7 +37,7 @@ def _estimates(
     learns, draws = learner(data, model), Draws(len(dataset(data).x_train), 0)
     rng = np.random.default_rng(7)
     everything = np.arange(0, len(dataset(data).x_train), 4 if quick else 1)
-    values, state = learns.start(), gain.start(5)
+    values, state = learns.start(), dbw.no_gain(5)
     rows: list[dict[str, Any]] = []
     before = None
     for t in range(iterations):
@@ -48,7 +48,7 @@ def _estimates(
             gradients.append(gradient)
             losses.append(loss)
         mean = np.mean(gradients, 0)
-        found = gain.estimate(state)
+        found = dbw.estimate(state)
         if t % (3 if quick else 2) == 0 and np.isfinite(found.smoothness):
             full, loss = _whole(learns, values, everything)
             exact = float(np.dot(full, full))
@@ -73,7 +73,7 @@ def _estimates(
         happened = Iteration(
             k, WORKERS, float(t), float(np.mean(losses)), float(np.dot(mean, mean)), variance, rate, NONE
         )
-        state = gain.update(state, happened)
+        state = dbw.update_gain(state, happened)
         values = values - np.float32(rate) * mean
         before = happened
     assert before is not None

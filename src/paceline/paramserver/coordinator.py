@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.backup import Backup, Iteration
-from paceline.backup.arrivals import Arrivals
+from paceline.backup.protocol import Arrivals
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig

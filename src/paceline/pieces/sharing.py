@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.pieces.rule import claim_of_one, divide
-from paceline.pieces.times import against_the_first, piece_cost
+from paceline.pieces.rule import against_the_first, claim, divide, piece_cost
 from paceline.rounds import Array, Indices, PiecePlan
 
 SOON = 3e-3  # seconds before a piece is expected to end at which the next one is claimed: a round trip
@@ -99,7 +98,7 @@ class SharedRound:
         hand, piece_plan = self._hands[worker], self._piece_plan
         if not hand.out:
             hand.mark = now
-        count = claim_of_one(
+        count = claim(
             piece_plan,
             worker,
             told=all(each.sizes for each in self._hands.values()),

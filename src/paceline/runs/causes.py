@@ -2,7 +2,7 @@
 
 A round's record may hold what each worker's samples add up to (``parts``: lengths, squared lengths,
 micro-batches). The seconds are then regressed on these, with an overhead and a speed for each worker and one cost
-model for all (``paceline.samples.fit``). Three causes can be taken out of the fitted rounds: that a round's
+model for all (``paceline.samples.learner``). Three causes can be taken out of the fitted rounds: that a round's
 samples do not cost the same, that workers are not equally quick, and what the fit leaves over, the scatter. What
 each adds to the waiting depends on which others are there already, so the mean of all orders counts (Shapley's
 value).
@@ -20,7 +20,7 @@ from paceline.costs import Array
 from paceline.runs.run import Run
 from paceline.runs.waiting import waits
 from paceline.runs.words import listing, percent
-from paceline.samples import fit as fitting
+from paceline.samples import learner
 
 ENOUGH = 8  # rounds in which all were there
 VARIED = 0.02  # relative deviation of the cost of a sample, from round to round and worker to worker
@@ -61,9 +61,9 @@ def causes(run: Run) -> Causes | None:
     apart = scaled[:, :, 0] / loads
     if apart.std() < VARIED * apart.mean():
         return None
-    belief = fitting.start(run.workers)
+    belief = learner.start_fit(run.workers)
     for each, took in zip(scaled, seconds, strict=True):
-        belief = fitting.update(belief, each, took, memory=1.0)
+        belief = learner.update_fit(belief, each, took, memory=1.0)
     costs = scaled @ np.array([1 - belief.part, belief.part, belief.launch])
     # As many samples each, and as many micro-batches, but all samples of a round cost the same.
     lengths = scaled @ np.array([1 - belief.part, belief.part, 0.0])

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Collection
 from typing import Any
 
-from paceline import durations
+from paceline import costs
 
 SCALARS = ("round", "epoch", "time", "seconds", "batch", "loss")
 PER_WORKER = ("loads", "compute", "overhead", "wait", "shares")
@@ -77,8 +77,8 @@ def fault(line: Any) -> str:
             continue
         if not _number(value):
             return f"has no number for {name}"
-        if name in SECONDS and durations.outside(value, 0.0):
-            return f"has {value:g} for {name}; expected {durations.SPAN_0} seconds"
+        if name in SECONDS and costs.outside(value, 0.0):
+            return f"has {value:g} for {name}; expected {costs.SPAN_0} seconds"
         if name in COUNTS and not (0 <= value < MANY and value == int(value)):
             return f"has {value:g} for {name}; expected a whole number, 0 or more"
     for name in PER_WORKER:
@@ -92,7 +92,7 @@ def fault(line: Any) -> str:
                 continue
             if not _number(item):
                 return f"has something that is no number in {name}"
-            if item < 0 or (name in SECONDS and item > durations.MOST) or item > MANY:
+            if item < 0 or (name in SECONDS and item > costs.MOST) or item > MANY:
                 return f"has {item:g} in {name}; expected 0 or more, and seconds up to 1e9"
     return _extras(line)
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 import paceline
-from paceline import durations
+from paceline import costs
 from paceline.errors import PacelineError
 from paceline.files import write_whole
 from paceline.runs.line import fault, seal, sum_of
@@ -188,7 +188,7 @@ def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> tuple[float, str]:
 def _durations(values: PerWorker) -> np.ndarray:
     """As floats that a record may hold; NaN where nothing is known."""
     floats = np.array([math.nan if value is None else value for value in values], np.float64)
-    return np.clip(floats, 0.0, durations.MOST)
+    return np.clip(floats, 0.0, costs.MOST)
 
 
 def _json(value: Any) -> str:

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.costs import Array
-from paceline.pieces.rule import Counts, portion
-from paceline.pieces.times import against_the_first, piece_cost
+from paceline.pieces.rule import Counts, against_the_first, piece_cost, portion
 from paceline.rounds import PiecePlan, PieceTimes
 from paceline.samples import CostModel, InPieces
 from paceline.samples.cost import batch_parts, cost_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline import durations
+from paceline import costs
 from paceline.errors import PacelineError
 
 SAMPLES = 10**9  # of a round
@@ -26,10 +26,8 @@ def require(one: Any, names: tuple[str, ...], least: float, most: float) -> None
 def seconds(one: Any, name: str, least: float = 0.0) -> None:
     """The same for seconds; least: 0 where they may be nothing."""
     value = getattr(one, name)
-    if durations.outside(value, least):
-        raise PacelineError(
-            f"{name}={value:g}: expected {durations.SPAN if least else durations.SPAN_0} seconds"
-        )
+    if costs.outside(value, least):
+        raise PacelineError(f"{name}={value:g}: expected {costs.SPAN if least else costs.SPAN_0} seconds")
 
 
 def _short(value: float) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import durations
+from paceline import costs
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.runs import Run, pieces
@@ -136,7 +136,7 @@ def paces(record: Run) -> tuple[Array, Array]:
     anybody = np.nanmean(known) if not np.isnan(known).all() else 1.0
     known = np.where(np.isnan(known), anybody, known)
     absent = np.isnan(record.compute)
-    return np.where(absent, np.nan, np.maximum(known, durations.LEAST)), np.where(absent, np.nan, fixed)
+    return np.where(absent, np.nan, np.maximum(known, costs.LEAST)), np.where(absent, np.nan, fixed)
 
 
 def _limits(record: Run, batch: int) -> tuple[list[int], list[int | None]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline import durations
+from paceline import costs
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.simulate.timing import Constant, TimingModel
@@ -64,10 +64,10 @@ class RoundTrips:
             raise PacelineError(
                 f"the trace has no time for task {number + 1} of worker {worker}; give one without gaps"
             )
-        if seconds > durations.MOST:
+        if seconds > costs.MOST:
             raise PacelineError(
                 f"task {number + 1} of worker {worker} with {load} samples would take {seconds:.3g} seconds; "
-                f"expected {durations.SPAN_0}: give its timing model a smaller spread"
+                f"expected {costs.SPAN_0}: give its timing model a smaller spread"
             )
         for change in self._changes:
             if change.at <= now and worker in change.workers:

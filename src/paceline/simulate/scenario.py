@@ -12,7 +12,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from paceline import durations
+from paceline import costs
 from paceline.data.traces import Trace
 from paceline.errors import PacelineError, among
 from paceline.rounds import Array, Cluster, Machines
@@ -100,9 +100,9 @@ class WorkerClass:
             raise PacelineError(f"count={self.count}: expected at least 1 worker")
         require(self, ("count",), 1, CELLS)
         source = self.seconds_per_sample
-        if isinstance(source, Constant) and (wrong := durations.outside(source.seconds)).any():
+        if isinstance(source, Constant) and (wrong := costs.outside(source.seconds)).any():
             worst = np.asarray(source.seconds, float)[wrong].ravel()[0]
-            raise PacelineError(f"seconds_per_sample={worst:g}: expected {durations.SPAN} seconds")
+            raise PacelineError(f"seconds_per_sample={worst:g}: expected {costs.SPAN} seconds")
         require(self, ("noise",), 0, SPREAD)
         require(self, ("knee", "least"), 0, SAMPLES)
         require(self, ("weight", "cpus", "cores", "memory"), 1 / SIZES, SIZES)
@@ -193,7 +193,7 @@ class Scenario:
         if self.seed < 0:
             raise PacelineError(f"seed={self.seed}: expected 0 or more")
         seconds(self, "give_up_seconds")
-        seconds(self, "piece_seconds", durations.LEAST)
+        seconds(self, "piece_seconds", costs.LEAST)
         self._check_memory()
         if self.draw:
             for each in self.workers:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from paceline import durations
+from paceline import costs
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 
@@ -269,9 +269,9 @@ def _some(value: Numbers) -> Array:
     return np.asarray(value, float)
 
 
-def _require_seconds(model: Any, name: str, least: float = durations.LEAST) -> None:
-    span = durations.SPAN if least else durations.SPAN_0
-    _require(model, name, ~durations.outside(_some(getattr(model, name)), least), f"{span} seconds")
+def _require_seconds(model: Any, name: str, least: float = costs.LEAST) -> None:
+    span = costs.SPAN if least else costs.SPAN_0
+    _require(model, name, ~costs.outside(_some(getattr(model, name)), least), f"{span} seconds")
 
 
 def _require(model: Any, name: str, holds: Any, expected: str) -> None:

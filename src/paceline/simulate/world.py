@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import durations
+from paceline import costs
 from paceline.costs import Cost, Linear, Only, Saturating
 from paceline.errors import PacelineError
 from paceline.rounds import Array
@@ -44,7 +44,7 @@ def classes_of(scenario: Scenario) -> NDArray[np.int64]:
 def moments(scenario: Scenario) -> Iterator[Moment]:
     """Every round of every realization, all realizations of a round at once.
 
-    Raises PacelineError where the timing models draw what no clock tells (``durations.SPAN``).
+    Raises PacelineError where the timing models draw what no clock tells (``costs.SPAN``).
     """
     _, pacing, noising, waiting = np.random.default_rng(scenario.seed).spawn(4)
     shape = (scenario.realizations, scenario.size)
@@ -67,7 +67,7 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
             if linked:
                 transfer = [each.link.seconds(index) if each.link else 0.0 for each in classes]
                 overhead = overhead + np.array(transfer)[of]
-        check(slope, index, "seconds_per_sample", durations.LEAST)
+        check(slope, index, "seconds_per_sample", costs.LEAST)
         check(overhead, index, "overhead", 0.0)
         here, stops = scenario.members(index)
         present = np.broadcast_to(here, shape) & ~np.isnan(slope) & ~np.isnan(overhead)
@@ -83,10 +83,10 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
 
 def check(seconds: Array, index: int, name: str, least: float) -> None:
     """Raise PacelineError for drawn seconds that no clock tells; NaN, an absent worker, may be."""
-    wrong = (seconds < least) | (seconds > durations.MOST)
+    wrong = (seconds < least) | (seconds > costs.MOST)
     if wrong.any():
         worker = int(np.argwhere(wrong)[0][-1])
-        span = durations.SPAN if least else durations.SPAN_0
+        span = costs.SPAN if least else costs.SPAN_0
         raise PacelineError(
             f"{name} of worker {worker} in round {index + 1} is drawn as {seconds[wrong].ravel()[0]:.3g} seconds; "
             f"expected {span}: give its timing model a smaller spread"

@@ -8,9 +8,8 @@ from paceline import options
 from paceline.errors import PacelineError, expected
 from paceline.sync.asp import Asp
 from paceline.sync.bsp import Bsp
-from paceline.sync.effects import Apply, Drop, Effect, Effects, Gradient, Interrupt, Release
 from paceline.sync.lsp import Lsp
-from paceline.sync.protocol import Gate
+from paceline.sync.protocol import Apply, Drop, Effect, Effects, Gate, Gradient, Interrupt, Release
 from paceline.sync.ssp import Ssp
 
 GATES: dict[str, type[Any]] = {"asp": Asp, "bsp": Bsp, "lsp": Lsp, "ssp": Ssp}

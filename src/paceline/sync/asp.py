@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from paceline.errors import PacelineError
-from paceline.sync.effects import Apply, Effects, Gradient, Release
-from paceline.sync.protocol import GONE, replaced
+from paceline.sync.protocol import GONE, Apply, Effects, Gradient, Release, replaced
 
 
 class AspState(NamedTuple):

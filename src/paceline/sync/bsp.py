@@ -9,8 +9,18 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from paceline.errors import PacelineError
-from paceline.sync.effects import Apply, Drop, Effect, Effects, Gradient, Interrupt, Release
-from paceline.sync.protocol import GONE, IDLE, replaced
+from paceline.sync.protocol import (
+    GONE,
+    IDLE,
+    Apply,
+    Drop,
+    Effect,
+    Effects,
+    Gradient,
+    Interrupt,
+    Release,
+    replaced,
+)
 
 
 class BspState(NamedTuple):

@@ -4,16 +4,65 @@ A gate decides when parameters move and who may go on; it neither computes nor w
 engine calls ``init`` once, then ``arrive`` for each finished gradient, ``leave`` and ``join`` as workers go and
 come, and carries out the effects in their order. After each ``Apply`` it may ask a backup policy for a new
 quorum and hand it over with ``expect``.
+
+What a gate tells its engine to do is plain data, which tests compare and engines carry out in order.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Protocol, TypeVar
-
-from paceline.sync.effects import Effects
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 S = TypeVar("S")
 IDLE, GONE = -1, -2  # in place of the version a worker computes for
+
+
+class Gradient(NamedTuple):
+    """A worker's finished gradient."""
+
+    worker: int
+    version: int  # of the parameters it was asked for; the newest version minus this is its staleness
+    weight: float = 1.0  # on top of its samples
+
+
+class Apply(NamedTuple):
+    """Update the parameters once with these gradients; their version rises by one.
+
+    scale: "mean" divides the weighted sum over samples by the weighted samples in it; "batch" by the global
+        batch, so that each sample moves the parameters as much as under BSP.
+    """
+
+    gradients: tuple[Gradient, ...]
+    scale: Literal["mean", "batch"] = "mean"
+
+
+class Drop(NamedTuple):
+    """This gradient came too late for its version; its samples are free again."""
+
+    gradient: Gradient
+
+
+class Interrupt(NamedTuple):
+    """Stop what these workers are computing; their samples are free again."""
+
+    workers: tuple[int, ...]
+
+
+class Release(NamedTuple):
+    """Let these workers compute a gradient at the newest parameters, which are ``version``.
+
+    tag: the version that their gradients will count for (older than ``version`` only in pull mode).
+    """
+
+    workers: tuple[int, ...]
+    version: int
+    tag: int
+
+
+Effect = Apply | Drop | Interrupt | Release
+"""One thing that the engine is to do."""
+
+Effects = tuple[Effect, ...]
+"""What the engine is to do, in this order."""
 
 
 class Gate(Protocol[S]):

@@ -11,8 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from paceline.errors import PacelineError
 from paceline.sync.asp import weight_of
-from paceline.sync.effects import Apply, Effects, Gradient, Release
-from paceline.sync.protocol import GONE, IDLE, replaced
+from paceline.sync.protocol import GONE, IDLE, Apply, Effects, Gradient, Release, replaced
 
 
 class SspState(NamedTuple):

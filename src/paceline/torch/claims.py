@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from paceline.errors import WorkerError
-from paceline.pieces.rule import claim_of_one, portion
+from paceline.pieces.rule import claim, portion
 from paceline.torch import peers
 from paceline.torch.counter import MOST_SPEED, SPEED_UNITS, Counter, counter
 from paceline.torch.liveness.calls import Calls
@@ -278,7 +278,7 @@ class Claims:
             "workers": self.workers,
         }
         if costs is None:
-            wanted = claim_of_one(piece_plan, rank, most=room, unit=self._unit, **known_now)
+            wanted = claim(piece_plan, rank, most=room, unit=self._unit, **known_now)
         else:
             wanted = costs.samples(
                 count.samples, min(float(portion(piece_plan, rank, **known_now)), most), room

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import PacelineError, meant
-from paceline.stored import short
+from paceline.errors import PacelineError, meant, short
 
 LOOPS = ("whole", "round", "pieces")
 MANY = 2**31 - 1

@@ -7,8 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from paceline.errors import PacelineError
-from paceline.stored import short
+from paceline.errors import PacelineError, short
 from paceline.torch.gradients.parallel import Alone, weigh_in_hook
 from paceline.torch.gradients.weighing import Weighing
 from paceline.torch.measuring.meter import Meter

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import PacelineError
-from paceline.stored import short
+from paceline.errors import PacelineError, short
 
 VERSION = 1  # of what ``Pace.state_dict`` gives
 COUNTS = ("epoch", "samples_done", "rounds", "global_batch")

@@ -12,11 +12,10 @@ from paceline import policies
 from paceline.balancer import Balancer
 from paceline.data import traces
 from paceline.data.datasets import Data
-from paceline.errors import PacelineError, meant
+from paceline.errors import PacelineError, meant, short
 from paceline.learners import models
 from paceline.paramserver.config import ServerConfig
 from paceline.rounds import Cluster
-from paceline.stored import short
 from paceline.torch import options
 from paceline.torch.liveness import stall
 

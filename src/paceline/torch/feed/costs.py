@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, short
 from paceline.rounds import Array, Indices
 from paceline.samples import CostLearner, Room, SampleCosts
-from paceline.stored import short
 from paceline.torch import options, peers
 from paceline.torch.plan import Division, RoundPlan
 from paceline.torch.terms import Terms

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.pieces.rule import Counts
-from paceline.pieces.times import against_the_first, piece_cost
+from paceline.pieces.rule import Counts, against_the_first, piece_cost
 from paceline.rounds import Array, PieceTimes
 from paceline.samples import Deal
 from paceline.samples.cost import batch_parts

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from paceline.forecast import kalman
+from paceline.forecast import tracking
 
 
 def walk(values):
     """Expectations after each row of values (rounds, ..., n)."""
-    track, out = kalman.start(values.shape[1:]), []
+    track, out = tracking.start(values.shape[1:]), []
     for row in values:
-        pace, gain, track = kalman.follow(track, row)
+        pace, gain, track = tracking.follow(track, row)
         out.append(pace)
     return np.array(out), gain, track
 

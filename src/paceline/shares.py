@@ -1,0 +1,358 @@
+"""Dividing a batch: the water level, projections, proportions, and whole samples (min-max greedy).
+
+Everything works on arrays of shape (..., n), each row by itself. Limits are loads (or shares) of shape (n,) or
+(..., n); limits that cannot hold the batch raise PacelineError and say by how much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from paceline.costs import QUICKEST, Array, Cost, Linear, halfway
+from paceline.errors import PacelineError
+from paceline.rounds import Plan
+
+__all__ = ["WaterLevel", "project", "proportional", "water_level", "whole_samples"]
+
+LARGEST = np.finfo(float).max
+CANDIDATES = 2**18  # samples that are compared with each other at most
+
+
+class WaterLevel(NamedTuple):
+    """The common finishing time and what everybody gets done by then."""
+
+    seconds: Array  # (...,)
+    loads: Array  # (..., n), sum to the batch
+
+
+def water_level(
+    cost: Cost,
+    batch: ArrayLike,
+    least: ArrayLike = 0.0,
+    most: ArrayLike | None = None,
+    guess: ArrayLike | None = None,
+) -> WaterLevel:
+    """The division of ``batch`` that ends soonest: min over loads of max_i seconds_i(load_i).
+
+    batch: samples, a number or shape (...,). least, most: samples, default 0 and the batch. guess: a level
+    near the answer, shape (...,), or NaN, which saves a pass or two over the workers of a linear cost.
+
+    Linear costs are solved exactly in a handful of passes of O(n); others by bisection down to neighbouring
+    floats, with what they cannot resolve (a jump) divided in proportion.
+    Raises PacelineError when the limits cannot hold the batch.
+    """
+    total = np.asarray(batch, float)[..., None]
+    low, high = _limits(total, least, total if most is None else most)
+    level, loads = _level_within(cost, total, low, high, guess)
+    return WaterLevel(level[..., 0], loads)
+
+
+def _level_within(
+    cost: Cost, total: Array, low: Array, high: Array, guess: ArrayLike | None = None
+) -> tuple[Array, Array]:
+    """The level, shape (..., 1), and the loads, as in ``water_level``, of limits that hold the total, (..., 1)."""
+    if not isinstance(cost, Linear):
+        return _bisect(cost, total, low, high)
+    rate = 1.0 / np.maximum(cost.seconds_per_sample, QUICKEST)
+    return _fill(rate, cost.overhead * rate, total, low, high, guess)
+
+
+def project(y: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0, total: float = 1.0) -> Array:
+    """The nearest point (Euclidean) to y, shape (..., n), with least <= x <= most and sum ``total``."""
+    y = np.asarray(y, float)
+    whole = np.asarray(float(total))[None]
+    low, high = _limits(whole, least, most)
+    # x = clip(y - theta, least, most): a water level of unit speeds that start at -y (the level is -theta).
+    return _fill(np.ones_like(y), -y, whole, low, high, None)[1]
+
+
+def proportional(
+    weights: ArrayLike, least: ArrayLike = 0.0, most: ArrayLike = 1.0, total: float = 1.0
+) -> Array:
+    """Portions of ``total`` in proportion to weights (..., n), cut to the limits.
+
+    Weights of 0 get their least, unless nobody else may take what is left: then they share it equally.
+    """
+    weights = np.asarray(weights, float)
+    whole = np.asarray(float(total))[None]
+    low, high = _limits(whole, least, most)
+    reach = np.where(weights > 0, high, low).sum(-1, keepdims=True)
+    if np.any(reach < whole):
+        spare = np.maximum(weights.max(-1, keepdims=True), 1.0) * 1e-12
+        weights = np.where(reach < whole, np.maximum(weights, spare), weights)
+    return _fill(weights, np.zeros_like(weights), whole, low, high, None)[1]
+
+
+def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
+    """The limits as arrays. Raises PacelineError where they cannot hold the total, shape (..., 1)."""
+    low, high = np.asarray(least, float), np.asarray(most, float)
+    slack = 1e-9 * np.abs(total)
+    if low.ndim and np.any((over := low.sum(-1, keepdims=True) - total) > slack):
+        raise PacelineError(
+            f"the workers' least loads need {np.max(over):g} more than the {np.max(total):g} to divide; "
+            "lower the least loads"
+        )
+    if high.ndim and high.shape[-1] > 1 and np.any((short := total - high.sum(-1, keepdims=True)) > slack):
+        raise PacelineError(
+            f"the workers' most loads leave {np.max(short):g} of {np.max(total):g} without a place; "
+            "raise the limits"
+        )
+    return low, high
+
+
+# Where numbers of unlike size overflow, the bisection takes over.
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")
+def _fill(
+    rate: Array, offset: Array, total: Array, low: Array, high: Array, guess: ArrayLike | None
+) -> tuple[Array, Array]:
+    """Solves sum_i clip(rate_i T - offset_i, low_i, high_i) = total for T; returns T (..., 1) and the terms.
+
+    Newton's method on a piecewise linear function within a bracket: it ends on the right piece, where its
+    step is the closed form (Cominetti, Mascarenhas and Silva 2014, on the continuous quadratic knapsack).
+    """
+    level = np.full_like(total, np.nan) if guess is None else np.asarray(guess, float)[..., None]
+    if np.isnan(level).any():  # as if no limit bound
+        level = (total + offset.sum(-1, keepdims=True)) / rate.sum(-1, keepdims=True)
+    left, right = np.full(level.shape, -np.inf), np.full(level.shape, np.inf)
+    for attempt in range(200):
+        free = rate * level
+        free -= offset
+        loads = np.minimum(np.maximum(free, low), high)
+        short = total - loads.sum(-1, keepdims=True)
+        unfilled = short != 0
+        if not unfilled.any():
+            return level, loads
+        left, right = np.where(short > 0, level, left), np.where(short < 0, level, right)
+        step = level + short / np.where(loads == free, rate, 0.0).sum(-1, keepdims=True)
+        blind = unfilled & ~((left <= step) & (step <= right) & np.isfinite(step))
+        if attempt >= 12 and attempt % 2 == 1:
+            blind = unfilled  # crossing to and fro: halve the bracket instead
+        if blind.any():
+            left, right = _bracket(rate, offset, low, high, left, right)
+            step = np.where(blind, 0.5 * (left + right), step)
+        step = np.where(unfilled, step, level)
+        if np.all(np.abs(step - level) <= 4e-16 * np.abs(level)):
+            break
+        level = step
+    missed = ~(np.abs(short) <= 1e-12 * np.abs(total))
+    if missed.any():  # somebody is so quick, or so late, that neighbouring floats are far apart
+        bisected, divided = _bisect_lines(rate, offset, total, low, high)
+        return np.where(missed, bisected, level), np.where(missed, divided, loads)
+    return level, loads
+
+
+def _bisect_lines(rate: Array, offset: Array, total: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """The same by bisection down to neighbouring floats, and what they cannot resolve in proportion."""
+
+    def loads_at(level: Array) -> Array:
+        return np.clip(rate * level - offset, low, high)
+
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        start = np.where(rate > 0, (offset + low) / rate, np.inf).min(-1, keepdims=True)
+        end = np.where(rate > 0, (offset + high) / rate, -np.inf).max(-1, keepdims=True)
+    # Beyond what rounding takes from the sums: there everybody is at a limit.
+    left = np.nan_to_num(start - 1e-9 * np.abs(start))
+    right = np.nan_to_num(end + 1e-9 * np.abs(end))
+    shape = np.broadcast_shapes(total.shape, left.shape)  # one total may serve many realizations
+    left, right = (np.broadcast_to(level, shape) for level in (np.minimum(left, right), right))
+    while np.any((middle := _middle(left, right)) > left):
+        enough = loads_at(middle).sum(-1, keepdims=True) >= total
+        left, right = np.where(enough, left, middle), np.where(enough, middle, right)
+    loads = _between(loads_at(left), loads_at(right), total)
+    # What rounding leaves goes by speed, since it takes a slow worker long; what nobody with a speed can take goes
+    # to those without one.
+    loads = _topped_up(loads, rate, total, low, high, 0.0)
+    return right, _topped_up(loads, high - loads, total, low, high, 1e-12)
+
+
+def _topped_up(
+    loads: Array, weights: Array, total: Array, low: Array, high: Array, tolerance: float
+) -> Array:
+    """The loads, and what they lack of the total in proportion to the weights within the limits, where that is more
+    than a part ``tolerance`` of the total."""
+    short = total - loads.sum(-1, keepdims=True)
+    room = np.where(short > 0, high - loads, loads - low)
+    weights = np.where(room > 0, weights, 0.0)
+    largest = weights.max(-1, keepdims=True)
+    weights = weights / np.where(largest > 0, largest, 1.0)  # so that their sum is finite
+    parts = short * weights / np.maximum(weights.sum(-1, keepdims=True), 1.0)
+    return loads + np.where(np.abs(short) > tolerance * np.abs(total), np.clip(parts, -room, room), 0.0)
+
+
+def _middle(low: Array, high: Array) -> Array:
+    """As ``halfway``, of numbers of any sign."""
+
+    def counted(value: Array) -> NDArray[np.int64]:
+        bits = np.ascontiguousarray(value, dtype=float).view(np.int64)
+        return np.where(bits < 0, -(bits & np.int64(2**63 - 1)), bits)
+
+    first, last = counted(low), counted(high)
+    count = first // 2 + last // 2 + (first & last & 1)
+    size = np.ascontiguousarray(np.abs(count)).view(np.float64)
+    return np.where(count < 0, -size, size)
+
+
+def _bracket(
+    rate: Array, offset: Array, low: Array, high: Array, left: Array, right: Array
+) -> tuple[Array, Array]:
+    """Levels at which nobody, and everybody, is at its limit; kept where a tighter bracket is known."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        start = np.where(rate > 0, (offset + low) / rate, np.inf).min(-1, keepdims=True)
+        end = np.where(rate > 0, (offset + high) / rate, -np.inf).max(-1, keepdims=True)
+    return np.maximum(left, np.nextafter(start, -np.inf)), np.minimum(right, np.nextafter(end, np.inf))
+
+
+def _bisect(cost: Cost, total: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """The same for any cost: the highest level that does not fill the batch, and the next float above it."""
+
+    def loads_at(level: Array) -> Array:
+        return np.clip(cost.load_at(level), low, high)
+
+    probe = loads_at(np.zeros_like(total))
+    left = np.zeros((*probe.shape[:-1], 1))
+    right = np.full_like(left, np.finfo(float).max)
+    while np.any((middle := halfway(left, right)) > left):
+        enough = loads_at(middle).sum(-1, keepdims=True) >= total
+        left, right = np.where(enough, left, middle), np.where(enough, middle, right)
+    done = probe.sum(-1, keepdims=True) >= total  # everything takes no time at all
+    right = np.where(done, 0.0, right)
+    below = np.where(done, np.broadcast_to(low, probe.shape), loads_at(left))
+    return right, _between(below, loads_at(right), total)
+
+
+def _between(below: Array, above: Array, total: Array) -> Array:
+    """The mix of two divisions, one too small and one too large, that sums to the total."""
+    small, large = below.sum(-1, keepdims=True), above.sum(-1, keepdims=True)
+    part = np.clip((total - small) / np.where(large > small, large - small, 1.0), 0.0, 1.0)
+    return below + part * (above - below)
+
+
+def whole_samples(
+    expected: Plan | Cost,
+    batch: int,
+    least: ArrayLike = 0.0,
+    most: ArrayLike | None = None,
+    unit: int = 1,
+) -> NDArray[np.int64]:
+    """Samples for each worker, shape (..., n): they sum exactly to ``batch``, and no others end sooner.
+
+    expected: a cost, or a plan; a plan without costs stands for seconds_i(b) = b / share_i. Ties go to the
+    lowest rank. least, most: samples, as for a full batch; where a short batch is smaller than the sum of the
+    leasts, they shrink in proportion, and a worker whom a plan gives nothing needs no least. unit: loads are
+    multiples of so many samples, but for one worker that takes the remainder of a batch that is none.
+    Raises PacelineError when the mosts cannot hold the batch.
+
+    The result is that of giving one sample after another to whoever then ends soonest (exact for
+    non-decreasing costs); all but a few of these steps are taken together.
+    """
+    total = np.asarray(float(batch))[None]
+    low, high = np.asarray(least, float), np.asarray(batch if most is None else most, float)
+    if isinstance(expected, Plan):
+        low = np.where(expected.shares > 0, low, 0.0)
+        cost = expected.costs or expected.by_shares()
+        low, high = np.broadcast_arrays(low, high, expected.shares)[:2]
+    else:
+        cost = expected
+    if unit > 1:
+        low, high = np.ceil(low / unit), np.floor(high / unit)
+        units = whole_samples(_Units(cost, float(unit)), batch // unit, low, high) * unit
+        rest = batch % unit
+        if rest:
+            ends = np.minimum(cost.seconds((units + rest).astype(np.float64)), LARGEST)
+            last = np.argmin(np.where(units + rest <= unit * high, ends, np.inf), axis=-1, keepdims=True)
+            np.put_along_axis(units, last, np.take_along_axis(units, last, -1) + rest, -1)
+        return units
+    low, high = np.ceil(low), np.minimum(np.floor(high), batch)
+    if ((needed := low.sum(-1, keepdims=True)) > total).any():
+        low = np.where(needed > total, np.floor(low * (total / np.maximum(needed, 1.0))), low)
+    low, high = _limits(total, low, high)
+    loads = _most_together(cost, total, low, high)
+    return _with_rest(cost, loads, total, high).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """A cost of loads counted in units of several samples."""
+
+    cost: Cost
+    unit: float
+
+    def seconds(self, load: Array) -> Array:
+        return self.cost.seconds(load * self.unit)
+
+    def load_at(self, seconds: Array) -> Array:
+        return self.cost.load_at(seconds) / self.unit
+
+
+def _counts(cost: Cost, level: Array, low: Array, high: Array) -> Array:
+    """Whole samples that each worker can end by ``level``, within its limits."""
+    loads = np.floor(cost.load_at(np.minimum(level, LARGEST)))
+    loads = np.minimum(np.maximum(loads, low), high)
+    # The division above rounds; what counts is the cost as the cost itself computes it.
+    loads += (loads < high) & (cost.seconds(loads + 1) <= level)
+    loads -= (loads > low) & (cost.seconds(loads) > level)
+    return np.where(np.isinf(level), high, loads)  # never is soon enough, even for those who are gone
+
+
+def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
+    """All samples that end before some level, chosen so that few are left to give out.
+
+    Interpolation and bisection of the level in turn, until no row has many samples left, or the level is
+    settled to neighbouring floats: then all the rest end at the same time and go out by rank.
+    """
+    left = np.maximum(_level_within(cost, total, low, high)[0] * (1 - 1e-12), 0.0)
+    loads = _counts(cost, left, low, high)
+    missing = total - loads.sum(-1, keepdims=True)
+    if (early := missing < 0).any():  # many end at the same time, or all take no time
+        left, loads = np.where(early, 0.0, left), np.where(early, low, loads)
+        missing = total - loads.sum(-1, keepdims=True)
+    few = min(max(CANDIDATES // loads.size, 1), 32)
+    if np.max(missing) <= few:
+        return loads
+    ends = cost.seconds(np.minimum(loads + 1, high))
+    right = np.maximum(np.max(np.where(np.isfinite(ends), ends, 0.0), axis=-1, keepdims=True), left)
+    over = _counts(cost, right, low, high).sum(-1, keepdims=True) - total
+    right = np.where(over >= 0, right, np.inf)
+    attempt = 0
+    while np.any(missing > few):
+        middle = halfway(left, right)
+        if attempt % 4 == 0:  # where all that is left ends together, the bracket is settled already
+            ends = np.where(loads < high, cost.seconds(np.minimum(loads + 1, high)), np.inf)
+            middle = np.where(ends.min(-1, keepdims=True) >= right, left, middle)
+        if not np.any(middle > left):
+            room = _counts(cost, right, low, high) - loads
+            before = np.cumsum(room, axis=-1) - room
+            return loads + np.clip(missing - before, 0.0, room)
+        if attempt % 2 == 0 and np.isfinite(right).all():
+            part = np.maximum(missing - few / 2, 0.0) / np.maximum(missing + over, 1.0)
+            guess = left + (right - left) * part
+            middle = np.where((left < guess) & (guess < right) & (middle > left), guess, middle)
+        attempt += 1
+        counts = _counts(cost, middle, low, high)
+        excess = counts.sum(-1, keepdims=True) - total
+        fits = excess <= 0
+        left, right = np.where(fits, middle, left), np.where(fits, right, middle)
+        loads, missing = np.where(fits, counts, loads), np.where(fits, -excess, missing)
+        over = np.where(fits, over, excess)
+    return loads
+
+
+def _with_rest(cost: Cost, loads: Array, total: Array, high: Array) -> Array:
+    """Gives the rest, one sample after another, to whoever then ends soonest; the lowest rank wins a tie.
+
+    Each worker's next samples end one after another, so these steps are the samples in the order of their ends.
+    """
+    left = total - loads.sum(-1, keepdims=True)
+    if not (most := int(left.max(initial=0.0))) > 0:
+        return loads
+    further = loads + np.arange(1.0, most + 1).reshape(-1, *[1] * loads.ndim)  # (samples, ..., n)
+    # Somebody who never ends comes after all others, but before somebody who is at the limit.
+    ends = np.minimum(cost.seconds(np.minimum(further, high)), LARGEST)
+    ends = np.moveaxis(np.where(further > high, np.inf, ends), 0, -1)
+    order = ends.reshape(*loads.shape[:-1], -1).argsort(-1, kind="stable")
+    given: Array = (order.argsort(-1) < left).reshape(ends.shape).sum(-1)
+    return loads + given
