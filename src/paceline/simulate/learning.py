@@ -13,9 +13,8 @@ from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
-from paceline.simulate.roundtrips import RoundTrips
 from paceline.simulate.scenario import FREEZE, JOIN, LEAVE, Event, Scenario
-from paceline.simulate.server import Member, Server
+from paceline.simulate.server import Member, RoundTrips, Server
 from paceline.simulate.timing import assemble
 from paceline.simulate.world import classes_of
 
