@@ -94,8 +94,7 @@ def iterated(
 
 
 def _sums(values: Array, owner: Index) -> Array:
-    brought: Array = values[owner, np.arange(len(owner))]
-    return np.bincount(owner, brought, minlength=len(values)).astype(float)
+    return np.bincount(owner, values[owner, np.arange(len(owner))], minlength=len(values)).astype(float)
 
 
 def _local_optimum(values: Array, owner: Index, printed: bool) -> None:
@@ -266,8 +265,7 @@ def _promising(values: Array) -> NDArray[np.bool_]:
         sums = np.bincount(owner, values[owner, everyone], minlength=masters)
         log_price -= (sums / sums.mean() - 1) * 0.5 / (1 + turn / 10)
     priced = np.exp(log_price)[:, None] * values
-    found: NDArray[np.bool_] = priced >= PROMISING * priced.max(0)
-    return found
+    return priced >= PROMISING * priced.max(0)
 
 
 def _integer(

@@ -83,10 +83,7 @@ class LT:
         """The n coded blocks of a matrix, or the chosen ones, each of shape (ceil(rows / k), columns)."""
         order = range(self.n) if chosen is None else chosen
         if self.k <= DENSE:
-            coefficients = np.zeros((len(order), self.k))
-            for row, i in enumerate(order):
-                coefficients[row, self.terms[i]] = 1.0
-            return list(combine(coefficients, a))
+            return list(combine(self.generator[list(order)], a))
         size = split(len(a), self.k)
         coded = np.zeros((len(order), size, a.shape[1]), a.dtype)
         for row, i in enumerate(order):

@@ -1,7 +1,7 @@
 """Each paper's experiments, by name: ``paceline reproduce PAPER``.
 
-An experiment is a function (out, quick) that returns what it ``Found``; ``experiments`` gives it with what writes
-NAME.png, NAME.csv and NAME.json into the folder ``out``. A module names its own in ``EXPERIMENTS``.
+An experiment is a public function (out, quick) that returns what it ``Found``; ``experiments`` gives it with what
+writes NAME.png, NAME.csv and NAME.json into the folder ``out``.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ def experiments(paper: str) -> dict[str, Callable[[Path, bool], dict[str, Any]]]
     """
     if paper not in PAPERS:
         raise PacelineError(f"paper {paper!r}: expected one of {among(paper, PAPERS)}")
-    modules = [importlib.import_module(f"paceline.papers.{name}") for name in PAPERS[paper]]
-    found = {each.__name__: each for module in modules for each in module.EXPERIMENTS}
+    found: dict[str, Callable[[Path, bool], Found]] = {}
+    for module in PAPERS[paper]:
+        for name, each in vars(importlib.import_module(f"paceline.papers.{module}")).items():
+            if name[0] != "_" and getattr(each, "__annotations__", {}).get("return") == Found.__name__:
+                found[name] = each
     order = sorted(found, key=lambda name: int("0" + re.sub(r"\D", "", name)))
     return {name: functools.partial(_written, paper, found[name]) for name in order}
 

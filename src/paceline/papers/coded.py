@@ -209,6 +209,3 @@ def fig4(out: Path, quick: bool) -> Found:
         setting=f"{masters} masters, {workers} workers, u in [1, 5], a = 1 / u, L = 1e5, one cluster",
         figures={"milliseconds": {**levels, **last}},
     )
-
-
-EXPERIMENTS = (fig2, fig3, fig4)

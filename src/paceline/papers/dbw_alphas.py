@@ -138,6 +138,3 @@ def fig10(out: Path, quick: bool) -> Found:
         setting=f"MNIST, {NETWORKS[network(quick)]}, n = 16, B = 500, "
         f"rate {MNIST_RATE}, push-and-interrupt, 1 run",
     )
-
-
-EXPERIMENTS = (fig4, fig6, fig10)

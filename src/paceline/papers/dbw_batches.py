@@ -89,6 +89,3 @@ def fig8(out: Path, quick: bool) -> Found:
         "it finds decides which static k is best",
         setting=f"MNIST, n = 16, lognormal round trips with a tail, knee rule, 1 run, at most {CAP} updates",
     )
-
-
-EXPERIMENTS = (fig7, fig8)

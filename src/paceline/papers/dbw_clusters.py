@@ -138,6 +138,3 @@ def speeds(out: Path, quick: bool) -> Found:
         setting=f"MNIST, n = 16, B = {batch}, rate .08; a sample takes 1 or 3 units times .8 + .2 "
         f"Exp(1); {seeds} runs",
     )
-
-
-EXPERIMENTS = (fig5, fig9, speeds)

@@ -196,6 +196,3 @@ def _stationary(n: int, iterations: int) -> np.ndarray:
         taken = _arrivals(n, np.full(iterations, k), 99)
         means.append(np.mean([t.seconds[k - 1] for t in taken[10:]]))
     return np.array(means)
-
-
-EXPERIMENTS = (fig1, fig2, fig3)

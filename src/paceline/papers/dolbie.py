@@ -54,7 +54,7 @@ POLICIES = {
 VARIANTS = {"DOLBIE, steps may grow": "dolbie:alpha=0.001,monotone=false", "ABS, x / T": "abs:reading=share"}
 
 
-def measured(network: str, realizations: int = 1, rounds: int = 100, seed: int = 0) -> Scenario:
+def measured(network: str, realizations: int = 1, rounds: int = 100) -> Scenario:
     """The cluster of measured throughputs, training that network.
 
     Seconds a sample grow with its multiply-adds, seconds a step with its layers; its parameters travel twice.
@@ -62,28 +62,28 @@ def measured(network: str, realizations: int = 1, rounds: int = 100, seed: int =
     this, resnet = NETWORKS[network], NETWORKS["resnet18"]
     sample = RESNET_SAMPLE * max(this.work / resnet.work, LEAST_WORK)
     overhead = RESNET_STEP * this.layers / resnet.layers + 2 * 4 * this.parameters / LINK
-    return _scenario(f"measured, {this.title}", sample, overhead, realizations, rounds, seed)
+    return _scenario(f"measured, {this.title}", sample, overhead, realizations, rounds)
 
 
-def profile(name: str, realizations: int = 1, rounds: int = 100, seed: int = 0) -> Scenario:
+def profile(name: str, realizations: int = 1, rounds: int = 100) -> Scenario:
     """Profile "A" or "B"."""
     speeds = {"A": (3000, 1700, 1000, 90, 45), "B": (3000, 1700, 1000, 40, 12)}[name]
     overheads = {"A": (0.02,) * 5, "B": (0.035, 0.03875, 0.0425, 0.04625, 0.05)}[name]
     sample = 1 / np.array(speeds, float)
-    return _scenario(f"profile {name}", sample, np.array(overheads), realizations, rounds, seed)
+    return _scenario(f"profile {name}", sample, np.array(overheads), realizations, rounds)
 
 
-def settings(realizations: int, seed: int = 0) -> dict[str, Scenario]:
+def settings(realizations: int) -> dict[str, Scenario]:
     """All three clusters, for experiments on ResNet-18."""
     return {
-        "measured": measured("resnet18", realizations, seed=seed),
-        "A": profile("A", realizations, seed=seed),
-        "B": profile("B", realizations, seed=seed),
+        "measured": measured("resnet18", realizations),
+        "A": profile("A", realizations),
+        "B": profile("B", realizations),
     }
 
 
 def _scenario(
-    name: str, sample: np.ndarray, overhead: np.ndarray, realizations: int, rounds: int, seed: int
+    name: str, sample: np.ndarray, overhead: np.ndarray, realizations: int, rounds: int
 ) -> Scenario:
     classes = tuple(
         WorkerClass(Ar1(s, 0.9, PACE_SD), Ar1(c, 0.9, OVERHEAD_SD), name=processor)
@@ -95,7 +95,6 @@ def _scenario(
         global_batch=BATCH,
         rounds=rounds,
         realizations=realizations,
-        seed=seed,
         fractional=True,
         name=name,
     )

@@ -22,7 +22,7 @@ from paceline.simulate.plots import figure
 
 EPOCHS = {"lenet5": (60, 15), "resnet18": (20, 3), "vgg16": (16, 1)}  # full, quick
 QUICK_SAMPLES = {"lenet5": None, "resnet18": 512, "vgg16": 64}  # of the training set
-RATE = {"lenet5": 0.1, "resnet18": 0.1, "vgg16": 0.1}
+RATE = 0.1
 TARGET = 0.95  # training accuracy
 PAPER_ROUNDS = 20 * 196  # as many steps as 20 epochs of CIFAR-10's 50,000 images: about what 95 % takes there
 CLAIMED = {
@@ -54,13 +54,7 @@ def trained(network: str, epochs: int, cache: Path | None = None, samples: int |
     cache: a JSON file that a training with the same settings is taken from, or written to.
     samples: of the training set, the first so many.
     """
-    setting = {
-        "network": network,
-        "epochs": epochs,
-        "samples": samples,
-        "rate": RATE[network],
-        "batch": BATCH,
-    }
+    setting = {"network": network, "epochs": epochs, "samples": samples, "rate": RATE, "batch": BATCH}
     if cache is not None and cache.exists():
         kept: dict[str, Any] = json.loads(cache.read_text())
         if kept["setting"] == setting:
@@ -86,7 +80,7 @@ def _train(network: str, epochs: int, samples: int | None) -> list[float]:
     labels = torch.from_numpy(data.y_train[:samples]).long()
     torch.manual_seed(0)
     model = models.create(network, data.shape, data.classes)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE[network])
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     order = np.random.default_rng(0)
     accuracy = []
     for _ in range(epochs):
@@ -144,7 +138,7 @@ def _accuracy(out: Path, quick: bool, name: str, network: str) -> Found:
         "from multiply-adds, a step's start from layers, communication from parameters. VGG-16 for 32 x 32 pixels "
         "has fewer multiply-adds than ResNet-18, so its cluster is no more uneven",
         setting=f"{outcome.scenario.name}: 30 workers of 5 processors, one realization; trained once on the "
-        f"digits, {epochs} epochs of {steps // epochs} steps, SGD at {RATE[network]:g}"
+        f"digits, {epochs} epochs of {steps // epochs} steps, SGD at {RATE:g}"
         + (f", the first {samples} images" if samples else ""),
         figures={
             "percent_less": {f"{ours} steps": less(ours), f"{rounds} steps": less(rounds)},
@@ -155,6 +149,3 @@ def _accuracy(out: Path, quick: bool, name: str, network: str) -> Found:
             "final_accuracy": float(smooth[-1]),
         },
     )
-
-
-EXPERIMENTS = (fig6, fig7, fig8)

@@ -22,10 +22,10 @@ CLUSTER = (
 DRAWN = "the paper's traces are not public and its figures' numbers are of one draw of them; "
 
 
-def compare(realizations: int, seed: int = 0) -> dict[str, Outcome]:
+def compare(realizations: int) -> dict[str, Outcome]:
     """Every policy in every setting; also the variants that explain the printed numbers."""
     names = list((POLICIES | VARIANTS).values())
-    return {label: run(what, names) for label, what in settings(realizations, seed).items()}
+    return {label: run(what, names) for label, what in settings(realizations).items()}
 
 
 def less(outcome: Outcome, than: str, what: str = "DOLBIE") -> float:
@@ -242,6 +242,3 @@ def fig11(out: Path, quick: bool) -> Found:
         setting=f"{CLUSTER}, {what.name}; {realizations} realizations; decisions timed on single runs",
         figures={"idle_percent_less": percents, "decide_microseconds": micro},
     )
-
-
-EXPERIMENTS = (fig3, fig4, fig5, fig9, fig10, fig11)

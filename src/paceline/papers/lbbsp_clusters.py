@@ -264,6 +264,3 @@ def fig13(out: Path, quick: bool) -> Found:
         "each period left out as settling",
         figures={"seconds": mean},
     )
-
-
-EXPERIMENTS = (fig8, fig9, fig10, fig12, fig13)

@@ -143,6 +143,3 @@ def table3(out: Path, quick: bool) -> Found:
             "ratings": {label: {n: r._asdict() for n, r in each.items()} for label, each in ratings.items()}
         },
     )
-
-
-EXPERIMENTS = (fig11, table3)

@@ -124,6 +124,8 @@ def train(policies: Sequence[str], steps: int, period: int) -> dict[str, runs.Ru
                 "LOCAL_RANK": "0",
                 "WORLD_SIZE": str(WORKERS),
                 "MASTER_ADDR": _address(0),
+            }
+            env |= {
                 "PORT": str(PORT),
                 "MASTER_PORT": str(PORT),
                 "GLOO_SOCKET_IFNAME": "eth0",
@@ -193,11 +195,9 @@ def _cables() -> Iterator[list[str]]:
 
 
 def _down(spaces: list[str]) -> None:
-    for space in spaces:
-        subprocess.run(["ip", "netns", "del", space], capture_output=True)
-    for rank in range(len(spaces)):
-        subprocess.run(["ip", "link", "del", f"{MARK}v{rank}"], capture_output=True)
-    subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
+    links = [f"link del {MARK}v{rank}" for rank in range(len(spaces))]
+    for words in (*(f"netns del {space}" for space in spaces), *links, f"link del {BRIDGE}"):
+        subprocess.run(["ip", *words.split()], capture_output=True)
 
 
 def _limit(space: str, rate: str) -> None:
@@ -215,6 +215,3 @@ def _call(line: str) -> None:
     done = subprocess.run(line.split(), capture_output=True, text=True)
     if done.returncode:
         raise PacelineError(f"{line!r} failed: {done.stderr.strip()}")
-
-
-EXPERIMENTS = (fig13real,)

@@ -107,6 +107,3 @@ def _train(
 
     updates = server.run(40_000, None, stop)
     return len(losses), updates[-1].now
-
-
-EXPERIMENTS = (fig8sync,)

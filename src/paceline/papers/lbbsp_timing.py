@@ -260,6 +260,3 @@ def _deciding(name: str, workers: int, rounds: int) -> Array:
         loads = balancer.loads(k + 1, batch)
         spent[k] = time.process_time() - start
     return spent
-
-
-EXPERIMENTS = (fig3, fig6, fig14)

@@ -77,6 +77,3 @@ def faults(out: Path, quick: bool) -> Found:
         setting=f"digits, perceptron, {NODES} nodes, B = 250, l = 3, m = 3; node 1 is 4 times slower from 10 s on, "
         "node 4 dies at 30 s without a word",
     )
-
-
-EXPERIMENTS = (faults,)

@@ -125,8 +125,7 @@ def learn(
 
 def _classes(scenario: Scenario) -> NDArray[np.int64]:
     """Each worker's class in the first realization, as the rounds of a simulation have it; shape (n,)."""
-    of = classes_of(scenario)
-    return of if of.ndim == 1 else of[0]
+    return np.atleast_2d(classes_of(scenario))[0]
 
 
 def _member(event: Event) -> Member:

@@ -79,8 +79,7 @@ def play(
 
     def seconds(samples: Counts, of: Array, per_piece: Array, least: Array) -> Array:
         pace = of if not unsteady or rng is None else of * np.exp(unsteady * rng.standard_normal(of.shape))
-        took: Array = np.where(samples > 0, per_piece + pace * np.maximum(samples, least), 0.0)
-        return took
+        return np.where(samples > 0, per_piece + pace * np.maximum(samples, least), 0.0)
 
     running = seconds(first, slope, cost, knees)
     free = overhead + running

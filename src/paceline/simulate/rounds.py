@@ -134,8 +134,7 @@ def _seconds(moment: Moment, loads: Array) -> Array:
 
 
 def _slowest(moment: Moment, seconds: Array) -> Array:
-    slowest: Array = seconds.max(-1) if moment.everybody else np.nanmax(seconds, axis=-1)
-    return slowest
+    return seconds.max(-1) if moment.everybody else np.nanmax(seconds, axis=-1)
 
 
 class _Whole(NamedTuple):
