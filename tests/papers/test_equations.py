@@ -71,10 +71,13 @@ def listing(x: Array, alpha: float, gamma: Array, comm: Array) -> tuple[Array, f
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_dolbie_master_and_workers(seed: int) -> None:
-    policy = policies.create("dolbie:alpha=0.001,floor=0", Cluster(N, int(BATCH)))
+@pytest.mark.parametrize(
+    "alpha", [0.001, 0.04]
+)  # the experiments', and 1 / (N - 1)^2, where eq. (7) binds at once
+def test_dolbie_master_and_workers(seed: int, alpha: float) -> None:
+    policy = policies.create(f"dolbie:alpha={alpha},floor=0", Cluster(N, int(BATCH)))
     made, state = policy.init()
-    x, alpha = np.full(N, 1 / N), 0.001
+    x = np.full(N, 1 / N)
     for gamma, comm in systems(80, seed):
         np.testing.assert_allclose(made.shares, x, rtol=0, atol=1e-12)
         made, state = policy.step(state, told(made.shares, gamma, comm))
@@ -398,14 +401,13 @@ def test_dbw_chooses_the_most_gain_a_second_and_never_less_while_the_loss_rises(
     policy = Dbw(n)
     k, state = policy.init()
     assert k == n
-    rng, losses, estimates = np.random.default_rng(14), [], gain.start(5)
-    times = arrival_times.start(n)
+    rng, losses, estimates = np.random.default_rng(14), [8.0], gain.start(5)
+    times, raised = arrival_times.start(n), 0
     for t in range(40):
         timings, _ = sampled(n, 100 + t, 1)
-        loss = float(2.0 * np.exp(-0.05 * t) * (1.2 if rng.random() < 0.2 else 1.0))
-        happened = Iteration(
-            k, n, float(t), loss, float(rng.uniform(1, 4)), float(rng.uniform(1, 9)), 0.05, timings
-        )
+        norm2, variance = float(rng.uniform(2, 4)), float(rng.uniform(1, 9))
+        loss = losses[-1] * 1.012 if t % 4 == 3 else losses[-1] - 0.9 * 0.05 * norm2
+        happened = Iteration(k, n, float(t), loss, norm2, variance, 0.05, timings)
         losses.append(loss)
         estimates = gain.update(estimates, happened)
         times = arrival_times.update(times, timings)
@@ -416,9 +418,11 @@ def test_dbw_chooses_the_most_gain_a_second_and_never_less_while_the_loss_rises(
             worth = gain.estimate(estimates).of(ks, 0.05)
             best = int(np.argmax(worth / seconds)) + 1 if worth.max() > 0 else n  # eq. (18)
             if losses[-1] > 1.01 * losses[-2] and k < n:
+                raised += best < k + 1
                 best = max(best, k + 1)  # eq. (19), beta = 1.01
             assert chosen == best, t
         k = chosen
+    assert raised > 0
 
 
 # Coded computation
