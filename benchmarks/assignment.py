@@ -17,10 +17,8 @@ import numpy as np
 from scaffold import command_line
 
 from paceline.coded import plan, random_problem, simulate
-from paceline.coded.assign import simple
+from paceline.coded.assign import exact, iterated, probabilistic, simple
 from paceline.coded.delay import ShiftedExponential
-from paceline.coded.exact import exact, probabilistic
-from paceline.coded.iterated import iterated
 from paceline.coded.sca import sca
 
 Found = TypeVar("Found")

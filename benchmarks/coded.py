@@ -21,8 +21,8 @@ from ray.util import ActorPool
 from scaffold import command_line
 
 from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, simulate, stretched
-from paceline.coded.codes import LT
-from paceline.coded.codes.mds import own_block
+from paceline.coded.codes import own_block
+from paceline.coded.lt import LT
 from paceline.ray import CodedMatrix, WorkerPool
 
 ROWS, COLUMNS = 1200, 64

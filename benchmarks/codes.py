@@ -13,7 +13,9 @@ from functools import partial
 
 import numpy as np
 
-from paceline.coded.codes import CONSTRUCTIONS, LT, MDS, lt, worst_condition
+from paceline.coded import lt
+from paceline.coded.codes import CONSTRUCTIONS, MDS, worst_condition
+from paceline.coded.lt import LT
 
 SIZES = ((6, 4), (8, 4), (10, 7), (12, 8), (16, 11), (20, 14), (32, 22), (64, 32), (64, 44), (64, 60))
 

@@ -24,7 +24,7 @@ from paceline.balancer import thread_aside
 from paceline.forecast import Reading
 from paceline.forecast.rating import Rating, rate, walk
 from paceline.forecast.series import Series, bursty, google2011, recorded
-from paceline.papers.reference_data import data_folder
+from paceline.papers import data_folder
 
 PAPER = {  # LB-BSP, Table 3: RMSE in samples/s, normalised time per update
     "last": (11.85, 0.584),

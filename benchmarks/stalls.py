@@ -23,8 +23,7 @@ from paceline.paramserver.samples import Draws
 from paceline.rounds import PieceTimes
 from paceline.shares import whole_samples
 from paceline.simulate.pieces import play
-from paceline.simulate.roundtrips import RoundTrips
-from paceline.simulate.server import Server
+from paceline.simulate.server import RoundTrips, Server
 from paceline.simulate.timing import Constant, Exponential
 
 EACH, MEAN = 32, 2e-3  # samples a worker, seconds a sample on average

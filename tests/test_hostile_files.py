@@ -14,7 +14,7 @@ import pytest
 from paceline import PacelineError, files, tokens
 from paceline.coded import problem
 from paceline.data import traces
-from paceline.forecast import networks, saved
+from paceline.forecast import learned, networks
 from paceline.live.tail import Tail
 from paceline.runs import Recorder, read
 from paceline.simulate import toml
@@ -53,7 +53,7 @@ READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "scenario": ("scenario.toml", toml.read),
     "trace": ("trace.csv", traces.read),
     "delays": ("delays.csv", lambda path: problem.read_table(path, ["u"])),
-    "forecast": ("model.npz", lambda path: saved.load(path, networks.Recurrent(2, 4))),
+    "forecast": ("model.npz", lambda path: learned.load(path, networks.Recurrent(2, 4))),
     "token": ("token", tokens.read),
 }
 

@@ -11,7 +11,7 @@ from common import COLOURS, GREY, figure, save
 from paceline.forecast import create
 from paceline.forecast.rating import walk
 from paceline.forecast.series import google2011, recorded
-from paceline.papers.reference_data import data_folder
+from paceline.papers import data_folder
 
 
 def main() -> None:

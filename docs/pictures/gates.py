@@ -10,8 +10,7 @@ from common import BLUE, ORANGE, figure, save, waiting
 
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws
-from paceline.simulate.roundtrips import RoundTrips
-from paceline.simulate.server import Server
+from paceline.simulate.server import RoundTrips, Server
 from paceline.simulate.timing import Constant
 
 GATES = ("bsp", "ssp:1", "lsp:2:2", "asp")

@@ -8,9 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from paceline import PacelineError
 from paceline.coded import random_problem
-from paceline.coded.assign import simple, uniform
-from paceline.coded.exact import exact, probabilistic
-from paceline.coded.iterated import iterated
+from paceline.coded.assign import exact, iterated, probabilistic, simple, uniform
 
 
 def level(values, k):
@@ -58,8 +56,8 @@ def test_exact_is_what_brute_force_finds(masters, workers, speeds, seed):
 
 def test_the_integer_programme_alone_finds_the_optimum(monkeypatch):
     """Without the greedy start that mostly finds it first, in plain and in whole units."""
-    monkeypatch.setattr("paceline.coded.iterated.iterated", lambda values: uniform(values))
-    monkeypatch.setattr("paceline.coded.exact._rounded", lambda values, relaxed: uniform(values))
+    monkeypatch.setattr("paceline.coded.assign.iterated", lambda values: uniform(values))
+    monkeypatch.setattr("paceline.coded.assign._rounded", lambda values, relaxed: uniform(values))
     for speeds in (None, (1.0, 2.0, 3.0, 4.0, 5.0)):
         for seed in range(4):
             values = draw(3, 8, seed, speeds)

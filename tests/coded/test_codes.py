@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import PacelineError
-from paceline.coded.codes import CONSTRUCTIONS, LT, MDS, Replicated, robust_soliton, worst_condition
+from paceline.coded.codes import CONSTRUCTIONS, MDS, Replicated, worst_condition
+from paceline.coded.lt import LT, robust_soliton
 
 
 def matrix(rows, columns, seed=0):
@@ -153,7 +154,7 @@ def test_rateless_blocks_in_any_order_recover_the_product(k, seed):
 
 
 def test_peeling_alone_then_solving_what_is_left(monkeypatch):
-    from paceline.coded.codes import lt
+    from paceline.coded import lt
 
     solved = LT(100, 250).overhead(20)
     monkeypatch.setattr(lt, "SMALL", 0)

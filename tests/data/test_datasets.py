@@ -9,7 +9,7 @@ import pytest
 
 from paceline.data.datasets import IDX_NAMES, NPZ_NAMES, floats, load
 from paceline.errors import PacelineError
-from paceline.papers.reference_data import data_folder
+from paceline.papers import data_folder
 
 
 def images(count=20, height=6, width=5, channels=None, seed=0):

@@ -10,7 +10,7 @@ from paceline.errors import PacelineError
 from paceline.forecast import Reading
 from paceline.forecast.rating import rate, rmse, seconds, walk
 from paceline.forecast.series import Series, bursty, google2011, recorded
-from paceline.papers.reference_data import data_folder
+from paceline.papers import data_folder
 
 
 def test_seconds_by_hand() -> None:

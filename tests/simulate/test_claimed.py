@@ -11,7 +11,7 @@ from paceline.rounds import PiecePlan
 from paceline.samples import CostModel, Room, deal, in_pieces
 from paceline.samples.cost import batch_parts, cost_of
 from paceline.simulate import dealt
-from paceline.simulate.claimed import play
+from paceline.simulate.dealt import play
 from simulate.test_dealt import scenario
 
 

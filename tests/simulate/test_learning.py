@@ -14,9 +14,8 @@ pytest.importorskip("typer")
 pytest.importorskip("matplotlib")
 
 from paceline.cli import run
-from paceline.papers import experiments
-from paceline.papers.dbw_runs import reached, smoothed
-from paceline.papers.reference_data import data_folder
+from paceline.papers import data_folder, experiments
+from paceline.papers.dbw import reached, smoothed
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate import run as run_rounds
 from paceline.simulate.learning import learn, server_config

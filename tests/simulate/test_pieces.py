@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.rounds import Array, PiecePlan
-from paceline.simulate.bound import share_of_the_bound
-from paceline.simulate.pieces import CLAIM_SECONDS, play
+from paceline.simulate.pieces import CLAIM_SECONDS, play, share_of_the_bound
 
 BATCH = 768
 

@@ -9,8 +9,7 @@ from paceline.errors import PacelineError
 from paceline.paramserver.aggregate import Part, aggregate
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws, Epochs
-from paceline.simulate.roundtrips import Change, RoundTrips
-from paceline.simulate.server import Member, Server
+from paceline.simulate.server import Change, Member, RoundTrips, Server
 from paceline.simulate.timing import Constant, Exponential, Lognormal, Replay, Uniform
 
 

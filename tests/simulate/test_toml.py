@@ -116,7 +116,7 @@ def test_traces_of_workers_lie_beside_the_scenario(file, tmp_path):
         ("[[workers]]\nseconds_per_sample = { model = 'onoff', seconds = 1, factor = 2, on = 3 }", "on=3"),
         ("[[workers]]\nseconds_per_sample = { model = 'uniform', low = 2, high = 1 }", "no less than low"),
         ("[[workers]]\nseconds_per_sample = { model = 'trace', file = 'gone.csv' }", "cannot read the trace"),
-        (f"{WORKER}count = 0", "at least 1 worker"),
+        (f"{WORKER}count = 0", "count=0: expected 1 to 10,000,000"),
         (f"{WORKER}count = 1.5", "expected a whole number"),
         (f"{WORKER}noise = -1", "noise=-1"),
         (f"{WORKER}most = 5\nleast = 9", "most=5"),

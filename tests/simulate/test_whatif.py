@@ -6,9 +6,8 @@ from paceline.costs import Linear
 from paceline.data import traces
 from paceline.rounds import Cluster
 from paceline.shares import whole_samples
-from paceline.simulate.recorded import paces
 from paceline.simulate.toml import of_trace
-from paceline.simulate.whatif import of_run
+from paceline.simulate.whatif import of_run, paces
 from paceline.simulate.whatif import of_trace as answer_of_trace
 
 ROUNDS, BATCH = 30, 96

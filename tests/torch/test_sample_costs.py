@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.errors import PacelineError
-from paceline.torch.feed import lengths
+from paceline.torch.feed import costs as lengths
 from paceline.torch.feed.pieces import Order
 from support.cost_jobs import BATCH, COUNT, SEED, Texts, divided_by_cost, filled, lengths_of, refused
 from support.ranks import run_ranks

@@ -40,7 +40,7 @@ def show(scenario: Scenario, learnt: Learnt, console: Console, plot: Path | None
 
 def _draw(learnt: Learnt, folder: Path) -> Path:
     """learning.png: loss, and gradients waited for, against virtual time."""
-    from paceline.simulate.figure import figure
+    from paceline.simulate.plots import figure
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -64,7 +64,7 @@ def command(
     if deadline is not None:
         made, chances = by_deadline(made, deadline)
     if code is not None:
-        from paceline.coded.compare import advice
+        from paceline.coded.simulate import advice
 
         for sentence in advice(made, code):
             typer.echo(f"warning: {sentence}", err=True)

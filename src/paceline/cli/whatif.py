@@ -14,9 +14,8 @@ from paceline.cli.output import check_json, console_for, write_json
 from paceline.errors import PacelineError
 from paceline.runs import causes, read
 from paceline.runs.words import listing, percent, seconds, times
-from paceline.simulate.compared import before, table
 from paceline.simulate.toml import of_trace
-from paceline.simulate.whatif import Answer
+from paceline.simulate.whatif import Answer, before, table
 from paceline.simulate.whatif import of_run as answer_of_run
 from paceline.simulate.whatif import of_trace as answer_of_trace
 from paceline.tables import print_whole, say

@@ -4,15 +4,13 @@ After Sun, Zhao, Zhou and Gunduz, "Heterogeneous Coded Computation across Hetero
 """
 
 from paceline.coded.coded_plan import CodedPlan
-from paceline.coded.compare import advice, mean_times, stretched
 from paceline.coded.deadline import by_deadline
 from paceline.coded.delay import Delay, Empirical, ShiftedExponential, Transmitted, Weibull
 from paceline.coded.fit import Fit, fit, read_times
 from paceline.coded.layout import Layout, layout, relayout
-from paceline.coded.planning import plan
+from paceline.coded.planning import Rearranged, plan, rearrange
 from paceline.coded.problem import Problem, random_problem, read_problem
-from paceline.coded.rearrange import Rearranged, rearrange
-from paceline.coded.simulate import Completion, simulate, work_queue
+from paceline.coded.simulate import Completion, advice, mean_times, simulate, stretched, work_queue
 
 __all__ = [
     "CodedPlan",

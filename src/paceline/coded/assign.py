@@ -2,18 +2,26 @@
 
 Every function takes values v of shape (M, N), the portion of master m's rows that worker n can be expected to
 bring in a unit of time (eq. 8), and returns k of shape (M, N): 0 or 1 for dedicated workers, probabilities
-for ``exact.probabilistic``. A column sums to at most 1. Ties go to the lowest index.
+for ``probabilistic``. A column sums to at most 1. Ties go to the lowest index.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.coded.delay import Array
+from paceline.errors import PacelineError
+
+Index = NDArray[np.intp]
+
+FEW_PAIRS = 2000  # up to which the linear programme is solved over all of them at once
+PROMISING = 0.97  # of a worker's best priced value, from which on larger programmes take a pair in at first
 
 
-def dedicated(owner: NDArray[np.intp], masters: int) -> Array:
+def dedicated(owner: Index, masters: int) -> Array:
     """k from the master of each worker, shape (N,) of whole numbers."""
     k = np.zeros((masters, len(owner)))
     k[owner, np.arange(len(owner))] = 1.0
@@ -28,9 +36,7 @@ def uniform(values: Array) -> Array:
 
 
 def simple(values: Array) -> Array:
-    """Algorithm 2: a worker for each master, best pair first; then the master that has least picks its best
-    worker.
-    """
+    """Algorithm 2: a worker for each master, best pair first; then the poorest master picks its best worker."""
     masters, workers = values.shape
     owner = np.full(workers, -1)
     left = values.astype(float).copy()
@@ -47,3 +53,282 @@ def simple(values: Array) -> Array:
         sums[m] += values[m, n]
         left[:, n] = -np.inf
     return dedicated(owner, masters)
+
+
+def iterated(
+    values: Array, rule: str = "tie-safe", rounds: int = 60, patience: int | None = None, seed: int = 0
+) -> Array:
+    """Algorithm 1: local search by insertion and interchange, explored ``rounds`` times or until ``patience`` bring
+    nothing.
+
+    patience: None for 30, and fewer beyond 100 workers, where a round is long and already close to the
+        optimum.
+
+    rule: "printed" accepts an insertion where the smallest sum of all rises, as in the listing: with two
+        masters tied at the smallest sum it never does, and masters may stay without workers. "tie-safe"
+        compares the two masters concerned with the smaller one's sum before, which raises the sums
+        lexicographically.
+    The best assignment seen is returned; the listing's last may be worse, for exploration may lose.
+    """
+    if rule not in ("printed", "tie-safe"):
+        raise PacelineError(f"rule={rule!r}: expected 'printed' or 'tie-safe'")
+    rng = np.random.default_rng(seed)
+    masters, workers = values.shape
+    favourite = np.argmax(values, axis=0)
+    owner = favourite.copy()
+    if patience is None:
+        patience = min(30, max(3, 3000 // workers))
+    best, best_level, since = owner, -np.inf, 0
+    for _ in range(rounds):
+        _local_optimum(values, owner, printed=rule == "printed")
+        level = _sums(values, owner).min()
+        if level > best_level * (1 + 1e-9) or best_level < 0:
+            best, best_level, since = owner.copy(), level, 0
+        else:
+            since += 1
+        if masters == 1 or since >= patience:
+            break
+        removed = rng.choice(workers, max(1, workers // masters), replace=False)
+        owner[removed] = favourite[removed]  # what reinsertion by the largest v comes to
+    return dedicated(best, masters)
+
+
+def _sums(values: Array, owner: Index) -> Array:
+    return np.bincount(owner, values[owner, np.arange(len(owner))], minlength=len(values)).astype(float)
+
+
+def _local_optimum(values: Array, owner: Index, printed: bool) -> None:
+    """Insertions until none is left, then interchanges, until neither finds anything; changes ``owner``."""
+    sums = _sums(values, owner)
+    while True:
+        while _insert(values, owner, sums, printed):
+            pass
+        if not _interchange(values, owner, sums):
+            return
+
+
+def _insert(values: Array, owner: Index, sums: Array, printed: bool) -> bool:
+    """Lines 7-14: offer each worker to the poorest other master."""
+    moved = False
+    for n in range(len(owner)):
+        giver = owner[n]
+        keep, sums[giver] = sums[giver], np.inf
+        taker = int(np.argmin(sums))
+        sums[giver] = keep
+        if taker == giver:  # one master only
+            return False
+        gives, takes = keep - values[giver, n], sums[taker] + values[taker, n]
+        if printed:
+            before = sums.min()
+            after = sums.copy()
+            after[giver], after[taker] = gives, takes
+            accept = after.min() > before
+        else:
+            accept = min(gives, takes) > sums[taker]
+        if accept:
+            owner[n], sums[giver], sums[taker] = taker, gives, takes
+            moved = True
+    return moved
+
+
+def _interchange(values: Array, owner: Index, sums: Array) -> bool:
+    """Lines 16-22: swap two workers where the total rises and both masters stay above the smallest sum."""
+    moved = False
+    workers = len(owner)
+    everyone = np.arange(workers)
+    own = values[owner, everyone]  # what each worker brings now
+    for first in range(workers):
+        start = first + 1
+        while start < workers:
+            rest = slice(start, workers)
+            m1, m2 = owner[first], owner[rest]
+            to_first = values[m1, rest]  # v of m1 for the other worker
+            to_second = values[m2, first]  # v of m2 for this worker
+            better = (m1 != m2) & (own[first] + own[rest] < to_first + to_second)
+            lowest = sums.min()
+            better &= (sums[m1] - own[first] + to_first > lowest) & (
+                sums[m2] - own[rest] + to_second > lowest
+            )
+            at = int(np.argmax(better))
+            if not better[at]:
+                break
+            second = start + at
+            a, b = int(m1), int(owner[second])
+            sums[a] += values[a, second] - own[first]
+            sums[b] += values[b, first] - own[second]
+            owner[first], owner[second] = b, a
+            own[first], own[second] = values[b, first], values[a, second]
+            moved = True
+            start = second + 1
+    return moved
+
+
+def probabilistic(values: Array) -> Array:
+    """The exact optimum of P3 with probabilities: the linear relaxation of P5 (at most M - 1 workers are divided)."""
+    return _relaxation(values)[0]
+
+
+def exact(values: Array, gap: float = 1e-4, seconds: float = 60.0) -> Array:
+    """The dedicated optimum within ``gap`` (HiGHS), after ``seconds`` the best assignment found so far.
+
+    A greedy answer comes first: the relaxation then shows either that it is good enough already, or which
+    pairs no better assignment can use, by their reduced costs.
+    """
+
+    def level(k: Array) -> float:
+        return float((k * values).sum(1).min())
+
+    relaxed, reduced = _relaxation(values)
+    best = max(iterated(values), _rounded(values, relaxed), key=level)
+    bound, unit = level(relaxed), _unit(values)
+    if unit:  # sums are whole multiples of it, so no level lies between two
+        bound = unit * np.floor(bound / unit + 1e-6)
+    if level(best) < bound * (1 - gap):
+        usable = reduced <= bound - level(best)
+        found = _integer(values, usable, gap, seconds, level(best), unit)
+        if found is not None and level(found) > level(best):
+            best = found
+    return best
+
+
+def _unit(values: Array) -> float:
+    """The number of which all values are whole multiples, as with speeds 1, 2, 3; 0 where there is none."""
+    for parts in range(1, 13):
+        unit = float(values.min()) / parts
+        multiples = values / unit
+        if multiples.max() < 1e4 and np.abs(multiples - np.round(multiples)).max() < 1e-9:
+            return unit
+    return 0.0
+
+
+def _scale(values: Array) -> float:
+    """What brings the coefficients and the objective near 1 for the solver."""
+    masters, workers = values.shape
+    return float(values.max()) * workers / masters
+
+
+def _constraints(values: Array, m: Index, n: Index) -> tuple[Any, Array]:
+    """V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns k for the pairs (m, n), then V."""
+    from scipy.sparse import csr_array
+
+    masters, workers = values.shape
+    pairs = len(m)
+    coefficients = np.concatenate([-values[m, n] / _scale(values), np.ones(masters), np.ones(pairs)])
+    # HiGHS in scipy before 1.15 takes indices of 32 bits alone.
+    rows = np.concatenate([m, np.arange(masters), masters + n]).astype(np.int32)
+    columns = np.concatenate([np.arange(pairs), np.full(masters, pairs), np.arange(pairs)]).astype(np.int32)
+    matrix = csr_array((coefficients, (rows, columns)), shape=(masters + workers, pairs + 1))
+    return matrix, np.concatenate([np.zeros(masters), np.ones(workers)])
+
+
+def _relaxation(values: Array) -> tuple[Array, Array]:
+    """(k, what the level falls by for each unit of a pair that k does not use), both of shape (M, N).
+
+    Large problems are solved over the pairs that prices of the masters' rows make promising; pairs that the
+    solution then shows to be better than they cost are added until there are none, so the optimum is that of
+    all pairs.
+    """
+    from scipy.optimize import linprog
+
+    masters = len(values)
+    usable = np.ones(values.shape, bool) if values.size <= FEW_PAIRS else _promising(values)
+    while True:
+        m, n = np.nonzero(usable)
+        matrix, most = _constraints(values, m, n)
+        goal = np.zeros(len(m) + 1)
+        goal[-1] = -1.0
+        result = linprog(goal, matrix, most, bounds=(0, None), method="highs")
+        if not result.success:
+            raise PacelineError(
+                f"the linear programme was not solved ({result.message}); check the delay parameters"
+            )
+        prices = -result.ineqlin.marginals
+        reduced = prices[masters:] - prices[:masters, None] * values / _scale(values)
+        if usable.all() or not (missed := (reduced < -1e-9) & ~usable).any():
+            break
+        usable |= missed
+    k = np.zeros(values.shape)
+    k[m, n] = np.clip(result.x[:-1], 0.0, 1.0)
+    k[k < 1e-12] = 0.0
+    k[k > 1 - 1e-12] = 1.0
+    return k / np.maximum(k.sum(0), 1.0), reduced * _scale(values)
+
+
+def _promising(values: Array) -> NDArray[np.bool_]:
+    """Pairs within a few per cent of the worker's best, at prices under which the masters come out about even."""
+    masters, workers = values.shape
+    log_price = np.zeros(masters)
+    everyone = np.arange(workers)
+    for turn in range(150):
+        priced = np.exp(log_price)[:, None] * values
+        owner = np.argmax(priced, axis=0)
+        sums = np.bincount(owner, values[owner, everyone], minlength=masters)
+        log_price -= (sums / sums.mean() - 1) * 0.5 / (1 + turn / 10)
+    priced = np.exp(log_price)[:, None] * values
+    return priced >= PROMISING * priced.max(0)
+
+
+def _integer(
+    values: Array, usable: NDArray[np.bool_], gap: float, seconds: float, floor: float, unit: float
+) -> Array | None:
+    """Whole k with a level of at least ``floor``, using only usable pairs; None where none was found in time."""
+    from scipy.optimize import LinearConstraint, milp
+
+    m, n = np.divmod(np.arange(values.size), values.shape[1])
+    matrix, most = _constraints(values, m, n)
+    if unit:
+        matrix[:, [-1]] *= unit / _scale(values)  # V counts units, and is whole
+    goal = np.zeros(values.size + 1)
+    goal[-1] = -1.0
+    lower = np.zeros(values.size + 1)
+    lower[-1] = floor / (unit or _scale(values)) * (1 - 1e-9)
+    result = milp(
+        goal,
+        constraints=LinearConstraint(matrix, ub=most),
+        integrality=np.append(np.ones(values.size), 1 if unit else 0),
+        bounds=(lower, np.append(usable.ravel().astype(float), np.inf)),
+        options={"mip_rel_gap": gap, "time_limit": seconds},
+    )
+    return None if result.x is None else np.round(result.x[:-1]).reshape(values.shape)
+
+
+def _rounded(values: Array, relaxed: Array, rounds: int = 60, seed: int = 0) -> Array:
+    """A dedicated assignment near the relaxation: its largest k for each worker, then local search with restarts."""
+    rng = np.random.default_rng(seed)
+    masters, workers = values.shape
+    start = np.argmax(relaxed, axis=0)
+    trial, best, best_level = start.copy(), start, -np.inf
+    for turn in range(rounds if masters > 1 and workers <= 500 else 1):
+        level = _climb(values, trial)
+        if level > best_level:
+            best, best_level = trial.copy(), level
+        trial = best.copy()
+        shaken = rng.choice(workers, max(1, workers // 10), replace=False)
+        trial[shaken] = start[shaken] if turn % 2 else rng.integers(masters, size=len(shaken))
+    return dedicated(best, masters)
+
+
+def _climb(values: Array, owner: Index) -> float:
+    """Raise the poorest master by its best move or swap until nothing does; changes ``owner``, returns the level."""
+    everyone = np.arange(len(owner))
+    while True:
+        own = values[owner, everyone]
+        sums = np.bincount(owner, own, minlength=len(values))
+        poorest = int(np.argmin(sums))
+        level = float(sums[poorest])
+        mine, others = np.flatnonzero(owner == poorest), np.flatnonzero(owner != poorest)
+        if not len(others):
+            return level
+        gain = values[poorest, others]
+        left = sums[owner[others]] - own[others]
+        moved = np.minimum(level + gain, left)  # the lower of the two sums after the other worker comes over
+        swapped = np.minimum(  # shape (mine, others): after they change places
+            level - own[mine][:, None] + gain, left + values[owner[others]][:, mine].T
+        )
+        after = np.vstack([moved, swapped])
+        give, take = np.unravel_index(np.argmax(after), after.shape)
+        if after[give, take] <= level * (1 + 1e-12):
+            return level
+        if give:
+            owner[mine[give - 1]] = owner[others[take]]
+        owner[others[take]] = poorest

@@ -1,4 +1,10 @@
-"""A coded plan: who serves whom, with how many rows, by when; and how one follows from an assignment."""
+"""A coded plan: who serves whom, with how many rows, by when; and how its loads follow from an assignment.
+
+Theorem 1 of Sun et al. (2019), and beyond it: the expected rows by time t are sum_n k_n l_n F_n((t - d_n) / l_n),
+with d the latency. The loads are separate terms of that sum, so each is best alone, at l_n = (t - d_n) / phi_n, where
+a worker brings rate_n (t - d_n) rows in expectation. The paper asks that -l F(t / l) be convex for its multiplier
+method; here no convexity is needed.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.coded.delay import Array
-from paceline.coded.loads import coded_loads, completion, expected_completion, uncoded_loads, whole_rows
+from paceline.coded.delay import Array, Delay
 from paceline.coded.problem import Problem
 from paceline.errors import PacelineError
 
@@ -37,10 +42,13 @@ class CodedPlan:
         return whole_rows(self.loads, self.problem.rows, self.coded)
 
     @property
+    def dedicated(self) -> bool:
+        """Whether each worker serves one master at most."""
+        return not ((self.probability > 0) & (self.probability < 1)).any()
+
+    @property
     def redundancy(self) -> Array:
-        """Planned rows over L, weighted by how likely they are to be served, shape (M,); 1 for an uncoded
-        plan.
-        """
+        """Planned rows over L, weighted by how likely they are to be served, shape (M,); 1 for an uncoded plan."""
         return (self.probability * self.loads).sum(1) / self.problem.rows
 
     def workers_of(self, master: int | str) -> NDArray[np.intp]:
@@ -100,10 +108,77 @@ def finish(problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rat
     if not np.isfinite(t).all():
         name = problem.masters[int(np.argmax(~np.isfinite(t)))]
         raise PacelineError(
-            f"the plan cannot cover the rows of master {name!r}: {assign!r} leaves it without workers; "
-            f"choose "
+            f"the plan cannot cover the rows of master {name!r}: {assign!r} leaves it without workers; choose "
             "another assignment or add workers"
         )
     loads = coded_loads(problem, k, t, phi)
     k = np.where(loads > 0, k, 0.0)  # a worker whose latency exceeds t* brings nothing
     return CodedPlan(problem, assign, coded, k, loads, t)
+
+
+def completion(problem: Problem, k: Array, rate: Array) -> Array:
+    """t*, shape (M,): milliseconds until L rows are expected, sum_n k rate (t - d)+ = L; inf without workers.
+
+    rate: rows per millisecond, shape (M, N), from ``Delay.peak``.
+    """
+    brings = k * rate
+    if problem.latency is None:
+        with np.errstate(divide="ignore"):
+            return problem.rows / brings.sum(1)
+    result = np.full(len(brings), np.inf)
+    for m, rows in enumerate(problem.rows):
+        # workers join in order of latency; the level is that of the first j which is below the next one's latency
+        order = np.argsort(problem.latency[m], kind="stable")
+        speeds, latency = brings[m, order], problem.latency[m, order]
+        total = np.cumsum(speeds)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            levels = (rows + np.cumsum(speeds * latency)) / total
+        fits = (total > 0) & (levels <= np.append(latency[1:], np.inf))
+        if fits.any():
+            result[m] = levels[np.argmax(fits)]
+    return result
+
+
+def coded_loads(problem: Problem, k: Array, t: Array, phi: Array) -> Array:
+    """l = (t_m - d)+ / phi where k > 0, shape (M, N): fractional rows."""
+    spare = np.maximum(np.where(np.isfinite(t), t, 0.0)[:, None] - problem.wait, 0.0)
+    return np.where(k > 0, spare / phi, 0.0)
+
+
+def uncoded_loads(problem: Problem, k: Array, equal: bool) -> Array:
+    """L divided among a master's workers: equally as in the paper's benchmark, else by their mean speed."""
+    weight = (k > 0) / (1.0 if equal else problem.delay.mean())
+    return problem.rows[:, None] * weight / weight.sum(1, keepdims=True)
+
+
+def whole_rows(loads: Array, rows: Array, coded: bool) -> NDArray[np.int64]:
+    """Loads in whole rows, shape (M, N): rounded up where coded, exactly L in sum where uncoded."""
+    if coded:
+        return np.ceil(loads - 1e-9 * np.maximum(loads, 1.0)).astype(np.int64)
+    whole = np.floor(loads).astype(np.int64)
+    for m, missing in enumerate(rows.astype(np.int64) - whole.sum(1)):
+        largest = np.argsort(whole[m] - loads[m], kind="stable")[:missing]
+        whole[m, largest] += 1
+    return whole
+
+
+def expected_completion(problem: Problem, loads: Array) -> Array:
+    """E[time when all of a master's workers are done], shape (M,): an uncoded plan's t*, by integrating P[T > t]."""
+    result = np.zeros(len(loads))
+    for m in range(len(loads)):
+        mine = np.flatnonzero(loads[m] > 0)
+        delay, load, wait = problem.delay.take((m, mine)), loads[m, mine], problem.wait[m, mine]
+
+        def late(t: Array, delay: Delay = delay, load: Array = load, wait: Array = wait) -> Array:
+            """P[some worker later than t]."""
+            return 1 - np.prod(delay.cdf(np.maximum(t[:, None] - wait, 0.0) / load), axis=1)
+
+        middle = end = float((wait + load * delay.mean()).max())
+        while late(np.array([end]))[0] > 1e-12:
+            end *= 1.5
+        edges = np.concatenate([np.linspace(0.0, middle, 1001), np.geomspace(middle, end, 1001)[1:]])
+        nodes, weights = np.polynomial.legendre.leggauss(4)
+        half = 0.5 * np.diff(edges)
+        t = (edges[:-1, None] + half[:, None] * (nodes + 1)).ravel()
+        result[m] = float(late(t) @ (half[:, None] * weights).ravel())
+    return result

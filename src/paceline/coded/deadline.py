@@ -45,8 +45,7 @@ def success(loads: Array, chance: Array, need: float, units: int | None = None) 
 
 
 def never_done(made: CodedPlan) -> Array:
-    """Probability that a master's workers, each drawn with its probability, hold fewer than L rows, shape
-    (M,).
+    """Probability that a master's workers, each drawn with its probability, hold fewer than L rows, shape (M,).
 
     0 for a dedicated plan; exact for a probabilistic one, where a product may wait forever.
     """
@@ -59,8 +58,7 @@ def never_done(made: CodedPlan) -> Array:
 
 
 def by_deadline(made: CodedPlan, t: float, moves: int = 10) -> tuple[CodedPlan, Array]:
-    """(plan, P[done by t ms] of each master): loads for the largest probability, then workers moved while all
-    gain.
+    """(plan, P[done by t ms] of each master): loads for the largest probability, then workers moved while all gain.
 
     made: a dedicated, coded plan, whose assignment is the start. moves: workers moved at most, each from one
     master to another, where that raises the probability that all masters are done.
@@ -69,7 +67,7 @@ def by_deadline(made: CodedPlan, t: float, moves: int = 10) -> tuple[CodedPlan, 
     """
     if not (np.isfinite(t) and t > 0):
         raise PacelineError(f"deadline={t:g}: expected a positive number of milliseconds")
-    if not made.coded or ((made.probability > 0) & (made.probability < 1)).any():
+    if not made.coded or not made.dedicated:
         raise PacelineError(
             "a deadline needs a coded plan of dedicated workers; choose uniform, simple, iterated or exact"
         )
@@ -103,7 +101,7 @@ def by_deadline(made: CodedPlan, t: float, moves: int = 10) -> tuple[CodedPlan, 
 
 def _chance(problem: Problem, m: int, workers: NDArray[np.intp], loads: Array, t: float) -> Array:
     """P[worker done by t] for these loads; 0 where the load is 0."""
-    left = t if problem.latency is None else np.maximum(t - problem.latency[m, workers], 0.0)
+    left = np.maximum(t - problem.wait[m, workers], 0.0)
     z = np.where(loads > 0, left / np.maximum(loads, 1e-12), 0.0)
     return np.where(loads > 0, problem.delay.take((m, workers)).cdf(z), 0.0)
 
@@ -112,7 +110,7 @@ def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tupl
     """Common multiples of Theorem 1's loads for this t with their probabilities, the likeliest first."""
     n = np.array(workers)
     phi = problem.delay.take((m, n)).peak()[0]
-    left = t if problem.latency is None else np.maximum(t - problem.latency[m, n], 0.0)
+    left = np.maximum(t - problem.wait[m, n], 0.0)
     # just enough rows when all arrive, or all but the worker with the most or with the least of them
     share = np.sort(left / phi)
     just = [
@@ -128,9 +126,7 @@ def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tupl
 
 
 def _best_loads(problem: Problem, m: int, workers: list[int], t: float) -> tuple[Array, float]:
-    """(loads of shape (N,), probability): climbed from the best common multiples, one or two loads at a
-    time.
-    """
+    """(loads of shape (N,), probability): climbed from the best common multiples, one or two loads at a time."""
     n = np.array(workers)
     starts = _scaled(problem, m, workers, t)
     best, loads = max(

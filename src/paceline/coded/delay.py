@@ -43,9 +43,7 @@ class Delay(Protocol):
         ...
 
     def peak(self) -> tuple[Array, Array]:
-        """(phi, rate): argmax and max over z of F(z) / z, in milliseconds per row and rows per
-        millisecond.
-        """
+        """(phi, rate): argmax and max over z of F(z) / z, in milliseconds per row and rows per millisecond."""
         ...
 
     def take(self, index: Any) -> Self:
@@ -76,16 +74,11 @@ def shifted_exponential_level(shift: Array) -> Array:
 
 
 class _Pairs:
-    """Array fields that share one shape, indexed together."""
+    """Array fields that share one shape, indexed together; a: the least milliseconds for a row."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return np.shape(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+    a: Array
 
-    def take(self, index: Any) -> Self:
-        return type(self)(**{f.name: getattr(self, f.name)[index] for f in fields(self)})  # type: ignore[arg-type]
-
-    def _positive(self) -> None:
+    def __post_init__(self) -> None:
         """Give every field the common shape, and refuse what is not positive."""
         named = {f.name: np.asarray(getattr(self, f.name), float) for f in fields(self)}  # type: ignore[arg-type]
         for (name, _), values in zip(named.items(), np.broadcast_arrays(*named.values()), strict=True):
@@ -93,32 +86,41 @@ class _Pairs:
             if len(bad):
                 where = tuple(int(i) for i in bad[0])
                 raise PacelineError(
-                    f"{name}={values[where]:g} for pair {where}: expected a positive, finite number; "
-                    f"measure it again"
+                    f"{name}={values[where]:g} for pair {where}: expected a positive, finite number; measure it again"
                 )
             object.__setattr__(self, name, values)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.shape(self.a)
 
-def _bisect_peak(delay: _WithDensity, shift: Array) -> tuple[Array, Array]:
-    """The z > shift where z f(z) = F(z), which is where F(z) / z turns, by bisection of log(z - shift)."""
-    scale = delay.mean()
-    low, high = np.log(scale) - 40.0, np.log(scale) + 8.0
-    for _ in range(90):
-        middle = 0.5 * (low + high)
-        z = shift + np.exp(middle)
-        rising = z * delay.pdf(z) > delay.cdf(z)
-        low, high = np.where(rising, middle, low), np.where(rising, high, middle)
-    z = shift + np.exp(0.5 * (low + high))
-    return z, delay.cdf(z) / z
+    def take(self, index: Any) -> Self:
+        return type(self)(**{f.name: getattr(self, f.name)[index] for f in fields(self)})  # type: ignore[arg-type]
 
+    def cdf(self, z: Array) -> Array:
+        raise NotImplementedError
 
-class _WithDensity(Protocol):
-    def cdf(self, z: Array) -> Array: ...
     def pdf(self, z: Array) -> Array:
         """Density of Z at z, 1/ms per row."""
-        ...
+        raise NotImplementedError
 
-    def mean(self) -> Array: ...
+    def mean(self) -> Array:
+        raise NotImplementedError
+
+    def peak(self) -> tuple[Array, Array]:
+        """At the z > a where z f(z) = F(z), which is where F(z) / z turns, by bisection of log(z - a).
+
+        F is log-concave in log(z - a), so z f(z) / F(z) falls and crosses 1 once.
+        """
+        scale = self.mean()
+        low, high = np.log(scale) - 40.0, np.log(scale) + 8.0
+        for _ in range(90):
+            middle = 0.5 * (low + high)
+            z = self.a + np.exp(middle)
+            rising = z * self.pdf(z) > self.cdf(z)
+            low, high = np.where(rising, middle, low), np.where(rising, high, middle)
+        z = self.a + np.exp(0.5 * (low + high))
+        return z, self.cdf(z) / z
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +133,6 @@ class ShiftedExponential(_Pairs):
 
     u: Array
     a: Array
-
-    def __post_init__(self) -> None:
-        self._positive()
 
     def cdf(self, z: Array) -> Array:
         return -np.expm1(-self.u * np.maximum(z - self.a, 0.0))
@@ -158,18 +157,14 @@ class ShiftedExponential(_Pairs):
 
 @dataclass(frozen=True, slots=True)
 class Weibull(_Pairs):
-    """Z = a + E^(1/shape) / u with E ~ Exp(1): shape below 1 has a heavier tail than the exponential, above 1
-    a lighter.
+    """Z = a + E^(1/k) / u with E ~ Exp(1): below k = 1 the tail is heavier than the exponential's, above it lighter.
 
-    u: per millisecond; a: least milliseconds for a row; shape: without unit; all positive.
+    u: per millisecond; a: least milliseconds for a row; k: the shape, without unit; all positive.
     """
 
     u: Array
     a: Array
     k: Array
-
-    def __post_init__(self) -> None:
-        self._positive()
 
     def cdf(self, z: Array) -> Array:
         return -np.expm1(-((self.u * np.maximum(z - self.a, 0.0)) ** self.k))
@@ -186,15 +181,10 @@ class Weibull(_Pairs):
 
         return self.a + gamma(1 + 1 / self.k) / self.u
 
-    def peak(self) -> tuple[Array, Array]:
-        """F is log-concave in log(z - a), so z f(z) / F(z) falls and crosses 1 once."""
-        return _bisect_peak(self, self.a)
-
 
 @dataclass(frozen=True, slots=True)
 class Transmitted(_Pairs):
-    """Computing and then sending each row: Z = a + E1 / u + E2 / gamma (the journal version's communication
-    delay).
+    """Computing and then sending each row: Z = a + E1 / u + E2 / gamma (the journal version's communication delay).
 
     gamma: 1 / (milliseconds that sending the result of a row takes on average), per millisecond, positive.
     """
@@ -202,9 +192,6 @@ class Transmitted(_Pairs):
     u: Array
     a: Array
     gamma: Array
-
-    def __post_init__(self) -> None:
-        self._positive()
 
     def _density_over_gamma(self, y: Array) -> Array:
         # u (exp(-u y) - exp(-gamma y)) / (gamma - u), which stays exact where the two rates meet
@@ -224,9 +211,6 @@ class Transmitted(_Pairs):
 
     def mean(self) -> Array:
         return self.a + 1 / self.u + 1 / self.gamma
-
-    def peak(self) -> tuple[Array, Array]:
-        return _bisect_peak(self, self.a)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,7 @@ def fit(
             )
         if done.sum() < 2 or np.ptp(z[done]) <= 0:
             raise PacelineError(
-                f"pair {index} has {int(done.sum())} measured times, none of which differ: expected at "
-                f"least two "
+                f"pair {index} has {int(done.sum())} measured times, none of which differ: expected at least two "
                 "that differ; measure it more often"
             )
         fitted[index] = one(z, done)
@@ -142,13 +141,11 @@ def read_times(
             mine = times[m, n] = measured[m * len(workers) + n]
             if not len(mine):
                 raise PacelineError(
-                    f"{path} has no times for master {master!r} and worker {worker!r}: expected some for "
-                    f"every pair"
+                    f"{path} has no times for master {master!r} and worker {worker!r}: expected some for every pair"
                 )
             if family != "empirical" and np.ptp(mine) <= 0:
                 raise PacelineError(
-                    f"{path} has {len(mine)} times for master {master!r} and worker {worker!r}: expected at "
-                    f"least "
+                    f"{path} has {len(mine)} times for master {master!r} and worker {worker!r}: expected at least "
                     "two that differ per row"
                 )
     fitted = fit(times, family)

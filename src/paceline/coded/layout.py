@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.coded.coded_plan import CodedPlan
-from paceline.coded.codes import LT, MDS, Code, Replicated
-from paceline.coded.codes.mds import split
+from paceline.coded.codes import MDS, Code, Replicated, split
+from paceline.coded.lt import LT
 from paceline.errors import PacelineError, among
 
 CODES = ("mds", "lt", "replicated")
@@ -35,7 +35,7 @@ class Layout(NamedTuple):
         return split(self.rows, self.code.k)
 
     def enough(self, workers: Any) -> bool:
-        """Whether A x can be told from all blocks of these workers."""
+        """Whether all blocks of these workers together give A x."""
         decoder = self.code.decoder()
         nothing = np.zeros(1)
         return any(decoder.add(block, nothing) for n in workers for block in self.owned[n])
@@ -47,7 +47,7 @@ def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | 
     code: one of ``CODES``; "replicated" gives each block out twice. blocks: k, the number of blocks of A;
     None for as many as make 64 coded ones (200 for "lt"), or four for each worker where that is more.
 
-    Raises PacelineError where the workers' blocks do not suffice to tell A x.
+    Raises PacelineError if the workers' blocks together do not give A x.
     """
     if code not in CODES:
         raise PacelineError(f"code={code!r}: expected one of {among(code, CODES)}")
@@ -55,9 +55,8 @@ def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | 
     rows, loads = int(plan.problem.rows[m]), plan.loads[m]
     if loads.sum() < rows * (1 - 1e-9):
         raise PacelineError(
-            f"the plan's loads for master {plan.problem.masters[m]!r} come to {loads.sum():.6g} of {rows} "
-            f"rows: they "
-            "cannot cover them; plan again"
+            f"the plan's loads for master {plan.problem.masters[m]!r} come to {loads.sum():.6g} of {rows} rows: "
+            "they cannot cover them; plan again"
         )
     if code == "replicated":
         loads = loads * (2 * rows / loads.sum())

@@ -1,4 +1,4 @@
-"""What is to be planned: several masters, each with a matrix of so many rows, and the workers they share."""
+"""A coded product to be planned: several masters, each with a matrix of some rows, and the workers they share."""
 
 from __future__ import annotations
 
@@ -74,12 +74,16 @@ class Problem:
         """(M, N)."""
         return len(self.masters), len(self.workers)
 
+    @property
+    def wait(self) -> Array:
+        """The latency as an array, zeros if there is none, shape (M, N)."""
+        return np.zeros(self.shape) if self.latency is None else self.latency
+
 
 def random_problem(
     masters: int, workers: int, rows: float, rng: np.random.Generator, speeds: Sequence[float] | None = None
 ) -> Problem:
-    """A cluster as in the paper's section V: u uniform on [1, 5] per ms, independent for each pair, and a = 1
-    / u.
+    """A cluster as in the paper's section V: u uniform on [1, 5] per ms for each pair, a = 1 / u.
 
     speeds: draw u from these values instead, each as likely.
     """
@@ -182,8 +186,7 @@ def read_problem(path: Path, rows: float | Mapping[str, float]) -> Problem:
     for line, (m, n) in zip(lines, where.tolist(), strict=True):
         if (m, n) in seen:
             raise PacelineError(
-                f"{path}, line {line['line']}: master {masters[m]!r} and worker {workers[n]!r} are already "
-                f"on line "
+                f"{path}, line {line['line']}: master {masters[m]!r} and worker {workers[n]!r} are already on line "
                 f"{seen[m, n]}; keep one of them"
             )
         seen[m, n] = line["line"]
@@ -193,8 +196,7 @@ def read_problem(path: Path, rows: float | Mapping[str, float]) -> Problem:
         for n, worker in enumerate(workers):
             if (m, n) not in seen:
                 raise PacelineError(
-                    f"{path} has no line for master {master!r} and worker {worker!r}: expected one for "
-                    f"every pair"
+                    f"{path} has no line for master {master!r} and worker {worker!r}: expected one for every pair"
                 )
     u, a = columns["u"], columns["a"]
     return Problem(

@@ -38,8 +38,7 @@ def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> I
     except ImportError as error:
         raise PacelineError(
             "the successive convex approximation needs cvxpy: pip install 'paceline[sca]', or choose "
-            "'probabilistic', "
-            "which finds the same optimum without it"
+            "'probabilistic', which finds the same optimum without it"
         ) from error
     if not 0 < alpha < 1:
         raise PacelineError(f"alpha={alpha:g}: expected a decreasing ratio between 0 and 1")

@@ -1,15 +1,17 @@
-"""Monte Carlo of completion times: what a plan comes to when every product draws its own delays."""
+"""Monte Carlo of completion times: what a plan takes if every product draws its delays, and which code suits it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import betaincinv
+from scipy.stats import binomtest
 
-from paceline.coded.coded_plan import CodedPlan
+from paceline.coded.coded_plan import CodedPlan, finish
 from paceline.coded.delay import Array
-from paceline.errors import PacelineError
+from paceline.coded.lt import LT
+from paceline.errors import PacelineError, among
 
 CHUNK = 2_000_000  # arrivals of a master drawn at a time: 16 MB for each of a few arrays
 
@@ -46,9 +48,7 @@ class Completion(NamedTuple):
         return Interval(value, value - half, value + half)
 
     def quantile(self, q: float, master: int | None = None) -> Interval:
-        """The time by which a portion q of the runs is done, with a distribution-free interval (order
-        statistics).
-        """
+        """The time by which a portion q of the runs is done, with a distribution-free interval (order statistics)."""
         if not 0 < q < 1:
             raise PacelineError(f"quantile {q:g}: expected a portion between 0 and 1")
         times = np.sort(self._of(master))
@@ -63,10 +63,8 @@ class Completion(NamedTuple):
     def probability(self, t: float, master: int | None = None) -> Interval:
         """P[done by t ms], with the exact (Clopper-Pearson) interval."""
         times = self._of(master)
-        count, done = len(times), int((times <= t).sum())
-        low = float(betaincinv(done, count - done + 1, 0.025)) if done else 0.0
-        high = float(betaincinv(done + 1, count - done, 0.975)) if done < count else 1.0
-        return Interval(done / count, low, high)
+        found = binomtest(int((times <= t).sum()), len(times))
+        return Interval(found.statistic, *found.proportion_ci(method="exact"))
 
     def cdf(self, points: int = 200, master: int | None = None) -> tuple[Array, Array]:
         """(t, P[done by t]) at ``points`` evenly spread portions of the runs."""
@@ -92,8 +90,7 @@ def simulate(
     """
     if runs < 1 or messages < 1 or overhead < 0:
         raise PacelineError(
-            f"runs={runs}, messages={messages}, overhead={overhead:g}: expected at least one run and one "
-            f"message, "
+            f"runs={runs}, messages={messages}, overhead={overhead:g}: expected at least one run and one message, "
             "and no negative overhead"
         )
     problem = plan.problem
@@ -103,7 +100,7 @@ def simulate(
     divided = np.flatnonzero(((plan.probability > 0) & (plan.probability < 1)).any(0))
     edges = np.cumsum(
         plan.probability[:, divided], axis=0
-    )  # (M, divided): master m where the draw is in its span
+    )  # (M, divided): master m if the draw is in its span
     chunk = max(CHUNK // (messages * int((loads > 0).sum(1).max())), 1)
     for start in range(0, runs, chunk):
         part = slice(start, min(start + chunk, runs))
@@ -119,20 +116,17 @@ def simulate(
                 before = edges[m - 1] if m else np.zeros(len(divided))
                 chosen = (draw >= before) & (draw < edges[m])
                 finish[:, shared] = np.where(chosen[:, column], finish[:, shared], np.inf)
-            wait = None if problem.latency is None else problem.latency[m, mine]
             need = problem.rows[m] * (1 + overhead)
-            times[part, m] = _arrival(finish, loads[m, mine], wait, need, plan.coded, messages)
+            times[part, m] = _arrival(
+                finish, loads[m, mine], problem.wait[m, mine], need, plan.coded, messages
+            )
     return Completion(times)
 
 
-def _arrival(
-    finish: Array, loads: Array, latency: Array | None, need: float, coded: bool, messages: int
-) -> Array:
-    """When ``need`` rows are there, shape (runs,). finish: computing times of whole loads, (runs,
-    workers).
-    """
+def _arrival(finish: Array, loads: Array, latency: Array, need: float, coded: bool, messages: int) -> Array:
+    """When ``need`` rows are there, shape (runs,). finish: computing times of whole loads, (runs, workers)."""
     if not coded:
-        return (finish if latency is None else finish + latency).max(1)
+        return (finish + latency).max(1)
     sizes = loads.astype(float)
     if messages > 1:
         # part j of c ends with floor(j l / c) rows done, after that portion of the worker's time
@@ -140,9 +134,8 @@ def _arrival(
         sizes = np.diff(ends, axis=0, prepend=0.0)
         finish = (finish[:, None, :] * (ends / loads)).reshape(len(finish), -1)
         sizes = sizes.ravel()
-        latency = None if latency is None else np.tile(latency, messages)
-    if latency is not None:
-        finish = finish + latency
+        latency = np.tile(latency, messages)
+    finish = finish + latency
     order = np.argsort(finish, axis=1)
     arrived = np.cumsum(sizes[order], axis=1)
     enough = arrived >= need * (1 - 1e-12)
@@ -152,8 +145,7 @@ def _arrival(
 
 
 def work_queue(plan: CodedPlan, runs: int, rng: np.random.Generator) -> Completion:
-    """The ideal without coding: rows go one by one to whoever is free, L / sum of 1 / Z over a master's
-    workers.
+    """The ideal without coding: rows go one by one to whoever is free, L / sum of 1 / Z over a master's workers.
 
     Nobody can do better with these workers; it needs every row at every worker, or time to send them.
     """
@@ -163,3 +155,58 @@ def work_queue(plan: CodedPlan, runs: int, rng: np.random.Generator) -> Completi
         z = problem.delay.take((m, plan.workers_of(m))).sample(rng, runs)
         times[:, m] = problem.rows[m] / (1 / z).sum(1)
     return Completion(times)
+
+
+MESSAGES = 8  # parts in which a worker delivers under "chunked" and "lt"
+LT_BLOCKS = 100
+REDUNDANCY = 2.0  # of a rateless plan: the fast workers must not run out of rows
+WORSE = 0.05  # portion by which another code must be faster before it is worth a word
+
+
+def stretched(made: CodedPlan, redundancy: float) -> CodedPlan:
+    """The same plan with more rows for everyone, for codes that use what a straggler has finished.
+
+    redundancy: coded rows over L. Raises PacelineError below 1.
+    """
+    if not redundancy >= 1:
+        raise PacelineError(f"redundancy={redundancy:g}: expected at least 1, the rows themselves")
+    return replace(made, loads=made.loads * (redundancy / made.redundancy)[:, None])
+
+
+def mean_times(made: CodedPlan, runs: int = 4000, seed: int = 0) -> dict[str, float]:
+    """Mean system time in ms of each code on the plan's workers, every one on the same draws' seed.
+
+    mds: the plan as it is; chunked: the same loads delivered in 8 parts; lt: rateless, redundancy 2, in 8
+    parts, with the overhead measured for 100 blocks; uncoded: the same assignment without redundancy.
+    """
+
+    def mean(of: CodedPlan, messages: int = 1, overhead: float = 0.0) -> float:
+        done = simulate(of, runs, np.random.default_rng(seed), messages, overhead)
+        return done.mean().value
+
+    times = {
+        "mds": mean(made),
+        "chunked": mean(made, MESSAGES),
+        "lt": mean(stretched(made, REDUNDANCY), MESSAGES, LT(LT_BLOCKS, 2 * LT_BLOCKS).overhead()),
+    }
+    if made.dedicated:
+        phi, rate = made.problem.delay.peak()
+        times["uncoded"] = mean(finish(made.problem, made.assign, made.probability, False, phi, rate))
+    return times
+
+
+def advice(made: CodedPlan, code: str) -> list[str]:
+    """A sentence if the code would be slower on this plan than the best one by more than 5 %, else nothing.
+
+    code: "mds", "chunked", "lt" or "uncoded".
+    """
+    times = mean_times(made)
+    if code not in times:
+        raise PacelineError(f"code={code!r}: expected one of {among(code, times)}")
+    best = min(times, key=lambda name: times[name])
+    if times[code] <= times[best] * (1 + WORSE):
+        return []
+    return [
+        f"{code!r} takes {times[code]:.4g} ms on average with this plan, {best!r} {times[best]:.4g} ms; "
+        f"consider {best!r}"
+    ]

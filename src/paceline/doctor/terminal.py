@@ -11,7 +11,7 @@ from paceline.doctor.findings import Diagnosis
 from paceline.doctor.phases import Phase
 from paceline.rounds import Array
 from paceline.runs.words import number, times
-from paceline.simulate import compared
+from paceline.simulate import whatif
 
 SHOWN = 16  # ranks in the table, the slowest first
 MILLISECONDS = 2.0  # seconds of a step below which the table is in milliseconds
@@ -29,7 +29,7 @@ def show(found: Diagnosis, console: Console | None = None) -> None:
     )
     tables.print_whole(console, _ranks(found, 1e3 if unit == "ms" else 1.0))
     tables.say(console, "What other divisions of the same batches would have made of it:")
-    tables.print_whole(console, compared.table(found.answer))
+    tables.print_whole(console, whatif.table(found.answer))
     if found.lines:
         tables.say(console, "The change that balances it (docs/training.md explains it):")
         for line in found.lines:

@@ -1,17 +1,20 @@
 """Each paper's experiments, by name: ``paceline reproduce PAPER``.
 
-A paper's module offers ``EXPERIMENTS``: name -> function(out, quick) that writes NAME.png, NAME.csv and
-NAME.json into ``out`` (``write`` does) and returns what is in the JSON file.
+An experiment is a public function (out, quick) that returns what it ``Found``; ``experiments`` gives it with what
+writes NAME.png, NAME.csv and NAME.json into the folder ``out``.
 """
 
 from __future__ import annotations
 
 import csv
+import functools
 import importlib
 import json
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.errors import PacelineError, among
 from paceline.files import write_whole
@@ -20,43 +23,66 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPERS = {
-    "dolbie": "paceline.papers.dolbie",
-    "coded": "paceline.papers.coded",
-    "dbw": "paceline.papers.dbw",
-    "lbbsp": "paceline.papers.lbbsp",
-    "wlbs": "paceline.papers.wlbs",
+    "dolbie": ("dolbie_rounds", "dolbie_accuracy"),
+    "coded": ("coded",),
+    "dbw": ("dbw_estimates", "dbw_alphas", "dbw_batches", "dbw_clusters"),
+    "lbbsp": ("lbbsp_timing", "lbbsp_clusters", "lbbsp_sync", "lbbsp_forecasts", "lbbsp_network"),
+    "wlbs": ("wlbs",),
 }
 
-Result = dict[str, Any]
-Experiment = Callable[[Path, bool], Result]
 
-REQUIRED = ("claim", "ours", "setting", "command", "why")
+class Found(NamedTuple):
+    """What an experiment found.
+
+    rows: the lines of the table, columns by their keys. claim: the paper's. ours: our result. why: the reason if they
+    differ. figures: all numbers of ours.
+    """
+
+    picture: Figure
+    rows: Sequence[Mapping[str, Any]]
+    claim: str
+    ours: str
+    why: str
+    setting: str
+    figures: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
 
 
-def experiments(paper: str) -> dict[str, Experiment]:
-    """A paper's experiments by name; PacelineError for a paper that is not there."""
+def experiments(paper: str) -> dict[str, Callable[[Path, bool], dict[str, Any]]]:
+    """A paper's experiments by name, in the order of its figures; PacelineError for a paper that is not there.
+
+    Each takes a folder and whether it must be quick, writes its three files there and returns what the JSON file has.
+    """
     if paper not in PAPERS:
         raise PacelineError(f"paper {paper!r}: expected one of {among(paper, PAPERS)}")
-    found: dict[str, Experiment] = importlib.import_module(PAPERS[paper]).EXPERIMENTS
-    return found
+    found: dict[str, Callable[[Path, bool], Found]] = {}
+    for module in PAPERS[paper]:
+        for name, each in vars(importlib.import_module(f"paceline.papers.{module}")).items():
+            if name[0] != "_" and getattr(each, "__annotations__", {}).get("return") == Found.__name__:
+                found[name] = each
+    order = sorted(found, key=lambda name: int("0" + re.sub(r"\D", "", name)))
+    return {name: functools.partial(_written, paper, found[name]) for name in order}
 
 
-def write(out: Path, name: str, picture: Figure, rows: Sequence[Mapping[str, Any]], result: Result) -> Result:
-    """NAME.png, NAME.csv (one line for each of rows, columns by their keys) and NAME.json; returns result.
-
-    result must tell the paper's claim, ours, the setting, the command, and why they differ where they do.
-    """
-    missing = [key for key in REQUIRED if key not in result]
-    if missing:
-        raise PacelineError(
-            f"the result of {name!r} lacks {', '.join(missing)}; give all of {', '.join(REQUIRED)}"
-        )
+def _written(paper: str, experiment: Callable[[Path, bool], Found], out: Path, quick: bool) -> dict[str, Any]:
+    name, found = experiment.__name__, experiment(out, quick)
+    command = f"paceline reproduce {paper} {name}" + (" --quick" if quick else "")
+    told = {key: getattr(found, key) for key in ("claim", "ours", "why", "setting")}
+    result = told | {"command": command} | found.figures
     out.mkdir(parents=True, exist_ok=True)
-    picture.savefig(out / f"{name}.png", dpi=150)
+    found.picture.savefig(out / f"{name}.png", dpi=150)
     with (out / f"{name}.csv").open("w", newline="") as file:
-        columns = list(dict.fromkeys(key for row in rows for key in row))
+        columns = list(dict.fromkeys(key for row in found.rows for key in row))
         table = csv.DictWriter(file, columns, restval="")
         table.writeheader()
-        table.writerows(rows)
+        table.writerows(found.rows)
     write_whole(out / f"{name}.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result
+
+
+def data_folder() -> Path:
+    """The folder of the traces and data sets that experiments, benchmarks and tests use; it need not exist.
+
+    $PACELINE_DATA, else shared/data beside the repository.
+    """
+    named = os.environ.get("PACELINE_DATA")
+    return Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"

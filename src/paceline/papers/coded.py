@@ -15,8 +15,8 @@ import numpy as np
 
 from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, random_problem
 from paceline.coded.simulate import Completion, simulate
-from paceline.papers import Experiment, Result, write
-from paceline.simulate.figure import figure
+from paceline.papers import Found
+from paceline.simulate.plots import figure
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _mean(values: list[float]) -> float:
     return float(np.mean(values))
 
 
-def fig2(out: Path, quick: bool) -> Result:
+def fig2(out: Path, quick: bool) -> Found:
     """CDF of the completion time, 2 masters and 20 workers."""
     draws, runs = (4, 5_000) if quick else (40, 100_000)
     picture = figure(2)
@@ -99,24 +99,20 @@ def fig2(out: Path, quick: bool) -> Result:
         axes.set_xlim(0, seconds[setting.label]["uncoded"])
         axes.legend()
     short, printed = seconds[SHORT.label], seconds[PRINTED.label]
-    result = {
-        "claim": "with success probability 0.98 the dedicated assignments all take 1.40 s, the "
-        "probabilistic 1.38 s",
-        "ours": (
-            f"the slower master's 98 % quantile with L = 1e5: iterated {printed['iterated']:.2f} s, exact "
-            f"{printed['exact']:.2f} s, probabilistic {printed['probabilistic']:.2f} s; with L = 1e4: "
-            f"{short['iterated']:.3f}, {short['exact']:.3f} and {short['probabilistic']:.3f} s"
-        ),
-        "why": "the printed seconds fit L = 1e4, a tenth of the printed rows; the order of the methods "
-        "holds in both",
-        "setting": f"2 masters, 20 workers, a = 1 / u, {draws} clusters, {runs} runs of each",
-        "command": "paceline reproduce coded fig2" + (" --quick" if quick else ""),
-        "seconds_98": seconds,
-    }
-    return write(out, "fig2", picture, rows, result)
+    return Found(
+        picture,
+        rows,
+        claim="with success probability 0.98 the dedicated assignments all take 1.40 s, the probabilistic 1.38 s",
+        ours=f"the slower master's 98 % quantile with L = 1e5: iterated {printed['iterated']:.2f} s, exact "
+        f"{printed['exact']:.2f} s, probabilistic {printed['probabilistic']:.2f} s; with L = 1e4: "
+        f"{short['iterated']:.3f}, {short['exact']:.3f} and {short['probabilistic']:.3f} s",
+        why="the printed seconds fit L = 1e4, a tenth of the printed rows; the order of the methods holds in both",
+        setting=f"2 masters, 20 workers, a = 1 / u, {draws} clusters, {runs} runs of each",
+        figures={"seconds_98": seconds},
+    )
 
 
-def fig3(out: Path, quick: bool) -> Result:
+def fig3(out: Path, quick: bool) -> Found:
     """Mean completion time of each master and of the system, 4 masters and 50 workers."""
     draws, runs = (3, 5_000) if quick else (60, 20_000)
     picture = figure(2)
@@ -148,34 +144,26 @@ def fig3(out: Path, quick: bool) -> Result:
     def told(setting: Setting) -> str:
         share = 100 * reached[setting.label]["49 % less than coded uniform"]
         return (
-            f"{less(setting, 'uncoded'):.0f} % less than uncoded and {less(setting, 'uniform'):.0f} % less "
-            f"than "
+            f"{less(setting, 'uncoded'):.0f} % less than uncoded and {less(setting, 'uniform'):.0f} % less than "
             f"coded uniform on average (49 % or more in {share:.0f} % of the clusters)"
         )
 
     means = system[PRINTED.label]
-    result = {
-        "claim": "every proposed algorithm takes over 80 % less than uncoded and over 49 % less than coded "
-        "uniform",
-        "ours": (
-            "as printed: "
-            + ", ".join(f"{method} {value:.2f} s" for method, value in means.items())
-            + f"; {told(PRINTED)}; with u = 1 or 5: {told(TWO_POINT)}"
-        ),
-        "why": (
-            "clusters differ widely; with u drawn from the two values 1 and 5 the printed pair is a common "
-            "one, with "
-            "u from the interval [1, 5] it is not"
-        ),
-        "setting": f"4 masters, 50 workers, a = 1 / u, L = 1e5, {draws} clusters, {runs} runs of each",
-        "command": "paceline reproduce coded fig3" + (" --quick" if quick else ""),
-        "system_mean_seconds": system,
-        "portion_of_clusters": reached,
-    }
-    return write(out, "fig3", picture, rows, result)
+    return Found(
+        picture,
+        rows,
+        claim="every proposed algorithm takes over 80 % less than uncoded and over 49 % less than coded uniform",
+        ours="as printed: "
+        + ", ".join(f"{method} {value:.2f} s" for method, value in means.items())
+        + f"; {told(PRINTED)}; with u = 1 or 5: {told(TWO_POINT)}",
+        why="clusters differ widely; with u drawn from the two values 1 and 5 the printed pair is a common one, "
+        "with u from the interval [1, 5] it is not",
+        setting=f"4 masters, 50 workers, a = 1 / u, L = 1e5, {draws} clusters, {runs} runs of each",
+        figures={"system_mean_seconds": system, "portion_of_clusters": reached},
+    )
 
 
-def fig4(out: Path, quick: bool) -> Result:
+def fig4(out: Path, quick: bool) -> Found:
     """Convergence of the successive convex approximation for several decreasing ratios alpha."""
     from paceline.coded.sca import successive
 
@@ -205,27 +193,19 @@ def fig4(out: Path, quick: bool) -> Result:
     axes.set(xlabel="iteration", ylabel="t (s)", title=f"{masters} masters, {workers} workers")
     axes.legend()
     crossed = last["0.001 below iterated after"]
-    result = {
-        "claim": "with a proper alpha the SCA converges after 100 iterations and outperforms the iterated "
-        "greedy",
-        "ours": (
-            f"alpha = 0.001: {last['0.001']:.1f} ms after {iterations} iterations, "
-            + (
-                f"below the iterated greedy from iteration {crossed:.0f}"
-                if crossed >= 0
-                else "never below the greedy"
-            )
-            + f"; alpha = 0.1 ends at {last['0.1']:.1f}, iterated greedy {levels['iterated']:.1f}, exact "
-            f"dedicated "
-            f"{levels['exact']:.1f}, linear programme {levels['probabilistic']:.1f} ms"
-        ),
-        "why": "the SCA's problem is a linear programme (docs/coded.md), so one solve gives where it "
-        "converges to",
-        "setting": f"{masters} masters, {workers} workers, u in [1, 5], a = 1 / u, L = 1e5, one cluster",
-        "command": "paceline reproduce coded fig4" + (" --quick" if quick else ""),
-        "milliseconds": {**levels, **last},
-    }
-    return write(out, "fig4", picture, rows, result)
-
-
-EXPERIMENTS: dict[str, Experiment] = {"fig2": fig2, "fig3": fig3, "fig4": fig4}
+    return Found(
+        picture,
+        rows,
+        claim="with a proper alpha the SCA converges after 100 iterations and outperforms the iterated greedy",
+        ours=f"alpha = 0.001: {last['0.001']:.1f} ms after {iterations} iterations, "
+        + (
+            f"below the iterated greedy from iteration {crossed:.0f}"
+            if crossed >= 0
+            else "never below the greedy"
+        )
+        + f"; alpha = 0.1 ends at {last['0.1']:.1f}, iterated greedy {levels['iterated']:.1f}, exact dedicated "
+        f"{levels['exact']:.1f}, linear programme {levels['probabilistic']:.1f} ms",
+        why="the SCA's problem is a linear programme (docs/coded.md), so one solve gives where it converges to",
+        setting=f"{masters} masters, {workers} workers, u in [1, 5], a = 1 / u, L = 1e5, one cluster",
+        figures={"milliseconds": {**levels, **last}},
+    )

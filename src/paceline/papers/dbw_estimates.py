@@ -9,37 +9,36 @@ import numpy as np
 
 from paceline.backup import arrival_times, dbw
 from paceline.backup.protocol import Iteration, Timings
-from paceline.papers import Result, write
-from paceline.papers.dbw_runs import NETWORKS, WORKERS, dataset, learner, network, shifted
+from paceline.papers import Found
+from paceline.papers.dbw import NETWORKS, WORKERS, dataset, learner, network, shifted
 from paceline.paramserver.samples import Draws
 from paceline.runs.words import percent
-from paceline.simulate.figure import figure
-from paceline.simulate.roundtrips import RoundTrips
+from paceline.simulate.plots import figure
+from paceline.simulate.server import RoundTrips
 
 NONE = Timings(*(np.zeros(0, np.int64),) * 2, np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
 PROBES = 20  # gradients from which the exact variance is taken
 PART = 1000  # samples of the training set at a time: more would not fit into the caches
 
 
-def fig1(out: Path, quick: bool) -> Result:
+def fig1(out: Path, quick: bool) -> Found:
     """MNIST: norm, variance and gain as estimated, and as they are."""
-    return _estimates(out, quick, "fig1", "mnist", network(quick), 500, 0.01, 15 if quick else 150)
+    return _estimates(quick, "fig1", "mnist", network(quick), 500, 0.01, 15 if quick else 150)
 
 
-def fig2(out: Path, quick: bool) -> Result:
+def fig2(out: Path, quick: bool) -> Found:
     """CIFAR-10: norm, variance and gain as estimated, and as they are."""
-    return _estimates(out, quick, "fig2", "cifar10", "mlp", 256, 0.05, 15 if quick else 150)
+    return _estimates(quick, "fig2", "cifar10", "mlp", 256, 0.05, 15 if quick else 150)
 
 
 def _estimates(
-    out: Path, quick: bool, name: str, data: str, model: str, batch: int, rate: float, iterations: int
-) -> Result:
+    quick: bool, name: str, data: str, model: str, batch: int, rate: float, iterations: int
+) -> Found:
     learns, draws = learner(data, model), Draws(len(dataset(data).x_train), 0)
     rng = np.random.default_rng(7)
     everything = np.arange(0, len(dataset(data).x_train), 4 if quick else 1)
     values, state = learns.start(), dbw.no_gain(5)
     rows: list[dict[str, Any]] = []
-    before = None
     for t in range(iterations):
         k = int(rng.integers(8, WORKERS + 1))  # k varies, as it does under DBW
         gradients, losses = [], []
@@ -75,44 +74,31 @@ def _estimates(
         )
         state = dbw.update_gain(state, happened)
         values = values - np.float32(rate) * mean
-        before = happened
-    assert before is not None
     instead = f"a {NETWORKS[model]} in place of the paper's network; " if model == "mlp" else ""
     columns = {key: np.array([row[key] for row in rows]) for key in rows[0]}
     picture = figure(3)
-    for axes, (estimate, exact_name) in zip(
-        picture.axes,
-        (("norm2", "norm2_exact"), ("variance", "variance_exact"), ("gain", "decrease")),
-        strict=True,
-    ):
+    off = {}  # median relative error
+    pairs = {"norm2": "norm2_exact", "variance": "variance_exact", "gain": "decrease"}
+    for axes, (estimate, exact_name) in zip(picture.axes, pairs.items(), strict=True):
         axes.plot(columns["iteration"], columns[estimate], label="estimated")
         axes.plot(columns["iteration"], columns[exact_name], "--", label="exact")
         axes.set(xlabel="iteration", title=estimate)
         axes.legend()
-
-    def off(estimate: str, exact_name: str) -> float:
-        return float(np.median(np.abs(columns[estimate] / columns[exact_name] - 1)))
-
+        off[estimate] = float(np.median(np.abs(columns[estimate] / columns[exact_name] - 1)))
     correlation = float(np.corrcoef(columns["gain"], columns["decrease"])[0, 1])
     below = float(np.mean(columns["gain"] <= columns["decrease"]))
-    return write(
-        out,
-        name,
+    return Found(
         picture,
         rows,
-        {
-            "claim": "the estimates track the exact norm and variance; the gain is a lower bound, almost "
-            "proportional to the decrease of the loss",
-            "ours": f"median error of the norm {percent(off('norm2', 'norm2_exact'))}, of the variance "
-            f"{percent(off('variance', 'variance_exact'))}; the gain is below the decrease in {percent(below)} of "
-            f"the iterations, correlation {correlation:.2f}",
-            "why": instead
-            + "the norm falls quickly at first, and an average over the last 5 iterations lags "
-            "behind it; the paper's k are DBW's own choices",
-            "setting": f"{data}, {NETWORKS[model]}, n = 16, B = {batch}, rate {rate:g}, D = 5, "
-            f"{iterations} iterations, k drawn from 8 to 16",
-            "command": f"paceline reproduce dbw {name}" + (" --quick" if quick else ""),
-        },
+        claim="the estimates track the exact norm and variance; the gain is a lower bound, almost "
+        "proportional to the decrease of the loss",
+        ours=f"median error of the norm {percent(off['norm2'])}, of the variance "
+        f"{percent(off['variance'])}; the gain is below the decrease in {percent(below)} of "
+        f"the iterations, correlation {correlation:.2f}",
+        why=instead + "the norm falls quickly at first, and an average over the last 5 iterations lags "
+        "behind it; the paper's k are DBW's own choices",
+        setting=f"{data}, {NETWORKS[model]}, n = 16, B = {batch}, rate {rate:g}, D = 5, "
+        f"{iterations} iterations, k drawn from 8 to 16",
     )
 
 
@@ -133,7 +119,7 @@ def _loss(learns: Any, values: np.ndarray, samples: np.ndarray) -> float:
     return sum(learns.loss(values, part) * len(part) for part in parts) / len(samples)
 
 
-def fig3(out: Path, quick: bool) -> Result:
+def fig3(out: Path, quick: bool) -> Found:
     """The time estimator of eq. (17) against plain means, n = 5."""
     n, iterations, runs = 5, 60, 20 if quick else 200
     truth = _stationary(n, 4000 if quick else 20000)
@@ -158,21 +144,15 @@ def fig3(out: Path, quick: bool) -> Result:
     picture.axes[0].set(xlabel="k", ylabel="relative error (root mean square)", ylim=(0, None))
     picture.axes[0].legend()
     rare = {name: np.sqrt(np.nanmean(np.square(np.array(found)[:, 2:4]))) for name, found in errors.items()}
-    return write(
-        out,
-        "fig3",
+    return Found(
         picture,
         rows,
-        {
-            "claim": "the constrained estimates are more precise than the naive ones, most of all for k = "
-            "3 and 4, which are seldom tried",
-            "ours": f"for k = 3 and 4: constrained {percent(rare['constrained'], 1)}, naive "
-            f"{percent(rare['naive'], 1)} off (root mean square); the naive one has no estimate in "
-            f"{percent(missing / runs / n, 1)} of the cases",
-            "why": "as in the paper; true times from a long simulation of each k",
-            "setting": f"n = 5, round trips .3 + .7 Exp(1), push-wait, {iterations} iterations, {runs} runs",
-            "command": "paceline reproduce dbw fig3" + (" --quick" if quick else ""),
-        },
+        claim="the constrained estimates are more precise than the naive ones, most of all for k = "
+        "3 and 4, which are seldom tried",
+        ours=f"for k = 3 and 4: constrained {percent(rare['constrained'], 1)}, naive {percent(rare['naive'], 1)} "
+        f"off (root mean square); the naive one has no estimate in {percent(missing / runs / n, 1)} of the cases",
+        why="as in the paper; true times from a long simulation of each k",
+        setting=f"n = 5, round trips .3 + .7 Exp(1), push-wait, {iterations} iterations, {runs} runs",
     )
 
 

@@ -15,14 +15,14 @@ import numpy as np
 from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.files import write_whole
-from paceline.papers import Result, write
-from paceline.papers.dolbie_settings import BATCH, NETWORKS, POLICIES, VARIANTS, measured
+from paceline.papers import Found
+from paceline.papers.dolbie import BATCH, NETWORKS, POLICIES, VARIANTS, measured
 from paceline.simulate import run
-from paceline.simulate.figure import figure
+from paceline.simulate.plots import figure
 
 EPOCHS = {"lenet5": (60, 15), "resnet18": (20, 3), "vgg16": (16, 1)}  # full, quick
 QUICK_SAMPLES = {"lenet5": None, "resnet18": 512, "vgg16": 64}  # of the training set
-RATE = {"lenet5": 0.1, "resnet18": 0.1, "vgg16": 0.1}
+RATE = 0.1
 TARGET = 0.95  # training accuracy
 PAPER_ROUNDS = 20 * 196  # as many steps as 20 epochs of CIFAR-10's 50,000 images: about what 95 % takes there
 CLAIMED = {
@@ -33,17 +33,17 @@ CLAIMED = {
 RIVALS = ("EQU", "OGD", "LB-BSP", "ABS")
 
 
-def fig6(out: Path, quick: bool) -> Result:
+def fig6(out: Path, quick: bool) -> Found:
     """Training accuracy of LeNet-5 against time."""
     return _accuracy(out, quick, "fig6", "lenet5")
 
 
-def fig7(out: Path, quick: bool) -> Result:
+def fig7(out: Path, quick: bool) -> Found:
     """Training accuracy of ResNet-18 against time."""
     return _accuracy(out, quick, "fig7", "resnet18")
 
 
-def fig8(out: Path, quick: bool) -> Result:
+def fig8(out: Path, quick: bool) -> Found:
     """Training accuracy of VGG-16 against time."""
     return _accuracy(out, quick, "fig8", "vgg16")
 
@@ -54,13 +54,7 @@ def trained(network: str, epochs: int, cache: Path | None = None, samples: int |
     cache: a JSON file that a training with the same settings is taken from, or written to.
     samples: of the training set, the first so many.
     """
-    setting = {
-        "network": network,
-        "epochs": epochs,
-        "samples": samples,
-        "rate": RATE[network],
-        "batch": BATCH,
-    }
+    setting = {"network": network, "epochs": epochs, "samples": samples, "rate": RATE, "batch": BATCH}
     if cache is not None and cache.exists():
         kept: dict[str, Any] = json.loads(cache.read_text())
         if kept["setting"] == setting:
@@ -86,7 +80,7 @@ def _train(network: str, epochs: int, samples: int | None) -> list[float]:
     labels = torch.from_numpy(data.y_train[:samples]).long()
     torch.manual_seed(0)
     model = models.create(network, data.shape, data.classes)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE[network])
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     order = np.random.default_rng(0)
     accuracy = []
     for _ in range(epochs):
@@ -99,7 +93,7 @@ def _train(network: str, epochs: int, samples: int | None) -> list[float]:
     return accuracy
 
 
-def _accuracy(out: Path, quick: bool, name: str, network: str) -> Result:
+def _accuracy(out: Path, quick: bool, name: str, network: str) -> Found:
     epochs = EPOCHS[network][quick]
     samples = QUICK_SAMPLES[network] if quick else None
     accuracy = np.array(trained(network, epochs, out / f"accuracy-{network}{'-quick' * quick}.json", samples))
@@ -117,20 +111,11 @@ def _accuracy(out: Path, quick: bool, name: str, network: str) -> Result:
     for shown in POLICIES:
         axes.plot(clock[shown][:steps], smooth, label=shown, linewidth=1.2)
         rows += [
-            {
-                "policy": shown,
-                "step": t + 1,
-                "seconds": f"{clock[shown][t]:.6g}",
-                "accuracy": f"{smooth[t]:.4f}",
-            }
-            for t in range(steps)
+            {"policy": shown, "step": t + 1, "seconds": f"{second:.6g}", "accuracy": f"{smooth[t]:.4f}"}
+            for t, second in enumerate(clock[shown][:steps])
         ]
-    axes.set(
-        xlabel="seconds",
-        ylabel="training accuracy",
-        ylim=(0, 1),
-        title=f"{NETWORKS[network].title}, B = {BATCH}",
-    )
+    axes.set(title=f"{NETWORKS[network].title}, B = {BATCH}", xlabel="seconds")
+    axes.set(ylabel="training accuracy", ylim=(0, 1))
     axes.axhline(TARGET, color="black", linewidth=0.5)
     axes.legend(fontsize="small")
 
@@ -141,24 +126,26 @@ def _accuracy(out: Path, quick: bool, name: str, network: str) -> Result:
         return "/".join(f"{value:.0f}" for value in percents.values()) + " %"
 
     to_target = f"{ours} steps to 95 %" if len(reached) else f"{ours} steps, 95 % not reached"
-    result = {
-        "claim": CLAIMED[network],
-        "ours": f"less time than EQU/OGD/LB-BSP/ABS: {words(less(ours))} after our {to_target}; level "
+    return Found(
+        picture,
+        rows,
+        claim=CLAIMED[network],
+        ours=f"less time than EQU/OGD/LB-BSP/ABS: {words(less(ours))} after our {to_target}; level "
         f"{words(less(ours, 'level'))}; after {rounds} steps DOLBIE {words(less(rounds))}, level "
         f"{words(less(rounds, 'level'))}",
-        "why": "the step at which 95 % is reached depends on the data, and the balancers' advantage on how long they "
+        why="the step at which 95 % is reached depends on the data, and the balancers' advantage on how long they "
         "have been running; the paper's traces and its time model are not public: ours takes seconds a sample "
         "from multiply-adds, a step's start from layers, communication from parameters. VGG-16 for 32 x 32 pixels "
         "has fewer multiply-adds than ResNet-18, so its cluster is no more uneven",
-        "setting": f"{outcome.scenario.name}: 30 workers of 5 processors, one realization; trained once on the "
-        f"digits, {epochs} epochs of {steps // epochs} steps, SGD at {RATE[network]:g}"
+        setting=f"{outcome.scenario.name}: 30 workers of 5 processors, one realization; trained once on the "
+        f"digits, {epochs} epochs of {steps // epochs} steps, SGD at {RATE:g}"
         + (f", the first {samples} images" if samples else ""),
-        "command": f"paceline reproduce dolbie {name}" + (" --quick" if quick else ""),
-        "percent_less": {f"{ours} steps": less(ours), f"{rounds} steps": less(rounds)},
-        "percent_less_level": {
-            f"{ours} steps": less(ours, "level"),
-            f"{rounds} steps": less(rounds, "level"),
+        figures={
+            "percent_less": {f"{ours} steps": less(ours), f"{rounds} steps": less(rounds)},
+            "percent_less_level": {
+                f"{ours} steps": less(ours, "level"),
+                f"{rounds} steps": less(rounds, "level"),
+            },
+            "final_accuracy": float(smooth[-1]),
         },
-        "final_accuracy": float(smooth[-1]),
-    }
-    return write(out, name, picture, rows, result)
+    )

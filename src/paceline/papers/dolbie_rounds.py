@@ -7,32 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from paceline.papers import Result, write
-from paceline.papers.dolbie_settings import (
-    COLOURS,
-    POLICIES,
-    PROCESSORS,
-    VARIANTS,
-    measured,
-    settings,
-)
+from paceline.papers import Found
+from paceline.papers.dolbie import COLOURS, POLICIES, PROCESSORS, VARIANTS, measured, settings
+from paceline.rounds import Array
 from paceline.simulate import Outcome, run
-from paceline.simulate.figure import figure
-from paceline.simulate.measures import band, estimate, idle_share, oracle_ratio, regret
+from paceline.simulate.measures import estimate, idle_share, oracle_ratio, regret
+from paceline.simulate.plots import bands, figure
 from paceline.simulate.world import classes_of
 
 RIVALS = ("EQU", "OGD", "LB-BSP", "ABS")
-CLAIMED = {"EQU": 89.6, "OGD": 82.2, "LB-BSP": 67.4, "ABS": 47.6}  # per cent less than these at round 40
 CLUSTER = (
     "30 workers of 5 processors at random, B = 256 in fractions, pace and overhead AR(1) 0.9, sd 5 % and 10 %"
 )
 DRAWN = "the paper's traces are not public and its figures' numbers are of one draw of them; "
 
 
-def compare(realizations: int, seed: int = 0) -> dict[str, Outcome]:
+def compare(realizations: int) -> dict[str, Outcome]:
     """Every policy in every setting; also the variants that explain the printed numbers."""
     names = list((POLICIES | VARIANTS).values())
-    return {label: run(what, names) for label, what in settings(realizations, seed).items()}
+    return {label: run(what, names) for label, what in settings(realizations).items()}
 
 
 def less(outcome: Outcome, than: str, what: str = "DOLBIE") -> float:
@@ -46,62 +39,64 @@ def _reductions(outcome: Outcome, what: str = "DOLBIE") -> str:
     return "/".join(f"{less(outcome, rival, what):.0f}" for rival in RIVALS)
 
 
-def _latencies(out: Path, quick: bool, name: str, realizations: int) -> Result:
+def _rows(label: str, curves: dict[str, tuple[Array, Array]], column: str) -> list[dict[str, Any]]:
+    return [
+        {"setting": label, "policy": name, "round": i + 1, column: f"{m:.6g}", "half_95": f"{h:.3g}"}
+        for name, (mean, half) in curves.items()
+        for i, (m, h) in enumerate(zip(mean, half, strict=True))
+    ]
+
+
+def _latencies(name: str, realizations: int) -> Found:
     outcomes = compare(realizations)
     picture = figure(3, width=5)
     rows: list[dict[str, Any]] = []
     for axes, (label, outcome) in zip(picture.axes, outcomes.items(), strict=True):
-        t = np.arange(1, outcome.scenario.rounds + 1)
-        for shown, policy in POLICIES.items():
-            mean, half = band(outcome.policies[policy].latency)
-            (line,) = axes.plot(t, mean, label=shown, linewidth=1.2)
-            axes.fill_between(t, mean - half, mean + half, color=line.get_color(), alpha=0.2, linewidth=0)
-            rows += [
-                {"setting": label, "policy": shown, "round": i, "seconds": f"{m:.6g}", "half_95": f"{h:.3g}"}
-                for i, m, h in zip(t, mean, half, strict=True)
-            ]
+        curves = bands(axes, {name: outcome.policies[policy].latency for name, policy in POLICIES.items()})
         axes.set(title=outcome.scenario.name, xlabel="round", ylabel="seconds", ylim=(0, None))
-        axes.legend(fontsize="small")
+        rows += _rows(label, curves, "seconds")
     many = f"{realizations} realizations" if realizations > 1 else "one realization, seed 0"
     percents = {
         label: {rival: less(outcome, rival) for rival in RIVALS} for label, outcome in outcomes.items()
     }
     growing = {label: _reductions(outcome, "DOLBIE, steps may grow") for label, outcome in outcomes.items()}
-    result = {
-        "claim": "by round 40 DOLBIE's round is 89.6/82.2/67.4/47.6 % shorter than with EQU/OGD/LB-BSP/ABS"
+    return Found(
+        picture,
+        rows,
+        claim="by round 40 DOLBIE's round is 89.6/82.2/67.4/47.6 % shorter than with EQU/OGD/LB-BSP/ABS"
         + ("" if name == "fig3" else " (one realization); ordering over 100 realizations"),
-        "ours": "; ".join(
+        ours="; ".join(
             f"{label}: {_reductions(o)} %, level {_reductions(o, 'level')} %" for label, o in outcomes.items()
         ),
-        "why": DRAWN
+        why=DRAWN
         + "as printed, DOLBIE's step only ever shrinks and it levels off early; with steps that may grow "
         f"again it reaches {growing['measured']} % (measured), {growing['A']} % (A), {growing['B']} % (B). No "
         "division is quicker than the workers' overhead. level is there in two rounds",
-        "setting": f"{CLUSTER}; {many}",
-        "command": f"paceline reproduce dolbie {name}" + (" --quick" if quick else ""),
-        "percent_less_at_40": percents,
-        "oracle_ratio": {
-            label: {
-                shown: estimate(oracle_ratio(outcome.policies[policy], outcome)).mean
-                for shown, policy in (POLICIES | VARIANTS).items()
-            }
-            for label, outcome in outcomes.items()
+        setting=f"{CLUSTER}; {many}",
+        figures={
+            "percent_less_at_40": percents,
+            "oracle_ratio": {
+                label: {
+                    shown: estimate(oracle_ratio(outcome.policies[policy], outcome)).mean
+                    for shown, policy in (POLICIES | VARIANTS).items()
+                }
+                for label, outcome in outcomes.items()
+            },
         },
-    }
-    return write(out, name, picture, rows, result)
+    )
 
 
-def fig3(out: Path, quick: bool) -> Result:
+def fig3(out: Path, quick: bool) -> Found:
     """Seconds of each round, one realization."""
-    return _latencies(out, quick, "fig3", 1)
+    return _latencies("fig3", 1)
 
 
-def fig4(out: Path, quick: bool) -> Result:
+def fig4(out: Path, quick: bool) -> Found:
     """Seconds of each round with 95 % intervals."""
-    return _latencies(out, quick, "fig4", 10 if quick else 100)
+    return _latencies("fig4", 10 if quick else 100)
 
 
-def fig5(out: Path, quick: bool) -> Result:
+def fig5(out: Path, quick: bool) -> Found:
     """Cumulative dynamic regret with 95 % intervals."""
     realizations = 10 if quick else 100
     outcomes = compare(realizations)
@@ -109,52 +104,44 @@ def fig5(out: Path, quick: bool) -> Result:
     rows: list[dict[str, Any]] = []
     totals: dict[str, dict[str, float]] = {}
     for axes, (label, outcome) in zip(picture.axes, outcomes.items(), strict=True):
-        t = np.arange(1, outcome.scenario.rounds + 1)
-        totals[label] = {}
-        for shown, policy in POLICIES.items():
-            mean, half = band(regret(outcome.policies[policy], outcome))
-            (line,) = axes.plot(t, mean, label=shown, linewidth=1.2)
-            axes.fill_between(t, mean - half, mean + half, color=line.get_color(), alpha=0.2, linewidth=0)
-            totals[label][shown] = float(mean[-1])
-            rows += [
-                {"setting": label, "policy": shown, "round": i, "regret_s": f"{m:.6g}", "half_95": f"{h:.3g}"}
-                for i, m, h in zip(t, mean, half, strict=True)
-            ]
+        played = {name: outcome.policies[policy] for name, policy in POLICIES.items()}
+        curves = bands(axes, {name: regret(each, outcome) for name, each in played.items()})
         axes.set(title=outcome.scenario.name, xlabel="round", ylabel="seconds beyond the oracle's")
-        axes.legend(fontsize="small")
+        totals[label] = {name: float(mean[-1]) for name, (mean, _) in curves.items()}
+        rows += _rows(label, curves, "regret_s")
     lowest = all(
         min(each[name] for name in (*RIVALS, "DOLBIE")) == each["DOLBIE"] for each in totals.values()
     )
-    result = {
-        "claim": "DOLBIE has the least regret of all but OPT",
-        "ours": ("so it has among the paper's policies" if lowest else "not in every setting")
+    return Found(
+        picture,
+        rows,
+        claim="DOLBIE has the least regret of all but OPT",
+        ours=("so it has among the paper's policies" if lowest else "not in every setting")
         + "; after 100 rounds "
         + "; ".join(
             f"{label}: " + ", ".join(f"{name} {each[name]:.1f} s" for name in POLICIES if name != "OPT")
             for label, each in totals.items()
         ),
-        "why": DRAWN
+        why=DRAWN
         + "OGD's step is its rate times the straggler's seconds, so that it is quick where stragglers are "
         "very slow (B) and slow elsewhere; "
         "level, which the paper has not, keeps a tenth of DOLBIE's regret or less, nearly all from its first round",
-        "setting": f"{CLUSTER}; {realizations} realizations",
-        "command": "paceline reproduce dolbie fig5" + (" --quick" if quick else ""),
-        "regret_seconds": totals,
-    }
-    return write(out, "fig5", picture, rows, result)
+        setting=f"{CLUSTER}; {realizations} realizations",
+        figures={"regret_seconds": totals},
+    )
 
 
-def fig9(out: Path, quick: bool) -> Result:
+def fig9(out: Path, quick: bool) -> Found:
     """Seconds of each worker in each round."""
-    return _workers(out, quick, "fig9")
+    return _workers("fig9")
 
 
-def fig10(out: Path, quick: bool) -> Result:
+def fig10(out: Path, quick: bool) -> Found:
     """Samples of each worker in each round."""
-    return _workers(out, quick, "fig10")
+    return _workers("fig10")
 
 
-def _workers(out: Path, quick: bool, name: str) -> Result:
+def _workers(name: str) -> Found:
     what = measured("resnet18")
     outcome = run(what, list(POLICIES.values()))
     of = classes_of(what)[0]
@@ -162,49 +149,42 @@ def _workers(out: Path, quick: bool, name: str) -> Result:
     rows: list[dict[str, Any]] = []
     t = np.arange(1, what.rounds + 1)
     spread: dict[str, float] = {}
-    highest = 0.0
     for axes, (shown, policy) in zip(picture.axes, POLICIES.items(), strict=True):
         played = outcome.policies[policy]
         table = played.first_seconds if name == "fig9" else played.first_shares * what.global_batch
         for worker, kind in enumerate(of):
             axes.plot(t, table[:, worker], color=COLOURS[kind], linewidth=0.6)
         for index, line in enumerate(table):
+            place = {"policy": shown, "round": index + 1}
             rows += [
-                {
-                    "policy": shown,
-                    "round": index + 1,
-                    "worker": i,
-                    "processor": PROCESSORS[of[i]],
-                    "value": f"{v:.6g}",
-                }
-                for i, v in enumerate(line)
+                place | {"worker": i, "processor": PROCESSORS[of[i]], "value": f"{value:.6g}"}
+                for i, value in enumerate(line)
             ]
         last = played.first_seconds[-10:]
         spread[shown] = float(((last.max(1) - last.min(1)) / last.max(1)).mean())
         axes.set(title=shown, xlabel="round")
-        highest = max(highest, float(np.nanmax(table)))
+    highest = max(axes.get_ylim()[1] for axes in picture.axes)
     for axes in picture.axes:
-        axes.set_ylim(0, 1.05 * highest)
+        axes.set_ylim(0, highest)
     picture.axes[0].set_ylabel("seconds" if name == "fig9" else "samples")
-    handles = [
-        picture.axes[0].plot([], [], color=c, label=p)[0] for c, p in zip(COLOURS, PROCESSORS, strict=True)
-    ]
-    picture.axes[0].legend(handles=handles, fontsize="x-small")
-    result = {
-        "claim": "OGD, LB-BSP and DOLBIE bring the workers' times together, DOLBIE much sooner; ABS fluctuates; "
+    for colour, processor in zip(COLOURS, PROCESSORS, strict=True):
+        picture.axes[0].plot([], [], color=colour, label=processor)
+    picture.axes[0].legend(fontsize="x-small")
+    return Found(
+        picture,
+        rows,
+        claim="OGD, LB-BSP and DOLBIE bring the workers' times together, DOLBIE much sooner; ABS fluctuates; "
         "under OPT all take about as long",
-        "ours": "shortest worker's distance from the slowest, rounds 91 to 100: "
+        ours="shortest worker's distance from the slowest, rounds 91 to 100: "
         + ", ".join(f"{shown} {100 * value:.0f} %" for shown, value in spread.items()),
-        "why": "the order is the paper's; after 100 rounds the slow processors are still behind under every policy "
+        why="the order is the paper's; after 100 rounds the slow processors are still behind under every policy "
         "of the paper's, since steps shrink (DOLBIE) or move a fixed amount (LB-BSP)",
-        "setting": f"{CLUSTER}, {what.name}; one realization, seed 0",
-        "command": f"paceline reproduce dolbie {name}" + (" --quick" if quick else ""),
-        "spread": spread,
-    }
-    return write(out, name, picture, rows, result)
+        setting=f"{CLUSTER}, {what.name}; one realization, seed 0",
+        figures={"spread": spread},
+    )
 
 
-def fig11(out: Path, quick: bool) -> Result:
+def fig11(out: Path, quick: bool) -> Found:
     """Computation, communication and waiting of a worker, and the time to decide."""
     realizations = 10 if quick else 100
     what = measured("resnet18", realizations)
@@ -248,18 +228,17 @@ def fig11(out: Path, quick: bool) -> Result:
     waits = dict(zip(names, parts["wait"], strict=True))
     percents = {rival: float(100 * (1 - waits["DOLBIE"] / waits[rival])) for rival in RIVALS}
     micro = {shown: float(np.median(values)) for shown, values in decide.items()}
-    result = {
-        "claim": "DOLBIE's workers idle 84.6/71.1/67.2/42.8 % less than under EQU/OGD/LB-BSP/ABS; deciding takes OPT "
+    return Found(
+        picture,
+        rows,
+        claim="DOLBIE's workers idle 84.6/71.1/67.2/42.8 % less than under EQU/OGD/LB-BSP/ABS; deciding takes OPT "
         "and OGD longest, DOLBIE little",
-        "ours": "/".join(f"{percents[rival]:.0f}" for rival in RIVALS)
+        ours="/".join(f"{percents[rival]:.0f}" for rival in RIVALS)
         + f" % less; level {100 * (1 - waits['level'] / waits['EQU']):.0f} % less than EQU; a decision takes "
         + ", ".join(f"{shown} {value:.0f} us" for shown, value in micro.items()),
-        "why": DRAWN
+        why=DRAWN
         + "deciding takes microseconds in every policy here: OPT and level solve a linear system of "
         "one unknown in closed form, not by a general solver",
-        "setting": f"{CLUSTER}, {what.name}; {realizations} realizations; decisions timed on single runs",
-        "command": "paceline reproduce dolbie fig11" + (" --quick" if quick else ""),
-        "idle_percent_less": percents,
-        "decide_microseconds": micro,
-    }
-    return write(out, "fig11", picture, rows, result)
+        setting=f"{CLUSTER}, {what.name}; {realizations} realizations; decisions timed on single runs",
+        figures={"idle_percent_less": percents, "decide_microseconds": micro},
+    )

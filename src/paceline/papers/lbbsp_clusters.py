@@ -15,11 +15,10 @@ import numpy as np
 from paceline.data.traces import Trace
 from paceline.errors import PacelineError
 from paceline.forecast.series import bursty, google2011
-from paceline.papers import Result, write
-from paceline.papers.reference_data import data_folder
+from paceline.papers import Found, data_folder
 from paceline.simulate import Link, Outcome, Scenario, WorkerClass, from_trace, run
-from paceline.simulate.figure import figure
 from paceline.simulate.measures import estimate, idle_share
+from paceline.simulate.plots import figure
 from paceline.simulate.scenario import Change
 from paceline.simulate.timing import Ar1, OnOff
 
@@ -47,11 +46,7 @@ def cluster_a(slowest: float, batch: int, pace: float, rounds: int, realizations
     overhead = Ar1(0.02 * batch * pace, 0.9, 0.1)
     classes = tuple(dataclasses.replace(each, overhead=overhead) for each in classes)
     return Scenario(
-        classes,
-        global_batch=32 * batch,
-        rounds=rounds,
-        realizations=realizations,
-        name=f"{slowest:g}x",
+        classes, global_batch=32 * batch, rounds=rounds, realizations=realizations, name=f"{slowest:g}x"
     )
 
 
@@ -62,54 +57,42 @@ def asp_seconds(outcome: Outcome) -> float:
     return float(1.0 / np.mean(1.0 / played.first_seconds))
 
 
-def fig8(out: Path, quick: bool) -> Result:
+def fig8(out: Path, quick: bool) -> Found:
     """ResNet-32 on Cluster-A: seconds an update under BSP and LB-BSP."""
-    return _levels(out, quick, "fig8", ["ResNet-32"])
+    return _levels(quick, "fig8", "ResNet-32")
 
 
-def fig9(out: Path, quick: bool) -> Result:
+def fig9(out: Path, quick: bool) -> Found:
     """Inception-V3 on Cluster-A: seconds an update, and the part of it spent waiting."""
-    return _levels(out, quick, "fig9", ["Inception-V3"])
+    return _levels(quick, "fig9", "Inception-V3")
 
 
-def _levels(out: Path, quick: bool, name: str, models: list[str]) -> Result:
+def _levels(quick: bool, name: str, model: str) -> Found:
     rounds, realizations = (150, 2) if quick else (1000, 10)
     names = list(SHOWN)
     picture = figure(2)
     rows: list[dict[str, Any]] = []
     found: dict[str, dict[str, Any]] = {}
-    for model in models:
-        batch, pace = MODELS[model]
-        for label, slowest in LEVELS.items():
-            outcome = run(cluster_a(slowest, batch, pace, rounds, realizations), names)
-            found[label] = {"ASP": asp_seconds(outcome)}
-            for policy in names:
-                played = outcome.policies[policy]
-                each = estimate(played.latency.mean(0))
-                waiting = float(idle_share(played).mean())
-                found[label][SHOWN[policy]] = each.mean
-                found[label][SHOWN[policy] + " waiting"] = waiting
-                rows.append(
-                    {
-                        "model": model,
-                        "level": label,
-                        "policy": SHOWN[policy],
-                        "seconds_an_update": f"{each.mean:.5g}",
-                        "half_95": f"{each.half:.3g}",
-                        "waiting": f"{waiting:.4f}",
-                    }
-                )
-            rows.append(
-                {"model": model, "level": label, "policy": "ASP", "seconds_an_update": found[label]["ASP"]}
-            )
+    batch, pace = MODELS[model]
+    for label, slowest in LEVELS.items():
+        outcome = run(cluster_a(slowest, batch, pace, rounds, realizations), names)
+        found[label] = {"ASP": asp_seconds(outcome)}
+        place = {"model": model, "level": label}
+        for policy in names:
+            played, shown = outcome.policies[policy], SHOWN[policy]
+            each, waiting = estimate(played.latency.mean(0)), float(idle_share(played).mean())
+            found[label] |= {shown: each.mean, f"{shown} waiting": waiting}
+            figures = {"seconds_an_update": f"{each.mean:.5g}", "half_95": f"{each.half:.3g}"}
+            rows.append(place | {"policy": shown} | figures | {"waiting": f"{waiting:.4f}"})
+        rows.append(place | {"policy": "ASP", "seconds_an_update": found[label]["ASP"]})
     at = np.arange(len(LEVELS))
     for axes, suffix, title in zip(
         picture.axes, ("", " waiting"), ("seconds an update", "time spent waiting"), strict=True
     ):
-        shown = [*SHOWN.values(), *(["ASP"] if not suffix else [])]
-        for i, policy in enumerate(shown):
+        bars = [*SHOWN.values(), *(["ASP"] if not suffix else [])]
+        for i, policy in enumerate(bars):
             heights = [found[label][policy + suffix] for label in LEVELS]
-            axes.bar(at + 0.16 * (i - len(shown) / 2), heights, 0.16, label=policy)
+            axes.bar(at + 0.16 * (i - len(bars) / 2), heights, 0.16, label=policy)
         axes.set_xticks(at, list(LEVELS))
         axes.set(title=title)
         axes.legend(fontsize="small")
@@ -117,38 +100,34 @@ def _levels(out: Path, quick: bool, name: str, models: list[str]) -> Result:
     gap = max(found[label]["LB-BSP"] / found[label]["ASP"] - 1 for label in LEVELS)
     most = max(found[label]["LB-BSP waiting"] for label in LEVELS)
     least = max(found[label]["level waiting"] for label in LEVELS)
-    result = {
-        "claim": "LB-BSP's time an update is within 5 % of ASP's and over 30 % below the others' at L3"
+    return Found(
+        picture,
+        rows,
+        claim="LB-BSP's time an update is within 5 % of ASP's and over 30 % below the others' at L3"
         if name == "fig8"
         else "waiting grows with heterogeneity under BSP and stays below 5 % under LB-BSP",
-        "ours": f"at L3 LB-BSP takes {100 * (1 - worst['LB-BSP'] / worst['BSP']):.0f} % less than BSP (level "
+        ours=f"at L3 LB-BSP takes {100 * (1 - worst['LB-BSP'] / worst['BSP']):.0f} % less than BSP (level "
         f"{100 * (1 - worst['level'] / worst['BSP']):.0f} %, the oracle "
         f"{100 * (1 - worst['oracle'] / worst['BSP']):.0f} %); at most {100 * gap:.0f} % above ASP; waiting at "
         f"most {100 * most:.1f} % (level {100 * least:.1f} %), under BSP up to {100 * worst['BSP waiting']:.0f} %",
-        "why": "the competing processes are ours; LB-BSP here forecasts by moving average, as it does in its first "
+        why="the competing processes are ours; LB-BSP here forecasts by moving average, as it does in its first "
         "500 iterations, and lags behind each of their starts and ends",
-        "setting": f"32 workers, {models[0]}, {MODELS[models[0]][0]} samples each, whole samples, {rounds} rounds, "
+        setting=f"32 workers, {model}, {batch} samples each, whole samples, {rounds} rounds, "
         f"{realizations} realizations; competing processes stay 100 rounds on average",
-        "command": f"paceline reproduce lbbsp {name}" + (" --quick" if quick else ""),
-        "levels": found,
-    }
-    return write(out, name, picture, rows, result)
+        figures={"levels": found},
+    )
 
 
-def fig10(out: Path, quick: bool) -> Result:
+def fig10(out: Path, quick: bool) -> Found:
     """Cluster-B: machines of Table 2 under the load of Google's of 2011."""
     rounds = 200 if quick else 2880
     rng = np.random.default_rng(0)
     try:
-        series, source = (
-            google2011(data_folder(), rng),
-            "semi-synthetic: Google 2011 under a contention model",
-        )
+        series = google2011(data_folder(), rng)
+        source = "semi-synthetic: Google 2011 under a contention model"
     except (PacelineError, ImportError):
-        series, source = (
-            bursty(rng, rounds, 32),
-            "synthetic: bursty processor shares (Google's trace is not here)",
-        )
+        series = bursty(rng, rounds, 32)
+        source = "synthetic: bursty processor shares (Google's trace is not here)"
     pace = 1.0 / series.speed[:rounds]
     batch = 128
     overhead = np.full_like(pace, 0.02 * batch * float(np.median(pace)))
@@ -168,15 +147,15 @@ def fig10(out: Path, quick: bool) -> Result:
     axes.set(xlabel="seconds", ylabel="updates done", title="Cluster-B")
     axes.legend(fontsize="small")
     faster = {name: total[BSP] / total[name] for name in names}
-    result = {
-        "claim": "convergence under LB-BSP is more than 2x as fast as under BSP",
-        "ours": ", ".join(f"{name} {value:.2f}x" for name, value in faster.items() if name != BSP),
-        "why": "the same updates, so that the ratio of times is that of convergence; " + source,
-        "setting": f"32 workers as in Table 2, 128 samples each, {rounds} rounds, ten to a five-minute sample",
-        "command": "paceline reproduce lbbsp fig10" + (" --quick" if quick else ""),
-        "times_as_fast": faster,
-    }
-    return write(out, "fig10", picture, rows, result)
+    return Found(
+        picture,
+        rows,
+        claim="convergence under LB-BSP is more than 2x as fast as under BSP",
+        ours=", ".join(f"{name} {value:.2f}x" for name, value in faster.items() if name != BSP),
+        why="the same updates, so that the ratio of times is that of convergence; " + source,
+        setting=f"32 workers as in Table 2, 128 samples each, {rounds} rounds, ten to a five-minute sample",
+        figures={"times_as_fast": faster},
+    )
 
 
 # Cluster-C: instances' x^s and x^o from the paper. The slopes and the fixed part are chosen so that equal times at
@@ -212,7 +191,7 @@ def cluster_c(rounds: int, period: int) -> Scenario:
     return Scenario(tuple(classes), global_batch=3040, rounds=rounds, name="Cluster-C")
 
 
-def fig12(out: Path, quick: bool) -> Result:
+def fig12(out: Path, quick: bool) -> Found:
     """Computation time against batch of Cluster-C's GPUs, as they are simulated in fig13."""
     picture = figure(1)
     axes = picture.axes[0]
@@ -226,19 +205,19 @@ def fig12(out: Path, quick: bool) -> Result:
         ]
     axes.set(xlabel="batch", ylabel="seconds", ylim=(0, None))
     axes.legend()
-    result = {
-        "claim": "flat to x^s, then linear, out of memory above x^o: [58, 384], [92, 1184], [103, 788]",
-        "ours": "the same x^s and x^o; milliseconds a sample "
+    return Found(
+        picture,
+        rows,
+        claim="flat to x^s, then linear, out of memory above x^o: [58, 384], [92, 1184], [103, 788]",
+        ours="the same x^s and x^o; milliseconds a sample "
         + ", ".join(f"{kind} {1e3 * slope:.3g}" for kind, (_, _, slope) in GPUS.items())
         + f", {FIXED:.3f} s a step",
-        "why": "the paper gives no seconds: slopes are chosen so that equal times give its batch of 235 and its 27 %",
-        "setting": "a model, not a measurement; fig6 measures a GPU where there is one",
-        "command": "paceline reproduce lbbsp fig12",
-    }
-    return write(out, "fig12", picture, rows, result)
+        why="the paper gives no seconds: slopes are chosen so that equal times give its batch of 235 and its 27 %",
+        setting="a model, not a measurement; fig6 measures a GPU where there is one",
+    )
 
 
-def fig13(out: Path, quick: bool) -> Result:
+def fig13(out: Path, quick: bool) -> Found:
     """Cluster-C, the link of one worker alternating between 480 and 160 Mbit/s."""
     rounds, period = (120, 30) if quick else (600, 100)
     names = {"BSP": "equal", "LB-BSP": "lbbsp-gpu", "level": "level", "oracle": "optimum"}
@@ -271,17 +250,17 @@ def fig13(out: Path, quick: bool) -> Result:
     drop = 100 * (mean["LB-BSP"]["deficient"] / mean["LB-BSP"]["abundant"] - 1)
     drop_bsp = 100 * (mean["BSP"]["deficient"] / mean["BSP"]["abundant"] - 1)
     total = 100 * (1 - mean["LB-BSP"]["deficient"] / mean["BSP"]["deficient"])
-    result = {
-        "claim": "g2's batch goes from 380 to 235, 27 % less time; a drop of bandwidth costs less than 3 %; over "
+    return Found(
+        picture,
+        rows,
+        claim="g2's batch goes from 380 to 235, 27 % less time; a drop of bandwidth costs less than 3 %; over "
         "41 % in total",
-        "ours": f"batch {mean['LB-BSP']['batch abundant']:.0f}, {first:.0f} % less time; a drop of bandwidth costs "
+        ours=f"batch {mean['LB-BSP']['batch abundant']:.0f}, {first:.0f} % less time; a drop of bandwidth costs "
         f"{drop:.1f} % (batch {mean['LB-BSP']['batch deficient']:.0f}; BSP {drop_bsp:.0f} %); {total:.0f} % less "
         f"than BSP then; level {100 * (1 - mean['level']['deficient'] / mean['BSP']['deficient']):.0f} %",
-        "why": "the batch and the 27 % are what the model was chosen by; its speed-up of 41 % would need more time "
+        why="the batch and the 27 % are what the model was chosen by; its speed-up of 41 % would need more time "
         "on the link than ResNet-32's parameters take at 160 Mbit/s",
-        "setting": f"4 g2, 2 p2, 2 g3, 3040 samples, {rounds} rounds, bandwidth changes every {period}; a third of "
+        setting=f"4 g2, 2 p2, 2 g3, 3040 samples, {rounds} rounds, bandwidth changes every {period}; a third of "
         "each period left out as settling",
-        "command": "paceline reproduce lbbsp fig13" + (" --quick" if quick else ""),
-        "seconds": mean,
-    }
-    return write(out, "fig13", picture, rows, result)
+        figures={"seconds": mean},
+    )

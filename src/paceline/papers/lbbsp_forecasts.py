@@ -11,9 +11,8 @@ from paceline import forecast
 from paceline.errors import PacelineError
 from paceline.forecast.rating import Rating, rate, walk
 from paceline.forecast.series import Series, bursty, google2011, recorded
-from paceline.papers import Result, write
-from paceline.papers.reference_data import data_folder
-from paceline.simulate.figure import figure
+from paceline.papers import Found, data_folder
+from paceline.simulate.plots import figure
 
 PRINTED = {  # Table 3: RMSE in samples/s, normalised time per update
     "last": (11.85, 0.584),
@@ -39,7 +38,7 @@ def _found(quick: bool) -> dict[str, Series]:
     return made
 
 
-def fig11(out: Path, quick: bool) -> Result:
+def fig11(out: Path, quick: bool) -> Found:
     """Actual and forecast speed of one worker, rounds 1200 to 1300."""
     series = bursty(np.random.default_rng(40), rounds=1300)
     found = {name: walk(forecast.create(name), *series[:3]) for name in ("ema", "narx")}
@@ -65,23 +64,22 @@ def fig11(out: Path, quick: bool) -> Result:
     # the round right after a jump of the processors' share tells who follows at once
     jump = 1 + np.flatnonzero(np.abs(np.diff(series.cpu[500:, worker])) > 0.2) + 500
     missed = {label: float(np.abs(v - series.speed)[jump, worker].mean()) for label, v in found.items()}
-    result: Result = {
-        "claim": "NARX fluctuates much less than the speed during spikes, and catches up promptly with lasting "
+    return Found(
+        picture,
+        rows,
+        claim="NARX fluctuates much less than the speed during spikes, and catches up promptly with lasting "
         "changes",
-        "ours": f"RMSE in the period: narx {error['narx']:.1f}, ema {error['ema']:.1f} samples/s; mean error in the "
+        ours=f"RMSE in the period: narx {error['narx']:.1f}, ema {error['ema']:.1f} samples/s; mean error in the "
         f"very round of a jump: narx {missed['narx']:.1f}, ema {missed['ema']:.1f}",
-        "why": "the same behaviour on another series: the paper's instance and its load are not public, and here "
+        why="the same behaviour on another series: the paper's instance and its load are not public, and here "
         "the readings tell of a jump in time by construction",
-        "setting": "bursty synthetic series of 9 workers (regimes of 40 rounds, 3 % spikes), the worker with most "
+        setting="bursty synthetic series of 9 workers (regimes of 40 rounds, 3 % spikes), the worker with most "
         "jumps; one pooled NARX of 6 inputs",
-        "command": "paceline reproduce lbbsp fig11" + (" --quick" if quick else ""),
-        "rmse": error,
-        "error_at_jumps": missed,
-    }
-    return write(out, "fig11", picture, rows, result)
+        figures={"rmse": error, "error_at_jumps": missed},
+    )
 
 
-def table3(out: Path, quick: bool) -> Result:
+def table3(out: Path, quick: bool) -> Found:
     """RMSE of each forecast, and time per round over the equal split's."""
     ratings: dict[str, dict[str, Rating]] = {}
     for label, series in _found(quick).items():
@@ -130,16 +128,18 @@ def table3(out: Path, quick: bool) -> Result:
             f"best to worst {', '.join(order)}"
         )
 
-    result: Result = {
-        "claim": "RMSE 11.85 / 7.85 / 9.67 / 8.34 / 9.19 / 4.78 and normalised time 0.584 / 0.489 / 0.523 / 0.491 / "
+    return Found(
+        picture,
+        rows,
+        claim="RMSE 11.85 / 7.85 / 9.67 / 8.34 / 9.19 / 4.78 and normalised time 0.584 / 0.489 / 0.523 / 0.491 / "
         "0.515 / 0.423 for memoryless, EMA, ARIMA, SimpleRNN, LSTM, NARX",
-        "ours": "; ".join(sentence(label) for label in ratings),
-        "why": "NARX gains where the reading of processors tells of a change before the round (bursty); where load "
+        ours="; ".join(sentence(label) for label in ratings),
+        why="NARX gains where the reading of processors tells of a change before the round (bursty); where load "
         "drifts slowly (Google) or the reading is as old as the speed (recorded), the moving average is within a "
         "few percent of it, and most of the error left is noise that no forecast knows",
-        "setting": "rated from round 500 on; " + "; ".join(ratings) + "; the Google series drives an assumed "
+        setting="rated from round 500 on; " + "; ".join(ratings) + "; the Google series drives an assumed "
         "contention model",
-        "command": "paceline reproduce lbbsp table3" + (" --quick" if quick else ""),
-        "ratings": {label: {n: r._asdict() for n, r in each.items()} for label, each in ratings.items()},
-    }
-    return write(out, "table3", picture, rows, result)
+        figures={
+            "ratings": {label: {n: r._asdict() for n, r in each.items()} for label, each in ratings.items()}
+        },
+    )

@@ -22,8 +22,8 @@ import numpy as np
 
 from paceline import runs
 from paceline.errors import PacelineError
-from paceline.papers import Result, write
-from paceline.simulate.figure import figure
+from paceline.papers import Found
+from paceline.simulate.plots import figure
 
 MARK = f"pl{os.getpid() % 100_000}"  # in all names, so that two runs at once do not meet
 BRIDGE, PORT, WORKERS = f"{MARK}b", 29517, 3
@@ -56,26 +56,18 @@ def missing() -> str:
     )
 
 
-def fig13real(out: Path, quick: bool) -> Result:
+def fig13real(out: Path, quick: bool) -> Found:
     """Three workers in network namespaces, one link alternating between 480 and 16 Mbit/s."""
-    command = "paceline reproduce lbbsp fig13real" + (" --quick" if quick else "")
     claim = (
         "a drop of one worker's bandwidth costs LB-BSP less than 3 %; over 41 % less time than BSP in total"
     )
     setting = (
         f"three network namespaces on a bridge, LeNet-5, DDP over gloo, sleeping {SLOWDOWN_MS} ms a sample"
     )
-    reason = missing()
     picture = figure(1, width=7)
-    if reason:
-        told = {
-            "claim": claim,
-            "ours": f"not run: {reason}",
-            "why": reason,
-            "setting": setting,
-            "command": command,
-        }
-        return write(out, "fig13real", picture, [{"policy": "", "round": "", "seconds": ""}], told)
+    if reason := missing():
+        empty = {"policy": "", "round": "", "seconds": ""}
+        return Found(picture, [empty], claim, f"not run: {reason}", why=reason, setting=setting)
     period = 7 if quick else 25
     names = ("equal", "level") if quick else ("equal", "lbbsp-gpu", "level")
     rows: list[dict[str, Any]] = []
@@ -99,21 +91,21 @@ def fig13real(out: Path, quick: bool) -> Result:
         ]
     picture.axes[0].set(xlabel="round", ylabel="seconds", ylim=(0, None))
     picture.axes[0].legend()
-    result = {
-        "claim": claim,
-        "ours": "; ".join(
+    return Found(
+        picture,
+        rows,
+        claim=claim,
+        ours="; ".join(
             f"{name}: {1e3 * each['abundant']:.0f} ms, with the slow link {1e3 * each['deficient']:.0f} ms "
             f"(+{1e3 * (each['deficient'] - each['abundant']):.0f} ms)"
             for name, each in mean.items()
         ),
-        "why": "DDP averages by all-reduce, in which a slow link holds up everybody alike: no division of the batch "
+        why="DDP averages by all-reduce, in which a slow link holds up everybody alike: no division of the batch "
         "makes up for it, where a parameter server's workers each wait for their own. What balancing saves in "
         "computation it saves with either link",
-        "setting": f"{setting}; the last one's link {ABUNDANT} and {DEFICIENT}, {period} rounds each",
-        "command": command,
-        "seconds": mean,
-    }
-    return write(out, "fig13real", picture, rows, result)
+        setting=f"{setting}; the last one's link {ABUNDANT} and {DEFICIENT}, {period} rounds each",
+        figures={"seconds": mean},
+    )
 
 
 def train(policies: Sequence[str], steps: int, period: int) -> dict[str, runs.Run]:
@@ -132,6 +124,8 @@ def train(policies: Sequence[str], steps: int, period: int) -> dict[str, runs.Ru
                 "LOCAL_RANK": "0",
                 "WORLD_SIZE": str(WORKERS),
                 "MASTER_ADDR": _address(0),
+            }
+            env |= {
                 "PORT": str(PORT),
                 "MASTER_PORT": str(PORT),
                 "GLOO_SOCKET_IFNAME": "eth0",
@@ -201,11 +195,9 @@ def _cables() -> Iterator[list[str]]:
 
 
 def _down(spaces: list[str]) -> None:
-    for space in spaces:
-        subprocess.run(["ip", "netns", "del", space], capture_output=True)
-    for rank in range(len(spaces)):
-        subprocess.run(["ip", "link", "del", f"{MARK}v{rank}"], capture_output=True)
-    subprocess.run(["ip", "link", "del", BRIDGE], capture_output=True)
+    links = [f"link del {MARK}v{rank}" for rank in range(len(spaces))]
+    for words in (*(f"netns del {space}" for space in spaces), *links, f"link del {BRIDGE}"):
+        subprocess.run(["ip", *words.split()], capture_output=True)
 
 
 def _limit(space: str, rate: str) -> None:

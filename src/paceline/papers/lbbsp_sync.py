@@ -11,15 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from paceline.papers import Result, write
-from paceline.papers.dbw_runs import learner
+from paceline.papers import Found
+from paceline.papers.dbw import learner
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
 from paceline.runs.words import percent, times
-from paceline.simulate.figure import figure
-from paceline.simulate.roundtrips import RoundTrips
-from paceline.simulate.server import Server
+from paceline.simulate.plots import figure
+from paceline.simulate.server import RoundTrips, Server
 from paceline.simulate.timing import Exponential, Lognormal
 
 SCHEMES = {
@@ -33,7 +32,7 @@ LEVELS = {"Homo": 1.0, "Hetero-L2": 2.0, "Hetero-L3": 3.0}
 TARGET = 0.6
 
 
-def fig8sync(out: Path, quick: bool) -> Result:
+def fig8sync(out: Path, quick: bool) -> Found:
     """Updates to convergence, time an update, time to convergence, at three levels of heterogeneity."""
     n, batch, seeds, target = (8, 32, 1, 1.5) if quick else (32, 128, 1, TARGET)
     rows: list[dict[str, Any]] = []
@@ -78,25 +77,17 @@ def fig8sync(out: Path, quick: bool) -> Result:
             + f"; LB-BSP's update takes {times(1 + gap)} the time of ASP's, convergence "
             f"{percent(1 - mean(level, 'LB-BSP', 'seconds') / others)} less than the best other"
         )
-    return write(
-        out,
-        "fig8sync",
+    return Found(
         picture,
         rows,
-        {
-            "claim": "LB-BSP needs as many updates as BSP and within 5 % of ASP's time for each; at L3 it is "
-            "more than 30 % "
-            "faster than the others; SSP is like BSP",
-            "ours": "; ".join(parts),
-            "why": "at this rate staleness costs hardly any updates, so that ASP keeps its lead, unlike in "
-            "the paper; "
-            "and convergence takes some 30 rounds here, in the first of which LB-BSP still divides evenly "
-            "while the "
-            "paper's run has thousands. No parameter server is a bottleneck on the virtual clock",
-            "setting": f"n = {n}, {batch} samples a worker, rate .1, speeds from 1 to 1 / slowest, evenly "
-            f"spread; {seeds} run",
-            "command": "paceline reproduce lbbsp fig8sync" + (" --quick" if quick else ""),
-        },
+        claim="LB-BSP needs as many updates as BSP and within 5 % of ASP's time for each; at L3 it is more than "
+        "30 % faster than the others; SSP is like BSP",
+        ours="; ".join(parts),
+        why="at this rate staleness costs hardly any updates, so that ASP keeps its lead, unlike in the paper; "
+        "and convergence takes some 30 rounds here, in the first of which LB-BSP still divides evenly while the "
+        "paper's run has thousands. No parameter server is a bottleneck on the virtual clock",
+        setting=f"n = {n}, {batch} samples a worker, rate .1, speeds from 1 to 1 / slowest, evenly "
+        f"spread; {seeds} run",
     )
 
 

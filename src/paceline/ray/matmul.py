@@ -21,10 +21,9 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from paceline.coded.coded_plan import CodedPlan
+from paceline.coded.coded_plan import CodedPlan, coded_loads, completion
 from paceline.coded.delay import Array
 from paceline.coded.layout import Layout, Moves, layout, relayout
-from paceline.coded.loads import coded_loads, completion
 from paceline.coded.problem import Problem
 from paceline.errors import PacelineError, WorkerError
 from paceline.ray.placement import Observations, move

@@ -13,9 +13,8 @@ from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
-from paceline.simulate.roundtrips import RoundTrips
 from paceline.simulate.scenario import FREEZE, JOIN, LEAVE, Event, Scenario
-from paceline.simulate.server import Member, Server
+from paceline.simulate.server import Member, RoundTrips, Server
 from paceline.simulate.timing import assemble
 from paceline.simulate.world import classes_of
 
@@ -126,8 +125,7 @@ def learn(
 
 def _classes(scenario: Scenario) -> NDArray[np.int64]:
     """Each worker's class in the first realization, as the rounds of a simulation have it; shape (n,)."""
-    of = classes_of(scenario)
-    return of if of.ndim == 1 else of[0]
+    return np.atleast_2d(classes_of(scenario))[0]
 
 
 def _member(event: Event) -> Member:

@@ -11,7 +11,6 @@ from scipy import stats
 import paceline
 from paceline.rounds import Array
 from paceline.simulate.rounds import Outcome, Played
-from paceline.simulate.scenario import Scenario
 
 AT = (1, 10, 40, 100)  # rounds, counted from 1, whose latency is shown
 
@@ -41,8 +40,7 @@ def band(values: Array) -> tuple[Array, Array]:
 
 def oracle_ratio(played: Played, outcome: Outcome, start: int = 1) -> Array:
     """Total seconds over the oracle's, from round ``start`` on (counted from 1), (R,)."""
-    ratio: Array = played.latency[start - 1 :].sum(0) / outcome.oracle[start - 1 :].sum(0)
-    return ratio
+    return played.latency[start - 1 :].sum(0) / outcome.oracle[start - 1 :].sum(0)
 
 
 def regret(played: Played, outcome: Outcome) -> Array:
@@ -69,15 +67,13 @@ def regret_bound(played: Played, outcome: Outcome) -> Array | None:
     inside = (1 + outcome.path) / played.steps[-1]
     inside += rounds * min((workers - 1) / 4, 1.0)
     inside += workers * (workers - 1) / 2 * played.steps.sum(0)
-    bound: Array = outcome.steepest * np.sqrt(rounds * inside)
-    return bound
+    return outcome.steepest * np.sqrt(rounds * inside)
 
 
 def idle_share(played: Played) -> Array:
     """Portion of the workers' time that went into waiting for the slowest, (R,)."""
     paid = played.compute + played.overhead + played.wait
-    share: Array = played.wait / np.where(paid > 0, paid, 1.0)
-    return share
+    return played.wait / np.where(paid > 0, paid, 1.0)
 
 
 def seconds_at(played: Played) -> dict[int, Estimate]:
@@ -128,21 +124,14 @@ def _policy(played: Played, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def describe(scenario: Scenario) -> dict[str, Any]:
-    """The scenario's fields as plain values; of a trace, its size."""
-    plain: dict[str, Any] = _plain(scenario)
-    return plain
-
-
-def _plain(value: Any) -> Any:
+def describe(value: Any) -> Any:
+    """A scenario's fields as plain values; of a trace, its size."""
     if isinstance(value, np.ndarray):
         return {"rounds": len(value), "workers": value.shape[1]}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"model": type(value).__name__.lower()} | fields if hasattr(value, "stream") else fields
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
+    return [describe(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _rows(table: Array) -> list[list[float | None]]:

@@ -1,15 +1,21 @@
-"""Pictures of a simulation: seconds of each round, what the oracle would have saved, and who did how much."""
+"""Pictures of a simulation: seconds of each round, the oracle's lead, where the time goes, and the shares."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from paceline.errors import PacelineError
-from paceline.simulate.figure import figure
+from paceline.rounds import Array
 from paceline.simulate.measures import band, estimate, regret
 from paceline.simulate.rounds import Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 PANELS = 4  # workers' shares of so many policies side by side
 
@@ -30,33 +36,35 @@ def draw(outcome: Outcome, folder: Path) -> list[Path]:
     return paths
 
 
-def latency(outcome: Outcome, picture: object) -> None:
+def bands(axes: Any, curves: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+    """Draw each curve's mean over the realizations and its 95 % interval; gives their (mean, half width).
+
+    curves: by name, (T, R).
+    """
+    found = {name: band(values) for name, values in curves.items()}
+    for name, (mean, half) in found.items():
+        rounds = np.arange(1, len(mean) + 1)
+        (line,) = axes.plot(rounds, mean, label=name, linewidth=1.2)
+        axes.fill_between(rounds, mean - half, mean + half, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.legend(fontsize="small")
+    return found
+
+
+def latency(outcome: Outcome, picture: Figure) -> None:
     """Mean seconds of each round, with the 95 % interval of the mean."""
-    axes = picture.axes[0]  # type: ignore[attr-defined]
-    rounds = np.arange(1, outcome.scenario.rounds + 1)
-    for name, played in outcome.policies.items():
-        mean, half = band(played.latency)
-        (line,) = axes.plot(rounds, mean, label=name, linewidth=1.2)
-        axes.fill_between(rounds, mean - half, mean + half, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set(xlabel="round", ylabel="seconds", ylim=(0, None), title="seconds of each round")
-    axes.legend(fontsize="small")
+    bands(picture.axes[0], {name: played.latency for name, played in outcome.policies.items()})
+    picture.axes[0].set(xlabel="round", ylabel="seconds", ylim=(0, None), title="seconds of each round")
 
 
-def cumulative_regret(outcome: Outcome, picture: object) -> None:
+def cumulative_regret(outcome: Outcome, picture: Figure) -> None:
     """Seconds beyond the oracle's, summed."""
-    axes = picture.axes[0]  # type: ignore[attr-defined]
-    rounds = np.arange(1, outcome.scenario.rounds + 1)
-    for name, played in outcome.policies.items():
-        mean, half = band(regret(played, outcome))
-        (line,) = axes.plot(rounds, mean, label=name, linewidth=1.2)
-        axes.fill_between(rounds, mean - half, mean + half, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set(xlabel="round", ylabel="seconds beyond the oracle's", title="dynamic regret")
-    axes.legend(fontsize="small")
+    bands(picture.axes[0], {name: regret(played, outcome) for name, played in outcome.policies.items()})
+    picture.axes[0].set(xlabel="round", ylabel="seconds beyond the oracle's", title="dynamic regret")
 
 
-def total(outcome: Outcome, picture: object) -> None:
+def total(outcome: Outcome, picture: Figure) -> None:
     """Where the workers' time goes: computing, overhead, waiting."""
-    axes = picture.axes[0]  # type: ignore[attr-defined]
+    axes = picture.axes[0]
     names = list(outcome.policies)
     workers = outcome.scenario.size
     left = np.zeros(len(names))
@@ -71,9 +79,22 @@ def total(outcome: Outcome, picture: object) -> None:
     axes.legend(fontsize="small")
 
 
-def shares(outcome: Outcome, picture: object) -> None:
+def shares(outcome: Outcome, picture: Figure) -> None:
     """Each worker's samples in the first realization, under the first few policies."""
     rounds = np.arange(1, outcome.scenario.rounds + 1)
-    for axes, (name, played) in zip(picture.axes, outcome.policies.items(), strict=False):  # type: ignore[attr-defined]
+    for axes, (name, played) in zip(picture.axes, outcome.policies.items(), strict=False):
         axes.plot(rounds, played.first_shares * outcome.scenario.global_batch, linewidth=0.8)
         axes.set(title=name, xlabel="round", ylabel="samples of each worker", ylim=(0, None))
+
+
+def figure(columns: int = 1, width: float = 6.0, height: float = 4.0) -> Figure:
+    """An empty figure with ``columns`` axes side by side that needs no display."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PacelineError("pictures need matplotlib: pip install 'paceline[plot]'") from error
+    made = Figure(figsize=(width * columns, height), layout="constrained")
+    FigureCanvasAgg(made)
+    made.subplots(1, columns)
+    return made

@@ -134,8 +134,7 @@ def _seconds(moment: Moment, loads: Array) -> Array:
 
 
 def _slowest(moment: Moment, seconds: Array) -> Array:
-    slowest: Array = seconds.max(-1) if moment.everybody else np.nanmax(seconds, axis=-1)
-    return slowest
+    return seconds.max(-1) if moment.everybody else np.nanmax(seconds, axis=-1)
 
 
 class _Whole(NamedTuple):
@@ -166,12 +165,11 @@ class _Player:
         self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else delay)))
         self._fit = None if scenario.known_overhead else overheads.start(cluster.shape)
         self._whole = _Whole(np.empty(0), 0, np.empty(0))
-        self._latency = np.empty((rounds, realizations))
-        self._compute, self._overhead, self._wait = (np.zeros(realizations) for _ in range(3))
-        self._shares, self._first_shares, self._first_seconds = (
-            np.empty((rounds, workers)) for _ in range(3)
-        )
-        self._steps = np.empty((rounds, realizations)) if isinstance(policy, Dolbie) else None
+        compute, overhead, wait = np.zeros((3, realizations))
+        shares, first_shares, first_seconds = np.empty((3, rounds, workers))
+        latency, steps = np.empty((2, rounds, realizations))
+        parts = compute, overhead, wait, shares, first_shares, first_seconds
+        self._played = Played(latency, *parts, 0.0, steps if isinstance(policy, Dolbie) else None)
 
     def round(self, t: int, moment: Moment, coming: Moment | None) -> None:
         """Play round t, and let the policy decide on the next."""
@@ -188,8 +186,8 @@ class _Player:
         else:
             shares, seconds, pieces = self._in_pieces(plan.piece_plan, moment, shares, batch)
         self._record(t, moment, shares, seconds)
-        if self._steps is not None:
-            self._steps[t] = self._state.alpha[..., 0]
+        if self._played.steps is not None:
+            self._played.steps[t] = self._state.alpha[..., 0]
         if coming is not None:
             happened = self._happened(moment, shares, seconds, batch, coming, pieces)
             began = time.perf_counter()
@@ -198,17 +196,7 @@ class _Player:
             self._plans.append(plan)
 
     def played(self) -> Played:
-        return Played(
-            self._latency,
-            self._compute,
-            self._overhead,
-            self._wait,
-            self._shares,
-            self._first_shares,
-            self._first_seconds,
-            self._decide,
-            self._steps,
-        )
+        return self._played._replace(decide_seconds=self._decide)
 
     def _ran(self, plan: Plan, moment: Moment, batch: int) -> Array:
         """Shares that are really run: among those there, in whole samples where asked for."""
@@ -254,17 +242,16 @@ class _Player:
         if moment.stopped.any():
             waited = np.maximum(latency, self._scenario.give_up_seconds)
             latency = np.where(moment.stopped.any(-1), waited, latency)
-        self._latency[t] = latency
-        here = moment.present & ~moment.stopped
-        members = here.sum(-1)
+        here, played = moment.present & ~moment.stopped, self._played
         busy = seconds.sum(-1) if moment.everybody else np.nansum(seconds, axis=-1)
         overhead = np.where(here, moment.overhead, 0.0).sum(-1)
-        self._overhead += overhead
-        self._compute += busy - overhead
-        self._wait += members * latency - busy
-        self._shares[t] = shares.mean(0)
-        self._first_shares[t] = np.where(here[0], shares[0], np.nan)
-        self._first_seconds[t] = seconds[0]
+        played.latency[t] = latency
+        played.overhead[:] += overhead
+        played.compute[:] += busy - overhead
+        played.wait[:] += here.sum(-1) * latency - busy
+        played.shares[t] = shares.mean(0)
+        played.first_shares[t] = np.where(here[0], shares[0], np.nan)
+        played.first_seconds[t] = seconds[0]
 
     def _happened(
         self,

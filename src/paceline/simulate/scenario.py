@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -17,8 +18,27 @@ from paceline.data.traces import Trace
 from paceline.errors import PacelineError, among
 from paceline.rounds import Array, Cluster, Machines
 from paceline.simulate.lengths import Samples
-from paceline.simulate.ranges import CELLS, ROUNDS, SAMPLES, SHARES, SIZES, SPREAD, require, seconds
 from paceline.simulate.timing import Constant, Replay, TimingModel
+
+SAMPLES = 10**9  # of a round
+SIZES = 1e15  # of a machine, or of a link, in whatever unit; and one over it at least
+SPREAD = 1e3  # standard deviation of a logarithm: more than any float can hold anyway
+ROUNDS = 10**8  # rounds times realizations: 8 bytes each and policy
+CELLS = 10**7  # workers times realizations: what a round's arrays hold
+SHARES = 10**8  # rounds times workers: 24 bytes each and policy
+
+
+def require(one: Any, names: tuple[str, ...], least: float, most: float) -> None:
+    """Raise PacelineError for the first of these fields that is not from ``least`` to ``most``; NaN never is."""
+    for name in names:
+        value = getattr(one, name)
+        if not least <= value <= most:
+            raise PacelineError(f"{name}={value:g}: expected {_short(least)} to {_short(most)}")
+
+
+def _short(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
 
 PIECE_SECONDS = 1e-3  # about what the torch engine takes for a piece beyond its samples
 LEAVE, DIE, FREEZE, JOIN = KINDS = ("leave", "die", "freeze", "join")
@@ -35,8 +55,7 @@ class Change:
     mbps: float
 
     def __post_init__(self) -> None:
-        if self.round < 1:
-            raise PacelineError(f"round={self.round}: expected 1 or more, the first round being 1")
+        require(self, ("round",), 1, ROUNDS)
         require(self, ("mbps",), 1 / SIZES, SIZES)
 
 
@@ -96,8 +115,6 @@ class WorkerClass:
     memory: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise PacelineError(f"count={self.count}: expected at least 1 worker")
         require(self, ("count",), 1, CELLS)
         source = self.seconds_per_sample
         if isinstance(source, Constant) and (wrong := costs.outside(source.seconds)).any():
@@ -136,14 +153,10 @@ class Event:
     rounds: int = 1
 
     def __post_init__(self) -> None:
-        if self.round < 1:
-            raise PacelineError(f"round={self.round}: expected 1 or more, the first round being 1")
+        require(self, ("round", "rounds"), 1, ROUNDS)
+        require(self, ("worker",), 0, CELLS)
         if self.kind not in KINDS:
             raise PacelineError(f"kind={self.kind!r}: expected one of {among(self.kind, KINDS)}")
-        if self.rounds < 1:
-            raise PacelineError(f"rounds={self.rounds}: expected 1 or more")
-        if self.worker < 0:
-            raise PacelineError(f"worker={self.worker}: expected a rank, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -192,8 +205,10 @@ class Scenario:
         require(self, ("draw",), 0, CELLS)
         if self.seed < 0:
             raise PacelineError(f"seed={self.seed}: expected 0 or more")
-        seconds(self, "give_up_seconds")
-        seconds(self, "piece_seconds", costs.LEAST)
+        for name, least in (("give_up_seconds", 0.0), ("piece_seconds", costs.LEAST)):
+            if costs.outside(value := getattr(self, name), least):
+                span = costs.SPAN if least else costs.SPAN_0
+                raise PacelineError(f"{name}={value:g}: expected {span} seconds")
         self._check_memory()
         if self.draw:
             for each in self.workers:

@@ -36,10 +36,9 @@ def read(path: str | os.PathLike[str]) -> Scenario:
     try:
         if "workers" not in content:
             raise PacelineError("no workers: expected at least one [[workers]] table")
-        scenario: Scenario = _Reader(path.parent).table(Scenario, {"name": path.stem} | content, "")
+        return _Reader(path.parent).table(Scenario, {"name": path.stem} | content, "")
     except PacelineError as error:
         raise PacelineError(f"{path}: {error}") from None
-    return scenario
 
 
 def of_trace(path: str | os.PathLike[str], **fields: object) -> Scenario:
@@ -107,7 +106,7 @@ class _Reader:
     def _timing(self, value: Any, path: str, name: str) -> TimingModel:
         """A number, or a table {model = ..., ...}."""
         if isinstance(value, int | float) and not isinstance(value, bool):
-            return self._named(Constant, {"seconds": value}, path)
+            return self.table(Constant, {"seconds": value}, path)
         if not isinstance(value, Mapping) or "model" not in value:
             raise PacelineError(f"{path}={value!r}: expected seconds, or a table with a model")
         rest = {key: item for key, item in value.items() if key != "model"}
@@ -118,11 +117,7 @@ class _Reader:
             raise PacelineError(
                 f"{path}: unknown model {model!r}; expected one of {', '.join(MODELS)}, trace"
             )
-        return self._named(MODELS[model], rest, path)
-
-    def _named(self, kind: type[Any], content: Mapping[str, Any], path: str) -> TimingModel:
-        made: TimingModel = self.table(kind, content, path)
-        return made
+        return self.table(MODELS[model], rest, path)
 
     def _replay(self, content: Mapping[str, Any], path: str, name: str) -> Replay:
         for key in content:

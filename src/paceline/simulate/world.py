@@ -75,10 +75,10 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
         everybody = bool(present.all()) and not stopped.any()
         if not everybody:
             slope, overhead = np.where(present, slope, 1.0), np.where(present, overhead, 0.0)
-        costs: Cost = Saturating(slope, overhead, knee, most) if saturating else Linear(slope, overhead)
+        cost: Cost = Saturating(slope, overhead, knee, most) if saturating else Linear(slope, overhead)
         if not everybody:
-            costs = Only(costs, present & ~stopped)
-        yield Moment(costs, slope, overhead, knee, present, stopped, everybody)
+            cost = Only(cost, present & ~stopped)
+        yield Moment(cost, slope, overhead, knee, present, stopped, everybody)
 
 
 def check(seconds: Array, index: int, name: str, least: float) -> None:

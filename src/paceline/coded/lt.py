@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.coded.codes.mds import combine, split
+from paceline.coded.codes import Decoder, combine, split
 from paceline.coded.delay import Array
 from paceline.errors import PacelineError
 
@@ -83,10 +83,7 @@ class LT:
         """The n coded blocks of a matrix, or the chosen ones, each of shape (ceil(rows / k), columns)."""
         order = range(self.n) if chosen is None else chosen
         if self.k <= DENSE:
-            coefficients = np.zeros((len(order), self.k))
-            for row, i in enumerate(order):
-                coefficients[row, self.terms[i]] = 1.0
-            return list(combine(coefficients, a))
+            return list(combine(self.generator[list(order)], a))
         size = split(len(a), self.k)
         coded = np.zeros((len(order), size, a.shape[1]), a.dtype)
         for row, i in enumerate(order):
@@ -95,8 +92,8 @@ class LT:
                 coded[row, : len(part)] += part
         return list(coded)
 
-    def decoder(self) -> LTDecoder:
-        """What takes products as they arrive."""
+    def decoder(self) -> Decoder:
+        """A new decoder, for one product."""
         return LTDecoder(self)
 
     def overhead(self, trials: int = 20, seed: int = 0) -> float:
@@ -125,7 +122,7 @@ class LTDecoder:
         self.tried = 0
 
     def add(self, block: int, product: Array) -> bool:
-        """Take one product; True once all of A x can be told."""
+        """Take one product; True once all of A x can be computed."""
         value = np.array(product, copy=True)
         unknown = set()
         for j in self.code.terms[block].tolist():
@@ -189,3 +186,6 @@ class LTDecoder:
             self.solved[j] = value
         self.sums.clear()
         self.waiting.clear()
+
+
+__all__ = ["LT", "robust_soliton"]

@@ -1,6 +1,7 @@
-"""Real-valued maximum distance separable codes over row blocks: any k of n coded blocks give A x back.
+"""Codes over row blocks of a matrix. ``encode`` makes the coded blocks, ``decoder`` takes their products with x.
 
-Systematic: the first k coded blocks are the rows of A themselves, so that most of a product needs no decoding
+``MDS`` is a real-valued maximum distance separable code: any k of n coded blocks give A x back. It is systematic: the
+first k coded blocks are the rows of A themselves, so that most of a product needs no decoding
 and what arrives late costs one small linear system. How well that system is conditioned depends on the
 construction; ``worst_condition`` measures it, and docs/coded.md shows why "orthogonal" is the default.
 """
@@ -8,16 +9,51 @@ construction; ``worst_condition`` measures it, and docs/coded.md shows why "orth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.coded.delay import Array
 from paceline.errors import PacelineError, among
+
+
+class Decoder(Protocol):
+    """Takes products as they arrive."""
+
+    def add(self, block: int, product: Array) -> bool:
+        """Take the product of one coded block; True once A x can be computed."""
+        ...
+
+    def result(self, rows: int) -> Array:
+        """A x, its first ``rows`` rows."""
+        ...
+
+
+class Code(Protocol):
+    """k blocks of A made into n coded ones."""
+
+    @property
+    def k(self) -> int:
+        """Blocks of the matrix."""
+        ...
+
+    @property
+    def n(self) -> int:
+        """Coded blocks."""
+        ...
+
+    def encode(self, a: Array, chosen: Sequence[int] | None = None) -> list[Array]:
+        """The coded blocks of a matrix, all or the chosen ones."""
+        ...
+
+    def decoder(self) -> Decoder:
+        """A new decoder, for one product."""
+        ...
 
 
 def _gaussian(parities: int, k: int, seed: int) -> Array:
@@ -185,30 +221,24 @@ class MDS:
             return np.sort(parities[order[: len(missing)]])
         return parities[: len(missing)]
 
-    def decoder(self) -> MDSDecoder:
-        """What takes products as they arrive."""
-        return MDSDecoder(self)
+    def decoder(self) -> Decoder:
+        """A new decoder, for one product."""
+        return _Collector(self.k, self.n, self.decode)
 
 
-class MDSDecoder:
-    """Collects products until k are there."""
+class _Collector:
+    """Keeps the first product of each of ``kinds`` different blocks until k of them are there."""
 
-    def __init__(self, code: MDS) -> None:
-        self.code, self.blocks = code, dict[int, Array]()
+    def __init__(self, k: int, kinds: int, decode: Callable[[dict[int, Array], int], Array]) -> None:
+        self._k, self._kinds, self._decode = k, kinds, decode
+        self._blocks: dict[int, Array] = {}
 
     def add(self, block: int, product: Array) -> bool:
-        """Take one product; True once all of A x can be told."""
-        self.blocks[block] = product
-        return len(self.blocks) >= self.code.k
+        self._blocks.setdefault(block % self._kinds, product)
+        return len(self._blocks) >= self._k
 
     def result(self, rows: int) -> Array:
-        """A x, its first ``rows`` rows."""
-        return self.code.decode(self.blocks, rows)
-
-
-def condition(generator: Array, chosen: Iterable[int]) -> float:
-    """Condition number of the k rows of a generator that decoding would use."""
-    return float(np.linalg.cond(generator[list(chosen)]))
+        return self._decode(self._blocks, rows)
 
 
 def worst_condition(code: MDS, samples: int = 2000, seed: int = 0) -> tuple[float, bool]:
@@ -219,7 +249,7 @@ def worst_condition(code: MDS, samples: int = 2000, seed: int = 0) -> tuple[floa
     """
     generator, n, k = code.generator, code.n, code.k
     if math.comb(n, k) <= samples:
-        return max(condition(generator, c) for c in combinations(range(n), k)), True
+        return float(np.linalg.cond(generator[list(combinations(range(n), k))]).max()), True
     rng = np.random.default_rng(seed)
     choices = [rng.permutation(n) for _ in range(samples // 2)]
     values = np.linalg.cond(generator[np.array([c[:k] for c in choices])])
@@ -240,3 +270,35 @@ def worst_condition(code: MDS, samples: int = 2000, seed: int = 0) -> tuple[floa
             if left <= 0:
                 break
     return worst, False
+
+
+@dataclass(frozen=True)
+class Replicated:
+    """n coded blocks, of which block i is A's block i modulo k: the plainest code, here to compare with."""
+
+    k: int
+    n: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= self.n:
+            raise PacelineError(f"{self.n} copies of {self.k} blocks: expected 1 <= k <= n")
+
+    @property
+    def generator(self) -> Array:
+        """Coefficients of the coded blocks, shape (n, k)."""
+        return np.eye(self.k)[np.arange(self.n) % self.k]
+
+    def encode(self, a: Array, chosen: Sequence[int] | None = None) -> list[Array]:
+        """The n blocks, or the chosen ones: views of ``a``."""
+        return [own_block(a, self.k, i % self.k) for i in (range(self.n) if chosen is None else chosen)]
+
+    def decode(self, blocks: Mapping[int, Array], rows: int) -> Array:
+        """A x from the products of its k blocks."""
+        return np.concatenate([blocks[i] for i in range(self.k)])[:rows]
+
+    def decoder(self) -> Decoder:
+        """A new decoder, for one product."""
+        return _Collector(self.k, self.k, self.decode)
+
+
+__all__ = ["CONSTRUCTIONS", "MDS", "Code", "Decoder", "Replicated", "worst_condition"]

@@ -1,0 +1,675 @@
+"""What the papers print, derived once more from their texts alone, against what Paceline computes.
+
+Each test derives its quantity in a few lines of plain numpy, or by a general solver or Monte Carlo, and shares no
+code with what it checks. ``docs/equations.md`` says which line of which paper each of them is about.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import optimize, special, stats
+
+from paceline import policies, sync
+from paceline.backup import arrival_times
+from paceline.backup.adasync import Adasync
+from paceline.backup.dbw import Dbw, Gain, estimate, no_gain, update_gain
+from paceline.backup.protocol import Iteration, Timings
+from paceline.balance.dolbie import play_round, start_peers
+from paceline.balance.wlbs import initial_weights
+from paceline.coded import Problem, ShiftedExponential, plan, simulate
+from paceline.coded.assign import iterated, simple
+from paceline.costs import Linear
+from paceline.forecast.ema import Ema
+from paceline.forecast.networks import Perceptron
+from paceline.forecast.protocol import Reading
+from paceline.papers import coded, dbw, dolbie, lbbsp_clusters, lbbsp_forecasts, lbbsp_sync
+from paceline.paramserver import rates
+from paceline.paramserver.aggregate import Parameters, Part, aggregate
+from paceline.rounds import Array, Cluster, Machines, Round
+from paceline.simulate import Scenario, WorkerClass, measures, run
+from paceline.simulate.timing import Constant
+from paceline.sync.protocol import Apply, Release
+
+N, BATCH = 6, 256.0
+
+
+def systems(rounds: int, seed: int, workers: int = N) -> list[tuple[Array, Array]]:
+    """Speeds gamma and communication times f^C of each round."""
+    rng = np.random.default_rng(seed)
+    gamma = rng.choice([3000.0, 1700.0, 1000.0, 90.0, 45.0], workers)
+    return [
+        (gamma * np.exp(0.1 * rng.standard_normal(workers)), rng.uniform(0.01, 0.04, workers))
+        for _ in range(rounds)
+    ]
+
+
+def told(x: Array, gamma: Array, comm: Array) -> Round:
+    return Round(x, x * BATCH / gamma + comm, int(BATCH), comm, costs=Linear(1 / gamma, comm))
+
+
+# DOLBIE
+
+
+def acceptable(x: Array, gamma: Array, comm: Array) -> tuple[Array, int]:
+    """x' of eq. (4), in the form of section VI-A, and the straggler."""
+    seconds = x * BATCH / gamma + comm
+    s = int(np.argmax(seconds))
+    possible = np.minimum(1.0, (seconds[s] - comm) * gamma / BATCH)
+    possible[s] = x[s]
+    return possible, s
+
+
+def listing(x: Array, alpha: float, gamma: Array, comm: Array) -> tuple[Array, float]:
+    """A round of Algorithm 1: eqs. (4) to (7)."""
+    possible, s = acceptable(x, gamma, comm)
+    new = x - alpha * (x - possible)
+    new[s] = 1 - (new.sum() - new[s])
+    return new, min(alpha, new[s] / (len(x) - 2 + new[s]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "alpha", [0.001, 0.04]
+)  # the experiments', and 1 / (N - 1)^2, where eq. (7) binds at once
+def test_dolbie_master_and_workers(seed: int, alpha: float) -> None:
+    policy = policies.create(f"dolbie:alpha={alpha},floor=0", Cluster(N, int(BATCH)))
+    made, state = policy.init()
+    x = np.full(N, 1 / N)
+    for gamma, comm in systems(80, seed):
+        np.testing.assert_allclose(made.shares, x, rtol=0, atol=1e-12)
+        made, state = policy.step(state, told(made.shares, gamma, comm))
+        x, alpha = listing(x, alpha, gamma, comm)
+    assert x.min() >= 0
+
+
+def test_dolbie_first_step_size_is_that_of_the_smallest_share() -> None:
+    policy = policies.create("dolbie", Cluster(N, int(BATCH)))
+    _, state = policy.init()
+    assert np.asarray(state.alpha).item() == pytest.approx((1 / N) / (N - 2 + 1 / N))
+    assert pytest.approx(1 / (N - 1) ** 2) == (1 / N) / (N - 2 + 1 / N)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_dolbie_without_a_master(seed: int) -> None:
+    peers = start_peers(N, 0.001)
+    x, local = (
+        np.full(N, 1 / N),
+        np.full(N, 0.001),
+    )  # Algorithm 2 with eq. (8): each has a step size of its own
+    for gamma, comm in systems(60, seed):
+        peers, _ = play_round(peers, Linear(1 / gamma, comm), int(BATCH))
+        possible, s = acceptable(x, gamma, comm)
+        new = x - local.min() * (x - possible)
+        new[s] = 1 - (new.sum() - new[s])
+        local[s] = min(local[s], new[s] / (N - 2 + new[s]))
+        x = new
+        np.testing.assert_allclose([peer.share for peer in peers], x, rtol=0, atol=1e-12)
+        np.testing.assert_allclose([peer.alpha for peer in peers], local, rtol=1e-9)
+
+
+def best_division(gamma: Array, comm: Array) -> tuple[Array, float]:
+    """x* and its seconds: min T subject to x B / gamma + c <= T, by a general solver."""
+    n = len(gamma)
+    goal = np.append(np.zeros(n), 1.0)
+    above = np.hstack([np.diag(BATCH / gamma), -np.ones((n, 1))])
+    found = optimize.linprog(goal, above, -comm, [np.append(np.ones(n), 0.0)], [1.0], bounds=(0, None))
+    return found.x[:n], float(found.x[n])
+
+
+def test_dolbie_lemmas_with_the_constant_put_right() -> None:
+    for seed in range(30):
+        x = np.random.default_rng(seed).dirichlet(np.ones(N))
+        gamma, comm = systems(1, seed)[0]
+        possible, s = acceptable(x, gamma, comm)
+        best, level = best_division(gamma, comm)
+        others = np.arange(N) != s
+        assert x[s] >= best[s] - 1e-9  # i
+        assert np.all(possible >= x)  # ii
+        assert np.all(possible >= best - 1e-9)  # iii
+        g = np.where(others, x - possible, (possible - x)[others].sum())  # G_t of eq. (9)
+        lipschitz = float((BATCH / gamma).max())
+        seconds = float((x * BATCH / gamma + comm).max())
+        constant = min((N - 1) / 4, 1.0)
+        assert ((seconds - level) / lipschitz) ** 2 <= constant + g @ (x - best) + 1e-9  # eq. (10)
+        assert g @ g <= N * (N - 1) + 1e-9  # "N" in the proof
+
+    # iv prints -1/4: ten workers that can do all of it, and ten that hold it all, as quick however much they do
+    gamma = np.repeat([1000.0, 1e9, 1e9], [10, 10, 1])
+    comm = np.repeat([0.01, 0.0356, 0.0357], [10, 10, 1])
+    x, best = np.repeat([1e-4, 0.0998, 1e-3], [10, 10, 1]), np.repeat([0.1, 0.0, 0.0], [10, 10, 1])
+    assert x.sum() == pytest.approx(1)
+    assert (best * BATCH / gamma + comm).max() == pytest.approx(best_division(gamma, comm)[1])
+    possible, s = acceptable(x, gamma, comm)
+    assert s == 20
+    assert -1 < float(((x - possible) * (x - best))[:20].sum()) < -0.7
+
+
+def test_dolbie_equ_divides_equally() -> None:
+    policy = policies.create("equal", Cluster(N, int(BATCH)))
+    made, state = policy.init()
+    for gamma, comm in systems(5, 2):
+        np.testing.assert_allclose(made.shares, 1 / N)
+        made, state = policy.step(state, told(np.asarray(made.shares), gamma, comm))
+
+
+def test_dolbie_ogd_steps_down_the_subgradient_and_projects() -> None:
+    policy = policies.create("ogd:rate=0.001", Cluster(N, int(BATCH)))
+    made, state = policy.init()
+    for gamma, comm in systems(20, 3):
+        x = np.asarray(made.shares)
+        made, state = policy.step(state, told(x, gamma, comm))
+        slope = np.zeros(N)
+        for i in range(N):  # the subgradient by finite differences
+            moved = x.copy()
+            moved[i] += 1e-9
+            slope[i] = ((moved * BATCH / gamma + comm).max() - (x * BATCH / gamma + comm).max()) / 1e-9
+        aim = x - 0.001 * slope
+        near = optimize.minimize(
+            lambda y, aim=aim: ((y - aim) ** 2).sum(), x, jac=lambda y, aim=aim: 2 * (y - aim), method="SLSQP",
+            bounds=[(0, 1)] * N, constraints={"type": "eq", "fun": lambda y: y.sum() - 1}, options={"ftol": 1e-15},
+        )  # fmt: skip
+        np.testing.assert_allclose(made.shares, near.x, atol=2e-6)
+
+
+def test_dolbie_opt_is_the_instantaneous_minimizer() -> None:
+    policy = policies.create("optimum", Cluster(N, int(BATCH)))
+    for gamma, comm in systems(20, 4):
+        _, level = best_division(gamma, comm)
+        x = policy.plan(Linear(1 / gamma, comm)).shares  # type: ignore[attr-defined]
+        busy = x > 0  # with nothing to do a worker still has its f^C, which the paper's maximum counts
+        assert (x * BATCH / gamma + comm)[busy].max() <= level + 1e-9
+        assert max((x * BATCH / gamma + comm).max(), comm.max()) == pytest.approx(max(level, comm.max()))
+
+
+def test_dolbie_abs_divides_by_the_mean_seconds_of_five_rounds() -> None:
+    policy = policies.create("abs:window=5", Cluster(N, int(BATCH)))
+    made, state = policy.init()
+    x, window = np.full(N, 1 / N), []
+    for gamma, comm in systems(25, 5):
+        np.testing.assert_allclose(made.shares, x, atol=1e-12)
+        made, state = policy.step(state, told(x, gamma, comm))
+        window.append(x * BATCH / gamma + comm)
+        if len(window) == 5:
+            inverse = 1 / np.mean(window, axis=0)
+            x, window = inverse / inverse.sum(), []
+
+
+def test_dolbie_lbbsp_moves_five_samples_every_five_rounds() -> None:
+    policy = policies.create("lbbsp:delta=5,rounds=5", Cluster(N, int(BATCH)))
+    made, state = policy.init()
+    x = np.full(N, 1 / N)
+    for t, (gamma, comm) in enumerate(systems(40, 6), 1):
+        np.testing.assert_allclose(made.shares, x, atol=1e-12)
+        made, state = policy.step(state, told(x, gamma, comm))
+        if t % 5 == 0:
+            seconds = x * BATCH / gamma + comm
+            fast, slow = int(np.argmin(seconds)), int(np.argmax(seconds))
+            moved = min(5 / BATCH, x[slow])
+            x[fast] += moved
+            x[slow] -= moved
+
+
+# LB-BSP
+
+
+def test_lbbsp_processors_get_samples_by_their_speed() -> None:
+    policy = policies.create("lbbsp-cpu:forecast=last", Cluster(N, int(BATCH)))
+    made, state = policy.init()
+    for gamma, comm in systems(10, 7):
+        made, state = policy.step(state, told(np.asarray(made.shares), gamma, comm))
+        np.testing.assert_allclose(made.shares, gamma / gamma.sum(), rtol=1e-9)  # x_i = v_i X / sum v
+
+
+def test_lbbsp_gpus_get_what_the_linear_programme_gives() -> None:
+    rng = np.random.default_rng(8)
+    for _ in range(10):
+        m, b = rng.uniform(1e-3, 5e-3, N), rng.uniform(0.02, 0.2, N)
+        low, high = rng.integers(1, 20, N), rng.integers(60, 200, N)
+        policy = policies.create("lbbsp-gpu:forecast=last", Cluster(N, int(BATCH), low * 1.0, high * 1.0))
+        made, state = policy.init()
+        x = np.asarray(made.shares)
+        made, _ = policy.step(state, Round(x, m * x * BATCH + b, int(BATCH), b, costs=Linear(m, b)))
+        above = np.hstack([np.diag(m), -np.ones((N, 1))])  # eqs. (3) and (5): min T, m x + b <= T
+        found = optimize.linprog(
+            np.append(np.zeros(N), 1.0), above, -b, [np.append(np.ones(N), 0.0)], [BATCH],
+            bounds=[*zip(low, high, strict=True), (0, None)],
+        )  # fmt: skip
+        seconds = (m * np.asarray(made.shares) * BATCH + b).max()
+        assert seconds == pytest.approx(found.x[-1], rel=1e-9)
+
+
+def test_lbbsp_weighted_aggregation_is_the_gradient_of_all_samples_alike() -> None:
+    rng = np.random.default_rng(9)
+    batches = [rng.standard_normal((size, 4)) for size in (3, 17, 44)]  # the gradient of each sample
+    parts = [Part(batch.mean(0), 0.0, len(batch)) for batch in batches]
+    everything = np.concatenate(batches)
+    np.testing.assert_allclose(aggregate(parts).step, everything.mean(0), atol=1e-14)  # eq. (8)
+    naive = np.mean([batch.mean(0) for batch in batches], axis=0)  # eqs. (6) and (7), biased
+    assert np.abs(naive - everything.mean(0)).max() > 0.01
+
+
+def test_lbbsp_moving_average_weighs_the_newest_by_a_fifth() -> None:
+    speeds = np.random.default_rng(10).uniform(50, 150, (30, 3))
+    forecast = Ema()
+    state, mean = forecast.init((3,)), speeds[0]
+    for k, speed in enumerate(speeds):
+        predicted, state = forecast.step(state, Reading(speed))
+        mean = speed if k == 0 else 0.2 * speed + 0.8 * mean
+        np.testing.assert_allclose(predicted, mean, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "hidden"), [(6, 2), (8, 1)]
+)  # eq. (4) with windows of 2, read in both ways
+def test_lbbsp_narx_has_one_hidden_layer_and_fewer_than_20_parameters(inputs: int, hidden: int) -> None:
+    network = Perceptron(inputs, hidden)
+    rng = np.random.default_rng(11)
+    parameters, x = network.draw(rng), rng.standard_normal((5, inputs))
+    assert parameters.shape[-1] == (inputs + 2) * hidden + 1 < 20
+    # By finite differences: the output is linear in tanh of linear functions, so it is bounded as x grows.
+    far = network.forward(parameters, 1e6 * x)
+    further = network.forward(parameters, 2e6 * x)
+    np.testing.assert_allclose(far, further, rtol=1e-6)
+
+
+# DBW
+
+
+NOTHING = Timings(*(np.zeros(0, np.int64),) * 2, np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
+
+
+def test_dbw_gain_is_the_expected_decrease_of_a_quadratic() -> None:
+    """F(w) = L |w|^2 / 2: the lower bound (6) is then an equality, so E[F(w) - F(w - eta g)] is eq. (9)."""
+    rng = np.random.default_rng(12)
+    smooth, eta, sd, w = 3.0, 0.2, 1.5, rng.standard_normal(5)
+    for k in (1, 4, 16):
+        g = smooth * w + sd * rng.standard_normal((200_000, k, 5)).mean(1) if k < 16 else None
+        if g is None:
+            g = smooth * w + sd / 4 * rng.standard_normal((200_000, 5))
+        decrease = smooth / 2 * (w @ w - ((w - eta * g) ** 2).sum(1))
+        estimate = Gain(variance=5 * sd**2, norm2=smooth**2 * float(w @ w), smoothness=smooth)
+        error = 5 * decrease.std() / np.sqrt(len(g))
+        assert estimate.of(np.array([float(k)]), eta)[0] == pytest.approx(decrease.mean(), abs=error)
+
+
+def test_dbw_estimates_of_variance_and_norm() -> None:
+    rng = np.random.default_rng(13)
+    gradients = rng.standard_normal((7, 20)) + 0.3
+    found = aggregate([Part(g, 0.5, 10) for g in gradients])
+    mean = gradients.mean(0)  # eq. (4)
+    np.testing.assert_allclose(found.step, mean, atol=1e-14)
+    assert found.variance == pytest.approx(gradients.var(axis=0, ddof=1).sum())  # eq. (10)
+    assert found.norm2 == pytest.approx(mean @ mean)
+    state = no_gain(5)
+    for _ in range(2):
+        state = update_gain(state, Iteration(7, 8, 0.0, 0.5, found.norm2, found.variance, 0.1, NOTHING))
+    assert estimate(state).norm2 == pytest.approx(max(mean @ mean - found.variance / 7, 0.0))  # eq. (11)
+
+
+def quadratic_run(rounds: int, noise: float, seed: int) -> list[Iteration]:
+    """Gradient descent on F(w) = L |w|^2 / 2 with L = 2 and k = 4 gradients each; losses are exact."""
+    rng, w, eta, k = np.random.default_rng(seed), np.full(50, 1.0), 0.05, 4
+    happened = []
+    for _ in range(rounds):
+        gradients = 2.0 * w + noise * rng.standard_normal((k, 50))
+        g = gradients.mean(0)
+        variance = float(gradients.var(axis=0, ddof=1).sum())
+        happened.append(Iteration(k, 8, 0.0, float(w @ w), float(g @ g), variance, eta, NOTHING))
+        w = w - eta * g
+    return happened
+
+
+def test_dbw_smoothness_of_a_quadratic_is_found() -> None:
+    state = no_gain(5)
+    for each in quadratic_run(12, 0.0, 0):
+        state = update_gain(state, each)
+    assert estimate(state).smoothness == pytest.approx(2.0, rel=1e-9)  # eq. (12) without noise
+    found = []
+    for seed in range(200):
+        state = no_gain(5)
+        for each in quadratic_run(7, 0.2, seed):
+            state = update_gain(state, each)
+        found.append(estimate(state).smoothness)
+    assert np.mean(found) == pytest.approx(2.0, abs=0.3)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_dbw_averages_the_last_five(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    happened = [each._replace(loss=each.loss + rng.normal(0, 4.0)) for each in quadratic_run(9, 0.3, seed)]
+    state = no_gain(5)
+    variance, norm2, smooth = [], [], []
+    for t, each in enumerate(happened):
+        state = update_gain(state, each)
+        variance.append(each.variance)
+        norm2.append(max(each.norm2 - each.variance / each.quorum, 0.0))
+        if t:
+            before, eta = happened[t - 1], each.rate
+            top = 2 * (eta * norm2[t - 1] - (before.loss - each.loss))
+            smooth.append(top / (eta**2 * (norm2[t - 1] + before.variance / before.quorum)))
+    assert min(smooth) < 0 < max(smooth)
+    found = estimate(state)
+    assert found.variance == pytest.approx(np.mean(variance[-5:]))  # eq. (13)
+    assert found.norm2 == pytest.approx(np.mean(norm2[-5:]))  # eq. (14)
+    assert found.smoothness == pytest.approx(max(np.mean(smooth[-5:]), 0.0))  # eqs. (12) and (15), at least 0
+
+
+def sampled(n: int, seed: int, per_cell: int = 3) -> tuple[Timings, dict[tuple[int, int], list[float]]]:
+    rng = np.random.default_rng(seed)
+    cells = {
+        (h, k): rng.uniform(0.5, 3.0, per_cell).tolist()
+        for h, k in itertools.product(range(1, n + 1), range(1, n + 1))
+    }
+    rows = np.array([(h, k, y, 0, y) for (h, k), values in cells.items() for y in values])
+    columns = rows.T
+    return Timings(
+        columns[0].astype(int), columns[1].astype(int), columns[2], columns[3].astype(int), columns[4]
+    ), cells
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_dbw_times_solve_the_quadratic_programme(seed: int) -> None:
+    n = 3
+    timings, cells = sampled(n, seed)
+    names = list(cells)
+    place = {name: i for i, name in enumerate(names)}
+
+    def wrong(x: Array) -> float:
+        return sum(((np.array(cells[name]) - x[place[name]]) ** 2).sum() for name in names)
+
+    rules = []
+    for h, k in names:
+        if k < n:
+            rules.append((place[h, k + 1], place[h, k]))
+        if h < n:
+            rules.append((place[h, k], place[h + 1, k]))
+        if h == k < n:
+            rules.append((place[k + 1, k + 1], place[k, k]))
+    found = optimize.minimize(
+        wrong, np.full(len(names), 1.5), method="SLSQP", options={"ftol": 1e-14, "maxiter": 500},
+        constraints=[{"type": "ineq", "fun": lambda x, a=a, b=b: x[a] - x[b]} for a, b in rules],
+    )  # fmt: skip
+    ours, _ = arrival_times.constrained(arrival_times.update(arrival_times.start(n), timings))
+    np.testing.assert_allclose(ours, [found.x[place[k, k]] for k in range(1, n + 1)], atol=1e-4)
+
+
+def test_dbw_chooses_the_most_gain_a_second_and_never_less_while_the_loss_rises() -> None:
+    n = 4
+    policy = Dbw(n)
+    k, state = policy.init()
+    assert k == n
+    rng, losses, estimates = np.random.default_rng(14), [8.0], no_gain(5)
+    times, raised = arrival_times.start(n), 0
+    for t in range(40):
+        timings, _ = sampled(n, 100 + t, 1)
+        norm2, variance = float(rng.uniform(2, 4)), float(rng.uniform(1, 9))
+        loss = losses[-1] * 1.012 if t % 4 == 3 else losses[-1] - 0.9 * 0.05 * norm2
+        happened = Iteration(k, n, float(t), loss, norm2, variance, 0.05, timings)
+        losses.append(loss)
+        estimates = update_gain(estimates, happened)
+        times = arrival_times.update(times, timings)
+        chosen, state = policy.step(state, happened)
+        if t >= 2:
+            seconds, times = arrival_times.constrained(times)
+            ks = np.arange(1.0, n + 1)
+            worth = estimate(estimates).of(ks, 0.05)
+            best = int(np.argmax(worth / seconds)) + 1 if worth.max() > 0 else n  # eq. (18)
+            if losses[-1] > 1.01 * losses[-2] and k < n:
+                raised += best < k + 1
+                best = max(best, k + 1)  # eq. (19), beta = 1.01
+            assert chosen == best, t
+        k = chosen
+    assert raised > 0
+
+
+# Coded computation
+
+
+def cluster(masters: int, workers: int, seed: int, rows: float = 1e4) -> tuple[Problem, Array]:
+    u = np.random.default_rng(seed).uniform(1, 5, (masters, workers))
+    names = tuple(f"m{i}" for i in range(masters)), tuple(f"w{i}" for i in range(workers))
+    return Problem(*names, np.full(masters, rows), ShiftedExponential(u, 1 / u)), u
+
+
+def test_coded_processing_times_are_shifted_exponential() -> None:
+    u, a = np.array([2.0]), np.array([0.7])
+    delay = ShiftedExponential(u, a)
+    z = np.linspace(0.1, 4, 50)
+    np.testing.assert_allclose(
+        [delay.cdf(np.array([each]))[0] for each in z], np.where(z >= 0.7, 1 - np.exp(-2 * (z - 0.7)), 0)
+    )
+    drawn = delay.sample(np.random.default_rng(0), 20_000)[:, 0]
+    assert stats.kstest(drawn - 0.7, stats.expon(scale=0.5).cdf).pvalue > 1e-3
+
+
+def test_coded_theorem_1_and_the_expected_rows() -> None:
+    problem, u = cluster(1, 7, 15)
+    made = plan(problem, "uniform")
+    phi = (-special.lambertw(-np.exp(-2.0), -1).real - 1) / u[0]  # u a = 1
+    speed = u[0] / (1 + u[0] * phi)
+    assert made.t_star[0] == pytest.approx(1e4 / speed.sum(), rel=1e-12)
+    np.testing.assert_allclose(made.loads[0], made.t_star[0] / phi, rtol=1e-12)
+
+    def rows(t: float, loads: Array) -> float:  # eqs. (4) and (5)
+        late = np.maximum(t - loads / u[0], 0.0)
+        return float((loads * (1 - np.exp(-(u[0] / loads) * late))).sum())
+
+    assert rows(made.t_star[0], made.loads[0]) == pytest.approx(1e4)
+    # No other loads have as many rows by t*: the KKT point of P4 is its optimum.
+    for n, factor in itertools.product(range(7), np.linspace(0.5, 2, 31)):
+        other = made.loads[0] * np.where(np.arange(7) == n, factor, 1.0)
+        assert rows(made.t_star[0], other) <= 1e4 + 1e-6
+    # Monte Carlo of eq. (4): rows that arrive by t*, all of a worker's or none.
+    draws = np.random.default_rng(1).standard_exponential((40_000, 7))
+    done = made.loads[0] * (1 / u[0] + draws / u[0]) <= made.t_star[0]
+    assert (done * made.loads[0]).sum(1).mean() == pytest.approx(1e4, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_coded_p5_by_brute_force(seed: int) -> None:
+    problem, u = cluster(2, 8, 20 + seed)
+    phi = (-special.lambertw(-np.exp(-2.0), -1).real - 1) / u
+    v = u / (1e4 * (1 + u * phi))  # eq. (8)
+    best = max(
+        min(v[0, [o == 0 for o in owner]].sum(), v[1, [o == 1 for o in owner]].sum())
+        for owner in itertools.product((0, 1), repeat=8)
+    )  # eq. (9)
+    assert plan(problem, "exact").t_star.max() == pytest.approx(1 / best, rel=1e-4)
+    assert plan(problem, "probabilistic").t_star.max() <= (1 + 1e-9) / best
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_coded_algorithm_2_line_by_line(seed: int) -> None:
+    v = np.random.default_rng(30 + seed).uniform(1, 5, (4, 15))
+    masters, workers, total, owner = set(range(4)), set(range(15)), np.zeros(4), {}
+    while masters:  # lines 2 to 6
+        m, n = max(itertools.product(masters, workers), key=lambda pair: v[pair])
+        total[m], owner[n] = total[m] + v[m, n], m
+        masters.remove(m)
+        workers.remove(n)
+    while workers:  # lines 7 to 12
+        m = int(np.argmin(total))
+        n = max(workers, key=lambda n, m=m: v[m, n])
+        total[m], owner[n] = total[m] + v[m, n], m
+        workers.remove(n)
+    k = simple(v)
+    assert [int(np.argmax(k[:, n])) for n in range(15)] == [owner[n] for n in range(15)]
+
+
+@pytest.mark.parametrize("rule", ["printed", "tie-safe"])
+def test_coded_algorithm_1_ends_where_none_of_its_moves_helps(rule: str) -> None:
+    for seed in range(5):
+        v = np.random.default_rng(40 + seed).uniform(1, 5, (3, 12))
+        owner = iterated(v, rule=rule, rounds=1).argmax(0)  # lines 1 to 22, before the exploration
+
+        def sums(owner: Array, v: Array = v) -> Array:
+            return np.bincount(owner, v[owner, np.arange(12)], minlength=3)
+
+        now = sums(owner)
+        for n in range(12):  # lines 7 to 15
+            others = [m for m in range(3) if m != owner[n]]
+            moved = owner.copy()
+            moved[n] = min(others, key=lambda m: now[m])
+            assert sums(moved).min() <= now.min() + 1e-12
+        for a, b in itertools.combinations(range(12), 2):  # lines 16 to 22
+            if owner[a] != owner[b]:
+                moved = owner.copy()
+                moved[a], moved[b] = owner[b], owner[a]
+                after = sums(moved)
+                better = after.sum() > now.sum() + 1e-9
+                assert not (better and min(after[owner[a]], after[owner[b]]) > now.min() + 1e-9)
+
+
+def test_coded_benchmarks() -> None:
+    problem, u = cluster(2, 6, 50)
+    uncoded = plan(problem, "uniform", coded=False)
+    np.testing.assert_allclose(uncoded.loads[0, :3], 1e4 / 3)  # L M / N rows each
+    np.testing.assert_allclose(uncoded.loads[1, 3:], 1e4 / 3)
+    times = simulate(uncoded, 40_000, np.random.default_rng(2)).times
+    slowest = (1e4 / 3) * (1 + np.random.default_rng(3).standard_exponential((40_000, 3))) / u[0, :3]
+    assert times[:, 0].mean() == pytest.approx(slowest.max(1).mean(), rel=0.02)
+
+
+# WLBS
+
+
+def test_wlbs_first_division_follows_the_machines() -> None:
+    cpus, cores, memory = np.array([1.0, 2, 1]), np.array([4.0, 16, 4]), np.array([8.0, 8, 16])
+    weights = initial_weights(Machines(cpus, cores, memory))
+    expected = np.mean([part / part.sum() for part in (cpus, cores, memory)], axis=0)
+    np.testing.assert_allclose(weights / weights.sum(), expected)
+
+
+def test_wlbs_update_of_all_nodes_is_that_of_one() -> None:
+    """Eq. (6) against its distributed form; eq. (7), as its text has it, weighs a node by 1 / (K size_k)."""
+    rng = np.random.default_rng(60)
+    nodes = [rng.standard_normal((size, 3)) for size in (10, 30, 5)]
+    together = np.concatenate(nodes)
+    start, rate = rng.standard_normal(3), 0.1
+    parameters = Parameters(start.copy())
+    parameters.move(aggregate([Part(node.mean(0), 0.0, len(node)) for node in nodes]).step, rate)
+    np.testing.assert_allclose(parameters.values, start - rate / 45 * together.sum(0), atol=1e-14)  # eq. (6)
+    printed = start - rate * sum(node.sum(0) / (3 * len(node)) for node in nodes)
+    assert np.abs(printed - parameters.values).max() > 1e-3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_wlbs_the_quickest_relieves_the_slowest_until_their_times_are_near(seed: int) -> None:
+    rng = np.random.default_rng(61 + seed)
+    pace = rng.uniform(0.01, 0.05, 5)
+    policy = policies.create("wlbs:micro=4,period=3,epoch=0,theta=0.05", Cluster(5, 240))
+    made, state = policy.init()
+    loads, moves = np.full(5, 48), 0
+    for t in range(1, 91):
+        np.testing.assert_allclose(np.asarray(made.shares) * 240, loads, atol=1e-9)
+        seconds = pace * loads
+        made, state = policy.step(state, Round(loads / 240, seconds, 240))
+        if t % 3 == 0 and np.ptp(seconds) > 0.05 * seconds.mean():
+            best, worst = int(np.argmin(seconds)), int(np.argmax(seconds))
+            rate = loads / seconds
+            even = loads[worst] * rate[best] - loads[best] * rate[worst]
+            moved = 4 * int(np.floor(even / (rate[best] + rate[worst]) / 4 + 0.5))
+            loads = loads + moved * ((np.arange(5) == best).astype(int) - (np.arange(5) == worst))
+            moves += moved > 0
+    assert moves >= 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lsp_groups_of_l_and_a_barrier_after_m(seed: int) -> None:
+    nodes, group, barrier = 5, 3, 3  # the paper's example
+    gate = sync.create(f"lsp:{group}:{barrier}", nodes)
+    _, state = gate.init()
+    rng = np.random.default_rng(70 + seed)
+    due = rng.exponential(1.0, nodes)  # when each node pushes its increment
+    pushed: list[int] = []
+    counter = 0
+    for _ in range(120):
+        node = int(np.argmin(due))
+        now, due[node] = float(due[node]), np.inf
+        effects, state = gate.arrive(state, node, now)
+        pushed.append(node)
+        enough = len(pushed) == (nodes if counter == barrier else group)
+        moved = [g.worker for each in effects if isinstance(each, Apply) for g in each.gradients]
+        freed = [w for each in effects if isinstance(each, Release) for w in each.workers]
+        assert sorted(moved) == sorted(freed) == (sorted(pushed) if enough else [])
+        if enough:
+            counter = 0 if counter == barrier else counter + 1
+            due[pushed] = now + rng.exponential(1.0, len(pushed))
+            pushed = []
+
+
+def test_dolbie_theorem_1_with_its_constants_put_right() -> None:
+    rounds, pace, overhead = 60, (0.001, 0.002, 0.004, 0.01), 0.02
+    workers = tuple(WorkerClass(Constant(p), Constant(overhead)) for p in pace)
+    outcome = run(Scenario(workers, global_batch=200, rounds=rounds, fractional=True), ["dolbie:alpha=0.05"])
+    played = outcome.policies["dolbie:alpha=0.05"]
+    x, alpha, alphas, total = np.full(4, 0.25), 0.05, [], 0.0
+    for _ in range(rounds):
+        seconds = x * 200 * np.array(pace) + overhead
+        alphas.append(alpha)
+        total += seconds.max()
+        s = int(np.argmax(seconds))
+        possible = np.minimum((seconds[s] - overhead) / (200 * np.array(pace)), 1.0)
+        new = x + alpha * (possible - x)
+        new[s] = 1 - (new.sum() - new[s])
+        x, alpha = new, min(alpha, new[s] / (2 + new[s]))
+    best = 1 / (1 / (200 * np.array(pace))).sum() + overhead  # x* stands still: P_T = 0
+    regret = total - rounds * best
+    inside = 1 / alphas[-1] + rounds * min(3 / 4, 1) + 4 * 3 / 2 * sum(alphas)
+    bound = 200 * max(pace) * np.sqrt(rounds * inside)
+    assert measures.regret(played, outcome)[-1, 0] == pytest.approx(regret, rel=1e-9)
+    found = measures.regret_bound(played, outcome)
+    assert found is not None
+    assert found[0] == pytest.approx(bound, rel=1e-9)
+    assert 0 < regret < bound
+
+
+def test_dbw_adasync_is_the_minimum_of_its_bound() -> None:
+    workers, first_loss = 16, 2.3
+    policy = Adasync(workers)
+    policy.init()
+    k, state = policy.init()
+    assert k == 1  # K_0, which the paper does not print
+    _, state = policy.step(state, Iteration(1, workers, 0.0, first_loss, 1.0, 1.0, 0.1, NOTHING))
+    for loss in (1.0, 0.3, 0.07, 0.01, 1e-4):
+        # d/dK of 2 F E[T_K] / (eta t) + L eta sigma^2 / (m K) with E[T_K] = Delta + log(P / (P - K)) / mu is 0 where
+        # K^2 / (P - K) is in proportion to 1 / F; K_0 and F(w_0) give the constant.
+        right = 1 / (workers - 1) * first_loss / loss
+        wanted = optimize.brentq(lambda k, right=right: k**2 / (workers - k) - right, 0, workers - 1e-9)
+        k, _ = policy.step(state, Iteration(1, workers, 0.0, loss, 1.0, 1.0, 0.1, NOTHING))
+        assert k == min(max(round(wanted), 1), workers)
+
+
+def test_dbw_learning_rates_of_the_static_settings() -> None:
+    proportional, fixed = rates.create("proportional", 16, 0.08), rates.create("fixed", 16, 0.08)
+    for k in range(1, 17):
+        assert proportional.of(k, 1.0, 1.0) == pytest.approx(0.005 * k)  # MNIST
+        assert fixed.of(k, 1.0, 1.0) == 0.08  # DBW's and B-DBW's
+
+
+def test_settings_of_the_experiments() -> None:
+    assert (dolbie.WORKERS, dolbie.BATCH) == (30, 256)
+    assert dolbie.POLICIES["OGD"] == "ogd:rate=0.001"
+    assert dolbie.POLICIES["LB-BSP"] == "lbbsp:delta=5,rounds=5"
+    assert dolbie.POLICIES["ABS"] == "abs:window=5"
+    assert dolbie.POLICIES["DOLBIE"] == "dolbie:alpha=0.001"
+    assert len(dolbie.PROCESSORS) == 5
+    assert lbbsp_clusters.MODELS == {"ResNet-32": (128, 0.015), "Inception-V3": (32, 0.25)}
+    assert {kind: bounds[:2] for kind, bounds in lbbsp_clusters.GPUS.items()} == {
+        "g2": (58, 384), "p2": (92, 1184), "g3": (103, 788)}  # fmt: skip
+    assert lbbsp_clusters.COUNTS == {"g2": 4, "p2": 2, "g3": 2}
+    assert lbbsp_clusters.cluster_c(2, 1).global_batch == 8 * 380
+    assert (lbbsp_clusters.ABUNDANT, lbbsp_clusters.DEFICIENT) == (480, 160)
+    assert lbbsp_sync.SCHEMES["SSP"] == ("ssp:10", "equal")
+    assert lbbsp_sync.TARGET == 0.6
+    assert list(lbbsp_forecasts.PRINTED.values()) == [
+        (11.85, 0.584), (7.85, 0.489), (9.67, 0.523), (8.34, 0.491), (9.19, 0.515), (4.78, 0.423)]  # fmt: skip
+    assert (dbw.WORKERS, dbw.MNIST_RATE) == (16, 0.08)
+    assert (coded.PRINTED.rows, coded.PRINTED.speeds) == (1e5, None)
+    problem = coded.PRINTED.draw(4, 50, 0)
+    u, a = problem.delay.u, problem.delay.a  # type: ignore[attr-defined]
+    assert 1 <= u.min() < 1.1 < 4.9 < u.max() <= 5
+    np.testing.assert_allclose(u * a, 1)
