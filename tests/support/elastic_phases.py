@@ -23,6 +23,7 @@ ROUND = ("piece", "backward", "sums", "committed", "step")
 CLAIMS = ("claiming", "counted")  # where work moves within the round
 CHANGE = ("claim", "meeting", "met", "connecting", "connected", "entering")
 JOINER = ("start", "meeting", "met", "connecting", "connected", "handed over", "taken", "entering")
+BEGINNER = ("registering", "registered", *JOINER[1:])  # from ``register`` on, when it can be told to leave
 KINDS = ("kill", "freeze", "thaw", "leave", "fail", "two", "joiner", "joiner freezes", "first", "stall")
 SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "thaw": signal.SIGSTOP, "leave": signal.SIGTERM}
 STALL_SECONDS = 2.0  # that the launcher stands still
@@ -83,6 +84,7 @@ class Orders:
         around(group, "connect", "connecting", "connected")
         around(link.Link, "entered", "entering")
         around(rendezvous, "send", "handed over")
+        around(rendezvous.Handover, "register", "registering", "registered")
         around(rendezvous.Handover, "take", "taken")
 
 
@@ -170,9 +172,10 @@ def phased(
                 chance.randrange(2),
             )
             order(who, chance.choice(["kill", "kill", "leave"]), phase, after)
-        elif kind in ("joiner", "joiner freezes"):
-            what = "kill" if kind == "joiner" else "freeze"
-            order(keeper._next, what, chance.choice(JOINER if what == "kill" else JOINER[1:]))
+        elif kind in ("joiner", "joiner freezes", "joiner leaves", "joiner is killed"):
+            what = {"joiner freezes": "freeze", "joiner leaves": "leave"}.get(kind, "kill")
+            instants = {"joiner": JOINER, "joiner freezes": JOINER[1:]}.get(kind, BEGINNER)
+            order(keeper._next, what, chance.choice(instants))
             order(who, chance.choice(["kill", "leave"]), phase, after)
         else:
             told.faults.append(Fault(kind, -1, time.time(), -1, "any"))

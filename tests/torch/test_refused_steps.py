@@ -1,0 +1,81 @@
+"""Steps that are not due: each is refused in a sentence before it is taken, also where it would change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace
+from support.torch_jobs import Samples, fresh
+
+Turn = Callable[[Pace, torch.optim.Optimizer, torch.Tensor], object]
+
+
+def zeroed_before(pace: Pace, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    pace.backward(loss)
+    optimizer.zero_grad()
+    pace.step(optimizer)
+
+
+def own_and_paces(pace: Pace, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    pace.backward(loss)
+    optimizer.step()
+    pace.step(optimizer)
+
+
+def paces_and_own(pace: Pace, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    pace.backward(loss)
+    pace.step(optimizer)
+    optimizer.step()
+
+
+def own_twice(pace: Pace, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    pace.backward(loss)
+    optimizer.step()
+    optimizer.step()
+
+
+def before_the_pass(pace: Pace, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    optimizer.step()
+    pace.backward(loss)
+
+
+def own_each_turn(pace: Pace, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    pace.backward(loss)
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("turn", "options", "words", "steps"),
+    [
+        (zeroed_before, {}, "the gradients were zeroed between pace.backward", 0),
+        (own_and_paces, {}, "an optimizer was stepped twice for one round", 1),
+        (paces_and_own, {}, "an optimizer was stepped twice for one round", 1),
+        (own_twice, {}, "an optimizer was stepped twice for one round", 1),
+        (before_the_pass, {}, "before all its gradients were there", 0),
+        (own_each_turn, {"loop": "pieces", "micro_batch": 3}, "before all its gradients were there", 0),
+    ],
+)
+def test_a_step_that_is_not_due_is_refused(
+    turn: Turn, options: dict[str, Any], words: str, steps: int
+) -> None:
+    model, loss_of = fresh(torch.float64), nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    taken: list[None] = []
+    optimizer.register_step_post_hook(lambda *_: taken.append(None))
+    pace = Pace(model, 8, "equal", **options)
+
+    def loop() -> None:
+        for x, y, _ in pace.loader(Samples(24), seed=5):
+            turn(pace, optimizer, loss_of(model(x), y))
+
+    with pytest.raises(PacelineError, match=words):
+        loop()
+    pace.abandon()
+    pace.detach()
+    assert len(taken) == steps
