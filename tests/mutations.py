@@ -366,8 +366,8 @@ MUTATIONS = (
     ),
     Mutation(
         "token: any address is good enough for the service's pages",
-        'return tokens.matches(query.get("token", [""])[0], self.token)',
-        "return True",
+        'if page and tokens.matches(query.get("token", [""])[0], self.token):',
+        "if page:",
         ("serve/test_api.py::test_tokens_and_secrets",),
     ),
     Mutation(
@@ -385,7 +385,7 @@ MUTATIONS = (
     # -- who asks
     Mutation(
         "host: a page elsewhere reaches a service without a token",
-        'if self.token is None and not _local(headers.get(b"host", b"")):',
+        'if name.lower() not in (b"localhost", b"127.0.0.1", b"[::1]"):',
         "if False:",
         ("serve/test_api.py::test_nobody_needs_a_token_where_there_is_none",),
     ),
@@ -403,14 +403,14 @@ MUTATIONS = (
     ),
     Mutation(
         "host: a page elsewhere posts without asking first",
-        'if body and kind != b"application/json":',
+        "if body and kind != JSON:",
         "if False:",
         ("serve/test_api.py",),
     ),
     Mutation(
         "host: a body has no end",
-        "if size > BODY_BYTES:",
-        "if False:",
+        "if left < 0:\n        raise _Refused(413",
+        "if False:\n        raise _Refused(413",
         ("serve/test_process.py::test_large_bodies_and_slow_clients", "serve/test_api.py"),
     ),
     # -- sums over the members of a run that may lose ranks
@@ -447,7 +447,7 @@ MUTATIONS = (
     # -- who is missed, and what a service takes
     Mutation(
         "service: a report of more samples than were planned is taken",
-        "if report.samples > planned:",
+        "if samples > planned:",
         "if False:",
         ("serve/test_jobs.py::test_more_samples_than_planned_are_refused",),
     ),
