@@ -325,27 +325,6 @@ def test_a_job_that_cannot_go_on_is_set_aside(
     assert still == kept, "what is stored of it is kept"
 
 
-@pytest.mark.parametrize("sync", [False, True])
-def test_sync_forces_each_commit_to_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
-) -> None:
-    """SQLite's synchronous: 1 (normal) writes the -wal, and 2 (full) also forces it to the disk with each commit."""
-    from paceline.cli.serve import command
-
-    found: list[int] = []
-
-    def run(app: Any, service: Service, *_: Any) -> None:
-        async def all_of_it() -> None:
-            async with app.router.lifespan_context(app):
-                found.append(service.store._db.execute("pragma synchronous").fetchone()[0])
-
-        asyncio.run(all_of_it())
-
-    monkeypatch.setattr("paceline.serve.server.run", run)
-    command(batch=12, workers=2, port=0, dir_=tmp_path, sync=sync)
-    assert found == [1 + sync]
-
-
 def test_other_rules_do_not_change_what_was_handed_out(
     left: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
