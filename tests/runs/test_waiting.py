@@ -13,8 +13,7 @@ from paceline.doctor.findings import diagnose, to_json
 from paceline.doctor.phases import Phase
 from paceline.live.panel import panel
 from paceline.live.tail import Tail
-from paceline.runs.run import ROUNDS
-from paceline.runs.waiting import waiting_share, waits
+from paceline.runs.run import ROUNDS, waiting_share, waits
 from paceline.simulate.whatif import of_run
 
 NAN = np.nan

@@ -11,9 +11,17 @@ from typing import Any, BinaryIO
 from paceline.errors import PacelineError
 from paceline.files import open_file
 from paceline.runs.columns import Columns
-from paceline.runs.facts import check_config, check_summary
 from paceline.runs.line import read as read_line
-from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, of_lines, read_object, resumed
+from paceline.runs.run import (
+    CONFIG,
+    ROUNDS,
+    SUMMARY,
+    check_config,
+    check_summary,
+    of_lines,
+    read_object,
+    resumed,
+)
 
 CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
 MARK = 256  # bytes before the place read up to, by which a file that was cut and written again is known

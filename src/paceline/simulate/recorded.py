@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from paceline import costs
 from paceline.errors import PacelineError
 from paceline.rounds import Array
-from paceline.runs import Run, pieces
-from paceline.runs.summary import carried
-from paceline.runs.waiting import waits
+from paceline.runs import Run
+from paceline.runs.run import waits
+from paceline.runs.summary import carried, piece_figures
 from paceline.runs.words import listing, plural
 from paceline.simulate.scenario import PIECE_SECONDS, Scenario, WorkerClass
 from paceline.simulate.timing import Replay
@@ -99,7 +99,7 @@ def of_record(record: Run) -> Scenario:
     batches = tuple(int(b) for b in np.rint(np.nansum(record.loads, axis=1)))
     full = max(batches)
     least, most = _limits(record, full)
-    measured = pieces.figures(record).get("piece_cost")
+    measured = piece_figures(record).get("piece_cost")
     classes = tuple(
         WorkerClass(Replay(pace[:, i : i + 1]), Replay(overhead[:, i : i + 1]), least=least[i], most=most[i])
         for i in range(record.workers)

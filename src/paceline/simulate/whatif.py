@@ -16,7 +16,7 @@ import numpy as np
 from paceline.rounds import Array
 from paceline.runs import Run
 from paceline.runs.causes import Causes, causes
-from paceline.runs.waiting import waiting_share, waits
+from paceline.runs.run import waiting_share, waits
 from paceline.simulate.recorded import of_record, usable
 from paceline.simulate.rounds import Played, run
 from paceline.simulate.scenario import Scenario
@@ -27,7 +27,7 @@ WORTHWHILE = 0.98  # of the recorded seconds: less gained is not worth another p
 class Predicted(NamedTuple):
     """One policy's rounds on the recorded paces; T rounds, n workers.
 
-    seconds: of all rounds together. idle: portion of the workers' time spent waiting (``paceline.runs.waiting``).
+    seconds: of all rounds together. idle: portion of the workers' time spent waiting (``paceline.runs.run``).
     rounds: seconds of each, (T,). loads: samples, (T, n).
     """
 
