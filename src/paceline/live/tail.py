@@ -20,7 +20,6 @@ from paceline.runs.run import (
     check_summary,
     of_lines,
     read_object,
-    resumed,
 )
 
 CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
@@ -149,9 +148,9 @@ class Tail:
     def _take(self, data: bytes, size: int) -> None:
         lines: list[dict[str, Any]] = []
         known = self.columns["round"]
-        parts, read = resumed(self.config), 0
+        read = 0
         for text in data.splitlines(keepends=True):
-            line, wrong = read_line(text, lines[-1] if lines else self._last, parts)
+            line, wrong = read_line(text, lines[-1] if lines else self._last)
             if wrong:
                 number = len(known) + len(lines) + 1
                 self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."

@@ -90,7 +90,7 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     summary = read_object(run_dir / SUMMARY) or {}
     check_summary(summary, run_dir / SUMMARY)
     notes: list[str] = []
-    run = of_lines(run_dir, config, _lines(run_dir / ROUNDS, resumed(config), notes))
+    run = of_lines(run_dir, config, _lines(run_dir / ROUNDS, notes))
     steps = summary.get("steps")
     if steps is not None and steps != len(run.round):
         raise PacelineError(
@@ -101,11 +101,6 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     if len(gaps):
         notes.append(f"Rounds are missing from the record, first before round {run.round[gaps[0]]:,}.")
     return replace(run, summary=summary, notes=notes)
-
-
-def resumed(config: dict[str, Any]) -> list[int]:
-    """The rounds from which the run was resumed."""
-    return [int(part["round"]) for part in config.get("resumed", []) if "round" in part]
 
 
 def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
@@ -140,7 +135,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _lines(path: Path, parts: list[int], notes: list[str]) -> list[dict[str, Any]]:
+def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
         raw = files.read(path).split(b"\n")
     except FileNotFoundError:
@@ -151,7 +146,7 @@ def _lines(path: Path, parts: list[int], notes: list[str]) -> list[dict[str, Any
         notes.append(f"The last line of {path.name} was cut off, as when a run is killed; it is left out.")
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(raw, 1):
-        line, wrong = read_line(text, lines[-1] if lines else None, parts)
+        line, wrong = read_line(text, lines[-1] if lines else None)
         if wrong:
             raise PacelineError(f"{path}, line {number} is damaged: it {wrong}; cut the file before it")
         lines.append(line)
