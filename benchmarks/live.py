@@ -21,8 +21,9 @@ from scaffold import command_line
 
 from paceline.cli.watch import listen, make_server
 from paceline.live.tail import Tail
-from paceline.runs import Recorder, read, sections
+from paceline.runs import Recorder, read
 from paceline.runs.columns import RECENT
+from paceline.runs.report import figures
 
 CHROMIUM = "/usr/bin/chromium"
 LONG_TASKS = """
@@ -101,8 +102,8 @@ def drawing(tail: Tail) -> None:
     for length in (total, total // 10, total // 100):
         start = total - length
         thinned = least(partial(columns.window, start, None, RECENT))
-        drawn = least(partial(sections.figures, columns, start, None, RECENT), 3)
-        content = json.dumps(sections.figures(columns, start, None, RECENT)).encode()
+        drawn = least(partial(figures, columns, start, None, RECENT), 3)
+        content = json.dumps(figures(columns, start, None, RECENT)).encode()
         sent = len(gzip.compress(content, 1))
         print(
             f"{length:>16,} {thinned * 1e3:11.2f} {drawn * 1e3:9.1f} {len(content) / 1e3:8.0f} {sent / 1e3:8.0f} "

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("starlette", reason="the page needs paceline[serve]")
 
 from paceline.live import now, panel
-from paceline.runs import charts, sections
+from paceline.runs import charts, report
 from paceline.runs.columns import Columns
 from support.any_run import any_run
 
@@ -46,7 +46,7 @@ def test_any_record(seed, tmp_path):
         )
         content = panel.panel(tail, now.saving(columns), now.speeds(columns))
         start = int(random.integers(len(columns)))
-        pictures = [charts.overview(columns.window(recent=1)), *sections.figures(columns, start, None, 50)]
+        pictures = [charts.overview(columns.window(recent=1)), *report.figures(columns, start, None, 50)]
         said = json.dumps(content, allow_nan=False)
     for text in (said, *pictures):
         assert not re.search(r"\b(nan|inf|None)\b", re.sub(r'base64,[^"]*', "", text))
@@ -70,4 +70,4 @@ def test_a_round_without_workers(tmp_path):
         silent=0.0,
     )
     assert panel.panel(tail, now.saving(columns), now.speeds(columns))["rounds"] == len(run.round)
-    assert sections.figures(columns)
+    assert report.figures(columns)

@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from paceline.live import app, events
-from paceline.live.follower import Follower
+from paceline.live import app
+from paceline.live.pages import Follower, stream
 
 
 @pytest.fixture
@@ -111,18 +111,18 @@ def take(stream, count):
 
 
 def test_events_have_ids_by_which_a_page_goes_on(run_dir, monkeypatch):
-    monkeypatch.setattr(events, "BEAT", 0.1)
-    [(first, kind, data)] = take(events.stream(Follower(run_dir).shot, "", lambda: False), 1)
+    monkeypatch.setattr("paceline.live.pages.BEAT", 0.1)
+    [(first, kind, data)] = take(stream(Follower(run_dir).shot, "", lambda: False), 1)
     assert kind == "panel"
     assert json.loads(data)["rounds"] == 1000
     # Another server, the same record: nothing is sent again, the line is kept alive.
-    again = take(events.stream(Follower(run_dir).shot, first, lambda: False), 2)
+    again = take(stream(Follower(run_dir).shot, first, lambda: False), 2)
     assert [kind for _, kind, _ in again] == ["beat", "beat"]
     (run_dir / "rounds.jsonl").write_bytes(b"".join((run_dir / "rounds.jsonl").open("rb").readlines()[:7]))
-    [(second, kind, data)] = take(events.stream(Follower(run_dir).shot, first, lambda: False), 1)
+    [(second, kind, data)] = take(stream(Follower(run_dir).shot, first, lambda: False), 1)
     assert second != first
     assert json.loads(data)["rounds"] == 7
 
 
 def test_a_server_that_ends_ends_its_streams(run_dir):
-    assert take(events.stream(Follower(run_dir).shot, "", lambda: True), 1) == []
+    assert take(stream(Follower(run_dir).shot, "", lambda: True), 1) == []

@@ -11,8 +11,8 @@ pytest.importorskip("starlette", reason="the page needs paceline[serve]")
 pytest.importorskip("httpx", reason="the test client needs httpx")
 from starlette.testclient import TestClient
 
-from paceline.live.folder import folder_app
-from paceline.runs.folder import runs_in
+from paceline.live.pages import folder_app
+from paceline.runs.run import runs_in
 
 
 def begin(run_dir, rounds, started, **config):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.runs import Recorder, comparison, read, report
+from paceline.runs import Recorder, read, report
 
 SCRIPT = "<script>window.harmed = 1</script><img src=x onerror='window.harmed = 1'>"
 QUOTES = '"\'><svg onload="window.harmed=1">`${window.harmed=1}`&quot;&#39;'
@@ -42,7 +42,7 @@ def test_a_report_and_a_comparison_of_hostile_names(tab, tmp_path, name):
     for folder, text in (("one", NAMES[name]), ("two", NAMES[name][::-1])):
         hostile(tmp_path / folder, text)
     runs = [read(tmp_path / folder) for folder in ("one", "two")]
-    for kind, text in (("report", report.render(runs[0])), ("comparison", comparison.render(runs))):
+    for kind, text in (("report", report.render(runs[0])), ("comparison", report.render_comparison(runs))):
         (tmp_path / f"{kind}.html").write_text(text)
         page = tab((tmp_path / f"{kind}.html").as_uri(), width=1000)
         page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")

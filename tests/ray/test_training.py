@@ -22,7 +22,7 @@ from paceline import runs
 from paceline.cli import run
 from paceline.data import traces
 from paceline.errors import PacelineError
-from paceline.runs import happened
+from paceline.runs import events
 from paceline.runs.findings import findings
 from paceline.train import ray_engine
 from paceline.train.config import TrainConfig
@@ -147,7 +147,7 @@ class TestWithRay:
         ray_engine.run(config, tmp_path / "run", take)
         record = runs.read(tmp_path / "run")
         assert record.batch.sum() == 1500
-        (event,) = happened.events(record)
+        (event,) = events.events(record)
         assert (event.worker, event.what) == (2, "died")
         assert event.round >= 5
         assert any(said.startswith("Worker 2 died in round") for said in findings(record))

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from paceline.runs import comparison, read, report
+from paceline.runs import read, report
 from support import browsers
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
@@ -38,7 +38,7 @@ def pages(tmp_path, write):
     many = read(write(tmp_path / "many", np.full((30, 20), 16), np.tile(SLOW, (30, 5))))
     texts = {
         "report": report.render(runs[1]),
-        "comparison": comparison.render(runs),
+        "comparison": report.render_comparison(runs),
         "many": report.render(many),
     }
     for name, text in texts.items():

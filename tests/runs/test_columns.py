@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.runs.analysis import slowness, straggler_share
-from paceline.runs.axes import edges
-from paceline.runs.columns import Columns, short
+from paceline.runs.columns import Columns, edges, short
 from paceline.runs.run import Run
-from paceline.runs.summary import ideal_seconds
+from paceline.runs.summary import ideal_seconds, slowness, straggler_share
 
 
 def record(rounds, workers, seed, absent=0.1, path="run"):

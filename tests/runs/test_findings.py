@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import paceline
-from paceline.runs import Recorder, comparison, read, report, trace
-from paceline.runs.analysis import Change, changes, settled, slowness, straggler_share
+from paceline.runs import Recorder, read, report, trace
 from paceline.runs.findings import compare, findings
+from paceline.runs.summary import Change, changes, settled, slowness, straggler_share
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
@@ -61,7 +61,7 @@ def test_what_differs_beside_the_policy_is_not_put_down_to_it(tmp_path, write):
         "These runs differ in the number of workers (4 and 8), so they do not show which policy is faster."
     )
     assert not any("of an equal split" in line for line in said)
-    assert said[0] in comparison.render([equal, twice])
+    assert said[0] in report.render_comparison([equal, twice])
     other = read(write(tmp_path / "other", np.full((40, 4), 32), pace, model="lenet5", global_batch=128))
     assert compare([equal, other])[0].startswith(
         "These runs differ in the global batch (64 and 128) and the model (mlp and lenet5),"
@@ -334,7 +334,7 @@ def test_lost_workers_are_told_of_in_findings_charts_comparisons_and_the_trace(t
     )
     one = "1 worker was lost or left on the way: 90 ms lost in round 10."
     assert [line.endswith(one) for line in compare([run, many])[1:]] == [True, False]
-    page = comparison.render([run, many])
+    page = report.render_comparison([run, many])
     assert page.count('class="lost"') == 2
     assert "upright: workers were lost or left in round 10, 30, 50, 70, 90, 110 and 130" in page
     assert page.count("was killed by SIGKILL in round 10") == 1  # of the other run, there are too many

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import paceline
 from paceline.errors import PacelineError
 from paceline.runs import Recorder, read
-from support.mutilate import unsealed
+from support.mutilate import resealed
 
 
 def line(recorder, t, **changes):
@@ -91,15 +92,15 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
     ("damage", "words"),
     [
         ("{oops", "line 2 is damaged: it is no JSON"),
-        ("[]", "line 2 is damaged: it holds no JSON object"),
-        ("{}", "line 2 is damaged: it has no number for round"),
+        ("[]", "line 2 is damaged: it has no checksum"),
+        ('{"a":1}', "line 2 is damaged: it has no number for round"),
         ("", "line 2 is damaged: it is no JSON"),
         ({"loads": [1]}, "no list for compute"),
         ({"loads": 3}, "no list for loads"),
         ({"wait": [1, 2, 3, "x"]}, "no number in wait"),
         ({"seconds": None}, "no number for seconds"),
         ({"round": 0}, "is round 0, after round 0"),
-        ({"round": 2}, "is round 2, after round 0; the rounds between them are missing"),
+        ({"round": 2}, "line 3 is damaged: it is round 2, after round 2"),
         ({"round": 1.5}, "has 1.5 for round; expected a whole number"),
         ({"epoch": -1}, "has -1 for epoch"),
         ({"batch": 10**400}, "no number for batch"),
@@ -122,24 +123,23 @@ def test_a_cut_off_last_line_is_left_out_and_said(tmp_path, write):
     ],
 )
 def test_a_damaged_line_is_named(tmp_path, write, damage, words):
-    folder = unsealed(write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4))))
+    folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
     path = folder / "rounds.jsonl"
     lines = path.read_text().splitlines()
-    lines[1] = damage if isinstance(damage, str) else json.dumps(json.loads(lines[1]) | damage)
-    path.write_text("\n".join(lines) + "\n")
+    fields = json.loads(lines[1])
+    del fields["sum"]
+    lines[1] = damage if isinstance(damage, str) else json.dumps(fields | damage)
+    path.write_bytes(resealed(("\n".join(lines) + "\n").encode()))
     with pytest.raises(PacelineError, match=words):
         read(folder)
 
 
-def test_records_of_earlier_versions_have_no_checksums(tmp_path, write):
+def test_a_line_without_a_checksum_is_refused(tmp_path, write):
     folder = write(tmp_path / "run", np.full((3, 4), 16), np.ones((3, 4)))
-    sealed = read(folder)
-    old = read(unsealed(folder))
-    assert np.array_equal(old.compute, sealed.compute)
-    assert old.extras == sealed.extras == {}
-    with Recorder.create(folder, {}, resume=3) as recorder:  # goes on, sealed from here
-        line(recorder, 3, loads=[16] * 4, compute=[1] * 4)
-    assert read(folder).round.tolist() == [0, 1, 2, 3]
+    path = folder / "rounds.jsonl"
+    path.write_text(re.sub(r',"sum":"[0-9a-f]{8}"\}', "}", path.read_text()))
+    with pytest.raises(PacelineError, match="line 1 is damaged: it has no checksum at its end"):
+        read(folder)
 
 
 def test_a_summary_does_not_outlive_further_rounds(tmp_path, config):

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.runs import Recorder, Run, comparison, draw, read, report, svg
-from paceline.runs.axes import percent_axis, thin, ticks, time_axis, time_ticks, top
-from paceline.runs.columns import short
+from paceline.runs import Recorder, Run, draw, findings, read, report, svg
+from paceline.runs.columns import short, thin
+from paceline.runs.draw import percent_axis, ticks, time_axis, time_ticks, top
 from paceline.runs.words import number
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
@@ -144,7 +144,7 @@ def test_names_cannot_break_the_page(tmp_path, write):
     evil = "</script><script>alert(\"x\")</script><b onclick='y'>&"
     folder = write(tmp_path / "run", np.full((5, 2), 4), np.ones((5, 2)), policy=evil, model=evil, data=evil)
     again = write(tmp_path / "again", np.full((5, 2), 4), np.ones((5, 2)), policy=evil)
-    for text in (report.render(read(folder)), comparison.render([read(folder), read(again)])):
+    for text in (report.render(read(folder)), report.render_comparison([read(folder), read(again)])):
         page = Page(text)
         assert "alert" in page.text
         assert not [name for _, name, _ in page.attributes if name.startswith("on")]
@@ -189,7 +189,7 @@ def test_several_runs_side_by_side(tmp_path, write, run):
         "30.8 %",
     ):
         assert words in page.text
-    assert comparison.labels([run, equal, run]) == ["level (run)", "equal", "level (run)"]
+    assert findings.labels([run, equal, run]) == ["level (run)", "equal", "level (run)"]
 
 
 def test_every_axis_has_a_title_with_its_unit(run):
@@ -227,7 +227,7 @@ def test_rounds_of_any_size_are_not_left_out():
 
 def test_a_table_is_behind_each_picture(tmp_path, write, run):
     other = write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal")
-    for text in (report.render(run), comparison.render([read(other), run])):
+    for text in (report.render(run), report.render_comparison([read(other), run])):
         figures = re.findall(r"<figure.*?</figure>", text, re.DOTALL)
         assert len(figures) > 8
         assert [figure for figure in figures if "<tbody>" not in figure] == []
@@ -254,7 +254,7 @@ def test_overhead_has_its_colours_name_in_a_comparison_too(tmp_path, run):
                 round=t, epoch=0, time=0.1 * t, seconds=0.1, batch=64, loads=[16] * 4, compute=[0.08] * 4,
                 overhead=[0.01] * 4, shares=[0.25] * 4, loss=None,
             )  # fmt: skip
-    text = comparison.render([run, read(tmp_path / "more")])
+    text = report.render_comparison([run, read(tmp_path / "more")])
     beside = next(
         each for each in re.findall(r"<figure.*?</figure>", text, re.DOTALL) if "rounds of each" in each
     )
@@ -263,7 +263,7 @@ def test_overhead_has_its_colours_name_in_a_comparison_too(tmp_path, run):
 
 def test_waiting_is_hatched_alike_everywhere_and_nothing_else_is(tmp_path, write, run):
     other = read(write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal"))
-    text = comparison.render([other, run])
+    text = report.render_comparison([other, run])
     body = text[text.index("<body>") : text.index("<footer>")]
     assert body.count('<pattern id="waiting"') == 1
     assert "plain" not in body

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.runs import read, sinks
-from paceline.runs.sinks.prometheus import Prometheus
+from paceline.runs.sinks import Prometheus
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,7 @@ from paceline.doctor.findings import diagnose, to_json
 from paceline.doctor.phases import Phase
 from paceline.live.panel import panel
 from paceline.live.tail import Tail
-from paceline.runs.run import ROUNDS
-from paceline.runs.waiting import waiting_share, waits
+from paceline.runs.run import waiting_share, waits
 from paceline.simulate.whatif import of_run
 
 NAN = np.nan
@@ -66,13 +64,3 @@ def test_report_doctor_live_page_and_whatif_tell_the_same(folder: Path) -> None:
     tail = Tail(folder)
     tail.poll()
     assert "27 %" in panel(tail, None)["cards"]
-
-
-def test_records_of_older_versions_count_as_new_ones_do(folder: Path) -> None:
-    """They held all that was not computing as waiting."""
-    now = runs.read(folder)
-    lines = [json.loads(line) for line in (folder / ROUNDS).read_text().splitlines()]
-    assert lines[0]["wait"] == pytest.approx([0.04, 0.04, 0])
-    older = [line | {"wait": [0.08, 0.08, 0.04]} for line in lines]
-    (folder / ROUNDS).write_text("".join(json.dumps(line) + "\n" for line in older))
-    assert np.array_equal(runs.read(folder).wait, now.wait)

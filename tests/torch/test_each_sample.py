@@ -17,8 +17,8 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.pieces import rule
 from paceline.rounds import Cluster, PiecePlan
-from paceline.torch.claiming.claims import Claims
-from paceline.torch.claiming.counter import Count, LocalCounter
+from paceline.torch.claims import Claims
+from paceline.torch.counter import Count, LocalCounter
 from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring.meter import ROW_WITH_PIECES
 from paceline.torch.measuring.open_rounds import OpenRounds

@@ -16,7 +16,7 @@ import torch
 
 from paceline import PacelineError
 from paceline.runs import sinks
-from paceline.runs.sinks.scalars import Sink
+from paceline.runs.sinks import Sink
 from paceline.torch import Pace
 from paceline.torch.measuring.outlets import asked
 

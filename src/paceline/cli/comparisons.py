@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from paceline.errors import PacelineError
-from paceline.runs.folder import runs_in
+from paceline.runs.run import runs_in
 from paceline.runs.words import plural
 
 

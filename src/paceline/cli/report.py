@@ -16,8 +16,7 @@ from paceline.cli.output import check_json, write_text
 from paceline.errors import PacelineError
 from paceline.files import check_place, write_whole
 from paceline.runs import Run, read, report, sinks, summarize, trace
-from paceline.runs.alike import labels
-from paceline.runs.findings import compare, findings
+from paceline.runs.findings import compare, findings, labels
 from paceline.runs.words import number, percent, seconds
 
 

@@ -13,8 +13,7 @@ import typer
 
 from paceline.cli.options import check_port
 from paceline.errors import PacelineError
-from paceline.runs.folder import runs_in
-from paceline.runs.run import CONFIG
+from paceline.runs.run import CONFIG, runs_in
 
 if TYPE_CHECKING:
     import uvicorn
@@ -92,7 +91,7 @@ def make_server(run_dir: Path, host: str) -> uvicorn.Server:
         import uvicorn
         from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-        from paceline.live.folder import folder_app
+        from paceline.live.pages import folder_app
     except ModuleNotFoundError as error:
         raise PacelineError("paceline watch needs fastapi and uvicorn; install paceline[serve]") from error
 

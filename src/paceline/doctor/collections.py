@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.runs import Run
-from paceline.runs.waiting import waits
+from paceline.runs.run import waits
 from paceline.runs.words import percent
 
 WORTH_TELLING = 0.05  # of the waiting

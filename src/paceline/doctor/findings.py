@@ -15,7 +15,7 @@ from paceline.doctor.script import DEFAULTS, diff
 from paceline.doctor.spent import Loop, Spent, loop, slow, spent
 from paceline.errors import PacelineError
 from paceline.runs import Run, causes
-from paceline.runs.waiting import waiting_share
+from paceline.runs.run import waiting_share
 from paceline.simulate.whatif import Answer, of_run
 
 POLICIES = ("level", "auto", "dolbie", "lbbsp-gpu", "wlbs")

@@ -10,7 +10,7 @@ from paceline.doctor.phases import Phase
 from paceline.doctor.spent import Loop, Slow, Spent
 from paceline.rounds import Array
 from paceline.runs import Run
-from paceline.runs.analysis import WINDOW, Change, changes, median, seconds_per_sample, straggler_share
+from paceline.runs.summary import WINDOW, Change, changes, median, seconds_per_sample, straggler_share
 from paceline.runs.words import listing, percent, plural, seconds, times
 
 LITTLE = 0.03  # of the ranks' time lost in waiting: not worth a change

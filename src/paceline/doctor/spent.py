@@ -9,8 +9,8 @@ import numpy as np
 from paceline.doctor.phases import Phase
 from paceline.rounds import Array
 from paceline.runs import Run
-from paceline.runs.analysis import changes, median, seconds_per_sample
-from paceline.runs.waiting import waits
+from paceline.runs.run import waits
+from paceline.runs.summary import changes, median, seconds_per_sample
 
 SLOWER = 1.15  # times the fastest rank's seconds per sample: ranks below that are called equally fast
 ENOUGH = 10  # steps to judge by
@@ -20,7 +20,7 @@ class Spent(NamedTuple):
     """Where a typical step goes, in seconds: medians over the steps since the last change of a rank's speed.
 
     steps: how many those are. step: of the whole step. phases: of each ``Phase``, shape (8, n). waiting: for the
-    slowest rank (``paceline.runs.waiting``), shape (n,). exchanging: from the slowest rank's last gradient to the end
+    slowest rank (``paceline.runs.run``), shape (n,). exchanging: from the slowest rank's last gradient to the end
     of the all-reduce. slowness: seconds per sample over the fastest rank's, shape (n,).
     """
 

@@ -6,7 +6,7 @@
 It reads the record that every engine writes, and nothing else. Needs ``paceline[serve]``.
 """
 
-from paceline.live.app import app
+from paceline.live.pages import app
 from paceline.live.tail import Tail
 
 __all__ = ["Tail", "app"]

@@ -10,11 +10,11 @@ import numpy as np
 
 from paceline.live import now
 from paceline.live.tail import Tail
-from paceline.runs import happened
+from paceline.runs import events
 from paceline.runs.columns import Columns
 from paceline.runs.page import cards
-from paceline.runs.sections import about_config
-from paceline.runs.waiting import waiting_share
+from paceline.runs.report import about_config
+from paceline.runs.run import waiting_share
 from paceline.runs.words import about, listing, number, percent, plural, seconds
 
 ROWS = 64  # up to so many workers have a row each
@@ -80,7 +80,7 @@ def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> 
     content["span"] = [int(rounds[0]), int(rounds[-1]) + 1]
     content["cards"] = cards(_cards(columns, tail.config, word == "running"))
     # Where a split makes up for a slow worker, both are told, in the order that is understood.
-    lost = happened.newest(columns.happened)
+    lost = events.newest(columns.happened)
     content["sentences"] = [*lost, *speeds, *_sentences(columns, tail.config, last, saving)]
     content["workers"] = _workers_now(columns, last)
     return content
@@ -183,7 +183,7 @@ def _workers_now(columns: Columns, last: now.Straggler | None) -> list[dict[str,
     overhead = np.minimum(overhead, compute)
     most = float(np.nanmax(loads)) if not np.isnan(loads).all() else 0.0
     whole = float(np.nanmax(compute + wait)) if not np.isnan(compute).all() else 0.0
-    rows, standing = [], happened.standing(columns.happened)
+    rows, standing = [], events.standing(columns.happened)
     for i in columns.rows(ROWS):
         event = standing.get(i)
         gone = event is not None and not event.joined
@@ -214,7 +214,7 @@ def _workers_now(columns: Columns, last: now.Straggler | None) -> list[dict[str,
     return rows
 
 
-def _mark(event: happened.Happened, columns: Columns) -> str:
+def _mark(event: events.Happened, columns: Columns) -> str:
     if not event.joined:
         return f"✕ since round {event.round:,}"
     return f"+ joined in round {event.round:,}" if columns["round"][-1] - event.round < now.JUDGED else ""

@@ -11,9 +11,16 @@ from typing import Any, BinaryIO
 from paceline.errors import PacelineError
 from paceline.files import open_file
 from paceline.runs.columns import Columns
-from paceline.runs.facts import check_config, check_summary
 from paceline.runs.line import read as read_line
-from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, of_lines, read_object, resumed
+from paceline.runs.run import (
+    CONFIG,
+    ROUNDS,
+    SUMMARY,
+    check_config,
+    check_summary,
+    of_lines,
+    read_object,
+)
 
 CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
 MARK = 256  # bytes before the place read up to, by which a file that was cut and written again is known
@@ -141,9 +148,9 @@ class Tail:
     def _take(self, data: bytes, size: int) -> None:
         lines: list[dict[str, Any]] = []
         known = self.columns["round"]
-        parts, read = resumed(self.config), 0
+        read = 0
         for text in data.splitlines(keepends=True):
-            line, wrong = read_line(text, lines[-1] if lines else self._last, parts)
+            line, wrong = read_line(text, lines[-1] if lines else self._last)
             if wrong:
                 number = len(known) + len(lines) + 1
                 self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.costs import Array
-from paceline.runs.run import Run
-from paceline.runs.waiting import waits
+from paceline.runs.run import Run, waits
 from paceline.runs.words import listing, percent
 from paceline.samples import learner
 

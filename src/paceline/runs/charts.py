@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.runs import draw
-from paceline.runs.axes import amount_axis, percent_axis, round_axis, time_axis, top
 from paceline.runs.columns import BANDS, Window
+from paceline.runs.draw import amount_axis, percent_axis, round_axis, time_axis, top
 from paceline.runs.run import Array
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 

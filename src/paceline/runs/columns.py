@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.runs.analysis import LATE, chosen, last, slowness
-from paceline.runs.axes import Thin, edges, thin
-from paceline.runs.happened import Happened, events
+from paceline.runs.events import Happened, events
 from paceline.runs.run import Array, Run
-from paceline.runs.summary import ideal_seconds, known_speeds
+from paceline.runs.summary import LATE, chosen, ideal_seconds, known_speeds, last, slowness
 
 PLAIN = ("round", "epoch", "time", "seconds", "batch", "loss")
 EACH = ("loads", "compute", "overhead", "wait")
@@ -321,3 +319,44 @@ def _padded(values: Array, width: int) -> Array:
 
 def _over(part: Array, whole: Array) -> Array:
     return np.divide(part, whole, out=np.full(part.shape, np.nan), where=whole > 0)
+
+
+class Thin(NamedTuple):
+    """A series of T values in buckets of equal length; NaN where a bucket knows none.
+
+    edges: index of each bucket's first value, and T, shape (buckets + 1,).
+    mean, low, high: shape (buckets,) or (buckets, n).
+    """
+
+    edges: NDArray[np.int64]
+    mean: Array
+    low: Array
+    high: Array
+
+
+def edges(start: int, end: int, limit: int = 300) -> NDArray[np.int64]:
+    """Cut ``start`` to ``end`` into about ``limit`` buckets at most; their first places, and ``end``.
+
+    Buckets hold 1, 2, 3, 4, 6, 8, 12, ... values and begin at multiples of that, so that a series that grows
+    keeps its buckets, and what was drawn of it stays.
+    """
+    size = 1
+    while size * limit < end - start:
+        size = 3 * size // 2 if size & (size - 1) == 0 and size > 1 else max(4 * size // 3, size + 1)
+    inner = np.arange((start // size + 1) * size, end, size)
+    return np.concatenate(([start], inner, [end])).astype(np.int64)
+
+
+def thin(values: Array, limit: int | NDArray[np.int64] = 300) -> Thin:
+    """At most about ``limit`` buckets of values of shape (T,) or (T, n), or the buckets between given edges."""
+    at = edges(0, len(values), limit) if isinstance(limit, int) else limit
+    starts, known = at[:-1], ~np.isnan(values)
+    total = np.add.reduceat(np.where(known, values, 0.0), starts, axis=0)
+    number = np.add.reduceat(known.astype(float), starts, axis=0)
+    some = number > 0
+    return Thin(
+        at,
+        np.divide(total, number, out=np.full(total.shape, np.nan), where=some),
+        np.where(some, np.minimum.reduceat(np.where(known, values, np.inf), starts, axis=0), np.nan),
+        np.where(some, np.maximum.reduceat(np.where(known, values, -np.inf), starts, axis=0), np.nan),
+    )

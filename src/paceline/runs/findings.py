@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from paceline.runs import happened, pieces
-from paceline.runs.alike import differences, labels
-from paceline.runs.analysis import (
+from paceline.runs import events
+from paceline.runs.run import Run
+from paceline.runs.summary import (
     changes,
+    final_loss,
     last,
     median,
+    piece_figures,
     seconds_per_sample,
     settled,
     slowness,
     straggler_share,
+    summarize,
 )
-from paceline.runs.run import Run
-from paceline.runs.summary import final_loss, summarize
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
 SLOWER = 1.15  # workers closer than that to the others are called equally fast
@@ -39,9 +40,9 @@ def findings(run: Run) -> list[str]:
         *_loads(run),
         *_odd_rounds(run),
         *_absent(run),
-        *happened.sentences(run),
+        *events.sentences(run),
         *_learning(run, summary),
-        *pieces.sentences(run),
+        *_pieces(run),
     ]
     parts = [part for part in run.config.get("resumed", []) if isinstance(part, dict)]
     found += [f"The run was resumed after {plural(part.get('round', 0), 'round')}." for part in parts]
@@ -111,7 +112,7 @@ def compare(runs: Sequence[Run]) -> list[str]:
 
 
 def _line(name: str, run: Run, summary: dict[str, Any], base: float, kind: str) -> str:
-    extra = f" {lost}" if (lost := happened.brief(run)) else ""
+    extra = f" {lost}" if (lost := events.brief(run)) else ""
     rate = summary["samples_per_second"] or 0.0
     against = f" and {times(rate / base)} the speed of {kind}" if base > 0 and rate != base else ""
     return (
@@ -297,3 +298,66 @@ def _learning(run: Run, summary: dict[str, Any]) -> list[str]:
     if summary.get("test_accuracy") is not None:
         parts.append(f"The test accuracy is {percent(summary['test_accuracy'], 1)}.")
     return parts
+
+
+def _pieces(run: Run) -> list[str]:
+    """How often work moved within the rounds, and the two figures that decide about it."""
+    found = piece_figures(run)
+    if not found:
+        return []
+    if found["moved_rounds"]:
+        what = (
+            f"In {percent(found['moved_rounds'])} of the rounds, work was rebalanced while the round ran: "
+            f"{percent(found['at_once'])} was assigned up front and the rest was claimed, in {found['pieces']:.1f} "
+            "pieces per worker."
+        )
+    else:
+        what = "Every round ran as planned: no work was rebalanced while a round ran."
+    cost = f"An extra piece costs {seconds(found['piece_cost'])}"
+    scatter = found["pace_scatter"]
+    why = (
+        ""
+        if scatter is None
+        else f", and the time per sample varies by {percent(scatter)} from round to round"
+    )
+    return [what, f"{cost}{why}."]
+
+
+SAME = {
+    "workers": "the number of workers",
+    "global_batch": "the global batch",
+    "data": "the data",
+    "model": "the model",
+}
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """What to call each run: its policy; its directory with it where two share one, the whole path if need be."""
+    policies = [run.policy for run in runs]
+    named = [
+        policy if policies.count(policy) == 1 else f"{policy} ({run.path.name})"
+        for policy, run in zip(policies, runs, strict=True)
+    ]
+    paths = [
+        {run.path for run, name in zip(runs, named, strict=True) if name == each} for each in named
+    ]  # of all that go by one name
+    return [
+        name if len(same) == 1 else f"{run.policy} ({run.path})"
+        for name, run, same in zip(named, runs, paths, strict=True)
+    ]
+
+
+def differences(runs: Sequence[Run]) -> str:
+    """What else than the policy differs, as a clause; "" where nothing does that is on record."""
+    found = []
+    for key, words in SAME.items():
+        values = list(
+            dict.fromkeys(_text(run.workers if key == "workers" else run.config.get(key)) for run in runs)
+        )
+        if len(values) > 1:
+            found.append(f"{words} ({listing(values)})")
+    return listing(found) if found else ""
+
+
+def _text(value: Any) -> str:
+    return "not known" if value is None else str(value)

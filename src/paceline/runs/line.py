@@ -3,8 +3,7 @@
     {"round":7,...,"loss":0.52,"sum":"1f0c9a3e"}
 
 ``sum`` is the CRC-32 of the line before it, begun with the sum of the line above: a changed byte, and a line that
-was left out, doubled or moved, shows at the first line that no longer fits. Lines of earlier versions have no
-sum; they are taken as far as their numbers make sense.
+was left out, doubled or moved, shows at the first line that no longer fits.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Collection
 from typing import Any
 
 from paceline import costs
@@ -36,34 +34,25 @@ def seal(text: str, before: str = "") -> tuple[bytes, str]:
 
 
 def sum_of(text: bytes) -> str:
-    """The sum of a line as it stands in the file, "" where it has none."""
+    """The sum of a line as it stands in the file, "" if there is no line."""
     found = SEAL.search(text)
     return found[1].decode() if found is not None and found.end() == len(text) else ""
 
 
-def read(
-    text: bytes, before: dict[str, Any] | None = None, resumed: Collection[int] = ()
-) -> tuple[dict[str, Any], str]:
-    """A line as it was written, and what is wrong with it ("" where nothing is).
-
-    before: the line above; resumed: the rounds that the run was resumed from, before which some may be missing.
-    """
+def read(text: bytes, before: dict[str, Any] | None = None) -> tuple[dict[str, Any], str]:
+    """A line as it was written, and what is wrong with it ("" where nothing is). before: the line above."""
     try:
         line = json.loads(text)
     except (ValueError, RecursionError):
         return {}, "is no JSON"
-    above = "" if before is None else before.get("sum", "")
-    seal = SEAL.search(text)
-    if seal is not None and seal.end() == len(text):
-        if _sum(text[: seal.start()], above) != seal[1].decode():
-            return {}, "does not match its checksum: it or a line above it was changed, left out or moved"
-    elif above:
-        return {}, "has no checksum, and the line above it has one"
-    elif isinstance(line, dict):
-        line.pop("sum", None)
+    found = SEAL.search(text)
+    if found is None or found.end() != len(text):
+        return {}, "has no checksum at its end"
+    if _sum(text[: found.start()], "" if before is None else before["sum"]) != found[1].decode():
+        return {}, "does not match its checksum: it or a line above it was changed, left out or moved"
     wrong = fault(line)
-    if not wrong and before is not None:
-        wrong = _order(line, before, resumed)
+    if not wrong and before is not None and line["round"] <= before["round"]:
+        wrong = f"is round {line['round']:.0f}, after round {before['round']:.0f}"
     return (line, "") if not wrong else ({}, wrong)
 
 
@@ -119,16 +108,6 @@ def _extras(line: dict[str, Any]) -> str:
     sizes, times = line.get("pieces"), line.get("piece_seconds")
     if sizes and times and [len(row) for row in sizes] != [len(row) for row in times]:
         return "has pieces without their seconds"
-    return ""
-
-
-def _order(line: dict[str, Any], before: dict[str, Any], resumed: Collection[int]) -> str:
-    now, last = int(line["round"]), int(before["round"])
-    if now <= last:
-        return f"is round {now}, after round {last}"
-    lost = now - last > 1 and not any(last < each <= now for each in resumed)
-    if lost and "sum" not in line:  # where it is sealed, nothing was taken out: they were never written
-        return f"is round {now}, after round {last}; the rounds between them are missing"
     return ""
 
 

@@ -19,9 +19,8 @@ from paceline import costs
 from paceline.errors import PacelineError
 from paceline.files import write_whole
 from paceline.runs.line import fault, seal, sum_of
-from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, read
+from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, read, waits
 from paceline.runs.summary import summarize
-from paceline.runs.waiting import waits
 
 PerWorker = Sequence[float | None] | np.ndarray
 

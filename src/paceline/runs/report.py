@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from paceline.errors import PacelineError
 from paceline.files import write_whole
-from paceline.runs import comparison
-from paceline.runs.columns import Columns
-from paceline.runs.findings import findings
+from paceline.runs import charts, draw, timeline
+from paceline.runs.columns import BANDS, Columns, Window
+from paceline.runs.draw import round_axis, time_axis, top
+from paceline.runs.findings import compare, differences, findings, labels
 from paceline.runs.page import cards, header, page, points
 from paceline.runs.run import Run
-from paceline.runs.sections import about, check, details, pictures
 from paceline.runs.summary import final_loss, summarize
-from paceline.runs.words import number, percent, plural, seconds
+from paceline.runs.words import listing, number, percent, plural, seconds
 
 REPORT = "report.html"
 
@@ -30,12 +34,12 @@ def write(run: Run, path: str | os.PathLike[str] | None = None) -> Path:
 
 def write_comparison(runs: Sequence[Run], path: str | os.PathLike[str]) -> Path:
     """Write one page that compares runs; the file's path."""
-    return write_whole(path, comparison.render(runs))
+    return write_whole(path, render_comparison(runs))
 
 
 def render(run: Run) -> str:
     """One run's report as HTML."""
-    check(run)
+    _check(run)
     summary = summarize(run)
     title = f"{run.policy} on {plural(run.workers, 'worker')}"
     share = summary["share_of_bound"]
@@ -43,10 +47,10 @@ def render(run: Run) -> str:
     body = (
         cards(_cards(summary, final_loss(run)))
         + points(findings(run))
-        + pictures(Columns.of(run))
-        + details(run, summary)
+        + _pictures(Columns.of(run))
+        + _details(run, summary)
     )
-    return page(f"{title} · Paceline", header(title + reach, about(run)), body)
+    return page(f"{title} · Paceline", header(title + reach, _about(run)), body)
 
 
 def _cards(summary: dict[str, Any], final: float | None) -> list[tuple[str, str, str, float | None]]:
@@ -68,3 +72,203 @@ def _cards(summary: dict[str, Any], final: float | None) -> list[tuple[str, str,
     if summary.get("test_accuracy") is not None:
         entries.append((percent(summary["test_accuracy"], 1), "", "test accuracy", None))
     return entries
+
+
+def _pictures(columns: Columns) -> str:
+    """Every chart of one run, on a page."""
+    return f'<div class="charts">{"".join(figures(columns))}</div>'
+
+
+def figures(columns: Columns, start: int = 0, end: int | None = None, recent: int | None = None) -> list[str]:
+    """Every chart of one run, or of a stretch of it. recent: judge who is slow by the last so many rounds."""
+    window = columns.window(start, end, recent)
+    found = [
+        charts.round_seconds(window),
+        charts.loads(window),
+        charts.pace(window),
+        *charts.gates(window),
+        timeline.timeline(columns, window.start, window.end),
+        charts.losses([("loss", window)]),
+        charts.stragglers(window),
+        charts.time_spent(window),
+    ]
+    return [figure for figure in found if figure]
+
+
+def _details(run: Run, summary: dict[str, Any]) -> str:
+    """The summary and the configuration as tables."""
+    rows = [(key.replace("_", " "), _cell(value)) for key, value in summary.items()]
+    config = [(key.replace("_", " "), _cell(value)) for key, value in run.config.items() if key != "resumed"]
+    return (
+        f'<div class="charts tables">{draw.figure("Summary", "As in summary.json.", draw.table((), rows))}'
+        f"{draw.figure('Configuration', 'As in run.json.', draw.table((), config))}</div>"
+    )
+
+
+def _check(run: Run) -> None:
+    """Raise PacelineError for a run that has no round yet."""
+    if not len(run.round):
+        raise PacelineError(f"{run.path} holds no round yet; expected at least one to report on")
+
+
+def _about(run: Run) -> str:
+    """What was run, in a line."""
+    return about_config(run.config, plural(len(run.round), "round"))
+
+
+def about_config(config: dict[str, Any], rounds: str = "") -> str:
+    """The same from run.json."""
+    parts = [
+        f"job {config['job']}" if "job" in config else "",
+        f"{config['model']} on {config['data']}" if "model" in config and "data" in config else "",
+        f"global batch {config['global_batch']}" if "global_batch" in config else "",
+        rounds,
+        str(config.get("engine", "")),
+        str(config.get("started", "")).replace("T", " ").replace("+00:00", " UTC"),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return " ".join(value)
+    if isinstance(value, list | dict):
+        text = json.dumps(value)
+        return text if len(text) < 300 else f"{text[:300]} ..."
+    return "–" if value is None else str(value)
+
+
+def render_comparison(runs: Sequence[Run]) -> str:
+    """Several runs on one page."""
+    for run in runs:
+        _check(run)
+    named = list(zip(labels(runs), runs, strict=True))
+    columns = [(name, Columns.of(run)) for name, run in named]
+    windows = [(name, each.window()) for name, each in columns]
+    said = compare(runs)
+    body = (
+        points(said[1:]) + '<div class="charts">' + _rates(named) + charts.losses(windows) + _rounds(windows)
+    )
+    body += _side_by_side(columns) + "</div><h2>Figures</h2>" + _figures_table(named)
+    for (name, run), (_, each) in zip(named, columns, strict=True):
+        body += f"<details><summary>{draw.escape(name)}: findings and pictures</summary>"
+        body += points(findings(run)) + _pictures(each) + _details(run, summarize(run)) + "</details>"
+    return page("Comparison · Paceline", header(said[0], "" if differences(runs) else _about(runs[0])), body)
+
+
+def _rates(named: list[tuple[str, Run]]) -> str:
+    """Samples per second as a part of what each run's workers could do."""
+    rows, summaries = [], [summarize(run) for _, run in named]
+    most = (
+        max(max(s["bound_samples_per_second"] or 0, s["samples_per_second"] or 0) for s in summaries) or 1.0
+    )
+    for i, ((name, _), summary) in enumerate(zip(named, summaries, strict=True)):
+        rate, bound = summary["samples_per_second"] or 0.0, summary["bound_samples_per_second"] or 0.0
+        parts = [(f"c{i % BANDS}", rate / most), ("rest", max(bound - rate, 0.0) / most)]
+        rows.append((name, parts, f"{number(rate)} · {percent(summary['share_of_bound'])}"))
+    return draw.figure(
+        "Samples per second",
+        "In colour: the samples per second of the run. Grey: up to the combined speed of the same workers.",
+        draw.bars(rows),
+        table=draw.table(
+            ("run", "samples/s", "possible", "share of it"),
+            [
+                (
+                    name,
+                    number(s["samples_per_second"]),
+                    number(s["bound_samples_per_second"]),
+                    percent(s["share_of_bound"], 1),
+                )
+                for (name, _), s in zip(named, summaries, strict=True)
+            ],
+        ),
+    )
+
+
+def _rounds(named: list[tuple[str, Window]]) -> str:
+    series = []
+    for i, (name, run) in enumerate(named):
+        known = ~np.isnan(run.seconds.mean)
+        x = (run.edges[:-1] + run.edges[1:]) / 2
+        series.append(draw.Line(name, f"c{i % BANDS}", x[known], run.seconds.mean[known]))
+    first = min(run.span[0] for _, run in named)
+    end = max(run.span[1] for _, run in named)
+    y_axis = time_axis("time of a round", top(*(run.lengths for _, run in named)))
+    short = any(run.short for _, run in named)
+    return draw.figure(
+        "Time per round",
+        f"Seconds of each round{'; rounds of fewer samples are left out' if short else ''}.",
+        draw.lines(series, round_axis((first, end)), y_axis, seconds, lambda x: f"Round {int(x):,}"),
+        draw.legend([(line.colour, line.name) for line in series]),
+        table=_rounds_table(series, first, end),
+    )
+
+
+def _rounds_table(series: Sequence[draw.Line], first: float, end: float) -> str:
+    """A dozen places, and what each curve has nearest to them; nothing behind its end."""
+    rows = []
+    for place in np.unique(np.linspace(first, end - 1, 12).astype(int)):
+        near = [int(np.abs(line.x - place - 0.5).argmin()) for line in series]
+        cells = (
+            seconds(float(line.y[i])) if place <= line.x[-1] else "–"
+            for line, i in zip(series, near, strict=True)
+        )
+        rows.append((f"{place:,}", *cells))
+    return draw.table(("round", *(line.name for line in series)), rows)
+
+
+def _side_by_side(named: list[tuple[str, Columns]]) -> str:
+    """The last rounds of every run on one scale of time."""
+    shown = min(timeline.SHOWN, *(len(columns) for _, columns in named))
+    lengths = [float(columns["seconds"][-shown:].sum()) for _, columns in named]
+    strips = [
+        f"<div><h4>{draw.escape(name)}: {seconds(length)}</h4>"
+        f"{timeline.strip(columns, len(columns) - shown, len(columns), max(lengths))}</div>"
+        for (name, columns), length in zip(named, lengths, strict=True)
+    ]
+    return draw.figure(
+        f"The last {plural(shown, 'round')} of each",
+        "One scale of time for all: the shorter, the faster.",
+        f'<div class="strips">{"".join(strips)}</div>',
+        timeline.legend(
+            any(columns.sums(len(columns) - shown, len(columns))[2].sum() > 0 for _, columns in named)
+        ),
+        wide=True,
+        table=timeline.table(
+            [(name, columns, len(columns) - shown, len(columns)) for name, columns in named], "run"
+        ),
+    )
+
+
+def _figures_table(named: list[tuple[str, Run]]) -> str:
+    head = [
+        "run",
+        "samples/s",
+        "of the bound",
+        "waiting",
+        "seconds",
+        "rounds",
+        "loss, mean of the last epoch",
+        "accuracy",
+        "loads",
+    ]
+    rows = []
+    for name, run in named:
+        s = summarize(run)
+        final = s["final_batches"]
+        rows.append(
+            [
+                name,
+                number(s["samples_per_second"]),
+                percent(s["share_of_bound"], 1),
+                percent(s["idle_share"], 1),
+                number(s["seconds"]),
+                f"{s['steps']:,}",
+                number(s["train_loss"]),
+                percent(s.get("test_accuracy"), 1),
+                listing(final) if len(final) <= BANDS else f"{min(final)} to {max(final)}",
+            ]
+        )
+    return f'<div class="card">{draw.table(head, rows)}</div>'

@@ -1,9 +1,16 @@
-"""The record of a run as it is read: columns of arrays, whatever end the run came to."""
+"""The record of a run as it is read: columns of arrays, whatever end the run came to.
+
+A worker waits from the end of its own work until the last worker of the round has ended its work. What comes after
+that (the exchange of gradients, the optimizer's step, logging) is nobody's waiting: it takes all workers alike, and
+no division of the batch shortens it. ``waits`` is the one definition that records, reports, forecasts and the doctor
+go by.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +21,8 @@ from numpy.typing import NDArray
 from paceline import files
 from paceline.costs import Array
 from paceline.errors import PacelineError
-from paceline.runs.facts import check_config, check_summary
 from paceline.runs.line import PER_WORKER, SCALARS
 from paceline.runs.line import read as read_line
-from paceline.runs.waiting import waits
 
 CONFIG, ROUNDS, SUMMARY = "run.json", "rounds.jsonl", "summary.json"
 
@@ -34,7 +39,7 @@ class Run:
     batch: samples of each round, shape (T,).
     loss: shape (T,), NaN where none was recorded.
     loads, compute, overhead, wait: samples and seconds of each worker, shape (T, n); NaN where it was absent,
-        n being the most workers that the run ever had. For ``wait`` see ``paceline.runs.waiting``.
+        n being the most workers that the run ever had. For ``wait`` see ``waits``.
     shares: what was planned for the round after, shape (T, n), NaN where not recorded.
     extras: the other fields, a list of T values each, None where a round had none.
     summary: what the engine left in summary.json; empty before the end.
@@ -85,7 +90,7 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     summary = read_object(run_dir / SUMMARY) or {}
     check_summary(summary, run_dir / SUMMARY)
     notes: list[str] = []
-    run = of_lines(run_dir, config, _lines(run_dir / ROUNDS, resumed(config), notes))
+    run = of_lines(run_dir, config, _lines(run_dir / ROUNDS, notes))
     steps = summary.get("steps")
     if steps is not None and steps != len(run.round):
         raise PacelineError(
@@ -98,18 +103,13 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     return replace(run, summary=summary, notes=notes)
 
 
-def resumed(config: dict[str, Any]) -> list[int]:
-    """The rounds from which the run was resumed."""
-    return [int(part["round"]) for part in config.get("resumed", []) if "round" in part]
-
-
 def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]]) -> Run:
     """The rounds that sound lines of a record tell of."""
     columns: dict[str, Any] = {name: np.array([line[name] for line in lines], float) for name in SCALARS}
     columns |= {name: columns[name].astype(np.int64) for name in ("round", "epoch")}
     width = max((len(line["loads"]) for line in lines), default=_workers(config))
     columns |= {name: _matrix([line[name] for line in lines], width) for name in PER_WORKER}
-    columns["wait"] = waits(columns["seconds"], columns["compute"])  # records of old versions counted more
+    columns["wait"] = waits(columns["seconds"], columns["compute"])
     others = dict.fromkeys(name for line in lines for name in line if name not in columns and name != "sum")
     extras = {name: [line.get(name) for line in lines] for name in others}
     return Run(path=run_dir, config=config, **columns, extras=extras, summary={}, notes=[])
@@ -135,7 +135,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def _lines(path: Path, parts: list[int], notes: list[str]) -> list[dict[str, Any]]:
+def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     try:
         raw = files.read(path).split(b"\n")
     except FileNotFoundError:
@@ -146,7 +146,7 @@ def _lines(path: Path, parts: list[int], notes: list[str]) -> list[dict[str, Any
         notes.append(f"The last line of {path.name} was cut off, as when a run is killed; it is left out.")
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(raw, 1):
-        line, wrong = read_line(text, lines[-1] if lines else None, parts)
+        line, wrong = read_line(text, lines[-1] if lines else None)
         if wrong:
             raise PacelineError(f"{path}, line {number} is damaged: it {wrong}; cut the file before it")
         lines.append(line)
@@ -160,3 +160,107 @@ def _matrix(rows: list[list[float | None] | None], width: int) -> Array:
         if row is not None:
             matrix[index, : len(row)] = row  # None becomes NaN
     return matrix
+
+
+def waits(seconds: Any, compute: Any) -> Array:
+    """Seconds that each worker waited for the last one, shape (..., n); NaN where it was absent.
+
+    seconds: of each round, shape (...). compute: seconds of each worker's own work, shape (..., n), NaN where it
+    was absent. A round that went on without its last worker ended for the others when the round did.
+    """
+    compute = np.asarray(compute, np.float64)
+    if compute.shape[-1] == 0:
+        return compute
+    latest = np.where(np.isnan(compute), -np.inf, compute).max(axis=-1)
+    ended = np.minimum(latest, np.asarray(seconds, np.float64))
+    return np.where(np.isnan(compute), np.nan, np.maximum(ended[..., None] - compute, 0.0))
+
+
+def waiting_share(seconds: Any, compute: Any) -> float | None:
+    """Portion of the workers' time that went into waiting, rounds and workers summed; None where none was spent.
+
+    The time of a worker is that of all rounds in which it was there. Shapes as in ``waits``.
+    """
+    there = ~np.isnan(np.asarray(compute, np.float64))
+    paid = float((np.asarray(seconds, np.float64)[..., None] * there).sum())
+    return float(np.nansum(waits(seconds, compute))) / paid if paid > 0 else None
+
+
+NUMBERS = (
+    "seconds",
+    "samples_per_second",
+    "bound_samples_per_second",
+    "share_of_bound",
+    "idle_share",
+    "train_loss",
+    "test_accuracy",
+)
+LARGEST = 2**53
+
+
+def check_config(config: dict[str, Any], path: Path) -> None:
+    """Raise PacelineError where a field that is read is of another kind than engines write."""
+    _check(
+        config,
+        path,
+        {
+            "policy": (lambda value: isinstance(value, str), "a text"),
+            "workers": (_count, "a whole number"),
+            "global_batch": (_count, "a whole number"),
+            "loader_workers": (_count, "a whole number"),
+            "limits": (_limits, "a pair of whole numbers a worker"),
+            "resumed": (_resumed, "a list of the parts, each with its round"),
+        },
+    )
+
+
+def check_summary(summary: dict[str, Any], path: Path) -> None:
+    """The same for what an engine left at the end."""
+    fields: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(NUMBERS, (_number, "a number"))
+    fields |= {"steps": (_count, "a whole number"), "samples": (_count, "a whole number")}
+    _check(summary, path, fields | {"final_batches": (_counts, "a list of whole numbers")})
+
+
+def _check(found: dict[str, Any], path: Path, fields: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
+    for name, (sound, expected) in fields.items():
+        if found.get(name) is not None and not sound(found[name]):
+            given = str(found[name])[:60]
+            raise PacelineError(f"{path} is damaged: {name} is {given}; expected {expected}; put it back")
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _counts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_count, value))
+
+
+def _limits(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(item is None or _count(item) for item in pair)
+        for pair in value
+    )
+
+
+def _resumed(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(part, dict) and _count(part.get("round", 0)) for part in value
+    )
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs right below a folder, in the order in which they were started; empty where it is a run itself."""
+    if (folder / CONFIG).is_file():
+        return []
+    found = []
+    for config in folder.glob(f"*/{CONFIG}"):
+        try:
+            found.append((config.stat().st_mtime, config.parent))
+        except OSError:  # it has gone meanwhile
+            continue
+    return [run for _, run in sorted(found)]

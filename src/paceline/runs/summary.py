@@ -1,14 +1,13 @@
-"""A run in figures: how fast it was, and how close it came to its workers' combined speed."""
+"""A run in figures: how fast it was, how close it came to its workers' combined speed, who was slow, who was last."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline.runs import pieces
-from paceline.runs.run import Array, Run
-from paceline.runs.waiting import waiting_share
+from paceline.runs.run import Array, Run, waiting_share
 
 
 def speeds(run: Run, before: Array | None = None) -> Array:
@@ -72,10 +71,10 @@ def summarize(run: Run) -> dict[str, Any]:
     steps, samples, seconds (of all rounds), samples_per_second.
     bound_samples_per_second: samples over the sum of the rounds' ideal seconds: the workers' combined speed.
     share_of_bound: the sum of the ideal seconds over that of the real ones, 1 at best.
-    idle_share: the part of the workers' time that was waiting, see ``paceline.runs.waiting``.
+    idle_share: the part of the workers' time that was waiting, see ``run.waits``.
     final_batches: the last full round's loads.
     train_loss: mean over the last epoch. test_accuracy: as the engine left it.
-    Where work could move within the rounds, the figures of ``pieces.figures`` are added.
+    Where work could move within the rounds, the figures of ``piece_figures`` are added.
     """
     ideal = ideal_seconds(run)
     known = ~np.isnan(ideal)
@@ -95,7 +94,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "train_loss": last_loss(run),
         "test_accuracy": None,
     }
-    figures |= pieces.figures(run)
+    figures |= piece_figures(run)
     # The record itself is the witness; summary.json adds what it cannot tell, such as the test accuracy.
     left = {name: value for name, value in run.summary.items() if figures.get(name) is None}
     return figures | left | {"run_dir": str(run.path)}
@@ -103,3 +102,167 @@ def summarize(run: Run) -> dict[str, Any]:
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
+
+
+SCATTER_OF_CHANGES = 0.954  # median of the absolute difference of two normal numbers of sd 1
+
+
+def piece_figures(run: Run) -> dict[str, Any]:
+    """What work that moved within rounds came to, for the summary; empty where the run's work could not move.
+
+    moved_rounds: portion of the rounds in which work moved. In those rounds, at_once: portion of the plan that was
+    assigned up front, mean; pieces: number per worker, mean. piece_cost: seconds that a piece takes beyond its
+    samples, median. pace_scatter: relative standard deviation of the seconds per sample from round to round.
+    """
+    at_once = _numbers(run, "at_once")
+    if not len(at_once):
+        return {}
+    moved = at_once < 1
+    rounds = [pieces for pieces, in_parts in zip(_kept(run, "pieces"), moved, strict=False) if in_parts]
+    counts = [len(pieces) for workers in rounds for pieces in workers]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        changes = np.abs(np.diff(np.log(run.compute / run.loads), axis=0))
+    changes = changes[np.isfinite(changes)]
+    return {
+        "moved_rounds": float(moved.mean()),
+        "at_once": float(at_once[moved].mean()) if moved.any() else 1.0,
+        "pieces": float(np.mean(counts)) if counts else 1.0,
+        "piece_cost": float(np.median(_numbers(run, "piece_cost"))),
+        "pace_scatter": float(np.median(changes)) / SCATTER_OF_CHANGES if len(changes) else None,
+    }
+
+
+def _kept(run: Run, name: str) -> list[Any]:
+    return [value for value in run.extras.get(name, []) if value is not None]
+
+
+def _numbers(run: Run, name: str) -> np.ndarray:
+    return np.array(_kept(run, name), float)
+
+
+WINDOW = 8  # rounds on either side that a lasting change must outweigh
+LASTING = 1.25  # the least ratio that counts as a change
+LATE = 1.1  # a straggler is marked when it takes so many times the median
+
+
+class Change(NamedTuple):
+    """From ``round`` on, ``worker`` takes ``ratio`` times its seconds per sample of before."""
+
+    round: int
+    worker: int
+    ratio: float
+
+
+def seconds_per_sample(run: Run) -> Array:
+    """Seconds per sample of each worker in each round, overhead left out, shape (T, n); NaN: unknown."""
+    spent = run.compute - np.nan_to_num(run.overhead)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((run.loads > 0) & (spent > 0), spent / run.loads, np.nan)
+
+
+def typical(run: Run) -> Array:
+    """Median seconds per sample of each worker, shape (n,); NaN for one that never ran."""
+    return median(seconds_per_sample(run))
+
+
+def slowness(run: Run) -> Array:
+    """How many times each worker's typical seconds per sample are the median of the others', shape (n,)."""
+    own = typical(run)
+    others = np.array([median(np.delete(own, i)[:, None])[0] for i in range(len(own))])
+    return own / others if len(own) else own
+
+
+def last(run: Run) -> NDArray[np.int64]:
+    """The straggler of each round, shape (T,): the most compute seconds, lowest rank first; -1: none."""
+    compute = np.where(np.isnan(run.compute), -np.inf, run.compute)
+    if compute.size == 0:
+        return np.full(len(compute), -1)
+    slowest = compute.argmax(axis=1)
+    return np.where(np.isfinite(compute.max(axis=1)), slowest, -1)
+
+
+def straggler_share(run: Run) -> Array:
+    """Portion of the rounds in which each worker was the straggler, shape (n,)."""
+    who = last(run)
+    return np.bincount(who[who >= 0], minlength=run.workers) / max(len(who), 1)
+
+
+def changes(run: Run) -> list[Change]:
+    """Lasting changes of speed, in order: the medians of the rounds before and after differ beyond noise."""
+    series = np.log(carried(seconds_per_sample(run)))
+    rounds = len(series)
+    if rounds < 2 * WINDOW or not series.size:
+        return []
+    windows = np.lib.stride_tricks.sliding_window_view(series, WINDOW, axis=0)
+    medians = np.median(windows, axis=2)  # [t]: of rounds t to t + WINDOW - 1; NaN where any is unknown
+    jump = medians[WINDOW:] - medians[:-WINDOW]  # [t]: at round t + WINDOW
+    differences = np.abs(np.diff(series, axis=0))
+    # sigma from the mean difference, 2 sigma / sqrt(pi) for a normal one: two-valued noise fools a median.
+    known = np.maximum((~np.isnan(differences)).sum(axis=0), 1)
+    noise = np.nansum(differences, axis=0) / known * np.sqrt(np.pi) / 2
+    # A median of w values strays by 1.25 sigma / sqrt(w), the difference of two by sqrt(2) times that.
+    least = np.maximum(np.log(LASTING), 5 * 1.77 * noise / np.sqrt(WINDOW))
+    found = []
+    for worker in range(series.shape[1]):
+        size = np.abs(np.nan_to_num(jump[:, worker]))
+        while size.size and size.max() >= least[worker]:
+            # The medians differ most over a plateau around the change; its middle is the change itself.
+            top = size.max()
+            first = int(size.argmax())
+            plateau = np.flatnonzero(size[first : first + WINDOW] >= top - 1e-9 - noise[worker])
+            at = first + int(plateau.mean())
+            edge = _edge(series[:, worker], at + WINDOW)
+            before, after = series[max(edge - 2 * WINDOW, 0) : edge], series[edge : edge + 2 * WINDOW]
+            # A few spikes that happen to lie together do not outweigh windows twice as long.
+            if abs(np.median(after[:, worker]) - np.median(before[:, worker])) >= least[worker] / 2:
+                found.append(Change(edge, worker, float(np.exp(jump[at, worker]))))
+            size[max(at - WINDOW, 0) : at + WINDOW + 1] = 0
+    return sorted(found)
+
+
+def _edge(series: Array, near: int) -> int:
+    """The round within a window of ``near`` at which a step from one level to the next fits best."""
+    low, high = max(near - WINDOW, 1), min(near + WINDOW, len(series) - 1)
+    before, after = np.median(series[max(low - WINDOW, 0) : low]), np.median(series[high : high + WINDOW])
+    candidates = range(low, high + 1)
+    errors = [
+        np.abs(series[low:edge] - before).sum() + np.abs(series[edge:high] - after).sum()
+        for edge in candidates
+    ]
+    return int(candidates[int(np.argmin(errors))])
+
+
+def settled(run: Run, start: int = 0, end: int | None = None) -> int | None:
+    """Rounds from ``start`` until the split stays where it will be before ``end``; None when it does not.
+
+    Stays: in 95 % of the rounds left every worker's share is within a tenth of an equal share of its median
+    over the second half, or within two samples.
+    """
+    end = len(run.batch) if end is None else end
+    batch = np.maximum(run.batch[start:end], 1)
+    shares = np.nan_to_num(run.loads[start:end] / batch[:, None])
+    if len(shares) < 4:
+        return None
+    goal = np.median(shares[len(shares) // 2 :], axis=0)
+    near = np.maximum(0.1 / run.workers, 2 / batch) + 1e-12
+    away: NDArray[np.bool_] = np.any(np.abs(shares - goal) > near[:, None], axis=1)
+    left = np.cumsum(away[::-1])[::-1] / np.arange(len(away), 0, -1)
+    calm = (left <= 0.05) & ~away
+    first = int(np.argmax(calm))
+    return first if calm[first] and first < 0.75 * len(shares) else None
+
+
+def chosen(run: Run, limit: int) -> list[int]:
+    """All workers, or ``limit`` of them from the slowest to the fastest, in order of rank."""
+    if run.workers <= limit:
+        return list(range(run.workers))
+    order = np.argsort(np.nan_to_num(slowness(run)), kind="stable")
+    return sorted(int(i) for i in order[np.linspace(0, run.workers - 1, limit).astype(int)])
+
+
+def median(values: Array) -> Array:
+    """Median down the first axis over what is known, NaN (and no warning) where nothing is."""
+    empty = np.isnan(values).all(axis=0)
+    if empty.all():
+        return np.full(empty.shape, np.nan)
+    return np.where(empty, np.nan, np.nanmedian(np.where(empty, 0.0, values), axis=0))

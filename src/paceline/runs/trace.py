@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline.files import write_whole
-from paceline.runs.alike import labels
+from paceline.runs.findings import labels
 from paceline.runs.run import Run
 
 TRACE = "trace.json"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from paceline.runs import svg
-from paceline.runs.analysis import LATE
 from paceline.runs.page import header, page, policy
+from paceline.runs.summary import LATE
 from paceline.runs.words import number, plural, seconds
 from paceline.serve.catalog import Catalog, JobRuntime
 from paceline.serve.events import Closed

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from paceline import costs
 from paceline.errors import PacelineError
 from paceline.rounds import Array
-from paceline.runs import Run, pieces
+from paceline.runs import Run
 from paceline.runs.causes import Causes, causes
-from paceline.runs.summary import carried
-from paceline.runs.waiting import waiting_share, waits
+from paceline.runs.run import waiting_share, waits
+from paceline.runs.summary import carried, piece_figures
 from paceline.runs.words import listing, percent, plural, seconds, times
 from paceline.simulate.rounds import Played, run
 from paceline.simulate.scenario import PIECE_SECONDS, Scenario, WorkerClass
@@ -35,7 +35,7 @@ WORTHWHILE = 0.98  # of the recorded seconds: less gained is not worth another p
 class Predicted(NamedTuple):
     """One policy's rounds on the recorded paces; T rounds, n workers.
 
-    seconds: of all rounds together. idle: portion of the workers' time spent waiting (``paceline.runs.waiting``).
+    seconds: of all rounds together. idle: portion of the workers' time spent waiting (``paceline.runs.run``).
     rounds: seconds of each, (T,). loads: samples, (T, n).
     """
 
@@ -217,7 +217,7 @@ def of_record(record: Run) -> Scenario:
     batches = tuple(int(b) for b in np.rint(np.nansum(record.loads, axis=1)))
     full = max(batches)
     least, most = _limits(record, full)
-    measured = pieces.figures(record).get("piece_cost")
+    measured = piece_figures(record).get("piece_cost")
     classes = tuple(
         WorkerClass(Replay(pace[:, i : i + 1]), Replay(overhead[:, i : i + 1]), least=least[i], most=most[i])
         for i in range(record.workers)

@@ -1,0 +1,357 @@
+"""Where else the rounds of a run go: Weights & Biases, MLflow, Trackio, TensorBoard, Prometheus.
+
+    sinks.write(read("runs/mine"), "wandb:project=uneven")                 # a whole record, afterwards
+    pace = Pace(ddp, 256, report_to=["mlflow:uri=file:mlruns"])            # each round as it ends, on rank 0
+
+A sink is asked for by its name, with options as ``name:key=value,...``. Each has the same scalars (``scalars``).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline import options
+from paceline.errors import PacelineError
+from paceline.runs.run import Run, waiting_share, waits
+
+__all__ = ["Sink", "create", "scalars", "write"]
+
+Values = Sequence[float | None] | np.ndarray
+
+
+def scalars(
+    *, seconds: float, batch: int, loads: Values, compute: Values, loss: float | None = None, **_: Any
+) -> dict[str, float]:
+    """A round's scalars by their names; what is unknown (None, NaN) is left out.
+
+    Arguments as ``Recorder.round`` takes them. idle_share: portion of the workers' time spent waiting in this round.
+    """
+    spent = np.array([math.nan if each is None else each for each in compute], float)
+    found: dict[str, float | None] = {
+        "round/seconds": seconds,
+        "round/samples_per_second": batch / seconds if seconds > 0 else None,
+        "round/idle_share": waiting_share([seconds], spent[None]),
+        "train/loss": loss,
+    }
+    for worker, (load, own) in enumerate(zip(loads, spent, strict=True)):
+        found[f"load/worker_{worker}"] = load
+        found[f"compute_seconds/worker_{worker}"] = own
+    return {name: float(value) for name, value in found.items() if value is not None and math.isfinite(value)}
+
+
+@dataclass
+class Sink:
+    """Takes a run's rounds one after another; subclasses say where to. Made by ``sinks.create``.
+
+    place: the run's directory. config: what the run is.
+    """
+
+    place: Path
+    config: dict[str, Any]
+
+    @property
+    def where(self) -> str:
+        """Where the rounds go, for people."""
+        return type(self).__name__
+
+    def round(self, *, round: int, **fields: Any) -> None:
+        """Add one round: its number, and the fields that ``scalars`` takes."""
+        self._log(scalars(**fields), int(round))
+
+    def close(self) -> None:
+        """Send what is still held; no more rounds follow."""
+
+    def _log(self, values: dict[str, float], step: int) -> None:
+        raise NotImplementedError
+
+
+def missing(name: str, package: str, error: ImportError) -> PacelineError:
+    """The error where a sink's package is not there."""
+    return PacelineError(f"{name} is not installed ({error}); run: pip install {package}")
+
+
+@dataclass
+class MLflow(Sink):
+    """A run in an experiment of MLflow.
+
+    experiment: its name. uri: of the tracking server, or of a folder or database such as ``sqlite:///mlflow.db``;
+    "" for what the environment says (MLFLOW_TRACKING_URI).
+    """
+
+    experiment: str = "paceline"
+    uri: str = ""
+    _client: Any = field(init=False, repr=False, default=None)
+    _id: str = field(init=False, repr=False, default="")
+
+    def __post_init__(self) -> None:
+        try:
+            from mlflow.entities import Metric
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise missing("MLflow", "mlflow", error) from error
+        self._metric = Metric
+        self._client = MlflowClient(self.uri or None)
+        known = self._client.get_experiment_by_name(self.experiment)
+        chosen = known.experiment_id if known else self._client.create_experiment(self.experiment)
+        run = self._client.create_run(chosen, run_name=self.place.name)
+        self._id = run.info.run_id
+        for name, value in self.config.items():
+            self._client.log_param(self._id, name, str(value)[:500])
+
+    @property
+    def where(self) -> str:
+        return f"MLflow, experiment {self.experiment}, run {self._id}"
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+    def _log(self, values: dict[str, float], step: int) -> None:
+        now = int(time.time() * 1000)
+        self._client.log_batch(
+            self._id, [self._metric(name, value, now, step) for name, value in values.items()]
+        )
+
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+@dataclass
+class Prometheus(Sink):
+    """Answers scrapes while the run goes on.
+
+    port: 0 takes any free one. host: the address to listen on; 0.0.0.0 is reached from other machines.
+    """
+
+    port: int = 0
+    host: str = "127.0.0.1"
+    _server: Any = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        try:
+            import prometheus_client as prometheus
+        except ImportError as error:
+            raise missing("The Prometheus client", "prometheus-client", error) from error
+        self._registry = prometheus.CollectorRegistry()
+
+        def made(kind: Any, name: str, text: str, *labels: str, **options: Any) -> Any:
+            return kind(f"paceline_{name}", text, ["job", *labels], registry=self._registry, **options)
+
+        counter, gauge = prometheus.Counter, prometheus.Gauge
+        self._rounds = made(counter, "rounds", "Closed rounds.")
+        self._samples = made(counter, "samples", "Samples trained on.")
+        self._seconds = made(
+            prometheus.Histogram, "round_seconds", "Wall seconds of each round.", buckets=BUCKETS
+        )
+        self._loss = made(gauge, "loss", "Mean training loss of the newest round.")
+        self._load = made(gauge, "worker_samples", "Samples of the worker in the newest round.", "worker")
+        self._own = made(
+            gauge, "worker_seconds", "Seconds of the worker's own work in the newest round.", "worker"
+        )
+        self._waited = made(
+            counter, "worker_wait_seconds", "Seconds that the worker waited for the last one.", "worker"
+        )
+        if not 0 <= self.port <= 65535:
+            raise PacelineError(f"metrics port {self.port}: expected 0 to 65535")
+        try:
+            self._server, self._thread = prometheus.start_http_server(self.port, self.host, self._registry)
+        except OSError as error:
+            raise PacelineError(
+                f"cannot serve metrics on {self.host}:{self.port}: {error.strerror}; choose another, or 0 for any"
+            ) from error
+        self.port = self._server.server_port
+
+    @property
+    def where(self) -> str:
+        return f"Prometheus: http://{self.host}:{self.port}/metrics"
+
+    @property
+    def job(self) -> str:
+        """The run's name, as the service has names of jobs."""
+        return self.place.name or "training"
+
+    def round(self, *, round: int, **fields: Any) -> None:
+        seconds, loss = float(fields["seconds"]), fields.get("loss")
+        self._rounds.labels(self.job).inc()
+        self._samples.labels(self.job).inc(fields["batch"])
+        self._seconds.labels(self.job).observe(seconds)
+        if loss is not None and math.isfinite(loss):
+            self._loss.labels(self.job).set(loss)
+        spent = np.array([math.nan if each is None else each for each in fields["compute"]], float)
+        rows = zip(fields["loads"], spent, waits(seconds, spent), strict=True)
+        for worker, (load, own, waited) in enumerate(rows):
+            if math.isfinite(own):
+                self._load.labels(self.job, worker).set(load)
+                self._own.labels(self.job, worker).set(own)
+                self._waited.labels(self.job, worker).inc(waited)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+FOLDER = "tensorboard"
+
+
+@dataclass
+class TensorBoard(Sink):
+    """Event files of TensorBoard.
+
+    folder: where they go; by default ``tensorboard`` in the run's directory.
+    """
+
+    folder: str = ""
+    _writer: Any = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise PacelineError(
+                "TensorBoard is not installed; run: pip install 'paceline[torch,tensorboard]'"
+            ) from error
+        self._writer = SummaryWriter(str(self.path))
+
+    @property
+    def path(self) -> Path:
+        """The folder of the event files."""
+        return Path(self.folder) if self.folder else self.place / FOLDER
+
+    @property
+    def where(self) -> str:
+        return f"TensorBoard: tensorboard --logdir {self.path}"
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _log(self, values: dict[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+
+@dataclass
+class Trackio(Sink):
+    """A run in a project of Trackio, which keeps it on this machine (in TRACKIO_DIR).
+
+    project: its name; ``trackio show --project NAME`` opens it.
+    """
+
+    project: str = "paceline"
+    _run: Any = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        try:
+            import trackio
+        except ImportError as error:
+            raise missing("Trackio", "trackio", error) from error
+        plain = {name: value for name, value in self.config.items() if not name.startswith("_")}
+        self._run = trackio.init(project=self.project, name=self.place.name, config=plain, embed=False)
+
+    @property
+    def where(self) -> str:
+        return f"Trackio, project {self.project}: trackio show --project {self.project}"
+
+    def close(self) -> None:
+        self._run.finish()
+
+    def _log(self, values: dict[str, float], step: int) -> None:
+        self._run.log(values, step=step)
+
+
+@dataclass
+class WeightsAndBiases(Sink):
+    """A run in a project of Weights & Biases.
+
+    project: its name there. mode: "online", "offline" (files below the run's directory, which ``wandb sync`` sends
+    later) or "" for what the environment says (WANDB_MODE).
+    """
+
+    project: str = "paceline"
+    mode: str = ""
+    _run: Any = field(init=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise missing("Weights & Biases", "wandb", error) from error
+        self.place.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=self.project,
+            name=self.place.name,
+            dir=str(self.place),
+            mode=self.mode or None,
+            config=self.config,
+            settings=wandb.Settings(silent=True),
+        )
+
+    @property
+    def where(self) -> str:
+        return f"Weights & Biases, project {self.project}, files in {self._run.dir}"
+
+    def close(self) -> None:
+        self._run.finish()
+
+    def _log(self, values: dict[str, float], step: int) -> None:
+        self._run.log(values, step=step)
+
+
+SINKS: dict[str, type[Sink]] = {
+    "mlflow": MLflow,
+    "prometheus": Prometheus,
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+    "wandb": WeightsAndBiases,
+}
+
+
+def create(text: str, place: Path, config: Mapping[str, Any]) -> Sink:
+    """The sink that text asks for, ready to take rounds.
+
+    place: the directory of the run, by which the run is named; config: what the run is, as run.json has it.
+    Raises PacelineError for an unknown name or option, and where a package is not installed.
+    """
+    return options.build(SINKS, text, "sink", place=place, config=dict(config))
+
+
+def opened(runs: Sequence[Run], texts: Sequence[str]) -> list[tuple[Run, Sink]]:
+    """Every run with each sink that the texts ask for; where one cannot be had, the others are closed again."""
+    pairs: list[tuple[Run, Sink]] = []
+    try:
+        for run in runs:
+            for text in texts:
+                pairs.append((run, create(text, run.path, run.config)))
+    except PacelineError:
+        for _, sink in pairs:
+            sink.close()
+        raise
+    return pairs
+
+
+def write(run: Run, text: str) -> str:
+    """Send a whole record to a sink; where it went, in words."""
+    return send(run, create(text, run.path, run.config))
+
+
+def send(run: Run, sink: Sink) -> str:
+    """Send a whole record to an open sink, and close it; where it went, in words."""
+    try:
+        for t in range(len(run.round)):
+            sink.round(
+                round=int(run.round[t]),
+                seconds=float(run.seconds[t]),
+                batch=int(run.batch[t]),
+                loads=run.loads[t],
+                compute=run.compute[t],
+                loss=float(run.loss[t]),
+            )
+    finally:
+        sink.close()
+    return sink.where
