@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline import policies
-from paceline.cli.counter import Counter
-from paceline.cli.output import check_json, console_for, write_json
+from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.doctor import STEPS
 from paceline.doctor.command import observe
 from paceline.doctor.findings import POLICIES, diagnose, to_json

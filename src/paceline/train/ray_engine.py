@@ -22,6 +22,7 @@ from paceline.rounds import Indices, Vector
 from paceline.runs import Recorder
 from paceline.train import slowdown
 from paceline.train.checkpoint import Checkpoints
+from paceline.train.checks import server as server_options
 from paceline.train.config import TrainConfig
 
 CHECKPOINT = "server.npz"
@@ -48,7 +49,7 @@ def run(
     facts = config.as_dict() | {"engine": "ray"}
     with Server(
         images_program(config, data),
-        config.server(),
+        server_options(config),
         pool,
         address=config.address,
         delay=slowdown.create(
