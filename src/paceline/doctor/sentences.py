@@ -11,6 +11,7 @@ from paceline.doctor.spent import Loop, Slow, Spent
 from paceline.rounds import Array
 from paceline.runs import Run
 from paceline.runs.analysis import WINDOW, Change, changes, median, seconds_per_sample, straggler_share
+from paceline.runs.waiting import waits
 from paceline.runs.words import listing, percent, plural, seconds, times
 
 LITTLE = 0.03  # of the ranks' time lost in waiting: not worth a change
@@ -18,6 +19,7 @@ MUCH_EXCHANGE = 0.25  # of a step
 MUCH_FETCHING = 0.2  # of a step, on every rank
 MAIN = 0.7  # of what a rank loses: named alone; below, the next one is named, too
 OFTEN = 0.75  # of the steps: whoever is last in more of them is named as the slow one
+COLLECTING = 0.05  # of the waiting, for ranks that collect garbage: worth telling
 NAMED = 3  # ranks and changes that are told one by one
 
 COMPUTING = {
@@ -64,6 +66,28 @@ def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
         return [f"Rank {most} is slow in many steps, but not by the same factor throughout: {last}.", *said]
     often = f"rank {most} was last most often, in {percent(share[most])} of the steps"
     return [f"No rank is slow all the time, but different ranks are slow in different steps: {often}.", *said]
+
+
+def waited_for(run: Run) -> float:
+    """Portion of all waiting that was for a rank that collected garbage, and would not have been without it."""
+    told = run.extras.get("collecting")
+    total = float(np.nansum(waits(run.seconds, run.compute)))
+    if told is None or total <= 0:
+        return 0.0
+    collecting = np.array([each if each is not None else [0.0] * run.workers for each in told], float)
+    without = run.compute - np.minimum(np.nan_to_num(collecting), run.compute)
+    return max(total - float(np.nansum(waits(run.seconds, without))), 0.0) / total
+
+
+def collections(run: Run) -> list[str]:
+    """A sentence where enough of the waiting is for garbage collections; else none."""
+    part = waited_for(run)
+    if part < COLLECTING:
+        return []
+    return [
+        f"{percent(part)} of the waiting is for one rank's garbage collection at a time: "
+        "Pace(collect_every=100), or gc.disable() and gc.collect() in the same steps on all ranks, ends that."
+    ]
 
 
 def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
