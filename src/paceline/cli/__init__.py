@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 import errno
 import importlib
-import importlib.util
-import inspect
 import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from paceline.cli import startup
@@ -95,17 +94,9 @@ def _app(command: str = ""):  # type: ignore[no-untyped-def]
 
 def _help(command: str) -> str:
     """What a command's docstring says, read without loading its file, which may take seconds."""
-    spec = importlib.util.find_spec(f"paceline.cli.{command}")
-    assert spec is not None
-    assert spec.origin is not None
-    with open(spec.origin, encoding="utf-8") as source:
-        parts = ast.parse(source.read()).body
-    found = [
-        ast.get_docstring(part)
-        for part in parts
-        if isinstance(part, ast.FunctionDef) and part.name == "command"
-    ]
-    return inspect.cleandoc(found[0] or "")
+    parts = ast.parse(Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")).body
+    functions = [part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "command"]
+    return ast.get_docstring(functions[0]) or ""
 
 
 def _mistake(error: Any) -> str:

@@ -69,10 +69,8 @@ def command(
         session = Session(json_, config.tensorboard, interrupted)
         if resume is not None:
             session.resume(place, port, {name: given[name] for name in CHANGED if name in given})
-            return
-        results = session.train(config, chosen, place, port)
-        if json_ is not None:
-            session.write_json(results if compare is not None else results[0])
+        else:
+            session.train(config, chosen, place, port, listed=compare is not None)
 
 
 def _dashed(name: str) -> str:

@@ -53,8 +53,8 @@ class Session:
         self._joined, self._leads = startup.launched(), startup.leads()
         self._console = Console(stderr=target == "-", quiet=not self._leads, highlight=False, soft_wrap=True)
 
-    def train(self, config: TrainConfig, chosen: list[str], base: Path, port: int) -> list[dict[str, Any]]:
-        """Train under each chosen policy in turn, in a new directory; their summaries."""
+    def train(self, config: TrainConfig, chosen: list[str], base: Path, port: int, listed: bool) -> None:
+        """Train under each chosen policy in turn, in a new directory. listed: the figures are a list, even of one."""
         check_port(port)
         config = dataclasses.replace(config, workers=launched_ranks() or config.workers)
         data = datasets.load(config.data)
@@ -83,9 +83,7 @@ class Session:
                 )
             )
             directories.append(run_dir)
-        if self._leads:
-            self._sum_up(base, directories, results)
-        return results
+        self._sum_up(base, directories, results, results if listed else results[0])
 
     def resume(self, run_dir: Path, port: int, changes: dict[str, Any]) -> None:
         """Go on with a run from its last checkpoint. changes: what is to be different of its configuration."""
@@ -105,15 +103,7 @@ class Session:
         else:
             self._console.print(f"{run_dir}: no checkpoint yet, starting from the beginning")
         result = self._run(config, run_dir, config.policy, True, port, config.rounds(len(data.x_train)))
-        if self._leads:
-            self._sum_up(run_dir, [run_dir], [result])
-            if self._target is not None:
-                self.write_json(result)
-
-    def write_json(self, figures: Any) -> None:
-        """Write the figures where ``--json`` says."""
-        if self._leads:
-            write_json(self._target, figures, indent=2)
+        self._sum_up(run_dir, [run_dir], [result], result)
 
     def _check(self, config: TrainConfig, data: Data) -> None:
         checks.check(config, data)
@@ -157,7 +147,12 @@ class Session:
             except PacelineError as error:
                 self._console.print(str(error))
 
-    def _sum_up(self, base: Path, directories: list[Path], results: list[dict[str, Any]]) -> None:
+    def _sum_up(
+        self, base: Path, directories: list[Path], results: list[dict[str, Any]], figures: Any
+    ) -> None:
+        """What people read of the runs in these directories, their reports, and the figures for ``--json``."""
+        if not self._leads:
+            return
         runs = [read(directory) for directory in directories]
         tables.print_whole(self._console, comparison_table(runs, results))
         for sentence in compare(runs)[:1] if len(runs) > 1 else findings(runs[0]):
@@ -176,6 +171,7 @@ class Session:
         if all(written):
             self._console.print(f"Report: {page} (open it in a browser)")
         tables.say(self._console, f"Next: {_next(directories)}")
+        write_json(self._target, figures, indent=2)
 
     def _written(self, write: Callable[..., Path], *arguments: Any) -> bool:
         """Write what is made from the record of a finished run; whether that went well. It can be made again."""
