@@ -134,7 +134,7 @@ def _finite(content: Any) -> Any:
 
 
 def write_text(target: str | None, text: str) -> None:
-    """The same for figures that are text already."""
+    """Write figures that are text already; ``target`` as for ``write_json``."""
     if target == "-":
         sys.stdout.write(text + "\n")
     elif target is not None:

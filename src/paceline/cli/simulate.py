@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.simulate.learning import Learnt
 
 DEFAULT = ("equal", "dolbie", "level", "optimum")
+Played = Outcome | DealtOutcome
 DEFAULT_BY_COST = ("equal", "level", "optimum")
 
 
@@ -138,56 +140,44 @@ def command(
         )
         write_json(json_, _show_learnt(what, train(what, by, data, model, loss), console, plot))
         return
-    if any(what.samples for what in described):
-        _by_cost(described, policy, console, json_)
-        return
+    by_cost = any(what.samples for what in described)
+    if by_cost and not all(what.samples for what in described):
+        raise PacelineError("some of these scenarios have [samples] and others have not; simulate them apart")
+    play: Callable[..., Played] = dealt.run if by_cost else run
     outcomes = []
     for what in described:
+        names = list(policy or what.policies or (DEFAULT_BY_COST if by_cost else DEFAULT))
         with Counter(f"simulating {what.name}") as progress:
-            outcomes.append(run(what, list(policy or what.policies or DEFAULT), progress))
+            outcomes.append(play(what, names, progress))
     tell(console, outcomes, verbose)
-    if plot is not None:
+    if plot is not None and not by_cost:
         from paceline.simulate import plots
 
         for outcome, place in zip(outcomes, _places(plot, described), strict=True):
-            for path in plots.draw(outcome, place):
+            for path in plots.draw(outcome, place):  # type: ignore[arg-type]  # none of these is by cost
                 console.print(f"Picture: {path}")
-    told = [to_json(outcome) | {"verdict": verdict(outcome)} for outcome in outcomes]
+    told = [
+        _json_by_cost(each) if isinstance(each, DealtOutcome) else to_json(each) | {"verdict": verdict(each)}
+        for each in outcomes
+    ]
     write_json(json_, told[0] if len(told) == 1 else told)
 
 
-def tell(console: Console, outcomes: list[Outcome], verbose: bool) -> None:
+def tell(console: Console, outcomes: Sequence[Played], verbose: bool) -> None:
     """Every verdict first, then what each is about and its figures."""
     for outcome in outcomes:
         name = f"{outcome.scenario.name}: " if len(outcomes) > 1 else ""
-        tables.say(console, name + verdict(outcome))
+        said = _verdict_by_cost(outcome) if isinstance(outcome, DealtOutcome) else verdict(outcome)
+        tables.say(console, name + said)
     for outcome in outcomes:
         console.print()
         tables.say(console, heading(outcome.scenario))
+        if isinstance(outcome, DealtOutcome):  # each policy by count and by cost
+            tables.print_whole(console, _table_by_cost(outcome))
+            continue
         tables.print_whole(console, table(outcome, verbose))
         for sentence in bounds(outcome) if verbose else ():
             tables.say(console, sentence)
-
-
-def _by_cost(
-    described: list[Scenario], policy: list[str] | None, console: Console, json_: str | None
-) -> None:
-    """The same for scenarios whose samples cost differently: each policy by count and by cost."""
-    if not all(what.samples for what in described):
-        raise PacelineError("some of these scenarios have [samples] and others have not; simulate them apart")
-    outcomes = []
-    for what in described:
-        with Counter(f"simulating {what.name}") as progress:
-            outcomes.append(dealt.run(what, list(policy or what.policies or DEFAULT_BY_COST), progress))
-    for outcome in outcomes:
-        if outcome is not outcomes[0]:
-            console.print()
-        tables.say(console, _verdict_by_cost(outcome))
-        console.print()
-        tables.say(console, heading(outcome.scenario))
-        tables.print_whole(console, _table_by_cost(outcome))
-    told = [_json_by_cost(outcome) for outcome in outcomes]
-    write_json(json_, told[0] if len(told) == 1 else told)
 
 
 def _verdict_by_cost(outcome: DealtOutcome) -> str:

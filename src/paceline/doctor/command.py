@@ -75,39 +75,31 @@ def _play(
         start_new_session=True,
     )
     assert process.stdout is not None
-    relay = _Relay(process.stdout)
+    muted = threading.Event()
+    relay = threading.Thread(target=_relay, args=(process.stdout, muted), daemon=True)
+    relay.start()
     try:
         while process.poll() is None:
             progress(min(_rounds(place), steps), steps)
             unseen = not _rounds(place) and _made(place) >= MOST_UNSEEN
             if (unseen or (place / "run" / SUMMARY).exists()) and not keep_going:
-                relay.mute()  # what it says on being ended is not about the training
+                muted.set()  # what it says on being ended is not about the training
                 return None
             time.sleep(POLL_SECONDS)
         relay.join(DRAIN_SECONDS)
         return process.returncode
     finally:
-        relay.mute()
+        muted.set()
         _end(process)
         relay.join(DRAIN_SECONDS)
 
 
-class _Relay(threading.Thread):
-    """Passes on what the command prints, until it is muted."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        super().__init__(daemon=True)
-        self._source, self._muted = source, False
-        self.start()
-
-    def mute(self) -> None:
-        self._muted = True
-
-    def run(self) -> None:
-        for line in self._source:
-            if not self._muted:
-                sys.stderr.write(line.decode(errors="replace"))
-                sys.stderr.flush()
+def _relay(source: IO[bytes], muted: threading.Event) -> None:
+    """Pass on what the command prints, until it is muted."""
+    for line in source:
+        if not muted.is_set():
+            sys.stderr.write(line.decode(errors="replace"))
+            sys.stderr.flush()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
