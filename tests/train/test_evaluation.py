@@ -80,7 +80,7 @@ def test_one_that_is_not_first_evaluates_the_kept_model_and_stays_until_all_is_t
         number = evaluation.chunks(data) - after
         after -= 1
         if after < -3:
-            evaluation.told(link)  # type: ignore[arg-type]
+            evaluation.release(link)  # type: ignore[arg-type]
         return number
 
     link.claim = claim  # type: ignore[method-assign]

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,7 +19,6 @@ from paceline.errors import PacelineError
 from paceline.learners import models
 from paceline.torch import peers
 from paceline.torch.elastic.link import Left, company
-from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.liveness.stall import OnMissed
 from paceline.torch.measuring.open_rounds import RoundResult
@@ -49,16 +48,6 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return torch.from_numpy(images), torch.from_numpy(self._data.y_train[indices])
 
 
-class Prepared(NamedTuple):
-    """slowed: seconds to sleep, as ``slowdown.create`` makes it; None where nothing is slowed down."""
-
-    data: Data
-    model: nn.Module
-    loss_of: nn.Module
-    slowed: slowdown.Slowdown | None
-    optimizer: torch.optim.Optimizer
-
-
 def train(
     config: TrainConfig,
     run_dir: Path,
@@ -79,16 +68,28 @@ def train(
     missed: told of ranks that keep the others waiting, see Pace's ``on_missed``.
     """
     link = company() if survives else None
-    data, model, loss_of, slowed, optimizer = prepared(config)
+    torch.manual_seed(config.seed)
+    data, loss_of = datasets.load(config.data), nn.CrossEntropyLoss()
+    model = models.create(config.model, data.shape, data.classes)
+    timed, equal = _trial(model, loss_of, data), max(1, config.global_batch // config.workers)
+    # All ranks are timed at once.
+    slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     last, guard = config.rounds(len(data.x_train)), Guard()
     trained = model if survives or peers.ranks() == 1 else DistributedDataParallel(model)
     pace = _paced(config, trained, guard, emit, survives, missed)
     if survives:  # when the rounds are over, the end is near anyway, and the others wait for what was claimed
         signal.signal(signal.SIGTERM, lambda *_: None if pace.rounds >= last else pace.leave())
-    tell = emit if survives or pace.chief else _silent
+    tell = emit if survives or pace.chief else lambda event: None
     guard.listener = lambda result: tell(progress(result, last))
     with pace:
-        loader = _loading(config, pace, data)
+        loader = pace.loader(
+            ImageSet(data),
+            seed=config.seed,
+            num_workers=config.loader_workers,
+            collate_fn=_as_it_stands,
+            worker_init_fn=end_with_parent,
+        )
         kept = Kept(run_dir, model, optimizer, pace, tell)
         if resume:
             note = peers.together(lambda: kept.go_on(len(data.x_train)))
@@ -133,20 +134,7 @@ def train(
             tell({"type": "evaluated", "accuracy": accuracy})
         elif (found := evaluation.claimed(link, model, data, end, kept.take)) is not None:
             tell({"type": "evaluated", "accuracy": found})
-            evaluation.told(link)
-
-
-def prepared(config: TrainConfig) -> Prepared:
-    """What a worker trains with, alike on all of them."""
-    torch.manual_seed(config.seed)
-    data = datasets.load(config.data)
-    model = models.create(config.model, data.shape, data.classes)
-    loss_of = nn.CrossEntropyLoss()
-    timed, equal = trial(model, loss_of, data), max(1, config.global_batch // config.workers)
-    # All ranks are timed at once.
-    slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
-    return Prepared(data, model, loss_of, slowed, optimizer)
+            evaluation.release(link)
 
 
 class Guard:
@@ -231,7 +219,7 @@ def progress(result: RoundResult, rounds: int) -> dict[str, Any]:
     }
 
 
-def trial(model: nn.Module, loss_of: nn.Module, data: Data) -> Callable[[int], None]:
+def _trial(model: nn.Module, loss_of: nn.Module, data: Data) -> Callable[[int], None]:
     """Forward and backward on some samples, leaving no trace in the model."""
 
     def compute(samples: int) -> None:
@@ -268,21 +256,6 @@ def _paced(
     )
 
 
-def _loading(config: TrainConfig, pace: Pace, data: Data) -> BalancedLoader:
-    """This rank's loader."""
-    return pace.loader(
-        ImageSet(data),
-        seed=config.seed,
-        num_workers=config.loader_workers,
-        collate_fn=_as_it_stands,
-        worker_init_fn=end_with_parent,
-    )
-
-
 def _as_it_stands(batch: Any) -> Any:
     """The collate function of data sets that make whole batches themselves."""
     return batch
-
-
-def _silent(event: dict[str, Any]) -> None:
-    """What a worker tells for whom another one speaks."""

@@ -16,7 +16,7 @@ from paceline.torch.elastic.link import Link
 
 TEST_CHUNK = 250
 LOOK = 0.02  # seconds between two looks at what the others have come to
-KEPT, DONE, CLAIM = "kept", "evaluated", "evaluation"
+KEPT, DONE, CLAIM, RIGHT = "kept", "evaluated", "evaluation", "right/{}"
 
 
 def divided(model: nn.Module, data: Data, rank: int, ranks: int) -> float:
@@ -39,14 +39,14 @@ def claimed(
     """Portion of the test set that the model gets right, where workers may be lost: the loss of one costs no more
     than the part that it had claimed.
 
-    The worker that is to tell of it gets the figure, and calls ``told`` then; the others get None, and stay until it
-    has. keep: writes the checkpoint, on the first of the members. take: makes a worker's model that of the
+    The worker that is to tell of it gets the figure, and calls ``release`` then; the others get None, and stay until
+    it has. keep: writes the checkpoint, on the first of the members. take: makes a worker's model that of the
     checkpoint.
     """
     count, ready = chunks(data), False
 
     def run(number: int) -> None:
-        link.post(_key(number), right(model, data, number))
+        link.post(RIGHT.format(number), right(model, data, number))
 
     model.eval()
     while not link.posted(DONE):
@@ -64,9 +64,9 @@ def claimed(
         if (number := link.claim(CLAIM)) < count:
             run(number)
             continue
-        missing = [number for number in range(count) if not link.posted(_key(number))]
+        missing = [number for number in range(count) if not link.posted(RIGHT.format(number))]
         if first and not missing:
-            return sum(int(link.read(_key(number))) for number in range(count)) / len(data.x_test)
+            return sum(int(link.read(RIGHT.format(number))) for number in range(count)) / len(data.x_test)
         if first and link.changed:
             run(missing[0])  # whoever claimed it may be lost
         else:
@@ -74,7 +74,7 @@ def claimed(
     return None
 
 
-def told(link: Link) -> None:
+def release(link: Link) -> None:
     """All may end."""
     link.post(DONE)
 
@@ -90,7 +90,3 @@ def right(model: nn.Module, data: Data, number: int) -> int:
     part = slice(number * TEST_CHUNK, (number + 1) * TEST_CHUNK)
     guess = model(torch.from_numpy(datasets.floats(data.x_test[part]))).argmax(dim=1).numpy()
     return int(np.sum(guess == data.y_test[part]))
-
-
-def _key(number: int) -> str:
-    return f"right/{number}"

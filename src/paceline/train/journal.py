@@ -114,7 +114,11 @@ class Journal:
             when = "before the first round was done" if self._newest < 0 else f"after round {self._newest}"
             words = self._complaints.get(loss.ident, "")
             if loss.failed:
-                raise failure(loss.place, when, words or loss.words, self._run_dir)
+                kept = (self._run_dir / CHECKPOINT).exists()
+                raise WorkerError(
+                    f"worker {loss.place} failed {when}: {(words or loss.words).rstrip('.')}; the other workers were "
+                    "ended" + (f"; {how_to_go_on(self._run_dir)}" if kept else "")
+                )
             if loss.lost and not running:
                 raise WorkerError(
                     f"worker {loss.place} {loss.words} {when}; the other workers were ended; "
@@ -197,14 +201,6 @@ class Journal:
         events = [{"what": words, "seconds_lost": round(late, 4)} for words in said]
         self._record.round(result, events)
         self._tell(event)
-
-
-def failure(rank: int, when: str, message: str, run_dir: Path) -> WorkerError:
-    """A worker has failed by an error of its own. when: as in "after round 3"."""
-    advice = f"; {how_to_go_on(run_dir)}" if (run_dir / CHECKPOINT).exists() else ""
-    return WorkerError(
-        f"worker {rank} failed {when}: {message.rstrip('.')}; the other workers were ended{advice}"
-    )
 
 
 def how_to_go_on(run_dir: Path) -> str:

@@ -4,8 +4,8 @@ The workers are forked from a small server that has PyTorch loaded, so many star
 over a pipe of its own, and this process, which outlives them, puts it on record. Another pipe is open for as long as
 this process lives: a worker ends when it closes, so that none is left behind whatever becomes of this process.
 
-Whether the run survives the loss of a worker decides who keeps the workers: ``Supervisor``, which starts others in their
-place, or ``Needed``, for which the first loss is the end.
+Whether the run survives the loss of a worker decides who keeps the workers: ``Supervisor``, which starts others in
+their place, or ``Needed``, for which the first loss is the end.
 """
 
 from __future__ import annotations
