@@ -60,7 +60,14 @@ def policies() -> None:
     from paceline.train.config import TrainConfig
 
     base = TrainConfig(
-        workers=WORKERS, global_batch=256, policy="equal", steps=STEPS, lr=0.2, momentum=0.0, engine="ray"
+        workers=WORKERS,
+        global_batch=256,
+        policy="equal",
+        steps=STEPS,
+        lr=0.2,
+        momentum=0.0,
+        engine="ray",
+        elastic=False,
     )
     print(f"{'':>18} {'samples/s':>10} {'seconds to ' + str(LOSS):>15} {'loss':>7} {'dropped':>8}")
     with tempfile.TemporaryDirectory() as folder:

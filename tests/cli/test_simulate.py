@@ -213,8 +213,6 @@ def test_figures_that_json_has_no_numbers_for_are_null(capsys):
     }
 
 
-def test_the_old_name_of_an_option_is_refused_with_the_new(capsys):
-    assert simulate(MIXED, "--learn", "--balance", "level") == 2
-    assert capsys.readouterr().err == "paceline: --balance is called --policy now; write --policy instead\n"
+def test_one_policy_is_learned_with(capsys):
     assert simulate(MIXED, "--learn", "--policy", "level", "--policy", "equal") == 2
     assert "--policy was given 2 times; expected it once with --learn" in capsys.readouterr().err

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import COMMANDS
-from paceline.cli.counter import Counter
-from paceline.cli.progress import Progress
+from paceline.cli.output import Counter
+from paceline.cli.training import Progress
 from support.commands import assert_refused, paceline
 
 WITHOUT = """

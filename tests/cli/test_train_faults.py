@@ -18,9 +18,8 @@ import pytest
 import torch
 
 from paceline.runs import read
-from paceline.train import contents
+from paceline.train import checkpoint
 from paceline.train.checkpoint import seal
-from paceline.train.config import TrainConfig
 from support.commands import assert_refused, paceline
 from support.launched import run_script
 from support.signals import ignoring
@@ -211,20 +210,18 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     for at in range(0, len(good), len(good) // 20):
         damaged = good[:at] + bytes(byte ^ 0xFF for byte in good[at : at + 8]) + good[at + 8 :]
         newest.write_bytes(damaged)
-        parts = contents.of_run(Path("run"))
+        parts = checkpoint.of_run(Path("run"))
         assert parts.load()["pace"]["rounds"] == 6, f"8 bytes flipped at {at}"
         assert "checkpoint.pt is damaged" in parts.note
 
-    as_by_earlier_versions(Path("run/run.json"))
     out, _ = train(["--resume", "run", "--steps", "8"], tmp_path)
     assert "going on from step 6" in out
     assert "checkpoint.pt is damaged or is no checkpoint" in out
     assert "goes on from the checkpoint before it, checkpoint-previous.pt" in out
     assert read(Path("run")).round.tolist() == list(range(8))
     assert_same_model(newest.read_bytes(), good)
-    assert contents.decode(older.read_bytes())["pace"]["rounds"] == 6, "the damaged one was not kept"
+    assert checkpoint.decode(older.read_bytes())["pace"]["rounds"] == 6, "the damaged one was not kept"
 
-    assert TrainConfig.from_dict(read(Path("run")).config).slowdown_ms == [1.0, 1.0]
     older.unlink()
     rounds_before = rounds(Path("run"))
     for damaged in (good[: len(good) // 2], b"", b"\x80\x04not a checkpoint", good[:-1000] + bytes(1000)):
@@ -242,25 +239,19 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
         ("samples_done", 1.5), ("balancer", []), ("global_batch", True),
     ]:  # fmt: skip
         pace = wrong if name == "pace" else parts["pace"] | {name: wrong}
-        newest.write_bytes(seal(contents.encode(**parts | {"pace": pace})))
+        newest.write_bytes(seal(checkpoint.encode(**parts | {"pace": pace})))
         refused = paceline("train", "--resume", "run", "--steps", "9")
         assert_refused(refused, f"the state of Pace has {'version' if name == 'pace' else name}=")
 
-    newest.write_bytes(contents.encode(**parts))  # as it was written before there was a digest
+    newest.write_bytes(good)
     assert_refused(paceline("train", "--resume", "run", "--steps", "8"), "run is finished after 8 steps")
-
-
-def as_by_earlier_versions(path: Path) -> None:
-    """Gives the facts of a run the names that they had when ``--slowdown`` was called ``--pace``."""
-    facts = json.loads(path.read_text())
-    names = {"slowdown": "pace", "slowdown_ms": "pace_ms", "slowdown_trace": "pace_trace"}
-    assert names.keys() <= facts.keys()
-    facts = {names.get(name, name): value for name, value in facts.items()}
-    path.write_text(json.dumps(facts | {"pace_ms": [1.0, 1.0]}))
+    assert_refused(
+        paceline("train", "--resume", "run", "--steps", "9", "--lr", "1"), "run's own options; leave out --lr"
+    )
 
 
 def assert_same_model(first: bytes, second: bytes) -> None:
-    ours, theirs = (contents.decode(content)["model"] for content in (first, second))
+    ours, theirs = (checkpoint.decode(content)["model"] for content in (first, second))
     for name, value in ours.items():
         assert torch.equal(value, theirs[name]), name
 

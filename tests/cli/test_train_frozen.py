@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from paceline.errors import WorkerError
-from paceline.train.stopped import Stopped
+from paceline.train.launch import Stopped
 from support.commands import assert_refused, paceline
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]

@@ -24,9 +24,9 @@ PROGRAM = """
 import os
 
 from paceline.torch import peers
-from paceline.train import torch_engine
+from paceline.train import engine
 
-read, pid = torch_engine.ImageSet.__getitems__, os.getpid()
+read, pid = engine.ImageSet.__getitems__, os.getpid()
 
 def fails(self, indices):
     assert os.getpid() == pid, "no loader's process is asked for"
@@ -34,7 +34,7 @@ def fails(self, indices):
         raise ValueError("no such sample")
     return read(self, indices)
 
-torch_engine.ImageSet.__getitems__ = fails
+engine.ImageSet.__getitems__ = fails
 if __name__ == "__main__":
     from paceline.cli import main
 

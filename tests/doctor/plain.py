@@ -1,4 +1,8 @@
-"""A DDP script that knows nothing of Paceline; run by torchrun in the tests."""
+"""A DDP script that knows nothing of Paceline; run by torchrun in the tests.
+
+plain.py STEPS [KIND]: with "frozen", the optimizer's first parameter is a frozen one; with "another", it trains
+another module than the first that it wraps.
+"""
 
 import gc
 import sys
@@ -9,14 +13,29 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
+class Net(torch.nn.Module):
+    """A linear layer behind a position that is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = torch.nn.Parameter(torch.ones(8), requires_grad=False)
+        self.layer = torch.nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x + self.position)
+
+
 def main() -> None:
+    steps, kind = int(sys.argv[1]), "".join(sys.argv[2:])
     dist.init_process_group("gloo")
     slow = dist.get_rank() == 1
-    ddp = DistributedDataParallel(torch.nn.Linear(8, 2))
+    ddp = DistributedDataParallel(Net() if kind == "frozen" else torch.nn.Linear(8, 2))
+    if kind == "another":
+        ddp = DistributedDataParallel(torch.nn.Linear(8, 2))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    for step in range(int(sys.argv[1])):
+    for step in range(steps):
         optimizer.zero_grad()
-        time.sleep(0.3 if slow else 0.01)  # a busy machine adds tens of milliseconds
+        time.sleep((0.3 if slow else 0.01) * (kind != "another"))  # a busy machine adds tens of milliseconds
         ddp(torch.randn(16, 8)).square().mean().backward()
         optimizer.step()
         if dist.get_rank() == 0:

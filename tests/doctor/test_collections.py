@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.doctor.collections import collections, waited_for
+from paceline.doctor.sentences import collections, waited_for
 from paceline.doctor.watches import Collections
 from paceline.runs import Recorder, Run, read
 

@@ -44,6 +44,32 @@ def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("one_machine")
+@pytest.mark.xdist_group("doctor")
+def test_a_model_whose_first_parameter_is_frozen_is_watched() -> None:
+    said = paceline("doctor", "--steps", 10, "--policy", "level", "--", *TORCHRUN, 2, SCRIPT, 20, "frozen")
+    assert said.status == 0, said.stderr
+    assert "Rank 1 takes" in said.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("one_machine")
+@pytest.mark.xdist_group("doctor")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((5,), "the command ended after 5 of at least 10 optimizer steps; let it train for longer"),
+        ((100_000, "another"), "came after a backward pass through the watched module, which is the first"),
+        ((0,), "made no step of a torch.optim optimizer"),
+    ],
+)
+def test_why_nothing_was_seen_is_said(arguments: tuple[object, ...], words: str) -> None:
+    said = paceline("doctor", "--steps", 20, "--", *TORCHRUN, 2, SCRIPT, *arguments)
+    assert_refused_at_last(said, words)
+    assert ("train for longer" in said.stderr) != (len(arguments) > 1), "it trains for long already"
+
+
+@pytest.mark.processes
 @pytest.mark.xdist_group("doctor")
 def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from doctor.test_findings import diagnosis
-from paceline.doctor.findings import to_json
+from paceline.doctor.findings import show, to_json
 from paceline.doctor.phases import Phase
-from paceline.doctor.terminal import show
 
 
 def shown(place: Path, ranks: int, width: int) -> tuple[list[str], list[float]]:

@@ -174,6 +174,19 @@ def test_the_slow_rank_comes_first_whatever_else_changed(tmp_path: Path) -> None
     assert not any(each.startswith("Rank 1") for each in found.sentences)
 
 
+def test_who_reads_data_in_order_without_a_loader_is_told_what_to_do(tmp_path: Path) -> None:
+    words = "make an indexed data set of the samples and use pace.loader(dataset, shuffle=False)"
+    work = {Phase.PREPARE: np.full(2, 0.01), Phase.FORWARD: [0.01, 0.04]}
+    own = diagnosis(tmp_path / "own", work, loader=None)
+    assert words in own.sentences[-1]
+    assert "+ for size in pace.sizes(steps):" in own.lines
+    for name, others in {"loader": LOADER, "host": None}.items():
+        found = diagnosis(tmp_path / name, work, loader=others, host="fabric" if name == "host" else "")
+        assert words not in " ".join(found.sentences)
+    even = diagnosis(tmp_path / "even", {Phase.FORWARD: np.full(2, 0.01)}, loader=None)
+    assert words not in " ".join(even.sentences), "there is no change to make"
+
+
 def test_even_ranks_are_left_alone(tmp_path: Path) -> None:
     found = diagnosis(tmp_path, forward(0.01, 0.01, 0.01))
     text = " ".join(found.sentences)

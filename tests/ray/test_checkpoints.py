@@ -49,9 +49,10 @@ def test_a_damaged_one_gives_way_to_the_one_before_it(tmp_path: Path) -> None:
     assert pool.uses.tolist() == [1, 1, 0]
 
 
-def test_one_without_a_digest_is_read(tmp_path: Path) -> None:
+def test_one_without_a_digest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "server.npz").write_bytes(archive(version=9))
-    assert ray_engine.done(CONFIG, tmp_path, 3) == (9, True)
+    with pytest.raises(PacelineError, match=r"server\.npz is damaged or is no checkpoint"):
+        ray_engine.done(CONFIG, tmp_path, 3)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,6 @@ def no_work() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(cli, "_app", lambda name: made.get(name, made[""]))
         patched.setattr(paceline.cli.training.launch, "run", begun)
-        patched.setattr(paceline.cli.training.elastic_launch, "run", begun)
         patched.setattr(paceline.train.ray_engine, "run", begun)
         patched.setattr(paceline.serve.app, "make", lambda *_: None)  # its routes take most of the time
         patched.setattr(paceline.serve.server, "run", lambda app, service, *_: asyncio.run(service.stop()))

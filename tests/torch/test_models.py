@@ -5,7 +5,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.learners import models
-from paceline.learners.models.vgg16 import features
+from paceline.learners.models import Fit, features
 
 
 def parameters(model):
@@ -61,8 +61,6 @@ def test_gradients_reach_every_parameter():
 
 
 def test_a_border_keeps_the_image_and_the_seed_keeps_the_weights():
-    from paceline.learners.models.fit import Fit
-
     x = torch.rand(2, 1, 28, 28)
     assert torch.equal(Fit(32)(x)[:, :, 2:30, 2:30], x)
     assert Fit(32)(x).sum() == pytest.approx(x.sum().item(), rel=1e-5)

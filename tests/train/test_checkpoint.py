@@ -76,9 +76,10 @@ def test_other_programs_read_it_as_before(tmp_path: Path) -> None:
     assert decode(SEALED["numpy"]) == 7
 
 
-def test_archives_without_a_digest_are_read(tmp_path: Path) -> None:
+def test_an_archive_without_a_digest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.npz").write_bytes(archive(5))
-    assert kept(tmp_path).load() == 5
+    with pytest.raises(PacelineError, match=r"run\.npz is damaged or is no checkpoint"):
+        kept(tmp_path).load()
 
 
 def test_the_older_is_taken_where_the_newest_is_damaged_or_gone(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
-"""A run's options as run.json keeps them, by this version and by earlier ones."""
+"""A run's options as run.json keeps them, and how slow they make its workers."""
 
 from __future__ import annotations
+
+import json
 
 import numpy as np
 import pytest
@@ -9,18 +11,22 @@ from paceline import PacelineError
 from paceline.train import slowdown
 from paceline.train.config import TrainConfig
 
-EARLIER = {"data": "digits", "workers": 4, "pace": [1.0, 1.0, 1.0, 4.0], "pace_ms": None, "pace_trace": None}
 
-
-def test_what_earlier_versions_called_pace_is_the_slowdown() -> None:
-    config = TrainConfig.from_dict(EARLIER | {"unknown": 3})
-    assert config.slowdown == [1.0, 1.0, 1.0, 4.0]
-    assert (config.slowdown_ms, config.slowdown_trace) == (None, None)
-    assert TrainConfig.from_dict(config.as_dict()) == config
-    traced = TrainConfig.from_dict(EARLIER | {"pace": None, "pace_trace": "speeds.csv"})
-    assert (traced.slowdown, traced.slowdown_trace) == (None, "speeds.csv")
-    with pytest.raises(PacelineError, match="expected list"):
-        TrainConfig.from_dict(EARLIER | {"pace": "quick"})
+def test_a_run_is_read_back_as_it_was_kept_and_what_no_option_can_be_is_refused() -> None:
+    config = TrainConfig(
+        slowdown=[1.0, 1.0, 1.0, 4.0], limits=[(1, 64), (None, None)], steps=3, elastic=False
+    )
+    kept = json.loads(json.dumps(config.as_dict() | {"unknown": 3}))
+    assert TrainConfig.from_dict(kept) == config
+    assert TrainConfig.from_dict({"lr": 1}).lr == 1, "JSON may write a whole number"
+    for name, wrong in [
+        ("slowdown", "quick"), ("slowdown", [1.0, "x"]), ("slowdown_trace", 3), ("limits", [[1, 2, 3]]),
+        ("limits", [[1, 2.5]]), ("steps", True), ("steps", 1.5), ("lr", None), ("tensorboard", 0), ("policy", ["a"]),
+    ]:  # fmt: skip
+        with pytest.raises(
+            PacelineError, match=rf"{name}=.* in run\.json: expected .*; put back the run's own file"
+        ):
+            TrainConfig.from_dict({name: wrong})
 
 
 def test_a_slowdown_makes_the_slowest_the_measure_of_all() -> None:

@@ -21,9 +21,9 @@ from paceline.runs.findings import findings
 from paceline.torch.elastic.member import Mended
 from paceline.torch.elastic.supervisor import Loss, Supervisor
 from paceline.torch.measuring.open_rounds import RoundResult
-from paceline.train import elastic_launch, lasting, launch
+from paceline.train import checks, launch
 from paceline.train.config import TrainConfig
-from paceline.train.story import Story
+from paceline.train.journal import Journal
 
 pytestmark = pytest.mark.xdist_group("elastic")
 STEPS = 90
@@ -57,8 +57,8 @@ def test_workers_are_lost_and_the_run_goes_on(tmp_path: Path) -> None:
         "lr": 0.02,
     }
     config = TrainConfig(workers=3, elastic=True, slowdown_ms=[0.5, 0.5, 1.0], checkpoint_every=25, **options)
-    config.check(datasets.load(config.data))
-    summary = elastic_launch.run(config, tmp_path / "three", take)
+    checks.check(config, datasets.load(config.data))
+    summary = launch.run(config, tmp_path / "three", take)
     launch.run(TrainConfig(workers=1, **options), tmp_path / "one", lambda event: None)
 
     run = read(tmp_path / "three")
@@ -83,24 +83,24 @@ KILLED = Loss(1, 1, "was killed by SIGKILL", 0.0, lost=True, failed=False)
 
 
 class Told:
-    """A story of two workers, and what it tells."""
+    """The journal of two workers, and what it tells."""
 
     def __init__(self, run_dir: Path) -> None:
         self.said: list[dict[str, Any]] = []
-        self.story = Story(TrainConfig(workers=2), run_dir, self.said.append, False)
-        self.story.take({"type": "start", "first": 0}, 0)
+        self.journal = Journal(TrainConfig(workers=2), run_dir, self.said.append, False)
+        self.journal.take({"type": "start", "first": 0}, 0)
         self.members(0, 0, (0, 1))
 
     def members(self, step: int, generation: int, places: tuple[int, ...]) -> None:
-        self.story.take({"type": "members", "mended": Mended(step, generation, places, 0.1, False)}, 0)
+        self.journal.take({"type": "members", "mended": Mended(step, generation, places, 0.1, False)}, 0)
 
     def ran(self, step: int, ident: int, loads: tuple[int, int] = (30, 30)) -> None:
         half = np.full(2, 0.5)
-        result = RoundResult(step, 0, 60, np.array(loads), half, 0 * half, 0.5, 1.0, half)
-        self.story.take({"type": "round", "round": step, "result": result}, ident)
+        result = RoundResult(step, 0, 60, np.array(loads), half, 0 * half, 0.5, 1.0, half, ended=step + 1.0)
+        self.journal.take({"type": "round", "round": step, "result": result}, ident)
 
     def settle(self, members: list[int], *losses: Loss) -> None:
-        self.story.settle(members, losses, True)
+        self.journal.settle(members, losses, True)
 
     @property
     def rounds(self) -> list[int]:
@@ -122,7 +122,7 @@ def test_a_round_that_a_lost_worker_had_completed_alone_is_on_record_as_the_othe
     told.settle([0, 1])
     assert told.rounds == [0]
     told.ran(1, 1)  # whom the launcher loses now, while the other still sums
-    told.story.lost([KILLED])
+    told.journal.lost([KILLED])
     told.settle([0], KILLED)
     assert told.rounds == [0]
     told.members(1, 1, (0,))
@@ -134,9 +134,9 @@ def test_a_round_that_a_lost_worker_had_completed_alone_is_on_record_as_the_othe
     told.ran(3, 2)
     told.settle([0, 2])
     assert told.rounds == [0, 1, 2], "whoever completed a later round needed all in this one"
-    told.story.take({"type": "judged", "accuracy": 0.5}, 0)
-    told.story.end()
-    told.story.close()
+    told.journal.take({"type": "evaluated", "accuracy": 0.5}, 0)
+    told.journal.end()
+    told.journal.close()
     assert read(tmp_path).loads.tolist() == [[30, 30], [60, 0], [30, 30], [30, 30]]
     (words,) = told.notes
     assert words.startswith("worker 1 was killed by SIGKILL in round 1; 0.00 s lost; no sample lost")
@@ -148,18 +148,18 @@ def test_one_that_is_lost_when_the_rounds_are_over_is_told_and_counted(tmp_path:
     told.ran(0, 0)
     told.ran(0, 1)
     told.settle([0, 1])
-    assert not told.story.judging
-    told.story.take({"type": "test"}, 0)
-    assert told.story.judging
-    told.story.lost([KILLED])
+    assert not told.journal.evaluating
+    told.journal.take({"type": "test"}, 0)
+    assert told.journal.evaluating
+    told.journal.lost([KILLED])
     told.settle([0], KILLED)
-    told.story.take({"type": "judged", "accuracy": 0.5}, 0)
-    assert told.story.end()["workers_lost"] == 1
-    told.story.close()
+    told.journal.take({"type": "evaluated", "accuracy": 0.5}, 0)
+    assert told.journal.end()["workers_lost"] == 1
+    told.journal.close()
     assert told.notes == ["worker 1 was killed by SIGKILL; it was in no round by then"]
 
 
-def test_nobody_is_started_in_place_of_one_that_is_lost_while_the_model_is_judged(
+def test_nobody_is_started_in_place_of_one_that_is_lost_while_the_model_is_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, notes, start = list[int](), list[str](), Supervisor.start
@@ -177,9 +177,9 @@ def test_nobody_is_started_in_place_of_one_that_is_lost_while_the_model_is_judge
                     os.kill(child.pid, signal.SIGKILL)
 
     monkeypatch.setattr(Supervisor, "start", counted)
-    # A model that takes a while to judge, and may hold Python's lock on a busy machine.
+    # A model that takes a while to evaluate, and may hold Python's lock on a busy machine.
     config = TrainConfig(workers=2, model="resnet18", global_batch=8, steps=1, elastic=True, dead_after=60.0)
-    summary = elastic_launch.run(config, tmp_path, take)
+    summary = launch.run(config, tmp_path, take)
     assert started == [0, 1]
     assert summary["workers_lost"] == 1
     assert summary["test_accuracy"] > 0
@@ -190,11 +190,11 @@ def test_a_worker_that_fails_is_named_with_its_error(tmp_path: Path) -> None:
     told = Told(tmp_path)
     told.ran(0, 0)
     told.ran(0, 1)
-    told.story.take({"type": "fault", "message": "ValueError: no such sample."}, 1)
+    told.journal.take({"type": "fault", "message": "ValueError: no such sample."}, 1)
     failed = Loss(1, 1, "ended with status 1", 0.0, lost=True, failed=True)
     with pytest.raises(WorkerError) as ended:
         told.settle([0], KILLED._replace(ident=2), failed)
-    told.story.close()
+    told.journal.close()
     assert str(ended.value) == (
         "worker 1 failed after round 0: ValueError: no such sample; the other workers were ended"
     )
@@ -217,24 +217,24 @@ def test_what_does_not_go_with_it(changed: dict[str, Any], words: str) -> None:
 
 
 def check(config: TrainConfig, joined: bool = False) -> bool:
-    config.check(datasets.load(config.data))
-    return lasting.goes_on(config, joined)
+    checks.check(config, datasets.load(config.data))
+    return checks.survives(config, joined)
 
 
 def test_by_itself_a_run_goes_on_wherever_it_can() -> None:
     assert check(TrainConfig())
     assert not check(TrainConfig(elastic=False))
-    assert not lasting.warning(TrainConfig()) + lasting.warning(TrainConfig(elastic=False, weigh="hook"))
+    assert not checks.warning(TrainConfig()) + checks.warning(TrainConfig(elastic=False, weigh="hook"))
     for config, joined, words in [
         (TrainConfig(weigh="hook"), False, "--weigh hook leaves the sum to DDP, which needs every worker"),
         (TrainConfig(policy="level:forecast=narx"), False, "level:forecast=narx trains beside the rounds"),
         (TrainConfig(), True, "torchrun has started its workers"),
     ]:
         assert not check(config, joined)
-        assert lasting.warning(config, joined).startswith("A worker that is lost ends this run: " + words)
+        assert checks.warning(config, joined).startswith("A worker that is lost ends this run: " + words)
     alone = TrainConfig(workers=1)
     assert not check(alone)
-    assert not lasting.warning(alone), "whoever has one worker knows"
+    assert not checks.warning(alone), "whoever has one worker knows"
     assert check(TrainConfig(workers=1, elastic=True))
 
 
@@ -258,7 +258,7 @@ def test_all_are_killed_at_once(tmp_path: Path) -> None:
 
     config = TrainConfig(workers=2, global_batch=60, steps=40, policy="equal", checkpoint_every=5)
     with pytest.raises(WorkerError) as ended:
-        elastic_launch.run(config, tmp_path, take)
+        launch.run(config, tmp_path, take)
     assert re.fullmatch(
         r"no worker is left after round \d+ \(worker 0 was killed by SIGKILL; worker 1 was killed by SIGKILL\); "
         rf"go on from the last checkpoint with --resume {tmp_path}",
@@ -269,10 +269,17 @@ def test_all_are_killed_at_once(tmp_path: Path) -> None:
 
 def test_the_same_bits_as_without_it(tmp_path: Path) -> None:
     """With two workers, whose gradients have one sum; with more, the sums are taken in another order."""
-    config = TrainConfig(workers=2, global_batch=60, steps=15, policy="equal", checkpoint_every=5)
     accuracies = []
-    for name, start in {"elastic": elastic_launch.run, "plain": launch.run}.items():
-        accuracies.append(start(config, tmp_path / name, lambda event: None)["test_accuracy"])
+    for name in ("elastic", "plain"):
+        config = TrainConfig(
+            workers=2,
+            global_batch=60,
+            steps=15,
+            policy="equal",
+            checkpoint_every=5,
+            elastic=name == "elastic",
+        )
+        accuracies.append(launch.run(config, tmp_path / name, lambda event: None)["test_accuracy"])
         older = torch.load(tmp_path / name / "checkpoint-previous.pt", weights_only=True)
         assert older["pace"]["rounds"] == 10, "the two that are kept are of different rounds"
     assert torch.equal(parameters(tmp_path / "elastic"), parameters(tmp_path / "plain"))
@@ -291,10 +298,10 @@ def test_all_are_told_to_leave(tmp_path: Path) -> None:
     options: dict[str, Any] = {"global_batch": 60, "steps": 400, "seed": 2, "policy": "level", "lr": 0.02}
     config = TrainConfig(workers=2, elastic=True, **options)
     with pytest.raises(WorkerError, match=r"no worker is left after round .*worker . left"):
-        elastic_launch.run(config, tmp_path / "two", take)
+        launch.run(config, tmp_path / "two", take)
     kept = torch.load(tmp_path / "two" / "checkpoint.pt", weights_only=True)
     assert kept["pace"]["rounds"] == read(tmp_path / "two").round[-1] + 1 < 400
-    elastic_launch.run(config, tmp_path / "two", lambda event: None, resume=True)
+    launch.run(config, tmp_path / "two", lambda event: None, resume=True)
     launch.run(TrainConfig(workers=1, **options), tmp_path / "one", lambda event: None)
     assert (parameters(tmp_path / "two") - parameters(tmp_path / "one")).abs().max() < 1e-4
 
@@ -315,7 +322,7 @@ def test_a_checkpoint_is_committed_when_its_rounds_are_on_record(
         prepared.append(tmp_path / f".paceline-{rounds}")
         prepared[-1].write_bytes(b"%d" % rounds)
         event = {"type": "checkpoint", "rounds": rounds, "prepared": prepared[-1]}
-        told.story.take(event, 0)
+        told.journal.take(event, 0)
     told.ran(0, 0)
     told.ran(1, 0)
     told.settle([0, 1])
@@ -325,7 +332,7 @@ def test_a_checkpoint_is_committed_when_its_rounds_are_on_record(
     told.ran(0, 1)
     told.settle([0, 1])
     assert (newest.read_bytes(), synced) == (b"2", ["rounds.jsonl"])
-    told.story.close()
+    told.journal.close()
     assert newest.read_bytes() == b"2"
     assert not any(path.exists() for path in prepared)
 
@@ -333,10 +340,31 @@ def test_a_checkpoint_is_committed_when_its_rounds_are_on_record(
 def test_the_last_round_is_on_record_also_if_one_that_joined_tells_nothing_of_it(tmp_path: Path) -> None:
     told = Told(tmp_path)
     told.ran(0, 0)
-    told.story.take({"type": "test"}, 0)
-    told.story.take({"type": "checkpoint", "rounds": 1, "prepared": tmp_path / ".paceline-1"}, 0)
+    told.journal.take({"type": "test"}, 0)
+    told.journal.take({"type": "checkpoint", "rounds": 1, "prepared": tmp_path / ".paceline-1"}, 0)
     (tmp_path / ".paceline-1").write_bytes(b"1")
     told.settle([0, 2])
     assert told.rounds == [0]
     assert (tmp_path / "checkpoint.pt").read_bytes() == b"1"
-    told.story.close()
+    told.journal.close()
+
+
+@pytest.mark.parametrize(("when", "model"), [("round", "mlp"), ("test", "resnet18")])
+def test_all_are_told_to_leave_in_the_last_round_or_when_the_rounds_are_over(
+    tmp_path: Path, when: str, model: str
+) -> None:
+    """The run is done all the same, and is evaluated: whoever waited for another would wait for ever."""
+
+    def take(event: dict[str, Any]) -> None:
+        if event["type"] == when and event.get("round", 0) == 0:
+            for child in multiprocessing.active_children():
+                if child.name.startswith("worker") and child.pid is not None:
+                    os.kill(child.pid, signal.SIGTERM)
+
+    steps = 2 if when == "round" else 1
+    config = TrainConfig(
+        workers=2, model=model, global_batch=8, steps=steps, policy="equal", slowdown_ms=[60.0, 60.0], elastic=True
+    )  # fmt: skip
+    summary = launch.run(config, tmp_path, take)
+    assert summary["test_accuracy"] > 0
+    assert read(tmp_path).round.tolist() == list(range(steps))

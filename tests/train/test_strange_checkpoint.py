@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from paceline.errors import PacelineError
-from paceline.train import contents
-from paceline.train.checkpoint import seal
+from paceline.train.checkpoint import CHECKPOINT, of_run, seal
 
 
 class Runs:
@@ -28,7 +27,7 @@ class Runs:
 def test_nothing_of_a_checkpoint_is_run(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     torch.save({"model": Runs(tmp_path / "run"), "optimizer": {}, "pace": {}}, buffer)
-    (tmp_path / contents.CHECKPOINT).write_bytes(seal(buffer.getvalue()))
+    (tmp_path / CHECKPOINT).write_bytes(seal(buffer.getvalue()))
     with pytest.raises(PacelineError, match="is damaged or is no checkpoint"):
-        contents.of_run(tmp_path).load()
+        of_run(tmp_path).load()
     assert not (tmp_path / "run").exists()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import ast
 import errno
 import importlib
-import importlib.util
-import inspect
 import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from paceline.cli import beginning, mistakes, renamed
+from paceline.cli import startup
 from paceline.cli.interrupts import Ended
-from paceline.errors import PacelineError, WorkerError
+from paceline.errors import PacelineError, WorkerError, meant
 
 COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")
 
@@ -38,7 +38,6 @@ def run(arguments: list[str]) -> int:
     except ModuleNotFoundError:
         return _complain("the command line needs typer and rich; install paceline[cli]", 2)
     try:
-        renamed.check(arguments)
         status = _app("".join(arguments[:1])).__call__(arguments, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except typer.Exit as done:
@@ -46,7 +45,7 @@ def run(arguments: list[str]) -> int:
     except Ended as ended:
         return _complain("interrupted", ended.status)
     except TyperException as error:
-        return _complain(mistakes.sentence(error), 2)
+        return _complain(_mistake(error), 2)
     except WorkerError as error:
         return _complain(str(error), 1)
     except PacelineError as error:
@@ -84,7 +83,7 @@ def _app(command: str = ""):  # type: ignore[no-untyped-def]
             raise typer.Exit
 
     if command in COMMANDS:
-        with beginning.loading("Loading ..."):
+        with startup.loading("Loading ..."):
             module = importlib.import_module(f"paceline.cli.{command}")
         app.command(command)(module.command)
     else:
@@ -95,17 +94,34 @@ def _app(command: str = ""):  # type: ignore[no-untyped-def]
 
 def _help(command: str) -> str:
     """What a command's docstring says, read without loading its file, which may take seconds."""
-    spec = importlib.util.find_spec(f"paceline.cli.{command}")
-    assert spec is not None
-    assert spec.origin is not None
-    with open(spec.origin, encoding="utf-8") as source:
-        parts = ast.parse(source.read()).body
-    found = [
-        ast.get_docstring(part)
-        for part in parts
-        if isinstance(part, ast.FunctionDef) and part.name == "command"
-    ]
-    return inspect.cleandoc(found[0] or "")
+    parts = ast.parse(Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")).body
+    functions = [part for part in parts if isinstance(part, ast.FunctionDef) and part.name == "command"]
+    return ast.get_docstring(functions[0]) or ""
+
+
+def _mistake(error: Any) -> str:
+    """What a command line that cannot be read was given, and what was perhaps meant.
+
+    error: an exception of typer's, whose classes for single mistakes are not public.
+    """
+    context = getattr(error, "ctx", None)
+    path = "paceline"
+    if context is not None and context.parent is not None:
+        path = f"paceline {context.info_name}"
+    see = f"see {path} --help"
+    option = getattr(error, "option_name", None)
+    if option is not None and hasattr(error, "possibilities"):
+        known = [name for param in context.command.params for name in param.opts] if context else []
+        dashed = [name for name in known if name.startswith("--")]
+        near = meant(option, dashed)
+        return (
+            f"{path} has no option {option}{near} S{see[1:]}"
+            if near
+            else f"{path} has no option {option}; {see}"
+        )
+    message = error.format_message() if hasattr(error, "format_message") else str(error)
+    message = message.rstrip(".").replace(". Did you mean", "; did you mean")
+    return f"{message} S{see[1:]}" if message.endswith("?") else f"{message}; {see}"
 
 
 def _complain(sentence: str, status: int) -> int:

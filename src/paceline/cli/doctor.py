@@ -8,12 +8,10 @@ from typing import Annotated
 import typer
 
 from paceline import policies
-from paceline.cli.counter import Counter
-from paceline.cli.output import check_json, console_for, write_json
+from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.doctor import STEPS
 from paceline.doctor.command import observe
-from paceline.doctor.findings import POLICIES, diagnose, to_json
-from paceline.doctor.terminal import show
+from paceline.doctor.findings import POLICIES, diagnose, show, to_json
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.errors import PacelineError
+
 if TYPE_CHECKING:
     from paceline.coded import CodedPlan
     from paceline.coded.fit import Fit
@@ -45,7 +47,6 @@ def command(
     from paceline.coded import plan, read_problem
     from paceline.coded.deadline import by_deadline, never_done
     from paceline.coded.fit import read_times
-    from paceline.errors import PacelineError
     from paceline.files import write_whole
 
     if (workers is None) == (fit is None):
@@ -118,8 +119,6 @@ def explained(made: CodedPlan) -> str:
 
 def _rows(given: list[str]) -> dict[str, float]:
     """Rows by master, "" for all others."""
-    from paceline.errors import PacelineError
-
     if not given:
         raise PacelineError("no rows: give --rows L for every master, or --rows master=L for each")
     wanted: dict[str, float] = {}

@@ -97,14 +97,13 @@ def command(
             "first"
         )
     if batch is not None and workers is not None:
-        pairs = limits(limits_)
         settings = Settings.of(
             batch=batch,
             workers=workers,
             policy=policy,
             forecast=forecast,
             start=start,
-            limits=pairs,
+            limits=None if limits_ is None else limits(limits_),
             quantum=quantum,
             ahead=1 if at_once else 0,
             floor=floor,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from paceline import tables
-from paceline.cli.counter import Counter
-from paceline.cli.output import check_json, console_for, write_json
+from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.errors import PacelineError
 from paceline.runs import words
 from paceline.runs.words import number
+from paceline.simulate import dealt
+from paceline.simulate.dealt import COUNT, DealtOutcome
 from paceline.simulate.measures import (
     Estimate,
     estimate,
@@ -30,7 +33,12 @@ from paceline.simulate.rounds import Outcome, run
 from paceline.simulate.scenario import Scenario
 from paceline.simulate.toml import of_trace, read
 
+if TYPE_CHECKING:
+    from paceline.simulate.learning import Learnt
+
 DEFAULT = ("equal", "dolbie", "level", "optimum")
+Played = Outcome | DealtOutcome
+DEFAULT_BY_COST = ("equal", "level", "optimum")
 
 
 def command(
@@ -113,7 +121,6 @@ def command(
     check_json(json_)
     console = console_for(json_)
     if learn:
-        from paceline.cli.learning import show
         from paceline.simulate.learning import learn as train
         from paceline.simulate.learning import server_config
 
@@ -131,61 +138,142 @@ def command(
         by = server_config(
             what, sync=sync, mode=mode, backup=backup, policy=(policy or ["equal"])[0], rate=rate, lr=lr
         )
-        write_json(json_, show(what, train(what, by, data, model, loss), console, plot))
+        write_json(json_, _show_learnt(what, train(what, by, data, model, loss), console, plot))
         return
-    if any(what.samples for what in described):
-        _by_cost(described, policy, console, json_)
-        return
+    by_cost = any(what.samples for what in described)
+    if by_cost and not all(what.samples for what in described):
+        raise PacelineError("some of these scenarios have [samples] and others have not; simulate them apart")
+    play: Callable[..., Played] = dealt.run if by_cost else run
     outcomes = []
     for what in described:
+        names = list(policy or what.policies or (DEFAULT_BY_COST if by_cost else DEFAULT))
         with Counter(f"simulating {what.name}") as progress:
-            outcomes.append(run(what, list(policy or what.policies or DEFAULT), progress))
+            outcomes.append(play(what, names, progress))
     tell(console, outcomes, verbose)
-    if plot is not None:
+    if plot is not None and not by_cost:
         from paceline.simulate import plots
 
         for outcome, place in zip(outcomes, _places(plot, described), strict=True):
-            for path in plots.draw(outcome, place):
+            for path in plots.draw(outcome, place):  # type: ignore[arg-type]  # none of these is by cost
                 console.print(f"Picture: {path}")
-    told = [to_json(outcome) | {"verdict": verdict(outcome)} for outcome in outcomes]
+    told = [
+        _json_by_cost(each) if isinstance(each, DealtOutcome) else to_json(each) | {"verdict": verdict(each)}
+        for each in outcomes
+    ]
     write_json(json_, told[0] if len(told) == 1 else told)
 
 
-def tell(console: Console, outcomes: list[Outcome], verbose: bool) -> None:
+def tell(console: Console, outcomes: Sequence[Played], verbose: bool) -> None:
     """Every verdict first, then what each is about and its figures."""
     for outcome in outcomes:
         name = f"{outcome.scenario.name}: " if len(outcomes) > 1 else ""
-        tables.say(console, name + verdict(outcome))
+        said = _verdict_by_cost(outcome) if isinstance(outcome, DealtOutcome) else verdict(outcome)
+        tables.say(console, name + said)
     for outcome in outcomes:
         console.print()
         tables.say(console, heading(outcome.scenario))
+        if isinstance(outcome, DealtOutcome):  # each policy by count and by cost
+            tables.print_whole(console, _table_by_cost(outcome))
+            continue
         tables.print_whole(console, table(outcome, verbose))
         for sentence in bounds(outcome) if verbose else ():
             tables.say(console, sentence)
 
 
-def _by_cost(
-    described: list[Scenario], policy: list[str] | None, console: Console, json_: str | None
-) -> None:
-    """The same for scenarios whose samples cost differently: each policy by count and by cost."""
-    from paceline.cli import dealing
-    from paceline.simulate import dealt
+def _verdict_by_cost(outcome: DealtOutcome) -> str:
+    """The answer in one sentence; the oracle, which knows speeds and costs in advance, is left out."""
+    totals = {key: float(each.latency.sum(0).mean()) for key, each in outcome.ways.items()}
+    real = [key for key in totals if key[0].split(":")[0] != "optimum"] or list(totals)
+    best = min(real, key=lambda key: totals[key])
+    by_count = [key for key in real if key[1] == COUNT]
+    usual = min(by_count, key=lambda key: totals[key])
+    figures = f"{words.seconds(totals[best])}, {words.percent(outcome.of_bound(*best))} of the bound"
+    if best == usual:
+        return f"Dividing by cost gains nothing here: {' '.join(best)} takes {figures}."
+    gain = words.times(totals[usual] / totals[best])
+    return f"{' '.join(best)} takes {figures}, and is {gain} as fast as {' '.join(usual)}."
 
-    if not all(what.samples for what in described):
-        raise PacelineError("some of these scenarios have [samples] and others have not; simulate them apart")
-    outcomes = []
-    for what in described:
-        with Counter(f"simulating {what.name}") as progress:
-            outcomes.append(dealt.run(what, list(policy or what.policies or dealing.DEFAULT), progress))
-    for outcome in outcomes:
-        if outcome is not outcomes[0]:
-            console.print()
-        tables.say(console, dealing.verdict(outcome))
-        console.print()
-        tables.say(console, heading(outcome.scenario))
-        tables.print_whole(console, dealing.table(outcome))
-    told = [dealing.to_json(outcome) for outcome in outcomes]
-    write_json(json_, told[0] if len(told) == 1 else told)
+
+def _table_by_cost(outcome: DealtOutcome) -> Table:
+    """The figures of every policy in both ways, the fastest first."""
+    shown = tables.begun(
+        "policy", "divided", figures=("total (s)", "of the bound", "waiting", "micro-batches")
+    )
+    for (name, way), each in sorted(outcome.ways.items(), key=lambda item: item[1].latency.sum(0).mean()):
+        total = estimate(each.latency.sum(0))
+        shown.add_row(
+            name,
+            way,
+            f"{total.mean:.4g}" + (f" ±{total.half:.2g}" if total.half else ""),
+            words.percent(outcome.of_bound(name, way), 1),
+            words.percent(float(each.wait.mean())),
+            f"{each.micro_batches:.1f}",
+        )
+    return shown
+
+
+def _json_by_cost(outcome: DealtOutcome) -> dict[str, Any]:
+    """All figures, for a file."""
+    return {
+        "scenario": outcome.scenario.name,
+        "verdict": _verdict_by_cost(outcome),
+        "bound_seconds": outcome.bound.sum(0).tolist(),
+        "policies": [
+            {
+                "policy": name,
+                "divided": way,
+                "total_seconds": each.latency.sum(0).tolist(),
+                "of_bound": outcome.of_bound(name, way),
+                "waiting": each.wait.tolist(),
+                "micro_batches": each.micro_batches,
+                "round_seconds": each.latency[:, 0].tolist(),
+            }
+            for (name, way), each in outcome.ways.items()
+        ],
+    }
+
+
+def _show_learnt(scenario: Scenario, learnt: Learnt, console: Console, plot: Path | None) -> dict[str, Any]:
+    """Print the result and draw it; returns the figures for JSON."""
+    figures = learnt.to_json()
+    last, dropped = learnt.updates[-1], figures["gradients_dropped"]
+    lost = ", ".join(f"{count} {what}" for what, count in sorted(dropped.items())) or "none"
+    console.print(
+        f"{scenario.name}: {scenario.size} workers, batch {scenario.global_batch}; {figures['sync']}, "
+        f"{figures['backup']}, {figures['policy']}, {figures['mode']}; {figures['model']} on {figures['data']}",
+        markup=False,
+    )
+    console.print(
+        f"{figures['updates']} updates in {last.now:.4g} virtual seconds; loss {learnt.updates[0].loss:.3f} -> "
+        f"{last.loss:.3f}; test accuracy {words.percent(learnt.test_accuracy, 1)}"
+    )
+    console.print(
+        f"{figures['gradients_used']} gradients used, dropped: {lost}; waited for "
+        f"{np.mean([u.quorum for u in learnt.updates]):.1f} of {scenario.size} on average; mean staleness "
+        f"{figures['mean_staleness']:.2f}"
+    )
+    if plot is not None:
+        console.print(f"Picture: {_draw_learnt(learnt, plot)}")
+    return figures
+
+
+def _draw_learnt(learnt: Learnt, folder: Path) -> Path:
+    """learning.png: loss, and gradients waited for, against virtual time."""
+    from paceline.simulate.plots import figure
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PacelineError(f"cannot make the folder {folder}: {error.strerror}; choose another") from error
+    picture = figure(2)
+    now = [u.now for u in learnt.updates]
+    picture.axes[0].plot(now, [u.loss for u in learnt.updates])
+    picture.axes[0].set(xlabel="virtual seconds", ylabel="loss")
+    picture.axes[1].plot(now, [u.quorum for u in learnt.updates], drawstyle="steps-post")
+    picture.axes[1].set(xlabel="virtual seconds", ylabel="gradients waited for", ylim=(0, None))
+    path = folder / "learning.png"
+    picture.savefig(path, dpi=150)
+    return path
 
 
 def _places(folder: Path, described: list[Scenario]) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Carries out ``paceline train``: launches or joins, shows progress, and sums up."""
+"""Carries out ``paceline train``: launches or joins, shows progress, and sums up. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from paceline import tables
-from paceline.cli import beginning
-from paceline.cli.counter import Counter
+from paceline.cli import startup
 from paceline.cli.options import check_port
-from paceline.cli.output import check_json, write_json
-from paceline.cli.progress import Progress
+from paceline.cli.output import Counter, check_json, write_json
 from paceline.cli.report import comparison_table
 from paceline.data import datasets
 from paceline.data.datasets import Data
@@ -24,9 +22,10 @@ from paceline.files import allow_open, sweep
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
 from paceline.torch import join, peers
-from paceline.train import contents, elastic_launch, lasting, launch
+from paceline.train import checkpoint, checks, launch
 from paceline.train.config import TrainConfig
-from paceline.train.torch_engine import train
+
+SHOWN = 8  # workers whose loads have a place in the line
 
 # Files and connections that a worker has open at most: its own, for each worker, for each process of its loader.
 FILES, FILES_EACH, FILES_LOADER = 32, 8, 32
@@ -34,7 +33,7 @@ FILES, FILES_EACH, FILES_LOADER = 32, 8, 32
 
 def launched_ranks() -> int | None:
     """How many ranks the launcher started, torchrun for example; None where there is none."""
-    if not beginning.launched():
+    if not startup.launched():
         return None
     for name in ("RANK", "WORLD_SIZE"):
         if not os.environ[name].isdecimal():
@@ -51,18 +50,19 @@ class Session:
 
     def __init__(self, target: str | None, tensorboard: bool, interrupted: Callable[[], bool]) -> None:
         self._target, self._tensorboard, self._interrupted = target, tensorboard, interrupted
-        self._joined, self._leads = beginning.launched(), beginning.leads()
+        self._joined, self._leads = startup.launched(), startup.leads()
         self._console = Console(stderr=target == "-", quiet=not self._leads, highlight=False, soft_wrap=True)
 
-    def train(self, config: TrainConfig, chosen: list[str], base: Path, port: int) -> list[dict[str, Any]]:
-        """Train under each chosen policy in turn, in a new directory; their summaries."""
+    def train(self, config: TrainConfig, chosen: list[str], base: Path, port: int, listed: bool) -> None:
+        """Train under each chosen policy in turn, in a new directory. listed: the figures are a list, even of one."""
         check_port(port)
+        config = dataclasses.replace(config, workers=launched_ranks() or config.workers)
         data = datasets.load(config.data)
         for policy in chosen:
             self._check(dataclasses.replace(config, policy=policy), data)
         check_json(self._target)
-        beginning.announce(base, self._target)
-        restarted = beginning.restarted()
+        startup.announce(base, self._target)
+        restarted = startup.restarted()
         images, width = len(data.x_train), max(len(policy) for policy in chosen)
         self._console.print(
             f"{data.name}: {images} images; {config.model}; {config.workers} workers; batch {config.global_batch}; "
@@ -83,49 +83,36 @@ class Session:
                 )
             )
             directories.append(run_dir)
-        if self._leads:
-            self._sum_up(base, directories, results)
-        return results
+        self._sum_up(base, directories, results, results if listed else results[0])
 
-    def resume(self, run_dir: Path, port: int, steps: int | None, asked: dict[str, Any]) -> None:
-        """Go on with a run from its last checkpoint. asked: what is to be different of its configuration."""
+    def resume(self, run_dir: Path, port: int, changes: dict[str, Any]) -> None:
+        """Go on with a run from its last checkpoint. changes: what is to be different of its configuration."""
         check_port(port)
         check_json(self._target)
         run = read(run_dir)
-        config = dataclasses.replace(TrainConfig.from_dict(run.config), **asked)
-        if steps is not None:
-            config = dataclasses.replace(config, steps=steps)
-        if (ranks := launched_ranks()) is not None:
-            config = dataclasses.replace(config, workers=ranks)
+        config = dataclasses.replace(TrainConfig.from_dict(run.config), **changes)
+        config = dataclasses.replace(config, workers=launched_ranks() or config.workers)
         data = datasets.load(config.data)
         self._check(config, data)
         found = _done(config, run_dir, len(data.x_train))
         if found is not None and found[1]:
             raise PacelineError(f"{run_dir} is finished after {found[0]} steps; there is nothing to resume")
-        beginning.announce(run_dir, self._target)
+        startup.announce(run_dir, self._target)
         if found is not None:
             self._console.print(f"{run_dir}: going on from step {found[0]}")
         else:
             self._console.print(f"{run_dir}: no checkpoint yet, starting from the beginning")
         result = self._run(config, run_dir, config.policy, True, port, config.rounds(len(data.x_train)))
-        if self._leads:
-            self._sum_up(run_dir, [run_dir], [result])
-            if self._target is not None:
-                self.write_json(result)
-
-    def write_json(self, figures: Any) -> None:
-        """Write the figures where ``--json`` says."""
-        if self._leads:
-            write_json(self._target, figures, indent=2)
+        self._sum_up(run_dir, [run_dir], [result], result)
 
     def _check(self, config: TrainConfig, data: Data) -> None:
-        config.check(data)
-        lasting.goes_on(config, self._joined)
+        checks.check(config, data)
+        checks.survives(config, self._joined)
 
     def _run(
         self, config: TrainConfig, run_dir: Path, label: str, resume: bool, port: int, steps: int
     ) -> dict[str, Any]:
-        if not beginning.restarted() and (warning := lasting.warning(config, self._joined)):
+        if not startup.restarted() and (warning := checks.warning(config, self._joined)):
             self._console.print(warning, markup=False)
         if not self._joined:
             least = FILES + FILES_EACH * config.workers + FILES_LOADER * config.loader_workers
@@ -143,9 +130,8 @@ class Session:
                 if self._joined:
                     if not peers.joined():
                         join()
-                    return train(config, run_dir, progress, resume, "end") or {}
-                start = elastic_launch.run if lasting.goes_on(config) else launch.run
-                return start(config, run_dir, progress, resume, port, self._interrupted)
+                    return launch.join(config, run_dir, progress, resume)
+                return launch.run(config, run_dir, progress, resume, port, self._interrupted)
             except BaseException:
                 self._leave_summary(run_dir)
                 raise
@@ -161,7 +147,12 @@ class Session:
             except PacelineError as error:
                 self._console.print(str(error))
 
-    def _sum_up(self, base: Path, directories: list[Path], results: list[dict[str, Any]]) -> None:
+    def _sum_up(
+        self, base: Path, directories: list[Path], results: list[dict[str, Any]], figures: Any
+    ) -> None:
+        """What people read of the runs in these directories, their reports, and the figures for ``--json``."""
+        if not self._leads:
+            return
         runs = [read(directory) for directory in directories]
         tables.print_whole(self._console, comparison_table(runs, results))
         for sentence in compare(runs)[:1] if len(runs) > 1 else findings(runs[0]):
@@ -180,6 +171,7 @@ class Session:
         if all(written):
             self._console.print(f"Report: {page} (open it in a browser)")
         tables.say(self._console, f"Next: {_next(directories)}")
+        write_json(self._target, figures, indent=2)
 
     def _written(self, write: Callable[..., Path], *arguments: Any) -> bool:
         """Write what is made from the record of a finished run; whether that went well. It can be made again."""
@@ -191,6 +183,30 @@ class Session:
             )
             return False
         return True
+
+
+class Progress:
+    """Takes the events of a training run and shows them; call it with each event.
+
+    counter: in whose context that is.
+    """
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["type"] == "starting":
+            self._counter.note(f"starting workers {event['ready']}/{event['workers']}")
+        elif event["type"] == "start":
+            self._counter.begin(event["first"], event["rounds"])
+        elif event["type"] == "note":
+            self._counter.console.print(event["text"], markup=False)
+        elif event["type"] == "test":
+            self._counter.note("testing")
+        elif event["type"] == "round":
+            loads = "/".join(map(str, event["loads"][:SHOWN])) + "..." * (len(event["loads"]) > SHOWN)
+            note = f"loss {event['loss']:.3f}  {event['seconds'] * 1e3:.0f} ms  loads {loads}"
+            self._counter(event["round"] + 1, event["rounds"], note)
 
 
 def _next(directories: list[Path]) -> str:
@@ -206,7 +222,7 @@ def _done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] 
         from paceline.train import ray_engine
 
         return ray_engine.done(config, run_dir, samples)
-    parts = contents.of_run(run_dir).load()
+    parts = checkpoint.of_run(run_dir).load()
     if parts is None:
         return None
     steps = int(parts["pace"]["rounds"])

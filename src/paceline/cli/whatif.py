@@ -8,12 +8,11 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from paceline.cli.comparisons import refuse_folder
-from paceline.cli.counter import Counter
-from paceline.cli.output import check_json, console_for, write_json
+from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.errors import PacelineError
 from paceline.runs import causes, read
-from paceline.runs.words import listing, percent, seconds, times
+from paceline.runs.run import runs_in
+from paceline.runs.words import listing, percent, plural, seconds, times
 from paceline.simulate.toml import of_trace
 from paceline.simulate.whatif import Answer, before, table
 from paceline.simulate.whatif import of_run as answer_of_run
@@ -51,13 +50,21 @@ def command(
         else:
             if global_batch is not None:
                 raise PacelineError("--global-batch is for traces; a run knows its own batches")
-            refuse_folder(record, "paceline whatif")
+            _refuse_folder(record)
             answer = answer_of_run(read(record), names, progress)
     why = [causes.sentence(answer.causes)] if answer.causes is not None else []
     for sentence in (verdict(answer), losses(answer), *why, *answer.notes):
         say(console, sentence)
     print_whole(console, table(answer))
     write_json(json_, to_json(answer))
+
+
+def _refuse_folder(folder: Path) -> None:
+    """Raises PacelineError for a folder of runs, with the command for each of them."""
+    if inside := runs_in(folder):
+        each = ", ".join(f"paceline whatif {path}" for path in inside)
+        wanted = "the run itself" if len(inside) == 1 else "one of them"
+        raise PacelineError(f"{folder} holds {plural(len(inside), 'run')}; expected {wanted}: {each}")
 
 
 def verdict(answer: Answer) -> str:

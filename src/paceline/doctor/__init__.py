@@ -36,11 +36,10 @@ def watch(model: Any, steps: int = STEPS, run_dir: str | os.PathLike[str] | None
     prints the findings is not installed.
     """
     try:
-        from paceline.doctor.terminal import show
+        from paceline.doctor.findings import diagnose, show
     except ModuleNotFoundError as error:
         missing = str(error.name).partition(".")[0]
         raise PacelineError(f"{missing} is not installed; install paceline[cli]") from error
-    from paceline.doctor.findings import diagnose
     from paceline.doctor.probe import Probe
 
     return Probe(model, steps, run_dir, lambda run: show(diagnose(run)))

@@ -1,4 +1,6 @@
-"""Starts a training command under watch, lets it run for some steps, and ends it."""
+"""Starts a training command under watch, lets it run for some steps, and ends it; within the command, ``attach``
+watches its first DistributedDataParallel module.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from paceline import runs
-from paceline.doctor import attached
 from paceline.errors import PacelineError, WorkerError
 from paceline.files import check_place
 from paceline.runs.run import ROUNDS, SUMMARY
 
+DIRECTORY, STEPS = "PACELINE_DOCTOR_DIR", "PACELINE_DOCTOR_STEPS"  # what the command's environment says
+SEEN, WRONG = "seen", "wrong"  # files beside the record: optimizer steps so far, what cannot be watched
+LEAST = 10  # steps that are needed for a first report
+MOST_UNSEEN = 200  # optimizer steps after which a training that shows nothing is ended
 POLL_SECONDS = 0.1
 DRAIN_SECONDS = 2.0  # for what an ended command had still to say
 GRACE_SECONDS = 10.0  # between asking the command to end and making it
@@ -60,7 +65,7 @@ def _play(
     """Its exit status; None where it was ended from here."""
     here = str(Path(__file__).parent / "attach")
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    told = {attached.DIRECTORY: str(place), attached.STEPS: str(steps), "PYTHONPATH": path}
+    told = {DIRECTORY: str(place), STEPS: str(steps), "PYTHONPATH": path}
     process = subprocess.Popen(
         command,
         env=os.environ | {"PYTHONUNBUFFERED": "1"} | told,
@@ -70,38 +75,31 @@ def _play(
         start_new_session=True,
     )
     assert process.stdout is not None
-    relay = _Relay(process.stdout)
+    muted = threading.Event()
+    relay = threading.Thread(target=_relay, args=(process.stdout, muted), daemon=True)
+    relay.start()
     try:
         while process.poll() is None:
             progress(min(_rounds(place), steps), steps)
-            if (place / "run" / SUMMARY).exists() and not keep_going:
-                relay.mute()  # what it says on being ended is not about the training
+            unseen = not _rounds(place) and _made(place) >= MOST_UNSEEN
+            if (unseen or (place / "run" / SUMMARY).exists()) and not keep_going:
+                muted.set()  # what it says on being ended is not about the training
                 return None
             time.sleep(POLL_SECONDS)
         relay.join(DRAIN_SECONDS)
         return process.returncode
     finally:
-        relay.mute()
+        muted.set()
         _end(process)
         relay.join(DRAIN_SECONDS)
 
 
-class _Relay(threading.Thread):
-    """Passes on what the command prints, until it is muted."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        super().__init__(daemon=True)
-        self._source, self._muted = source, False
-        self.start()
-
-    def mute(self) -> None:
-        self._muted = True
-
-    def run(self) -> None:
-        for line in self._source:
-            if not self._muted:
-                sys.stderr.write(line.decode(errors="replace"))
-                sys.stderr.flush()
+def _relay(source: IO[bytes], muted: threading.Event) -> None:
+    """Pass on what the command prints, until it is muted."""
+    for line in source:
+        if not muted.is_set():
+            sys.stderr.write(line.decode(errors="replace"))
+            sys.stderr.flush()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -123,20 +121,68 @@ def _rounds(place: Path) -> int:
         return 0
 
 
+def _made(place: Path) -> int:
+    """Optimizer steps that rank 0 has made, whoever's."""
+    try:
+        return int((place / SEEN).read_text() or 0)
+    except (OSError, ValueError):
+        return 0
+
+
 def _read(place: Path, status: int | None) -> runs.Run:
     """The record, or a sentence about why there is none."""
-    if (place / attached.WRONG).exists():
-        raise PacelineError((place / attached.WRONG).read_text(encoding="utf-8"))
+    if (place / WRONG).exists():
+        raise PacelineError((place / WRONG).read_text(encoding="utf-8"))
     run = runs.read(place / "run") if (place / "run").is_dir() else None
     if run is not None and len(run.round):
         return run
     if status:
         raise WorkerError(f"the command ended with status {status}; what it printed above says why")
     if run is not None:
-        raise PacelineError("the command ended before any step was on record; let it train for longer")
-    if (place / attached.SEEN).exists():
+        raise PacelineError(_unseen(_made(place)))
+    if (place / SEEN).exists():
         raise PacelineError("rank 0 runs on another machine; its doctor has the record")
     raise PacelineError(
         "the command made no DistributedDataParallel module; watch() in the script itself finds what is hidden "
         "from outside, see paceline.doctor"
     )
+
+
+def _unseen(made: int) -> str:
+    """Why there is nothing on record. made: optimizer steps in rank 0's process."""
+    if made == 0:
+        return (
+            "rank 0 of the command made no step of a torch.optim optimizer; let it train for longer, or, if its "
+            "optimizer is another one, record its steps with paceline.torch.Recorder, see docs/simulate.md"
+        )
+    if made < LEAST:
+        return f"the command ended after {made} of at least {LEAST} optimizer steps; let it train for longer"
+    return (
+        f"rank 0 made {made} optimizer steps, and fewer than {LEAST} of them came after a backward pass through the "
+        "watched module, which is the first DistributedDataParallel that the script makes; call that one as ddp(x) "
+        "in training mode, or, if the script trains another one, put paceline.doctor.watch(ddp) behind its making"
+    )
+
+
+def attach(model: Any) -> None:
+    """Within the command: watch this module, or leave a sentence for the doctor; never disturb the script."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    from paceline.doctor.probe import Probe
+
+    place, made, probe = Path(os.environ[DIRECTORY]), 0, None
+
+    def count(*_: object) -> None:
+        nonlocal made
+        made += 1
+        if probe is not None and probe.rank == 0 and (made <= LEAST or made % (MOST_UNSEEN // 4) == 0):
+            with contextlib.suppress(OSError):  # the doctor has gone
+                (place / SEEN).write_text(str(made))
+
+    # Before the probe's hook, which removes itself while torch goes through them all.
+    register_optimizer_step_post_hook(count)
+    try:
+        (place / SEEN).touch()
+        probe = Probe(model, int(os.environ[STEPS]), place / "run")
+    except (PacelineError, OSError) as error:
+        (place / WRONG).write_text(str(error), encoding="utf-8")

@@ -1,4 +1,6 @@
-"""The diagnosis of a watched run: sentences, figures, the time under each policy, and the change to make."""
+"""The diagnosis of a watched run: sentences, figures, the time under each policy, and the change to make; for a
+terminal, and for programs.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +9,27 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
+from paceline import tables
 from paceline.doctor import sentences as say
-from paceline.doctor.collections import collections
 from paceline.doctor.phases import Phase
 from paceline.doctor.script import DEFAULTS, diff
 from paceline.doctor.spent import Loop, Spent, loop, slow, spent
 from paceline.errors import PacelineError
+from paceline.rounds import Array
 from paceline.runs import Run, causes
 from paceline.runs.run import waiting_share
+from paceline.runs.words import number, times
+from paceline.simulate import whatif as compared
 from paceline.simulate.whatif import Answer, of_run
 
 POLICIES = ("level", "auto", "dolbie", "lbbsp-gpu", "wlbs")
 WORTHWHILE = 0.95  # of the recorded seconds: less gained is within what a short watch can tell
 BY_LENGTH = 0.25  # of the waiting, due to the samples' lengths: then batches are better divided by these
+SHOWN = 16  # ranks in the table, the slowest first
+MILLISECONDS = 2.0  # seconds of a step below which the table is in milliseconds
 NEAR = 1.05  # times the quickest policy's seconds: no reason to prefer that one to the default
 
 
@@ -59,18 +68,67 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
     said = [
         *say.who(run, slowest, idle),
         *why,
-        *collections(run),
+        *say.collections(run),
         *lost,
         say.cost(figures, answer.blame, idle, len(run.round)),
         *say.exchange(figures, form),
         *say.everybody(figures, slowest, form, told=any("num_workers" in each for each in lost)),
     ]
     worth = bool(take) and idle >= say.LITTLE
+    if worth and form.loader is None and not form.host:
+        said.append(
+            "The batches come from no DataLoader. The change below is for a loop that draws them at random; if yours "
+            "reads its data in order, make an indexed data set of the samples and use "
+            "pace.loader(dataset, shuffle=False): then the ranks together read the same samples, in the same order."
+        )
     if not worth:
         said.append(
             "Balancing would gain almost nothing here" + ("." if lost else ": leave the script as it is.")
         )
     return Diagnosis(run, said, figures, form, answer, diff(form, run.workers, take) if worth else [])
+
+
+def show(found: Diagnosis, console: Console | None = None) -> None:
+    """Print the sentences, each rank's time, what each policy would give, and the change to the script."""
+    console = console or Console(highlight=False, soft_wrap=True)
+    for sentence in found.sentences:
+        tables.say(console, sentence)
+    unit = "ms" if found.spent.step < MILLISECONDS else "s"
+    console.print()
+    tables.say(
+        console, f"Where a step goes on each rank, in {unit} (medians of {found.spent.steps:,} steps):"
+    )
+    tables.print_whole(console, _ranks(found, 1e3 if unit == "ms" else 1.0))
+    tables.say(console, "What other divisions of the same batches would have made of it:")
+    tables.print_whole(console, compared.table(found.answer))
+    if found.lines:
+        tables.say(console, "The change that balances it (docs/training.md explains it):")
+        for line in found.lines:
+            console.print(f"  {line}", markup=False, highlight=False)
+
+
+def _ranks(found: Diagnosis, scale: float) -> Table:
+    spent = found.spent
+    columns: list[tuple[str, Array]] = [
+        ("fetch", spent.phases[Phase.FETCH]),
+        ("prepare", spent.phases[Phase.PREPARE]),
+        ("move", spent.phases[Phase.MOVE]),
+        ("compute", spent.computing),
+        ("optimizer", spent.phases[Phase.FINISH]),
+        ("wait", spent.waiting),
+        ("exchange", np.full(found.run.workers, spent.exchanging)),
+    ]
+    columns = [(head, values) for head, values in columns if head not in ("fetch", "move") or values.any()]
+    shown = tables.begun(figures=("rank", "samples", *(head for head, _ in columns), "slower"))
+    order = np.argsort(-np.nan_to_num(spent.slowness), kind="stable")[:SHOWN]
+    for rank in sorted(order) if len(order) == found.run.workers else order:
+        shown.add_row(
+            str(rank),
+            number(float(np.median(found.run.loads[:, rank]))),
+            *(number(scale * float(values[rank])) for _, values in columns),
+            times(float(spent.slowness[rank])),
+        )
+    return shown
 
 
 def to_json(found: Diagnosis) -> dict[str, Any]:

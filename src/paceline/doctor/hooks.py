@@ -156,7 +156,8 @@ class Hooks:
             self.phases.reduced()
 
     def _on_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if not self._ready or id(optimizer.param_groups[0]["params"][0]) not in self._ours:
+        held = (id(p) for group in optimizer.param_groups for p in group["params"])  # frozen ones, too
+        if not self._ready or self._ours.isdisjoint(held):
             return
         self._on_reduced()
         counts = (

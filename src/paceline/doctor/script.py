@@ -8,6 +8,8 @@ from paceline.rounds import Cluster
 
 DEFAULTS = ("level", "auto")  # the default is auto; where a turn is a whole round it plans as level does
 WIDTH = 76  # of a line
+LOADER = "+ loader = pace.loader(dataset, seed=0)"
+STEP = ("- optimizer.step()", "+ pace.step(optimizer)")
 ADAPTERS = {
     "lightning": (
         "+ from paceline.hosts.lightning import LightningBalancer",
@@ -21,11 +23,10 @@ ADAPTERS = {
         "+ from paceline.hosts.fabric import FabricPace",
         "+ pace = FabricPace(fabric, model, {options})",
         "- loader = fabric.setup_dataloaders(DataLoader(dataset, ...))",
-        "+ loader = pace.loader(dataset, seed=0)",
+        LOADER,
         "- fabric.backward(loss)",
         "+ pace.backward(loss)",
-        "- optimizer.step()",
-        "+ pace.step(optimizer)",
+        *STEP,
     ),
     "accelerate": (
         "+ from paceline.hosts.accelerate import AcceleratePace",
@@ -33,7 +34,7 @@ ADAPTERS = {
         "+     accelerator, model, {options}",
         "+ )",
         "- loader = accelerator.prepare(DataLoader(dataset, ...))",
-        "+ loader = pace.loader(dataset, seed=0)",
+        LOADER,
         "- accelerator.backward(loss)",
         "+ pace.backward(loss)",
     ),
@@ -46,11 +47,10 @@ ADAPTERS = {
         "+ from paceline.hosts.ray_train import RayTrainPace",
         "+ pace = RayTrainPace(model, {options})",
         "- loader = ray.train.torch.prepare_data_loader(DataLoader(dataset, ...))",
-        "+ loader = pace.loader(dataset, seed=0)",
+        LOADER,
         "- loss.backward()",
         "+ pace.backward(loss)",
-        "- optimizer.step()",
-        "+ pace.step(optimizer)",
+        *STEP,
     ),
 }
 
@@ -91,10 +91,7 @@ def _made(options: list[str]) -> list[str]:
 
 
 def _loader(loop: Loop, rounds: bool) -> list[str]:
-    made = [
-        "- loader = DataLoader(dataset, sampler=DistributedSampler(dataset), ...)",
-        "+ loader = pace.loader(dataset, seed=0)",
-    ]
+    made = ["- loader = DataLoader(dataset, sampler=DistributedSampler(dataset), ...)", LOADER]
     if not rounds:
         return [*made, "  for x, y in loader:", *_steps()]
     return [

@@ -10,6 +10,7 @@ from paceline.doctor.phases import Phase
 from paceline.doctor.spent import Loop, Slow, Spent
 from paceline.rounds import Array
 from paceline.runs import Run
+from paceline.runs.run import waits
 from paceline.runs.summary import WINDOW, Change, changes, median, seconds_per_sample, straggler_share
 from paceline.runs.words import listing, percent, plural, seconds, times
 
@@ -18,6 +19,7 @@ MUCH_EXCHANGE = 0.25  # of a step
 MUCH_FETCHING = 0.2  # of a step, on every rank
 MAIN = 0.7  # of what a rank loses: named alone; below, the next one is named, too
 OFTEN = 0.75  # of the steps: whoever is last in more of them is named as the slow one
+COLLECTING = 0.05  # of the waiting, for ranks that collect garbage: worth telling
 NAMED = 3  # ranks and changes that are told one by one
 
 COMPUTING = {
@@ -35,7 +37,8 @@ PLACES = {  # what a rank may lose its time in, besides computing
 
 def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
     """The slow ranks first, then other changes of speed; or that no rank is slow. idle: share of waiting."""
-    said = [_slow(run, [each for each in slow[:NAMED] if each.since == at]) for at in _dates(slow[:NAMED])]
+    dates = dict.fromkeys(each.since for each in slow[:NAMED])
+    said = [_slow(run, [each for each in slow[:NAMED] if each.since == at]) for at in dates]
     if len(slow) > NAMED:
         said.append(
             f"{plural(len(slow) - NAMED, 'more rank')} {'is' if len(slow) == NAMED + 1 else 'are'} slow."
@@ -66,6 +69,28 @@ def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
     return [f"No rank is slow all the time, but different ranks are slow in different steps: {often}.", *said]
 
 
+def waited_for(run: Run) -> float:
+    """Portion of all waiting that was for a rank that collected garbage, and would not have been without it."""
+    told = run.extras.get("collecting")
+    total = float(np.nansum(waits(run.seconds, run.compute)))
+    if told is None or total <= 0:
+        return 0.0
+    collecting = np.array([each if each is not None else [0.0] * run.workers for each in told], float)
+    without = run.compute - np.minimum(np.nan_to_num(collecting), run.compute)
+    return max(total - float(np.nansum(waits(run.seconds, without))), 0.0) / total
+
+
+def collections(run: Run) -> list[str]:
+    """A sentence where enough of the waiting is for garbage collections; else none."""
+    part = waited_for(run)
+    if part < COLLECTING:
+        return []
+    return [
+        f"{percent(part)} of the waiting is for one rank's garbage collection at a time: "
+        "Pace(collect_every=100), or gc.disable() and gc.collect() in the same steps on all ranks, ends that."
+    ]
+
+
 def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
     """What the slowest rank loses its time in, and what to try there before balancing."""
     if not slow:
@@ -82,7 +107,10 @@ def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
     order = sorted(lost, key=lambda phase: -lost[phase])
     named = order[:1] if lost[order[0]] >= MAIN * total else order[:2]
     places = [
-        _computing(mine, others) if phase is Phase.FORWARD else _place(phase, mine, others) for phase in named
+        _computing(mine, others)
+        if phase is Phase.FORWARD
+        else f"{PLACES[phase]} {_against(mine[phase], others[phase])}"
+        for phase in named
     ]
     said = [f"Rank {rank} loses its time {' and '.join(places)}."]
     for phase in named:
@@ -111,10 +139,6 @@ def _main(mine: Array, others: Array) -> Phase | None:
     return most if lost[most] >= MAIN * sum(max(value, 0.0) for value in lost.values()) else None
 
 
-def _place(phase: Phase, mine: Array, others: Array) -> str:
-    return f"{PLACES[phase]} {_against(mine[phase], others[phase])}"
-
-
 def _against(mine: float, others: float) -> str:
     return f"({seconds(float(mine))} per step; the other ranks take {seconds(float(others))})"
 
@@ -138,7 +162,7 @@ def _remedy(phase: Phase, loop: Loop) -> list[str]:
 
 
 def _fetching(loop: Loop) -> str:
-    count = _processes(loop)
+    count = 0 if loop.loader is None else int(loop.loader["processes"])
     if count == 0:
         return (
             "The training waits while the loader makes each batch (num_workers=0). Before balancing, try "
@@ -149,10 +173,6 @@ def _fetching(loop: Loop) -> str:
         f"The loader's {processes} cannot keep up. Before balancing, try more processes (num_workers), a faster disk "
         "or cheaper transforms."
     )
-
-
-def _processes(loop: Loop) -> int:
-    return 0 if loop.loader is None else int(loop.loader["processes"])
 
 
 def cost(spent: Spent, blame: Array, idle: float, steps: int) -> str:
@@ -198,7 +218,9 @@ def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, told: bool) -> lis
 def _slow(run: Run, slow: Sequence[Slow]) -> str:
     ranks, ratios = [each.rank for each in slow], listing([times(each.ratio) for each in slow])
     subject = f"Rank {ranks[0]} takes" if len(ranks) == 1 else f"Ranks {listing(ranks)} take"
-    return f"{subject} {ratios} the fastest rank's time per sample, {_since(run, slow[0].since)}."
+    at = slow[0].since
+    since = f"since {_step(run, at)}" if at else "from the first step on"
+    return f"{subject} {ratios} the fastest rank's time per sample, {since}."
 
 
 def _matters(run: Run, change: Change) -> bool:
@@ -208,16 +230,6 @@ def _matters(run: Run, change: Change) -> bool:
     )
     own = median(seconds_per_sample(run)[max(start, 0) : end])
     return bool(own[change.worker] >= np.nanmax(own))
-
-
-def _dates(slow: Sequence[Slow]) -> list[int]:
-    return list(dict.fromkeys(each.since for each in slow))
-
-
-def _since(run: Run, at: int) -> str:
-    if at == 0:
-        return "from the first step on"
-    return f"since {_step(run, at)}"
 
 
 def _step(run: Run, at: int) -> str:

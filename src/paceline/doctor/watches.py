@@ -107,13 +107,13 @@ class Waits:
 
 
 def fetches(begins: Told, ends: Told) -> list[Watch]:
-    """Of every DataLoader's iterator, subclasses with a ``__next__`` of their own included."""
+    """Watches of every DataLoader's iterator, subclasses with a ``__next__`` of their own included."""
     kinds = [kind for kind in _family(_BaseDataLoaderIter) if "__next__" in vars(kind)]
     return [Watch(kind, "__next__", begins, ends) for kind in kinds]
 
 
 def moves(begins: Told, ends: Told) -> list[Watch]:
-    """Of tensors that are copied to a device."""
+    """Watches of tensors that are copied to a device."""
     return [
         Watch(torch.Tensor, "to", begins, ends, _to_another_device),
         Watch(torch.Tensor, "cuda", begins, ends, lambda tensor, *_, **__: not tensor.is_cuda),
@@ -121,7 +121,7 @@ def moves(begins: Told, ends: Told) -> list[Watch]:
 
 
 def backwards(begins: Told, ends: Told) -> list[Watch]:
-    """Of backward passes, which all go through this function."""
+    """The watch of backward passes, which all go through this function."""
     return [Watch(torch.autograd, "backward", begins, ends)]
 
 

@@ -76,7 +76,7 @@ def torch_program(
     def program(worker: int) -> tuple[Vector, Gradient]:
         import torch
 
-        from paceline.learners.flat import FlatModel
+        from paceline.learners.images import FlatModel
 
         torch.set_num_threads(1)
         torch.manual_seed(0)

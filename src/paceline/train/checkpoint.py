@@ -1,42 +1,46 @@
 """The last two checkpoints of a run, each with a digest of all its bytes.
 
 A checkpoint is a zip archive, of torch or of numpy, and the digest is the archive's comment: other programs read the
-file as before. One that was written without a digest is read, too, but damage in it may go unseen.
+file as before.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import torch
 
 from paceline.errors import PacelineError
 from paceline.files import part_of, read, write_whole
+from paceline.torch import progress
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 MARK = b"paceline sha256 "
 DIGITS = 64
-END = b"PK\x05\x06"  # of a zip archive's last record, 22 bytes whose last two are the length of the comment behind it
-END_SIZE = 22
+CHECKPOINT = "checkpoint.pt"
+PARTS = ("model", "optimizer", "pace")
 
 
 def seal(archive: bytes) -> bytes:
-    """The archive with the digest of its bytes as its comment. archive: a zip archive without a comment."""
-    assert _bare(archive), "expected a zip archive without a comment"
+    """The archive with the digest of its bytes as its comment. archive: a zip archive without a comment, so that its
+    last two bytes, the length of the comment, are 0."""
     body = archive[:-2] + (len(MARK) + DIGITS).to_bytes(2, "little")
     return body + MARK + _digest(body)
 
 
 def sound(content: bytes) -> bool:
-    """Whether these bytes are what ``seal`` gave, or an archive without a digest."""
+    """Whether these bytes are what ``seal`` gave."""
     body, end = content[: -len(MARK) - DIGITS], content[-len(MARK) - DIGITS :]
-    return _bare(content) or end == MARK + _digest(body)
+    return end == MARK + _digest(body)
 
 
 class Checkpoints(Generic[T]):
@@ -119,8 +123,28 @@ class Checkpoints(Generic[T]):
             raise PacelineError(f"{path} is damaged or is no checkpoint ({type(error).__name__})") from error
 
 
-def _bare(content: bytes) -> bool:
-    return len(content) >= END_SIZE and content[-END_SIZE:].startswith(END) and content.endswith(b"\0\0")
+def of_run(run_dir: Path) -> Checkpoints[dict[str, Any]]:
+    """The checkpoints of the engine "torch" in a run directory; ``load`` gives the state dicts that PARTS names."""
+    return Checkpoints(run_dir / CHECKPOINT, decode)
+
+
+def encode(**parts: Any) -> bytes:
+    """The state dicts ``model``, ``optimizer`` and ``pace``, and what else is given, as an archive."""
+    buffer = io.BytesIO()
+    torch.save(parts, buffer)
+    return buffer.getvalue()
+
+
+def decode(content: bytes) -> dict[str, Any]:
+    """What ``encode`` was given, read without running anyone's code (weights_only).
+
+    Raises PacelineError where that is another kind of content.
+    """
+    parts = torch.load(io.BytesIO(content), weights_only=True)
+    if not isinstance(parts, dict) or any(not isinstance(parts.get(part), dict) for part in PARTS):
+        raise PacelineError(f"expected {', '.join(PARTS)} in it")
+    progress.check_state(parts["pace"])
+    return parts
 
 
 def _digest(body: bytes) -> bytes:

@@ -1,231 +1,335 @@
 """Starts the local workers of ``paceline train``, watches them, and ends them together.
 
-The workers are forked from a small server that has torch loaded, so many start quickly. Each reports over a
-pipe of its own; whoever dies is noticed at once and named, and the others are ended. Another pipe is open for as long
-as this process lives: a worker ends when it closes, so that none is left behind whatever becomes of this process.
+The workers are forked from a small server that has PyTorch loaded, so many start quickly. Each tells what it does
+over a pipe of its own, and this process, which outlives them, puts it on record. Another pipe is open for as long as
+this process lives: a worker ends when it closes, so that none is left behind whatever becomes of this process.
+
+Whether the run survives the loss of a worker decides who keeps the workers: ``Supervisor``, which starts others in
+their place, or ``Needed``, for which the first loss is the end.
 """
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import psutil
+import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.runs.run import CONFIG
+from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.supervisor import Loss, Supervisor
+from paceline.torch.liveness.detector import FailureDetector
+from paceline.torch.liveness.shutdown import end_with
 from paceline.torch.liveness.stall import Missing
-from paceline.train import workers as common
+from paceline.train import engine
+from paceline.train.checks import survives
 from paceline.train.config import TrainConfig
-from paceline.train.contents import CHECKPOINT
-from paceline.train.stopped import Stopped
+from paceline.train.journal import Journal, how_to_go_on
 
-SIGNAL_SECONDS = 0.3  # a signal that ended a worker may have been meant for all: it gets here within them
-POLL_SECONDS = 1.0
-TIMEOUT_SECONDS = 600.0
+LOADED = ("torch", "torch.distributed", "torch._dynamo", "paceline.train.launch", "paceline.train.forked")
 LOOPBACK = "127.0.0.1"
+LOOK = 0.02  # seconds between two looks at the workers, at most: the end of one is seen at once
+STOPPED_LOOK = 0.5  # the same, at whether one is stopped
+STOPPED_EVERY = 1.5  # seconds between two such looks, at most: more of them count for no more
+SIGNAL_SECONDS = 0.3  # a signal that ended a worker may have been meant for all: it gets here within them
+REASON_SECONDS = 1.0  # for the worker that is the reason why another fails to be noticed first
+TIMEOUT = timedelta(seconds=600)
+
+Told = Callable[[dict[str, Any]], None]
 
 
 def run(
     config: TrainConfig,
     run_dir: Path,
-    on_event: Callable[[dict[str, Any]], None],
+    on_event: Told,
     resume: bool = False,
     port: int = 0,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Train on ``config.workers`` local processes; returns the summary that rank 0 made.
+    """Train on ``config.workers`` local processes; returns the summary.
 
     port: where the workers meet; 0 takes any free one. interrupted: whether the user has asked for the end.
-    on_event: takes ``{"type": "starting", "ready": ..., "workers": ...}`` as workers come, then rank 0's events.
-    Raises PacelineError for what a worker found wrong with its input, WorkerError when one failed or was killed.
+    on_event: takes ``{"type": "starting", "ready": ..., "workers": ...}`` as workers come, then what happens.
+    Raises PacelineError for what a worker found wrong with its input, WorkerError when one has failed by an error of
+    its own, when one was lost that the run needs, or when none is left.
     """
-    try:
-        store = dist.TCPStore(
-            LOOPBACK, port, None, True, timedelta(seconds=TIMEOUT_SECONDS), wait_for_workers=False
-        )
-    except (RuntimeError, dist.DistError) as error:
-        raise PacelineError(
-            f"port {port} cannot be used on this machine; choose another, or 0 for any"
-        ) from error
-    context = common.context()
-    workers: list[ForkServerProcess] = []
-    pipes: list[Connection] = []
+    context, lasting = _context(), survives(config)
     life, held = context.Pipe(duplex=False)
-    try:
-        with common.environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"):
-            for rank in range(config.workers):
-                ours, theirs = context.Pipe(duplex=False)
-                worker = context.Process(
-                    target=_work,
-                    args=(config, run_dir, resume, rank, store.port, theirs, life),
-                    name=f"worker {rank}",
-                )
-                workers.append(worker)
-                pipes.append(ours)
-                worker.start()
-                theirs.close()
-        on_event({"type": "starting", "ready": 0, "workers": config.workers})
-        stopped = Stopped({rank: w.pid for rank, w in enumerate(workers) if w.pid}, config.patience)
-        return _watch(workers, pipes, on_event, run_dir, interrupted, stopped)
-    finally:
-        held.close()
-        life.close()
-        _end(workers)
-        del store
+    workers: dict[int, _Local] = {}
+
+    def start(where: Where) -> _Local:
+        ours, theirs = context.Pipe(duplex=False)
+        arguments = (config, run_dir, resume, lasting, where, theirs, life)
+        with _environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"):
+            process = context.Process(target=_work, args=arguments, name=f"worker {where.place}")
+            process.start()
+        theirs.close()
+        workers[where.ident] = _Local(process, ours)
+        return workers[where.ident]
+
+    with closing(Journal(config, run_dir, on_event, resume)) as journal:
+        try:
+            on_event({"type": "starting", "ready": 0, "workers": config.workers})
+            supervisor: Supervisor | Needed = (
+                Supervisor(config.workers, start, config.max_restarts, config.dead_after, port)
+                if lasting
+                else Needed(config.workers, start, port)
+            )
+            stopped = Stopped({ident: worker.pid for ident, worker in workers.items()}, config.patience)
+            _watch(supervisor, workers, journal, stopped, run_dir, interrupted)
+            return journal.end()
+        finally:
+            held.close()
+            life.close()
+            for worker in workers.values():
+                worker.kill()
+            for worker in workers.values():
+                worker.join()
+
+
+def join(config: TrainConfig, run_dir: Path, on_event: Told, resume: bool = False) -> dict[str, Any]:
+    """Train as one of the ranks that another launcher has started, such as torchrun; the summary, empty on all ranks
+    but the first."""
+    with closing(Journal(config, run_dir, on_event, resume)) as journal:
+
+        def emit(event: dict[str, Any]) -> None:
+            journal.take(event, 0)
+            journal.settle([0], (), False)
+
+        engine.train(config, run_dir, emit, resume, missed="end")
+        return journal.end() if journal.evaluated else {}
+
+
+class Needed:
+    """Keeps the workers of a run that needs each of them; what ``Supervisor`` is to a run that goes on without some.
+
+    Raises PacelineError where the port cannot be used.
+    """
+
+    running = False  # at no time can a worker be spared
+    restarts = 0
+
+    def __init__(self, places: int, start: Callable[[Where], _Local], port: int) -> None:
+        try:
+            self._store = dist.TCPStore(LOOPBACK, port, None, True, TIMEOUT, wait_for_workers=False)
+        except (RuntimeError, dist.DistError) as error:
+            raise PacelineError(
+                f"port {port} cannot be used on this machine; choose another, or 0 for any"
+            ) from error
+        meet = self._store.port
+        self.workers = {rank: start(Where(LOOPBACK, meet, rank, rank, places)) for rank in range(places)}
+
+    def look(self) -> list[Loss]:
+        """Who takes part no more since the last call; those that were killed first, as the reason of what follows."""
+        losses = []
+        for rank, worker in list(self.workers.items()):
+            if (status := worker.status()) is not None:
+                del self.workers[rank]
+                killed = f"was killed by {signal.Signals(-status).name}" if status < 0 else ""
+                words = killed or f"ended with status {status}"
+                losses.append(Loss(rank, rank, words, time.time(), status != 0, status > 0))
+        return sorted(losses, key=lambda loss: loss.failed)
 
 
 def _watch(
-    workers: list[ForkServerProcess],
-    pipes: list[Connection],
-    on_event: Callable[[dict[str, Any]], None],
+    supervisor: Supervisor | Needed,
+    workers: Mapping[int, _Local],
+    journal: Journal,
+    stopped: Stopped,
     run_dir: Path,
     interrupted: Callable[[], bool],
-    stopped: Stopped,
-) -> dict[str, Any]:
-    """Pass on events until every worker has ended; the summary."""
-    summary: dict[str, Any] | None = None
-    complaints: dict[int, tuple[str, str]] = {}
-    open_pipes = dict(enumerate(pipes))
-    running = dict(enumerate(workers))
-    newest: int | None = None
-    ready_ranks = 0
-    while running:
+) -> None:
+    """Until the last worker has ended."""
+    looked = time.monotonic()
+    while supervisor.workers:
         if interrupted():  # and the exception was lost, as in an object's destruction
             raise KeyboardInterrupt
-        ready = wait([*open_pipes.values(), *(w.sentinel for w in running.values())], POLL_SECONDS)
-        stopped.look(f"the run was ended; {how_to_go_on(run_dir)}")
-        for rank, worker in list(running.items()):
-            ended = worker.sentinel in ready
-            pipe = open_pipes.get(rank)
-            # A loader's child may hold the pipe open after its worker's death: no waiting for its end.
-            while pipe is not None and (pipe.poll() if ended else pipe in ready):
-                try:
-                    event = pipe.recv()
-                except (EOFError, OSError):
-                    del open_pipes[rank]
-                    break
-                if event["type"] == "ready":
-                    ready_ranks += 1
-                    on_event({"type": "starting", "ready": ready_ranks, "workers": len(workers)})
-                elif event["type"] == "done":
-                    summary = event["summary"]
-                elif event["type"] in ("input", "fault", "missed"):
-                    complaints[rank] = (event["type"], event["message"])
-                else:
-                    newest = event.get("round", newest)
-                    on_event(event)
-                if not ended:
-                    break
-            if ended:
-                worker.join()
-                del running[rank]
-                open_pipes.pop(rank, None)
-                if worker.exitcode:
-                    time.sleep(SIGNAL_SECONDS)
-                    _raise(rank, worker.exitcode, complaints, newest, run_dir)
-    if summary is None:
-        raise WorkerError("the workers ended without a result; look at what they printed")
-    return summary
-
-
-def _raise(
-    rank: int, code: int, complaints: dict[int, tuple[str, str]], newest: int | None, run_dir: Path
-) -> None:
-    """Say what ended the run: a wrong input, a fault of a worker's own, a frozen one, or a signal from outside."""
-    when = "before the first round was done" if newest is None else f"after round {newest}"
-    if code < 0:
-        name = signal.Signals(-code).name
-        raise WorkerError(
-            f"worker {rank} was killed by {name} {when}; the other workers were ended; {how_to_go_on(run_dir)}"
+        if not supervisor.running and time.monotonic() - looked >= STOPPED_LOOK:
+            looked = time.monotonic()
+            stopped.look(f"the run was ended; {how_to_go_on(run_dir)}")
+        talking = list(workers.items())
+        losses = supervisor.look()
+        journal.lost(losses)
+        for ident, worker in talking:
+            for event in worker.said():
+                journal.take(event, ident)
+        if journal.evaluating:  # which is once, after the last round: whoever joined would have nothing to do
+            supervisor.restarts = 0
+        fatal = any(loss.failed or (loss.lost and not supervisor.running) for loss in losses)
+        if not journal.evaluated and (fatal or not supervisor.workers):
+            time.sleep(SIGNAL_SECONDS)  # a signal that ended them may have been meant for all
+            if interrupted():
+                raise KeyboardInterrupt
+        members = (
+            [each.ident for each in supervisor.membership.members]
+            if isinstance(supervisor, Supervisor)
+            else [0]
         )
-    kind, message = complaints.get(rank, ("fault", f"exit status {code}"))
-    if kind == "input":
-        raise PacelineError(message)
-    if kind == "missed":
-        raise WorkerError(f"{message}; the run was ended; {how_to_go_on(run_dir)}")
-    raise failure(rank, when, message, run_dir)
+        journal.settle(members, losses, supervisor.running)
+        wait([workers[ident].sentinel for ident in supervisor.workers], LOOK)
 
 
-def failure(rank: int, when: str, message: str, run_dir: Path) -> WorkerError:
-    """A worker has failed by an error of its own. when: as in "after round 3"."""
-    advice = f"; {how_to_go_on(run_dir)}" if (run_dir / CHECKPOINT).exists() else ""
-    return WorkerError(
-        f"worker {rank} failed {when}: {message.rstrip('.')}; the other workers were ended{advice}"
-    )
+class _Local:
+    """A worker process, and what it says."""
+
+    def __init__(self, process: ForkServerProcess, pipe: Connection) -> None:
+        assert process.pid is not None
+        self._process, self._pipe, self.pid = process, pipe, process.pid
+
+    def status(self) -> int | None:
+        return None if self._process.is_alive() else self._process.exitcode or 0
+
+    def kill(self) -> None:
+        self._process.kill()  # also where it is stopped
+
+    def leave(self) -> None:
+        self._process.terminate()
+
+    @property
+    def sentinel(self) -> int:
+        """Readable as soon as the process has ended."""
+        return self._process.sentinel
+
+    def join(self) -> None:
+        """Until it is dead."""
+        self._process.join()
+        self._pipe.close()
+
+    def said(self) -> list[dict[str, Any]]:
+        """Since the last call. A loader's child may hold the pipe open after its worker's death: its end is not
+        waited for."""
+        events = []
+        try:
+            while self._pipe.poll():
+                events.append(self._pipe.recv())
+        except (EOFError, OSError):
+            pass  # it has ended
+        return events
 
 
-def how_to_go_on(run_dir: Path) -> str:
-    """What a user can do with what the run has written so far."""
-    if (run_dir / CHECKPOINT).exists():
-        return f"go on from the last checkpoint with --resume {run_dir}"
-    if (run_dir / CONFIG).exists():
-        return f"there was no checkpoint yet: start the run from its beginning with --resume {run_dir}"
-    return "nothing of the run was written yet: start it again"
+class Stopped:
+    """Sees workers that are stopped, as by SIGSTOP, from outside, at any moment of their lives.
+
+    pids: by rank. patience: seconds that one may be stopped.
+    """
+
+    def __init__(self, pids: Mapping[int, int], patience: float) -> None:
+        self._pids, self._detector = dict(pids), FailureDetector(patience, STOPPED_EVERY)
+
+    def look(self, advice: str) -> None:
+        """Raises WorkerError, with ``advice`` at its end, for a worker that has been stopped for too long."""
+        now = time.monotonic()
+        signs = {rank: None if _stands(pid) else now for rank, pid in self._pids.items()}
+        for rank, seconds in self._detector.silent(now, signs).items():
+            raise WorkerError(f"worker {rank} has been stopped, as by SIGSTOP, for {seconds:.0f} s; {advice}")
 
 
-def _end(workers: list[ForkServerProcess]) -> None:
-    for worker in workers:
-        if worker.is_alive():
-            worker.kill()  # also where it is stopped
-    for worker in workers:
-        if worker.pid is not None:
-            worker.join()
+def _stands(pid: int) -> bool:
+    """Whether a process is stopped; one that has ended is not, which others see."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
+def _context() -> ForkServerContext:
+    """Starts processes that have PyTorch loaded: they are forked from a small server."""
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(list(LOADED))
+    return found
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Environment variables for the workers, where the user hasn't set them."""
+    fresh = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(fresh)
+    try:
+        yield
+    finally:
+        for name in fresh:
+            del os.environ[name]
 
 
 def _work(
     config: TrainConfig,
     run_dir: Path,
     resume: bool,
-    rank: int,
-    port: int,
+    lasting: bool,
+    where: Where,
     pipe: Connection,
     life: Connection,
 ) -> None:
-    """A worker's life."""
-    common.begin(life, ("SIGINT", "SIGTERM", "SIGHUP"))
-    from paceline.train.torch_engine import train
+    """A worker's life.
 
-    def emit(event: dict[str, Any]) -> None:
-        pipe.send(event)
+    lasting: whether the run survives its loss. life: readable as soon as the command has ended.
+    """
+    _begin(life, ("SIGINT", "SIGHUP") if lasting else ("SIGINT", "SIGHUP", "SIGTERM"))
 
     def missed(missing: Missing) -> None:
         """Nothing but an end frees a thread that waits in a reduction; the record and the checkpoint are whole."""
-        emit({"type": "missed", "message": missing.words})
+        pipe.send({"type": "missed", "message": missing.words})
         os._exit(1)
 
+    status = 0
     try:
-        emit({"type": "ready"})
-        span = timedelta(seconds=TIMEOUT_SECONDS)
-        store = dist.TCPStore(LOOPBACK, port, None, False, span, wait_for_workers=False)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=config.workers, timeout=span)
-        summary = train(config, run_dir, emit, resume, missed)
-        if rank == 0:
-            emit({"type": "done", "summary": summary})
-        pipe.close()
+        pipe.send({"type": "ready"})
+        if lasting:
+            os.environ.update(where.environment())
+        else:
+            store = dist.TCPStore(where.host, where.port, None, False, TIMEOUT, wait_for_workers=False)
+            ranks: dict[str, Any] = {"rank": where.place, "world_size": where.places}
+            dist.init_process_group("gloo", store=store, timeout=TIMEOUT, **ranks)
+        engine.train(config, run_dir, pipe.send, resume, lasting, missed)
+    except SystemExit:
+        pass  # it has left on purpose
     except PacelineError as error:
-        kind = "fault" if isinstance(error, WorkerError) else "input"
-        emit({"type": kind, "message": str(error)})
-        if kind == "fault":
-            time.sleep(1.0)  # another rank is the reason: let that one be noticed first
-        pipe.close()
-        os._exit(2)
+        pipe.send({"type": "fault" if isinstance(error, WorkerError) else "input", "message": str(error)})
+        status = 2
     except Exception as error:
-        # A peer that died shows up as a RuntimeError in here; the launcher tells the two apart.
-        emit({"type": "fault", "message": words(error)})
-        time.sleep(1.0)  # let the one who died be noticed first
-        pipe.close()
-        os._exit(1)
+        pipe.send({"type": "fault", "message": _words(error)})
+        if lasting and _lost_its_loader(error):
+            os.kill(os.getpid(), signal.SIGKILL)  # which is no error of its own, and the others go on
+        status = 1
+    if status and not lasting:
+        time.sleep(REASON_SECONDS)
+    pipe.close()
+    os._exit(status)  # threads of gloo may still wait for a lost rank
 
 
-def words(error: Exception) -> str:
+def _begin(life: Connection, ignored: tuple[str, ...]) -> None:
+    """First of all in a worker. ignored: names of signals that may reach the whole group, as Ctrl-C does: the
+    command, which they reach too, ends the worker in order."""
+    for name in ignored:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    end_with(life)
+    torch.set_num_threads(1)
+    # Loaders' processes are forked from their worker, as in a program of one rank; otherwise each worker starts a
+    # server of its own for them, which has PyTorch to load first, and the names of semaphores outlive a worker that
+    # ends at once.
+    multiprocessing.set_start_method("fork", force=True)
+
+
+def _words(error: Exception) -> str:
     """An error in one line; of one in a loader's process, torch hands on the traceback, which ends with the error."""
     lines = str(error).strip().splitlines() or [""]
     return lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {lines[0]}"
+
+
+def _lost_its_loader(error: Exception) -> bool:
+    """Whether this is what torch raises in a worker one of whose loader's processes was killed, as where memory is
+    short. What such a process itself raises begins with other words."""
+    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import statistics
 from collections import deque
@@ -18,10 +19,11 @@ from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Epochs
 from paceline.ray.server import Server
 from paceline.ray.worker import Gradient, Program
-from paceline.rounds import Indices, Vector
+from paceline.rounds import Vector
 from paceline.runs import Recorder
 from paceline.train import slowdown
 from paceline.train.checkpoint import Checkpoints
+from paceline.train.checks import server as server_options
 from paceline.train.config import TrainConfig
 
 CHECKPOINT = "server.npz"
@@ -48,7 +50,7 @@ def run(
     facts = config.as_dict() | {"engine": "ray"}
     with Server(
         images_program(config, data),
-        config.server(),
+        server_options(config),
         pool,
         address=config.address,
         delay=slowdown.create(
@@ -67,7 +69,8 @@ def run(
             log.save()
             on_event({"type": "test"})
             _, accuracy = learner.test(values, server.buffers)
-            return recorder.finish(test_accuracy=accuracy, run_dir=str(run_dir), **log.totals())
+            lost = {"dropped": log.dropped, "dropped_samples": log.dropped_samples}  # gradients without use
+            return recorder.finish(test_accuracy=accuracy, run_dir=str(run_dir), **lost)
         finally:
             recorder.close()
 
@@ -80,20 +83,12 @@ def images_program(config: TrainConfig, data: datasets.Data) -> Program:
         import torch
 
         torch.set_num_threads(1)
-        return (learner := Images(data, model, seed, standardize=False)).start(), _Compute(learner)
+        learner = Images(data, model, seed, standardize=False)
+        gradient: Any = functools.partial(learner.gradient)
+        gradient.buffers = learner.buffers  # the server keeps what the model has beside its parameters
+        return learner.start(), gradient
 
     return program
-
-
-class _Compute:
-    """A gradient function that also tells the model's buffers."""
-
-    def __init__(self, learner: Images) -> None:
-        self._learner = learner
-        self.buffers = learner.buffers
-
-    def __call__(self, values: Vector, samples: Indices) -> tuple[Vector, float]:
-        return self._learner.gradient(values, samples)
 
 
 class _Log:
@@ -113,8 +108,8 @@ class _Log:
         self._server, self._pool, self._on_event, self._samples = server, pool, on_event, samples
         self._used = int(pool.uses.sum())
         self._saved = server.updates
-        self._dropped: dict[str, int] = {}
-        self._dropped_samples = 0
+        self.dropped: dict[str, int] = {}
+        self.dropped_samples = 0
         self._usual: deque[float] = deque(maxlen=RECENT)
         self.rounds = config.rounds(samples)
 
@@ -126,8 +121,8 @@ class _Log:
         epoch = min(self._used // self._samples, self._pool.epochs - 1)
         self._used += update.samples
         for what, count in update.dropped.items():
-            self._dropped[what] = self._dropped.get(what, 0) + count
-        self._dropped_samples += update.dropped_samples
+            self.dropped[what] = self.dropped.get(what, 0) + count
+        self.dropped_samples += update.dropped_samples
         compute = np.where((update.loads == 0) & there, 0.0, update.compute)
         self._recorder.round(
             round=update.version - 1,
@@ -182,10 +177,6 @@ class _Log:
         buffer = io.BytesIO()
         np.savez(buffer, **{name: value for name, value in state.items() if value is not None})
         self._kept.save(buffer.getvalue())
-
-    def totals(self) -> dict[str, Any]:
-        """What became of the gradients that were not used."""
-        return {"dropped": self._dropped, "dropped_samples": self._dropped_samples}
 
 
 def _pieces(update: Update) -> dict[str, Any]:

@@ -49,13 +49,13 @@ def _hand_over(kind: Any) -> None:
         kind.__init__ = make
         make(self, *arguments, **named)
         try:
-            from paceline.doctor.attached import watch
+            from paceline.doctor.command import attach
         except ImportError:
             print(
                 f"paceline: it is not installed for {sys.executable}, which runs the script", file=sys.stderr
             )
         else:
-            watch(self)
+            attach(self)
 
     kind.__init__ = __init__
 

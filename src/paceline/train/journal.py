@@ -1,9 +1,8 @@
-"""What happens in a run that goes on without lost workers, as its launcher tells the user and the record."""
+"""What happens in a run, put on record and told to the user: by the launcher of the workers, or by rank 0."""
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.runs import Recorder
+from paceline.runs.run import CONFIG
 from paceline.torch.elastic.member import Mended
 from paceline.torch.elastic.supervisor import Loss
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.measuring.recorder import RoundRecorder
-from paceline.train import contents, launch
+from paceline.train.checkpoint import CHECKPOINT, of_run
 from paceline.train.config import TrainConfig
 
 RECENT = 20  # rounds, whose median is what one usually takes
@@ -23,11 +23,11 @@ NAMED = 8  # of the workers that were lost last
 Event = dict[str, Any]
 
 
-class Story:
+class Journal:
     """Each round once, with who was lost in it and came back.
 
     After each look at the workers: ``lost`` with those that take part no more, ``take`` with each word of a worker,
-    and then ``settle`` with the members that are left.
+    and then ``settle`` with the members that are left. Last ``end``, and ``close`` in any case.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Story:
     ) -> None:
         self._config, self._run_dir, self._tell, self._resume = config, run_dir, on_event, resume
         self._record: RoundRecorder | None = None
-        self._kept = contents.of_run(run_dir)
+        self._kept = of_run(run_dir)
         self._prepared: list[tuple[int, Path]] = []  # checkpoints to commit, by how many rounds they count
         self._newest, self._epoch = -1, -1
         self._members: tuple[int, ...] = ()  # places
@@ -47,12 +47,12 @@ class Story:
         self._notes: set[str] = set()
         self._accuracy: float | None = None
         self._ready = 0
-        self.judging = False  # the rounds are over
+        self.evaluating = False  # the rounds are over
         self._began = False
         self.faults = 0
 
     @property
-    def judged(self) -> bool:
+    def evaluated(self) -> bool:
         """Whether the model's accuracy is known, which is the end."""
         return self._accuracy is not None
 
@@ -61,7 +61,8 @@ class Story:
         self._pending += [loss for loss in losses if loss.lost or loss.words == "left"]
 
     def take(self, event: Event, ident: int) -> None:
-        """What a worker says. Raises PacelineError for what is wrong with the input."""
+        """What a worker says. Raises PacelineError for what is wrong with the input, WorkerError for another worker
+        that keeps this one waiting."""
         kind = event["type"]
         if kind == "ready":
             self._ready += not self._began
@@ -74,14 +75,16 @@ class Story:
         elif kind == "members":
             self._changed(event["mended"])
         elif kind == "test":
-            self.judging = True
+            self.evaluating = True
             self._tell(event)
         elif kind == "checkpoint":
             self._prepared.append((event["rounds"], event["prepared"]))
-        elif kind == "judged":
+        elif kind == "evaluated":
             self._accuracy = event["accuracy"]
         elif kind == "input":
             raise PacelineError(event["message"])
+        elif kind == "missed":
+            raise WorkerError(f"{event['message']}; the run was ended; {how_to_go_on(self._run_dir)}")
         elif kind == "note":
             if event["text"] not in self._notes:  # all workers may say the same
                 self._notes.add(event["text"])
@@ -96,13 +99,13 @@ class Story:
 
         A worker may have completed a round alone before it was lost; then the others run it once more. So a round is
         certain as soon as all members tell of it, or any worker of a later one, which needed them all, or when the
-        rounds are over. Raises WorkerError where a worker has failed by an error of its own, or where one is missing
-        before all have begun.
+        rounds are over. running: whether the run can do without a worker by now. Raises WorkerError if a worker has
+        failed by an error of its own, and for one that is lost if the run cannot do without it.
         """
         for step in sorted(self._open):
             later = {ident for other in self._open if other > step for ident in self._open[other]}
             told = self._open[step]
-            if not (later or self.judging or (members and told.keys() >= set(members))):
+            if not (later or self.evaluating or (members and told.keys() >= set(members))):
                 break
             sure = [ident for ident in told if ident in (later or members)]
             self._round(self._open.pop(step)[sure[-1] if sure else list(told)[-1]])
@@ -111,11 +114,15 @@ class Story:
             when = "before the first round was done" if self._newest < 0 else f"after round {self._newest}"
             words = self._complaints.get(loss.ident, "")
             if loss.failed:
-                raise launch.failure(loss.place, when, words or loss.words, self._run_dir)
+                kept = (self._run_dir / CHECKPOINT).exists()
+                raise WorkerError(
+                    f"worker {loss.place} failed {when}: {(words or loss.words).rstrip('.')}; the other workers were "
+                    "ended" + (f"; {how_to_go_on(self._run_dir)}" if kept else "")
+                )
             if loss.lost and not running:
                 raise WorkerError(
                     f"worker {loss.place} {loss.words} {when}; the other workers were ended; "
-                    f"{launch.how_to_go_on(self._run_dir)}"
+                    f"{how_to_go_on(self._run_dir)}"
                 )
             if words:
                 self._tell({"type": "note", "text": f"worker {loss.place}: {words}"})
@@ -132,7 +139,7 @@ class Story:
             last = "; ".join(f"worker {loss.place} {loss.words}" for loss in newest)
             raise WorkerError(
                 f"no worker is left after round {self._newest} ({last or 'all have ended'}); "
-                f"{launch.how_to_go_on(self._run_dir)}"
+                f"{how_to_go_on(self._run_dir)}"
             )
         for loss in self._pending:  # whom no members of a round have missed
             self.faults += loss.lost
@@ -178,9 +185,7 @@ class Story:
             self._kept.commit(self._prepared.pop(0)[1])
 
     def _round(self, event: Event) -> None:
-        result: RoundResult = event.pop("result")._replace(
-            ended=time.perf_counter()
-        )  # by one machine's clock
+        result: RoundResult = event.pop("result")
         if result.step <= self._newest or self._record is None:
             return
         self._newest = result.step
@@ -196,6 +201,15 @@ class Story:
         events = [{"what": words, "seconds_lost": round(late, 4)} for words in said]
         self._record.round(result, events)
         self._tell(event)
+
+
+def how_to_go_on(run_dir: Path) -> str:
+    """What a user can do with what the run has written so far."""
+    if (run_dir / CHECKPOINT).exists():
+        return f"go on from the last checkpoint with --resume {run_dir}"
+    if (run_dir / CONFIG).exists():
+        return f"there was no checkpoint yet: start the run from its beginning with --resume {run_dir}"
+    return "nothing of the run was written yet: start it again"
 
 
 def _sentence(words: str, result: RoundResult, late: float) -> str:

@@ -14,14 +14,19 @@ from paceline.files import check_directory
 
 
 def place(out: str | None, data: str, model: str, chosen: list[str]) -> Path:
-    """The directory that the run goes into, one of its own for each of several policies.
+    """The directory that the run goes into, one of its own for each of several policies: ``out``, or runs/LABEL, or
+    runs/LABEL-2 and so on if that exists.
 
     Raises PacelineError where it cannot be made or holds something already.
     """
     kind = chosen[0].split(":")[0] if len(chosen) == 1 else "compare"
     # Words that are no policy's name are told later; no directory is named after them.
     kind = kind if kind.replace("-", "").isalnum() else "train"
-    base = Path(out) if out is not None else _free(f"{Path(data).stem}-{model}-{kind}")
+    label, number = f"{Path(data).stem}-{model}-{kind}", 1
+    base = Path(out) if out is not None else Path("runs") / label
+    while out is None and base.exists():
+        number += 1
+        base = base.with_name(f"{label}-{number}")
     check_directory(base)
     if base.exists() and any(base.iterdir()) and not restarted() and leads():
         raise PacelineError(
@@ -67,13 +72,3 @@ def restarted() -> bool:
     """Whether torchrun started this process again after a failure: it goes on in the same directory."""
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return launched() and count.isdecimal() and int(count) > 0
-
-
-def _free(label: str) -> Path:
-    """runs/LABEL, or runs/LABEL-2 and so on where it exists."""
-    base = Path("runs") / label
-    candidate, number = base, 1
-    while candidate.exists():
-        number += 1
-        candidate = base.with_name(f"{label}-{number}")
-    return candidate

@@ -1,0 +1,174 @@
+"""What a run's options exclude, and whether it can do without a lost worker: checked before any worker starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from paceline import policies
+from paceline.balancer import Balancer
+from paceline.data import traces
+from paceline.data.datasets import Data
+from paceline.errors import PacelineError, meant
+from paceline.learners import models
+from paceline.paramserver.config import ServerConfig
+from paceline.rounds import Cluster
+from paceline.torch import options
+from paceline.torch.liveness import stall
+from paceline.train.config import TrainConfig
+
+ENGINES = ("torch", "ray")
+SLOWEST = 1e6  # milliseconds a sample, or times as slow
+LEAST_SECONDS = 0.2  # of --dead-after: workers give a sign of life every tenth
+
+
+def check(config: TrainConfig, data: Data) -> None:
+    """Raise PacelineError, in one sentence, for the first thing that cannot work with this data."""
+    for field in dataclasses.fields(config):
+        value, least, most = getattr(config, field.name), field.metadata["least"], field.metadata["most"]
+        if value is not None and least is not None and not least <= value <= most:
+            raise PacelineError(f"{_dashed(field.name)}={value}: expected {least} to {most:,}")
+    if not config.lr > 0 or not np.isfinite(config.lr):
+        raise PacelineError(f"lr={config.lr:g}: expected a positive learning rate")
+    if not 0 <= config.momentum < 1:
+        raise PacelineError(f"momentum={config.momentum:g}: expected 0 or more, and less than 1")
+    options.check_weigh(config.weigh, None)
+    stall.check(config.patience)
+    _check_slowdown(config, data)
+    model = models.create(config.model, data.shape, data.classes)
+    floor = 2 if options.has_batch_norm(model) else 1
+    cluster = Cluster(config.workers, config.global_batch, *_limits(config, floor))
+    Balancer(policies.create(config.policy, cluster), quantum=config.quantum, floor=floor)
+    if config.micro_batch is not None and config.micro_batch < 2 * floor - 1:
+        raise PacelineError(
+            f"micro-batch={config.micro_batch}: expected at least {2 * floor - 1}: {config.model} has batch norm"
+        )
+    _check_engine(config)
+
+
+def server(config: TrainConfig) -> ServerConfig:
+    """What the parameter server goes by. Raises PacelineError for what is unknown or excludes something else."""
+    return ServerConfig(
+        config.workers,
+        config.global_batch,
+        sync=config.sync,
+        mode=config.mode,
+        backup=config.backup,
+        policy=config.policy,
+        rate=config.rate,
+        lr=config.lr,
+        momentum=config.momentum,
+        limits=None if config.limits is None else tuple(config.limits),
+    )
+
+
+def survives(config: TrainConfig, joined: bool = False) -> bool:
+    """Whether the run goes on without a lost worker. joined: another launcher has started the workers.
+
+    If the user has not said, it does wherever it can and there is another worker to go on. Raises PacelineError if it
+    was asked for and cannot.
+    """
+    wrong = hindrance(config, joined)
+    if not wrong and not config.dead_after >= LEAST_SECONDS:
+        raise PacelineError(
+            f"--dead-after {config.dead_after:g}: expected --dead-after of at least {LEAST_SECONDS:g} seconds"
+        )
+    if config.elastic and wrong:
+        raise PacelineError(f"--elastic is not possible here: {wrong}")
+    if config.elastic is None:
+        return not wrong and config.workers > 1
+    return config.elastic
+
+
+def warning(config: TrainConfig, joined: bool = False) -> str:
+    """That a lost worker ends the run and why, for a user who has not said anything of it; else empty."""
+    if config.elastic is not None or config.workers == 1 or config.engine != "torch":
+        return ""
+    wrong = hindrance(config, joined)
+    return f"A worker that is lost ends this run: {wrong}." if wrong else ""
+
+
+def hindrance(config: TrainConfig, joined: bool = False) -> str:
+    """Why the run cannot go on without a lost worker; empty if it can."""
+    if config.engine != "torch":
+        return "with --engine ray, a run goes on without lost workers by itself"
+    if joined:
+        return "torchrun has started its workers, and not the command itself"
+    if config.weigh != "loss":
+        return f"--weigh {config.weigh} leaves the sum to DDP, which needs every worker"
+    if policies.create(config.policy, Cluster(config.workers, config.global_batch)).trains:
+        return f"{config.policy} trains beside the rounds, and what it has learned cannot be handed over"
+    return ""
+
+
+def _check_engine(config: TrainConfig) -> None:
+    if config.engine not in ENGINES:
+        raise PacelineError(
+            f"engine {config.engine!r} is unknown; expected torch or ray{meant(config.engine, ENGINES)}"
+        )
+    if config.engine == "ray":
+        import paceline.ray  # noqa: F401 - which says so where Ray is not installed
+
+        server(config).build(shared=True)
+        if config.patience != TrainConfig.patience:
+            raise PacelineError("--patience is for --engine torch; leave it out with --engine ray")
+        return
+    for name in ("sync", "backup", "mode", "rate", "address"):
+        if getattr(config, name) != getattr(TrainConfig, name):
+            raise PacelineError(f"--{name} is for --engine ray; add it, or leave out --{name}")
+
+
+def _check_slowdown(config: TrainConfig, data: Data) -> None:
+    names = ("slowdown", "slowdown_ms", "slowdown_trace")
+    given = [f"--{_dashed(name)}" for name in names if getattr(config, name) is not None]
+    if len(given) > 1:
+        raise PacelineError(f"{' and '.join(given)} were both given; expected one of them")
+    for option, values, least in (
+        ("--slowdown", config.slowdown, 1.0),
+        ("--slowdown-ms", config.slowdown_ms, 0.0),
+    ):
+        if values is None:
+            continue
+        if len(values) != config.workers:
+            raise PacelineError(
+                f"{option} has {len(values)} entries for {config.workers} workers; expected one for each"
+            )
+        for value in values:
+            if not least <= value <= SLOWEST:
+                raise PacelineError(
+                    f"{option} has the entry {value:g}; expected numbers of at least {least:g}, and at most "
+                    f"{SLOWEST:g}"
+                )
+    if config.slowdown_trace is not None:
+        _check_trace(config, config.slowdown_trace, data)
+
+
+def _check_trace(config: TrainConfig, file: str, data: Data) -> None:
+    length, width = traces.read(file).seconds_per_sample.shape
+    if width != config.workers:
+        raise PacelineError(f"{file} has {width} workers, the run {config.workers}; expected the same number")
+    rounds, takes = config.rounds(len(data.x_train)), "takes"
+    one_by_one = (config.sync, config.backup) != ("bsp", "everyone")
+    if config.engine == "ray" and one_by_one and config.steps is None:
+        rounds, takes = rounds * config.workers, "may take"  # updates, each of one worker's gradient
+    if length < rounds:
+        raise PacelineError(
+            f"{file} has {length} rounds and the run {takes} {rounds}; shorten it with --steps {length}, or give a "
+            "longer trace"
+        )
+
+
+def _limits(config: TrainConfig, floor: int) -> tuple[Any, Any]:
+    """Least and most samples of each worker, which run at least ``floor`` if any."""
+    if config.limits is not None and len(config.limits) != config.workers:
+        raise PacelineError(
+            f"--limits has {len(config.limits)} entries for {config.workers} workers; expected least:most for each"
+        )
+    least, most = options.least_and_most(config.limits, config.workers, config.global_batch, floor)
+    return np.array(least, float), np.array(most, float)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")

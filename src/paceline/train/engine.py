@@ -1,0 +1,261 @@
+"""What each worker of ``paceline train`` runs: an ordinary training loop, with Paceline's lines in it."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.data import datasets
+from paceline.data.datasets import Data
+from paceline.errors import PacelineError
+from paceline.learners import models
+from paceline.torch import peers
+from paceline.torch.elastic.link import Left, company
+from paceline.torch.liveness.shutdown import end_with_parent
+from paceline.torch.liveness.stall import OnMissed
+from paceline.torch.measuring.open_rounds import RoundResult
+from paceline.torch.pace import Pace
+from paceline.train import evaluation, slowdown
+from paceline.train.checkpoint import encode, of_run
+from paceline.train.config import TrainConfig
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A data set in memory, indexed a whole batch at a time."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data.x_train)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        images, labels = self.__getitems__([index])
+        return images[0], labels[0]
+
+    def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        images = datasets.floats(self._data.x_train[indices])
+        return torch.from_numpy(images), torch.from_numpy(self._data.y_train[indices])
+
+
+def train(
+    config: TrainConfig,
+    run_dir: Path,
+    emit: Emit,
+    resume: bool = False,
+    survives: bool = False,
+    missed: OnMissed = "warn",
+) -> None:
+    """Train as one of the workers of the run; ``journal.Journal`` makes the record of what they tell.
+
+    emit: takes the progress as dicts with a "type": "start", "round", "checkpoint" (prepared, and to be committed
+        when its rounds are on record), "note", "test", and with the accuracy "evaluated". If the run survives the
+        loss of a worker, all workers tell of the rounds, and of each change of members ("members"); else rank 0 tells
+        for all.
+    resume: go on from the run directory's checkpoint (from the beginning where there is none yet).
+    survives: whether the run goes on without lost workers, which a launcher of ours must have started. Else they are
+        the ranks of the process group.
+    missed: told of ranks that keep the others waiting, see Pace's ``on_missed``.
+    """
+    link = company() if survives else None
+    torch.manual_seed(config.seed)
+    data, loss_of = datasets.load(config.data), nn.CrossEntropyLoss()
+    model = models.create(config.model, data.shape, data.classes)
+    timed, equal = _trial(model, loss_of, data), max(1, config.global_batch // config.workers)
+    # All ranks are timed at once.
+    slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
+    last, guard = config.rounds(len(data.x_train)), Guard()
+    trained = model if survives or peers.ranks() == 1 else DistributedDataParallel(model)
+    pace = _paced(config, trained, guard, emit, survives, missed)
+    if survives:  # when the rounds are over, the end is near anyway, and the others wait for what was claimed
+        signal.signal(signal.SIGTERM, lambda *_: None if pace.rounds >= last else pace.leave())
+    tell = emit if survives or pace.chief else lambda event: None
+    guard.listener = lambda result: tell(progress(result, last))
+    with pace:
+        loader = pace.loader(
+            ImageSet(data),
+            seed=config.seed,
+            num_workers=config.loader_workers,
+            collate_fn=_as_it_stands,
+            worker_init_fn=end_with_parent,
+        )
+        kept = Kept(run_dir, model, optimizer, pace, tell)
+        if resume:
+            note = peers.together(lambda: kept.go_on(len(data.x_train)))
+            if not survives:
+                peers.agree({"steps done": pace.rounds})
+            if note:
+                tell({"type": "note", "text": note})
+        first = pace.rounds
+        if survives:
+            pace.register(optimizer)
+        tell({"type": "start", "rounds": last, "first": first, "policy": config.policy})
+        due = pace.rounds
+        try:
+            while pace.rounds < last:
+                for images, labels in loader:
+                    if slowed is not None:
+                        time.sleep(slowed(pace.rank, pace.rounds, len(labels), first=pace.first))
+                    pace.backward(loss_of(trained(images), labels))
+                    if pace.step(optimizer):
+                        if pace.rounds - due >= config.checkpoint_every:
+                            due = pace.rounds
+                            if pace.chief:
+                                kept.save()
+                        if pace.rounds >= last:
+                            break
+        except Left:
+            pace.abandon()
+            if pace.chief:  # all may have been told to leave
+                kept.save()
+            raise
+        pace.flush()
+
+        def end() -> None:
+            tell({"type": "test"})
+            kept.save()
+            kept.settle()
+
+        if link is None:
+            if pace.chief:
+                end()
+            accuracy = evaluation.divided(model, data, pace.rank, pace.ranks)
+            tell({"type": "evaluated", "accuracy": accuracy})
+        elif (found := evaluation.claimed(link, model, data, end, kept.take)) is not None:
+            tell({"type": "evaluated", "accuracy": found})
+            evaluation.release(link)
+
+
+class Guard:
+    """Passes each round on, and stops every rank alike when the loss is no number any more."""
+
+    listener: Callable[[RoundResult], None]
+
+    def __call__(self, result: RoundResult) -> None:
+        self.listener(result)
+        if not math.isfinite(result.loss):
+            raise PacelineError(
+                f"the loss became {result.loss:g} at step {result.step}; lower the learning rate (--lr) or look "
+                "for bad values in the data"
+            )
+
+
+class Kept:
+    """The checkpoints in the run's directory, of what this worker trains."""
+
+    def __init__(
+        self, run_dir: Path, model: nn.Module, optimizer: torch.optim.Optimizer, pace: Pace, tell: Emit
+    ) -> None:
+        self._files, self._model, self._optimizer, self._pace = of_run(run_dir), model, optimizer, pace
+        self._tell = tell
+        self._newest = 0  # of how many rounds this worker knows one
+        self._prepared: Path | None = None
+
+    def go_on(self, samples: int) -> str:
+        """Go on from the run's checkpoint, if there is one; a sentence if that is not the newest."""
+        parts, place = self._files.load(), self._files.newest.parent
+        if parts is None:
+            return ""
+        try:
+            self._model.load_state_dict(parts["model"])
+            self._optimizer.load_state_dict(parts["optimizer"])
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PacelineError(
+                f"the checkpoint in {place} does not fit the run's model ({str(error).splitlines()[0]}); put back "
+                "the run's own"
+            ) from error
+        self._pace.load_state_dict(parts["pace"])
+        if self._pace.samples_done > samples:
+            raise PacelineError(
+                f"the checkpoint in {place} has {self._pace.samples_done} samples of an epoch behind it, the data "
+                f"has {samples}; expected the data that the run began with"
+            )
+        self._newest = self._pace.rounds
+        return self._files.note
+
+    def save(self) -> None:
+        """Prepare one, which is committed when its rounds are on record; unless this worker knows one of this round,
+        since the two that are kept are of different rounds."""
+        rounds = self._pace.rounds
+        if rounds > self._newest:
+            states = (self._model.state_dict(), self._optimizer.state_dict(), self._pace.state_dict())
+            archive = encode(model=states[0], optimizer=states[1], pace=states[2])
+            self._newest, self._prepared = rounds, self._files.prepare(archive)
+            self._tell({"type": "checkpoint", "rounds": rounds, "prepared": self._prepared})
+
+    def settle(self) -> None:
+        """Wait until what this worker has prepared is committed."""
+        while self._prepared is not None and self._prepared.exists():
+            time.sleep(evaluation.LOOK)
+
+    def take(self) -> None:
+        """Evaluate the model of the checkpoint: each worker has running statistics of its own."""
+        if any(True for _ in self._model.buffers()) and (parts := self._files.load()) is not None:
+            self._model.load_state_dict(parts["model"])
+
+
+def progress(result: RoundResult, rounds: int) -> dict[str, Any]:
+    """A finished round, for the progress bar, and for the record as it is."""
+    return {
+        "type": "round",
+        "round": result.step,
+        "rounds": rounds,
+        "loss": result.loss,
+        "seconds": result.seconds,
+        "loads": result.loads.tolist(),
+        "compute": result.compute.tolist(),
+        "result": result,
+    }
+
+
+def _trial(model: nn.Module, loss_of: nn.Module, data: Data) -> Callable[[int], None]:
+    """Forward and backward on some samples, leaving no trace in the model."""
+
+    def compute(samples: int) -> None:
+        images = torch.from_numpy(datasets.floats(data.x_train[:samples]))
+        labels = torch.from_numpy(data.y_train[:samples])
+        before = {name: value.clone() for name, value in model.named_buffers()}
+        loss_of(model(images), labels).backward()
+        model.zero_grad()
+        for name, value in model.named_buffers():
+            value.copy_(before[name])
+
+    return compute
+
+
+def _paced(
+    config: TrainConfig, model: nn.Module, guard: Guard, emit: Emit, survives: bool, missed: OnMissed
+) -> Pace:
+    """What the workers divide their rounds by."""
+    options: dict[str, Any] = {"on_missed": missed, "patience": config.patience}
+    if survives:
+        options = {"elastic": True, "on_members": lambda mended: emit({"type": "members", "mended": mended})}
+    return Pace(
+        model,
+        config.global_batch,
+        config.policy,
+        limits=config.limits,
+        micro_batch=config.micro_batch,
+        quantum=config.quantum,
+        weigh=config.weigh,
+        loop="pieces",
+        on_round=guard,
+        on_nan="raise",  # which the guard does first, in words of its own
+        **options,
+    )
+
+
+def _as_it_stands(batch: Any) -> Any:
+    """The collate function of data sets that make whole batches themselves."""
+    return batch
