@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paceline.errors import PacelineError
-from paceline.torch.feed import costs as lengths
+from paceline.torch.feed.costs import pads, read
 from paceline.torch.feed.pieces import Order
 from support.cost_jobs import BATCH, COUNT, SEED, Texts, divided_by_cost, filled, lengths_of, refused
 from support.ranks import run_ranks
@@ -132,11 +132,9 @@ def test_what_is_refused_is_refused_on_every_rank_in_a_sentence() -> None:
 
 def test_padding_is_found_by_trying() -> None:
     texts = Texts()
-    costs = lengths.read("tokens", texts)
-    assert lengths.pads(texts, filled, costs)
-    assert not lengths.pads(
-        texts, torch.utils.data.default_collate, costs
-    )  # which cannot take two lengths together
+    costs = read("tokens", texts)
+    assert pads(texts, filled, costs)
+    assert not pads(texts, torch.utils.data.default_collate, costs)  # which cannot take two lengths together
 
     def packed(samples: list[dict[str, Any]]) -> torch.Tensor:
         return torch.cat([sample["words"] for sample in samples])
@@ -144,9 +142,9 @@ def test_padding_is_found_by_trying() -> None:
     def cut(samples: list[dict[str, Any]]) -> torch.Tensor:
         return torch.stack([sample["words"][:1] for sample in samples])
 
-    assert not lengths.pads(texts, packed, costs)
-    assert not lengths.pads(texts, cut, costs)
-    assert not lengths.pads(texts, filled, lengths.read(np.ones(COUNT), texts))
+    assert not pads(texts, packed, costs)
+    assert not pads(texts, cut, costs)
+    assert not pads(texts, filled, read(np.ones(COUNT), texts))
 
 
 def test_costs_are_read_from_columns_tensors_and_fields() -> None:
@@ -161,8 +159,8 @@ def test_costs_are_read_from_columns_tensors_and_fields() -> None:
 
     expected = [2.0, 3.0, 5.0]
     for cost in ("length", "input_ids", torch.tensor([2, 3, 5]), [2, 3, 5], lambda index: [2, 3, 5][index]):
-        assert lengths.read(cost, Table()).lengths.tolist() == expected
+        assert read(cost, Table()).lengths.tolist() == expected
     with pytest.raises(PacelineError, match="the columns text, length, input_ids"):
-        lengths.read("tokens", Table())
+        read("tokens", Table())
     with pytest.raises(PacelineError, match="sample 0 has nan"):
-        lengths.read("text", Table())
+        read("text", Table())
