@@ -93,11 +93,12 @@ def test_dolbie_first_step_size_is_that_of_the_smallest_share() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_dolbie_without_a_master(seed: int) -> None:
-    peers = start_peers(N, 0.001)
+@pytest.mark.parametrize("alpha", [0.001, 0.04])
+def test_dolbie_without_a_master(seed: int, alpha: float) -> None:
+    peers = start_peers(N, alpha)
     x, local = (
         np.full(N, 1 / N),
-        np.full(N, 0.001),
+        np.full(N, alpha),
     )  # Algorithm 2 with eq. (8): each has a step size of its own
     for gamma, comm in systems(60, seed):
         peers, _ = play_round(peers, Linear(1 / gamma, comm), int(BATCH))
