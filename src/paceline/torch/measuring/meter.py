@@ -275,9 +275,10 @@ def taken_down(loss: torch.Tensor) -> torch.Tensor | float:
 
 def summed(losses: list[Loss]) -> float:
     """Of a round's pieces, in float64. What counts for nothing is left out: a mean over nothing is NaN."""
-    if len(losses) == 1 and isinstance(losses[0][0], float):  # the usual round
+    if len(losses) == 1:
         loss, factor = losses[0]
-        return loss * factor if factor else 0.0
+        if isinstance(loss, float):  # the usual round
+            return loss * factor if factor else 0.0
     counted = [(loss, factor) for loss, factor in losses if factor]
     if not counted:
         return 0.0
