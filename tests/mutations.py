@@ -213,8 +213,8 @@ MUTATIONS = (
     ),
     Mutation(
         "epochs: a last sample that batch norm cannot take becomes a round",
-        "size = left if left - batch < floor else batch",
-        "size = left if left - batch < 0 else batch",
+        "if (left := samples - first) - batch < floor:",
+        "if (left := samples - first) - batch < 0:",
         ("torch/test_epochs.py::test_each_sample_once_an_epoch",),
     ),
     Mutation(

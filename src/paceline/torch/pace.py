@@ -55,6 +55,7 @@ from paceline.torch.measuring.audience import Audience
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
 from paceline.torch.measuring.outlets import asked
 from paceline.torch.options import Limits
+from paceline.torch.passes import check_loss
 from paceline.torch.plan import Piece
 from paceline.torch.terms import agree
 from paceline.torch.turns import Turns
@@ -412,6 +413,8 @@ class Pace:
     ) -> float:
         """For hosts that run the backward pass themselves: what this micro-batch's gradient counts. Multiply the
         loss by it, and call ``backward_done`` afterwards. The loss, where given, is taken down for the record."""
+        if loss is not None:
+            check_loss(loss)
         return self.turns.passes.weight(loss, reduction, count)
 
     def backward_done(self) -> None:

@@ -30,28 +30,22 @@ class LastGradient:
     def __init__(self, parameters: Sequence[torch.nn.Parameter], told: Callable[[], None]) -> None:
         self._parameters, self._told = parameters, told
         self._hooks: Any = None
-        self._prehook: Any = None  # of the running pass
+        self._begun = False  # a pass through a loss that is known
         self._pass = -1  # torch's number of it
         self._within = self._apart = False  # gradients came in the pass of the loss; in another one
         self._hook()
 
     def begins(self, loss: torch.Tensor) -> None:
         """The backward pass through this loss follows at once, on this thread."""
-        if self._prehook is not None:
-            self._unhook()
-        self._pass = -1
-        if loss.requires_grad:
-            first = loss.grad_fn
-            self._prehook = (
-                loss.register_hook(self._queue) if first is None else first.register_prehook(self._queue)
-            )
+        first = loss.grad_fn
+        self._begun, self._pass = first is not None, -1
+        if first is not None:
+            first.register_prehook(self._queue)  # it stays with the loss, and does nothing in other passes
 
     def ended(self) -> None:
         """A round's last backward pass is through, of which ``begins`` may have told."""
-        hook, self._prehook = self._prehook, None
-        if hook is not None:
-            hook.remove()
-        if hook is None or self._pass < 0:
+        begun, self._begun = self._begun, False
+        if not begun or self._pass < 0:
             self._hook()  # a host runs the passes, through another loss
         elif self._hooks is not None and self._within and not self._apart:
             self._hooks.remove()
@@ -59,7 +53,7 @@ class LastGradient:
 
     def remove(self) -> None:
         """Let go of the model."""
-        self._unhook()
+        self._begun = False
         if self._hooks is not None:
             self._hooks.remove()
 
@@ -67,18 +61,13 @@ class LastGradient:
         if self._hooks is None:
             self._hooks = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients)
 
-    def _unhook(self) -> None:
-        """``begins`` has left a pass that did not come to its end, or the pass is over."""
-        hook, self._prehook = self._prehook, None
-        if hook is not None:
-            hook.remove()
-
     def _queue(self, *_: object) -> None:
-        self._pass = torch._C._current_graph_task_id()
-        torch.autograd.Variable._execution_engine.queue_callback(self._told)
+        if self._begun and self._pass < 0:
+            self._pass = torch._C._current_graph_task_id()
+            torch.autograd.Variable._execution_engine.queue_callback(self._told)
 
     def _gradients(self, _: object) -> None:
-        if self._prehook is not None:
+        if self._begun:
             within = torch._C._current_graph_task_id() == self._pass
             self._within, self._apart = self._within or within, self._apart or not within
         self._told()
@@ -224,7 +213,7 @@ class Passes:
 
     def check_due(self, loss: Any) -> None:
         """Raises PacelineError if the loss is no tensor, or a backward pass is not due."""
-        _check_loss(loss)
+        check_loss(loss)
         if self.turn is None:
             raise PacelineError(
                 "pace.backward() was called outside of `for ... in pace.loader(...)`"
@@ -250,17 +239,16 @@ class Passes:
         """What this turn's gradient counts; takes the loss, where given, down for the record."""
         if reduction not in ("mean", "sum"):
             raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
-        if loss is not None:
-            _check_loss(loss)
         turn = self.turn
         if turn is None:
             return self._weight_behind(reduction, count)
         piece = turn.piece
         many = piece.samples if count is None else count * (piece.samples > 0)
-        if count is not None and not turn.weighed:
+        if count is None:
+            if turn.rows is not None and reduction == "mean":
+                turn.refuse_rows()
+        elif not turn.weighed:
             self._meter.add_count(many)
-        if turn.rows is not None and count is None and reduction == "mean":
-            turn.refuse_rows()
         part = many if reduction == "mean" else float(many > 0)
         if loss is not None:
             self._meter.add_loss(loss, part)
@@ -389,7 +377,7 @@ class Passes:
             self._ready(self.turn.piece)
 
 
-def _check_loss(loss: Any) -> None:
+def check_loss(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor):
         hint = "the entry that holds it" if isinstance(loss, dict) else "what the criterion returned"
         raise PacelineError(f"the loss is {short(loss)}; expected a tensor: hand over {hint}")

@@ -20,12 +20,11 @@ LATER = ("loader", "samples")  # not in the states of older versions, and None w
 def batches(samples: int, done: int, batch: int, floor: int = 1) -> Iterator[tuple[int, int]]:
     """(first, size) of each remaining round of an epoch. Only the last may be short; fewer samples than ``floor``
     cannot be a round of their own (batch norm needs 2) and join the one before."""
-    first = done
-    while first < samples:
-        left = samples - first
-        size = left if left - batch < floor else batch
-        yield first, size
-        first += size
+    for first in range(done, samples, batch):
+        if (left := samples - first) - batch < floor:
+            yield first, left
+            return
+        yield first, batch
 
 
 def rounds(samples: int, done: int, batch: int, floor: int = 1) -> int:

@@ -300,14 +300,12 @@ class Turns:
         self._steps.check_ours(optimizers)
         if turn is not None and not (complete and turn.piece.first):
             self._rates.watch(optimizers, turn.piece.step, complete)
-        if complete:
-            assert turn is not None
-            self._steps.check_once(optimizers)
-            self._gradients.check_there(turn.piece.plan.step, optimizers)
-        elif turn is not None:
+        if turn is not None and not complete:
             return False
+        self._steps.check_once(optimizers)
+        if turn is not None:
+            self._gradients.check_there(turn.piece.plan.step, optimizers)
         else:  # the round's step was taken in this turn; another optimizer's may follow
-            self._steps.check_once(optimizers)
             optimizers = optimizers if self._steps.taken else []
             if optimizers and scaler is not None:
                 raise PacelineError(

@@ -18,7 +18,7 @@ from paceline.torch.claims import Claims
 from paceline.torch.elastic.recovery import Span
 from paceline.torch.measuring import exchange, piece_reports
 from paceline.torch.measuring.exchange import Row, Rows
-from paceline.torch.measuring.meter import Loss, Meter, fields, summed, taken_down
+from paceline.torch.measuring.meter import Meter, Summed, fields, with_loss
 from paceline.torch.plan import Piece
 
 WHOLE = 1 << 40  # the samples' sums are modulo this, so that floats hold them however many ranks add to them
@@ -132,7 +132,7 @@ class ElasticMeter(Meter):
         self._row = ROW_WITH_PIECES if pieces else ROW
         self._samples, self._parts = 0, np.zeros(3)
         self._began = self._before = self._held_up = 0.0
-        self._told: list[Loss] = []
+        self._told: Summed = None
         self._count: float | None = None
 
     @property
@@ -147,12 +147,12 @@ class ElasticMeter(Meter):
 
     def start(self, step: int, carry: float) -> None:
         self._step, self.stopped, self._before, self._held_up = step, False, carry, 0.0
-        self._told, self._count = [], None
+        self._told, self._count = None, None
         self._samples, self._parts = 0, np.zeros(3)
         self._began = time.perf_counter()
 
     def add_loss(self, loss: torch.Tensor, factor: float = 1.0) -> None:
-        self._told.append((taken_down(loss), factor))
+        self._told = with_loss(self._told, loss, factor)
 
     def add_count(self, count: float) -> None:
         self._count = (self._count or 0.0) + count
@@ -183,10 +183,10 @@ class ElasticMeter(Meter):
         )
         row["deciding"] = self.deciding
         row["seconds"] = time.perf_counter() - self._began - self._held_up + self._before
-        row["told"] = bool(self._told)
+        row["told"] = self._told is not None
         row["count"] = np.nan if self._count is None else self._count
-        if self._told:
-            row["loss"] = summed(self._told)
+        if self._told is not None:
+            row["loss"] = float(self._told)
         if self._readings:
             row["cpu"], row["memory"] = self._readings.take()
         return row

@@ -248,14 +248,17 @@ class _Sampler:
         self.indices = indices = self._order.epoch(turns.progress.epoch)
         step = turns.progress.rounds
         plan_of, append = terms.balancer.plan, self.queue.append
-        before: Any = None  # what the round before was cut by, and its cuts
+        # What the round before was cut by, its size, loads and cuts, if this one may be cut as it was.
+        before: Any = None
+        before_size, loads, cuts = 0, np.empty(0, np.int64), list[tuple[int, int, bool, bool]]()
         for first, size in turns.progress.remaining():
             by = plan_of(step)
-            if before is not None and before[0] is by and before[1] == size:  # as in the round before
-                plan = RoundPlan(step, before[2], size)
-                for at, many, begins, ends in before[3]:
+            if before is by and before_size == size:
+                plan = RoundPlan(step, loads, size)
+                for at, many, begins, ends in cuts:
                     append(Piece(plan, many, begins, ends))
-                    yield indices[first + at : first + at + many].tolist()
+                    at += first
+                    yield indices[at : at + many].tolist()
                 step += 1
                 continue
             if self._dealer is None:
@@ -269,7 +272,7 @@ class _Sampler:
                 append(piece)
                 yield chosen.tolist()
             whole = plan.division is None and self._dealer is None and plan.loads[turns.rank] > 0
-            before = (by, size, plan.loads, cuts) if whole else None
+            before, before_size, loads = by if whole else None, size, plan.loads
             step += 1
 
 

@@ -22,7 +22,8 @@ After = Callable[[torch.optim.Optimizer], None]
 class Steps:
     """before, after: bound methods, called with each optimizer that holds one of the parameters; held weakly, since
     torch keeps its hooks for as long as the process lives. ``before`` is also told whether the step has a closure,
-    which runs the backward pass within the step.
+    which runs the backward pass within the step. Neither hears of a step that ``take`` takes without a GradScaler:
+    who calls that knows of it.
 
     model: whose parameters they are; those that require gradients by now are summed over the ranks, and no others.
     whole: nothing else is summed, not even what another DistributedDataParallel module holds."""
@@ -32,6 +33,7 @@ class Steps:
         self.ever = False  # the loop, or its host, has stepped once
         self.seconds = 0.0  # of the newest step
         self._began = 0.0
+        self._checked: Any = None  # the optimizer that ``take`` steps right now
         self._model, self._whole = model, whole
         self._ours = {id(p) for p in model.parameters() if p.requires_grad}
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
@@ -63,12 +65,17 @@ class Steps:
     def take(self, optimizers: list[Any], scaler: Any) -> float:
         """Step and zero the optimizers, with the GradScaler where there is one; the seconds of it."""
         began = waits.now()
-        for one in optimizers:
-            if scaler is None:
-                one.step()
-            else:
-                scaler.step(one)
-            self.taken.append(one)
+        try:
+            for one in optimizers:
+                self.check_once([one])
+                if scaler is None:
+                    self._checked = one  # by who has called this, and there is no closure
+                    one.step()
+                else:
+                    scaler.step(one)
+                self.taken.append(one)
+        finally:
+            self._checked = None
         if scaler is not None and optimizers:
             scaler.update()
         for one in optimizers:
@@ -120,12 +127,15 @@ class Steps:
         method, own = listener.__func__, weakref.ref(self)  # type: ignore[attr-defined]
 
         def tell(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
-            steps, turns = own(), owner()
-            if steps is None or turns is None:
+            steps = own()
+            if steps is None:
                 return
             if of_closure:
                 steps.check_summed(optimizer)
-            if optimizer is not steps._known() and not steps._concern(optimizer):
+            if optimizer is steps._checked:
+                return
+            turns = owner()
+            if turns is None or (optimizer is not steps._known() and not steps._concern(optimizer)):
                 return
             if of_closure:
                 # torch's wrapper puts the optimizer itself first

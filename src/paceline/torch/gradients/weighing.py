@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from operator import attrgetter, is_not
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from paceline.torch.gradients.parallel import Alone
 from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.gradients.steps import held
 from paceline.torch.plan import Piece
+
+_GRAD, _THERE = attrgetter("grad"), partial(is_not, None)  # these run in C, once a round for each parameter
 
 
 class GradientStash:
@@ -33,9 +37,7 @@ class GradientStash:
         self._parameters = list(parameters)
         self._kept: list[torch.Tensor | None] | None = None  # of the running round's finished pieces
         self._begun = False  # a backward pass of the running round has, and may have been left in its middle
-        self._had: list[
-            torch.nn.Parameter
-        ] = []  # parameters that have a gradient of the round that is complete
+        self._had: list[torch.Tensor | None] = []  # the gradients of the round that is complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
         self._passed = False  # another model's backward pass has perhaps left something here since
 
@@ -53,7 +55,9 @@ class GradientStash:
                     "count here; expected this model to be zeroed before pace.backward(loss)"
                 )
         if kept is None:
-            self._check_fresh(step)
+            if self._used is not None:
+                self._check_fresh(step, self._used)
+                self._used = None
             return
         if any(p.grad is not None for p in self._parameters):
             raise PacelineError(
@@ -73,7 +77,7 @@ class GradientStash:
 
     def ready(self) -> None:
         """The round's gradients are complete."""
-        self._had = [p for p in self._parameters if p.grad is not None]
+        self._had = list(map(_GRAD, self._parameters))
 
     def check_there(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Raises PacelineError where all gradients that an optimizer is to use have gone since ``ready``."""
@@ -84,7 +88,7 @@ class GradientStash:
                 for p in group["params"]
             ):
                 continue
-            had = {id(p) for p in self._had}
+            had = {id(p) for p, grad in zip(self._parameters, self._had, strict=False) if grad is not None}
             if any(id(p) in had for p in held(optimizer)):
                 raise PacelineError(
                     f"round {step}: the gradients were zeroed between pace.backward(loss) and the optimizer's step; "
@@ -93,9 +97,7 @@ class GradientStash:
 
     def used(self) -> None:
         """The round's step was taken, or left out on purpose."""
-        left = any(
-            p.grad is not None for p in self._parameters
-        )  # else nothing is there that could be counted again
+        left = any(map(_THERE, map(_GRAD, self._parameters)))  # else nothing could be counted again
         self._used = [_which(p.grad) for p in self._parameters] if left else None
         self._had, self._begun = [], False
 
@@ -127,10 +129,7 @@ class GradientStash:
         """Multiply the gradients by a number, or by a tensor with one, shape ()."""
         torch._foreach_mul_([p.grad for p in self._parameters if p.grad is not None], factor)
 
-    def _check_fresh(self, step: int) -> None:
-        used, self._used = self._used, None
-        if used is None:
-            return
+    def _check_fresh(self, step: int, used: list[tuple[int, int] | None]) -> None:
         left = [p.grad for p, before in zip(self._parameters, used, strict=True) if before == _which(p.grad)]
         if any(grad is not None and bool(grad.any()) for grad in left):  # else they were zeroed in place
             raise PacelineError(
@@ -179,7 +178,8 @@ class Weighing(GradientStash):
         self._many = float(piece.samples)
         if piece.first:
             self._weighed = 0.0
-            self._counts.begin()
+            if self._counts.given is not None:  # in a round that was left
+                self._counts.begin()
 
     def check_sync(self, piece: Piece) -> None:
         """Raises PacelineError where the coming backward pass would not reduce just when it should."""
@@ -206,9 +206,8 @@ class Weighing(GradientStash):
             if piece.last:
                 self._sum.finish()
         if piece.last:
-            factor = self._counts.factor(piece.step, piece.batch)
-            if factor is not None:
-                self.scale(factor)
+            if self._counts.given:
+                self.scale(self._counts.factor(piece.step, piece.batch))
             self.ready()
         elif self._sum is None and not self._by_hook:
             self.put()
@@ -290,14 +289,12 @@ class Counts:
             if peers.ranks() > 1:
                 self._work = dist.all_reduce(self._total, async_op=True)
 
-    def factor(self, step: int, batch: int) -> float | torch.Tensor | None:
-        """By what the round's gradients are to be multiplied; None if samples are what is counted. Collective.
+    def factor(self, step: int, batch: int) -> float | torch.Tensor:
+        """By what the round's gradients are to be multiplied, if something other than samples is counted. Collective.
 
         On a device it is a tensor there, shape (), so that the host need not wait until it is known.
         """
-        given, total = self.given, self._total
-        if not given:
-            return None
+        total = self._total
         if total is None:
             counted = self._counted(step)
             self.begin()

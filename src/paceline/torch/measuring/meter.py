@@ -50,21 +50,21 @@ ROW_WITH_PIECES = np.dtype(
     [*fields(MOST_ROUNDS), ("pieces", piece_reports.ROW)]
 )  # work may move within a round
 
-Loss = tuple[torch.Tensor | float, float]
-"""Of a piece: the number, or where it is on a device, and what makes a sum of it."""
+Summed = torch.Tensor | float | None
+"""A round's loss so far, summed over the rank's samples: the number, or where it is on a device; None before a loss
+was handed in."""
 
 
 class _Round:
     """What this rank has measured of one round."""
 
-    __slots__ = ("carry", "count", "losses", "mark", "pieces", "reading", "step")
+    reading: Any = None
+    loss: Summed = None
+    count = math.nan
+    pieces: list[float] | None = None
 
     def __init__(self, step: int, carry: float, mark: Any) -> None:
         self.step, self.carry, self.mark = step, carry, mark
-        self.reading: Any = None
-        self.losses: list[Loss] = []
-        self.count = math.nan
-        self.pieces: list[float] | None = None
 
 
 class Meter:
@@ -111,10 +111,9 @@ class Meter:
 
     def add_loss(self, loss: torch.Tensor, factor: float = 1.0) -> None:
         """Count this micro-batch's loss, times what makes a sum of it, towards the running round's."""
-        assert self._running is not None
-        self._running.losses.append(
-            (loss.item() if self._on_cpu and loss.numel() == 1 else loss.detach(), factor)
-        )
+        running = self._running
+        assert running is not None
+        running.loss = with_loss(running.loss, loss, factor)
 
     def add_count(self, count: float) -> None:
         """This micro-batch's summed loss is over so many tokens, nodes or the like."""
@@ -125,9 +124,9 @@ class Meter:
     def own_loss(self) -> tuple[float, float]:
         """What this rank's losses of the newest round add up to, and what they are means over; NaN for samples."""
         running = self._running
-        if running is None or not running.losses:
+        if running is None or running.loss is None:
             return math.nan, math.nan
-        return summed(running.losses), running.count
+        return float(running.loss), running.count
 
     def stop(self, pieces: Callable[[], list[float]] | None = None) -> None:
         """The last gradient of the running round is ready: announce what is known, if that is due. Later calls do
@@ -246,9 +245,9 @@ class Meter:
         row["deciding"] = self.deciding
         if known:
             row["overhead"] = sum(each.carry for each in known) / rounds
-            row["told"] = all(each.losses for each in known)
+            row["told"] = all(each.loss is not None for each in known)
             row["seconds"][:rounds] = [self._watch.seconds(each.reading) + each.carry for each in known]
-            row["loss"][:rounds] = [summed(each.losses) if each.losses else math.nan for each in known]
+            row["loss"][:rounds] = [math.nan if each.loss is None else float(each.loss) for each in known]
             row["count"][:rounds] = [each.count for each in known]
             if self._readings and self.told:
                 row["cpu"], row["memory"] = self._readings.take()
@@ -268,20 +267,10 @@ def check_counts(step: int, counts: list[float]) -> None:
         )
 
 
-def taken_down(loss: torch.Tensor) -> torch.Tensor | float:
-    """A loss to be read later; its number at once if nobody need wait for it."""
-    return float(loss.item()) if loss.is_cpu and loss.numel() == 1 else loss.detach()
-
-
-def summed(losses: list[Loss]) -> float:
-    """Of a round's pieces, in float64. What counts for nothing is left out: a mean over nothing is NaN."""
-    if len(losses) == 1:
-        loss, factor = losses[0]
-        if isinstance(loss, float):  # the usual round
-            return loss * factor if factor else 0.0
-    counted = [(loss, factor) for loss, factor in losses if factor]
-    if not counted:
-        return 0.0
-    known = sum(loss * factor for loss, factor in counted if isinstance(loss, float))
-    on_device = [loss.double() * factor for loss, factor in counted if isinstance(loss, torch.Tensor)]
-    return known + float(torch.stack(on_device).sum()) if on_device else known  # one wait for all
+def with_loss(before: Summed, loss: torch.Tensor, factor: float) -> Summed:
+    """``before`` with another piece's loss, times what makes a sum of it, in float64; nobody waits for a device. What
+    counts for nothing is left out: a mean over nothing is NaN."""
+    if not factor:
+        return 0.0 if before is None else before
+    added: Any = loss.item() if loss.is_cpu and loss.numel() == 1 else loss.detach().double().sum()
+    return added * factor if before is None else before + added * factor
