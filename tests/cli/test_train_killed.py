@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 
+from paceline.files import part_of
 from paceline.runs import read
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("cli")]
@@ -69,6 +70,7 @@ def test_a_killed_launcher_leaves_no_gap_in_the_record(tmp_path: Path, elastic: 
         run = read(run_dir)
         assert not run.notes or "cut off" in run.notes[0]
         assert len(run.round) >= kept_rounds(run_dir), "the record is behind its checkpoint"
+        part_of(run_dir / "checkpoint.pt").write_bytes(b"as one that is killed in mid-writing leaves it")
         arguments = ["--resume", "run"]
     _, err = start(tmp_path, *arguments).communicate(timeout=SECONDS)
     assert not err

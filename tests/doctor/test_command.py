@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paceline import runs
@@ -74,6 +76,31 @@ def test_why_nothing_was_seen_is_said(arguments: tuple[object, ...], words: str)
 def test_one_process_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert_refused_at_last(paceline("doctor", "--", *TORCHRUN, 1, SCRIPT, 20), "1 rank: expected at least 2")
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("one_machine")
+@pytest.mark.xdist_group("doctor")
+def test_a_killed_doctor_leaves_no_ranks() -> None:
+    """With SIGKILL, so that it can end nobody itself."""
+    doctor = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "paceline", "doctor", "--steps", "10000", "--"),
+            *map(str, (*TORCHRUN, 2, SCRIPT, 100_000, "quiet")),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert doctor.stderr is not None
+    assert any("trained step" in line for line in doctor.stderr)
+    below = psutil.Process(doctor.pid).children(recursive=True)
+    assert len(below) >= 3, "torchrun and its ranks"
+    doctor.kill()
+    doctor.communicate()
+    _, left = psutil.wait_procs(below, timeout=60)
+    assert not left
 
 
 def test_commands_that_show_nothing(tmp_path: Path) -> None:

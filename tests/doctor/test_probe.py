@@ -93,6 +93,10 @@ def test_a_watcher_never_ends_the_training() -> None:
     assert run_ranks(2, watched.survives) == [8, 8]
 
 
+def test_a_hook_of_the_program_behind_the_doctors_runs_at_each_step() -> None:
+    assert run_ranks(2, watched.with_others) == [(8, 0)] * 2
+
+
 def test_what_prints_the_findings_is_missed_at_once() -> None:
     code = "import sys; sys.modules['rich'] = None; import paceline.doctor; paceline.doctor.watch(None)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

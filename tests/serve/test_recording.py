@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("fastapi")
 
 from paceline import runs
+from paceline.files import part_of
 from paceline.serve.events import Closed
 from paceline.serve.models import Settings
 from paceline.serve.recording import Record
@@ -25,7 +26,10 @@ def write(run_dir: Path, rounds: range, first: int) -> None:
 
 def test_a_record_that_lacks_rounds_is_moved_aside(tmp_path: Path) -> None:
     write(tmp_path / "j", range(3), 0)
+    half = part_of(tmp_path / "j" / "summary.json")
+    half.write_text("as a service that is killed leaves it")
     write(tmp_path / "j", range(2, 4), 2)
+    assert not half.exists()
     assert runs.read(tmp_path / "j").round.tolist() == [0, 1, 2, 3], "what is there already is left as it is"
     write(tmp_path / "j", range(6, 8), 6)
     assert runs.read(tmp_path / "j~1").round.tolist() == [0, 1, 2, 3]

@@ -127,3 +127,24 @@ def survives(rank: int, ranks: int) -> int:
         steps += 1
     leave(ddp)
     return steps
+
+
+def with_others(rank: int, ranks: int) -> tuple[int, int]:
+    """How often a program's own hook of all optimizers ran, which stands behind the doctor's; hooks left over."""
+    from torch.optim import optimizer as torch_optimizer
+
+    from paceline.doctor.probe import Probe
+
+    ddp = DistributedDataParallel(torch.nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    before, ran = len(torch_optimizer._global_optimizer_post_hooks), []
+    Probe(ddp, 5, None)
+    own = torch_optimizer.register_optimizer_step_post_hook(lambda *_: ran.append(1))
+    for _ in range(8):
+        optimizer.zero_grad()
+        ddp(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    own.remove()
+    left = len(torch_optimizer._global_optimizer_post_hooks) - before + len(ddp._forward_pre_hooks)
+    leave(ddp)
+    return len(ran), left

@@ -282,3 +282,16 @@ def test_a_step_of_ones_own_tells_no_learning_rate_of_another_round() -> None:
     pace.detach()
     assert results[0].learning_rate == 0.1
     assert all(result.learning_rate != result.learning_rate for result in results[1:])
+
+
+def test_the_last_round_of_a_loop_that_draws_its_own_samples_and_steps_itself_is_on_record() -> None:
+    results: list[RoundResult] = []
+    model, optimizer, pace = paced(on_round=results.append)
+    for size in pace.sizes(5):
+        x = torch.randn(size, 6, dtype=torch.float64)
+        pace.backward(LOSS(model(x), torch.zeros(size).long()))
+        optimizer.step()
+        optimizer.zero_grad()
+    pace.detach()
+    assert [result.step for result in results] == list(range(5))
+    assert pace.rounds == 5

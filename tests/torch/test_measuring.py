@@ -68,7 +68,7 @@ def test_rounds_of_an_interval_have_the_losses_and_loads_that_they_had() -> None
         assert two.loads.sum() == 24
 
 
-@pytest.mark.parametrize("end", ["break", "exhausted"])
+@pytest.mark.parametrize("end", ["break", "exhausted", "own"])
 def test_no_round_is_missing_after_a_loop_that_ends_within_an_interval(end: str) -> None:
     for steps, rounds in run_ranks(2, left_within_an_interval, end):
         assert steps == list(range(rounds))

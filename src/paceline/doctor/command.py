@@ -29,6 +29,8 @@ MOST_UNSEEN = 200  # optimizer steps after which a training that shows nothing i
 POLL_SECONDS = 0.1
 DRAIN_SECONDS = 2.0  # for what an ended command had still to say
 GRACE_SECONDS = 10.0  # between asking the command to end and making it
+# Ends the command's processes when whoever started this shell is no more: its end of the pipe closes.
+GUARD = "read _; kill -s TERM -- -{group}; sleep {grace}; kill -s KILL -- -{group}"
 
 
 def observe(
@@ -75,6 +77,13 @@ def _play(
         start_new_session=True,
     )
     assert process.stdout is not None
+    guard = subprocess.Popen(
+        ["/bin/sh", "-c", GUARD.format(group=process.pid, grace=int(GRACE_SECONDS))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     muted = threading.Event()
     relay = threading.Thread(target=_relay, args=(process.stdout, muted), daemon=True)
     relay.start()
@@ -91,6 +100,8 @@ def _play(
     finally:
         muted.set()
         _end(process)
+        guard.kill()
+        guard.communicate()
         relay.join(DRAIN_SECONDS)
 
 
@@ -179,7 +190,6 @@ def attach(model: Any) -> None:
             with contextlib.suppress(OSError):  # the doctor has gone
                 (place / SEEN).write_text(str(made))
 
-    # Before the probe's hook, which removes itself while torch goes through them all.
     register_optimizer_step_post_hook(count)
     try:
         (place / SEEN).touch()

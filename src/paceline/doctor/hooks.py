@@ -45,18 +45,19 @@ class Hooks:
         self.phases = Phases(self._clock)
         self.loader: dict[str, Any] | None = None  # what feeds the training: see ``watches.loader_of``
         self._newest: dict[str, Any] | None = None
+        self._stepping = False  # torch is going through the hooks of all optimizers
         self._closed: list[tuple[list[tuple[Any, Phase]], tuple[Any, ...]]] = []
         self._before = Phase.PREPARE  # the phase that a fetch or a move interrupted
         self._waiting = Phase.PREPARE  # the phase that a collective interrupted
         self._forward = self._ready = self._reduced = False
         self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
         self._collections = watches.Collections()
+        self._optimizers = register_optimizer_step_post_hook(self._on_optimizer)
         self._handles: list[Any] = [
             self._collections,
             model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
             model.register_forward_hook(self._on_forwarded),
             torch.autograd.graph.register_multi_grad_hook(parameters, self._on_gradients),
-            register_optimizer_step_post_hook(self._on_optimizer),
             watches.Waits(self._on_wait, self._on_waited),
             *watches.fetches(self._on_fetch, self._on_fetched),
             *watches.backwards(self._on_backward, self._on_backward_end),
@@ -69,10 +70,22 @@ class Hooks:
         return bool(self._handles)
 
     def remove(self) -> None:
-        """Take all hooks away; safe to call twice."""
-        for handle in self._handles:
+        """Take all hooks away; safe to call twice.
+
+        Within an optimizer's step, while torch goes through the hooks of all optimizers, ours among them stays there
+        without effect until the next forward pass: taken away at once, it would end the training if others follow."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
             handle.remove()
-        self._handles = []
+        if self._stepping:
+
+            def leave(*_: object) -> None:
+                self._optimizers.remove()
+                soon.remove()
+
+            soon = self._model.register_forward_pre_hook(leave)
+        else:
+            self._optimizers.remove()
 
     def steps(self, all_of_them: bool = False) -> list[Step]:
         """The steps that ended and were not told of yet, but for those whose times the device still owes."""
@@ -168,7 +181,9 @@ class Hooks:
         self.phases.enter(Phase.PREPARE)
         self._forward = self._ready = False
         self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
+        self._stepping = True
         self._stepped()
+        self._stepping = False
 
 
 def _shape(given: Any) -> tuple[int, int]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline import runs
 from paceline.errors import PacelineError
+from paceline.files import sweep
 from paceline.runs.run import CONFIG
 from paceline.serve.events import Closed
 from paceline.serve.models import Settings
@@ -36,6 +37,7 @@ class Record:
         try:
             resume = None
             if (self.run_dir / CONFIG).exists():
+                sweep(self.run_dir)
                 before = runs.read(self.run_dir)
                 written = int(before.round[-1]) + 1 if len(before.round) else 0
                 mine = before.config.get("settings") == self._config["settings"]

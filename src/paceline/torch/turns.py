@@ -224,8 +224,11 @@ class Turns:
         """``settle`` before the end, where nobody may be waited for long: another rank may have left otherwise."""
         until = time.monotonic() + LAST_SECONDS
         self._meter.lost = lambda: WorkerError("it is too late") if time.monotonic() > until else None
-        if self.in_round and not self._failed:  # its step was not taken: only the rounds before it count
-            self.abandon()
+        if self.in_round and not self._failed:
+            if self._own_end and self._steps.taken:  # by the loop, after a last turn that it drew itself
+                self._end_round()
+            else:  # only the rounds before it count
+                self.abandon()
             self._meter.tell()
         with suppress(WorkerError):
             if self._meter.told and not self._failed:
