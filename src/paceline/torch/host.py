@@ -25,7 +25,7 @@ class Host:
         """The loop over a loader has ended, or was left."""
 
     def step_begins(self, piece: Piece | None) -> None:
-        """An optimizer of the model is about to step, and not by ``pace.step``. A PacelineError refuses that.
+        """An optimizer of the model is about to step, whoever called it. A PacelineError refuses that.
 
         piece: of the running turn, None where no round is under way."""
 

@@ -314,7 +314,8 @@ class Turns:
                 raise PacelineError(
                     "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
                 )
-        seconds = self._steps.take(optimizers, scaler)
+        # what is checked before a step that others take has been, and a plain host does not ask
+        seconds = self._steps.take(optimizers, scaler, heard=type(self.host) is not Host)
         if self.passes.turn is not None:  # a host may have told of the step
             if self._rounds.listeners:
                 self._learning_rate = learning_rate(optimizers)

@@ -22,8 +22,7 @@ After = Callable[[torch.optim.Optimizer], None]
 class Steps:
     """before, after: bound methods, called with each optimizer that holds one of the parameters; held weakly, since
     torch keeps its hooks for as long as the process lives. ``before`` is also told whether the step has a closure,
-    which runs the backward pass within the step. Neither hears of a step that ``take`` takes without a GradScaler:
-    who calls that knows of it.
+    which runs the backward pass within the step.
 
     model: whose parameters they are; those that require gradients by now are summed over the ranks, and no others.
     whole: nothing else is summed, not even what another DistributedDataParallel module holds."""
@@ -33,7 +32,7 @@ class Steps:
         self.ever = False  # the loop, or its host, has stepped once
         self.seconds = 0.0  # of the newest step
         self._began = 0.0
-        self._checked: Any = None  # the optimizer that ``take`` steps right now
+        self._checked: Any = None  # the optimizer that ``take`` steps right now, unheard
         self._model, self._whole = model, whole
         self._ours = {id(p) for p in model.parameters() if p.requires_grad}
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
@@ -62,14 +61,17 @@ class Steps:
                 "pace.step(optimizer) is called"
             )
 
-    def take(self, optimizers: list[Any], scaler: Any) -> float:
-        """Step and zero the optimizers, with the GradScaler where there is one; the seconds of it."""
+    def take(self, optimizers: list[Any], scaler: Any, heard: bool = True) -> float:
+        """Step and zero the optimizers, with the GradScaler where there is one; the seconds of it.
+
+        heard: false if ``before`` and ``after`` need not hear of these steps, since who calls this has checked them.
+        """
         began = waits.now()
         try:
             for one in optimizers:
                 self.check_once([one])
+                self._checked = None if heard else one
                 if scaler is None:
-                    self._checked = one  # by who has called this, and there is no closure
                     one.step()
                 else:
                     scaler.step(one)
