@@ -19,7 +19,6 @@ from paceline.rounds import Plan
 __all__ = ["WaterLevel", "project", "proportional", "water_level", "whole_samples"]
 
 LARGEST = np.finfo(float).max
-CANDIDATES = 2**18  # samples that are compared with each other at most
 
 
 class WaterLevel(NamedTuple):
@@ -310,7 +309,7 @@ def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
     if (early := missing < 0).any():  # many end at the same time, or all take no time
         left, loads = np.where(early, 0.0, left), np.where(early, low, loads)
         missing = total - loads.sum(-1, keepdims=True)
-    few = min(max(CANDIDATES // loads.size, 1), 32)
+    few = min(max(32, loads.shape[-1]), 1000)  # a worker's part of a sample each, as a rule
     if np.max(missing) <= few:
         return loads
     ends = cost.seconds(np.minimum(loads + 1, high))
@@ -344,15 +343,20 @@ def _most_together(cost: Cost, total: Array, low: Array, high: Array) -> Array:
 def _with_rest(cost: Cost, loads: Array, total: Array, high: Array) -> Array:
     """Gives the rest, one sample after another, to whoever then ends soonest; the lowest rank wins a tie.
 
-    Each worker's next samples end one after another, so these steps are the samples in the order of their ends.
+    All whose next sample ends before anybody's next but one are given theirs in one pass, the soonest first.
     """
-    left = total - loads.sum(-1, keepdims=True)
-    if not (most := int(left.max(initial=0.0))) > 0:
-        return loads
-    further = loads + np.arange(1.0, most + 1).reshape(-1, *[1] * loads.ndim)  # (samples, ..., n)
-    # Somebody who never ends comes after all others, but before somebody who is at the limit.
-    ends = np.minimum(cost.seconds(np.minimum(further, high)), LARGEST)
-    ends = np.moveaxis(np.where(further > high, np.inf, ends), 0, -1)
-    order = ends.reshape(*loads.shape[:-1], -1).argsort(-1, kind="stable")
-    given: Array = (order.argsort(-1) < left).reshape(ends.shape).sum(-1)
-    return loads + given
+    left, ranks = total - loads.sum(-1, keepdims=True), np.arange(loads.shape[-1])
+
+    def ends(more: int) -> Array:
+        # Somebody who never ends comes after all others, but before somebody who is at the limit.
+        seconds = np.minimum(cost.seconds(np.minimum(loads + more, high)), LARGEST)
+        return np.where(loads + more <= high, seconds, np.inf)
+
+    while (left > 0).any():
+        soonest = ends(1)
+        given = (soonest < ends(2).min(-1, keepdims=True)) | (ranks == soonest.argmin(-1)[..., None])
+        if (given.sum(-1, keepdims=True) > left).any():
+            given &= soonest.argsort(-1, kind="stable").argsort(-1) < left
+        loads = loads + given
+        left = left - given.sum(-1, keepdims=True)
+    return loads
