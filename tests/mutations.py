@@ -198,6 +198,21 @@ MUTATIONS = (
         "self._fit, self._warm = fit, True",
         ("test_balancer.py::test_a_first_round_that_is_seen_again_teaches_no_overheads_either",),
     ),
+    # -- measuring: what a rank waits for others is not its own
+    Mutation(
+        "waits: the time in a collective is the rank's own",
+        "_waited += time.perf_counter() - began",
+        "_waited += 0.0",
+        ("torch/test_waits.py::test_a_record_has_a_ranks_own_seconds",),
+    ),
+    Mutation(
+        "waits: a collective within unlike turns is let through",
+        "if (where := waits.caller()) is not None:",
+        "if False:",
+        (
+            "torch/test_waits.py::test_a_collective_within_rounds_of_unlike_turns_is_refused_and_does_not_hang",
+        ),
+    ),
     # -- epochs: every sample once
     Mutation(
         "epochs: all have the same order",

@@ -56,6 +56,7 @@ WAYS: dict[str, Callable[[int, int], object]] = {
     "differentiable all_gather": lambda *_: differentiable.all_gather(torch.ones(1, requires_grad=True)),
 }
 CASES = [(way, place) for way in WAYS for place in PLACES]
+WARM = 3  # steps before them, in which DDP makes its buckets and memory is taken
 # Each way once and each place at least once, for what measures by the same clock: see ``paced`` for all of them.
 SOME = [(way, PLACES[number % len(PLACES)]) for number, way in enumerate(WAYS)]
 
@@ -96,7 +97,7 @@ def _made(rank: int, ranks: int) -> tuple[Step, Any, torch.optim.Optimizer, Tens
     ddp = DistributedDataParallel(Sleeps(step))
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     optimizer.register_step_pre_hook(lambda *_: step.at("step"))
-    data = TensorDataset(torch.randn(SAMPLES * ranks * len(CASES), 2))
+    data = TensorDataset(torch.randn(SAMPLES * ranks * (WARM + len(CASES)), 2))
 
     def collate(samples: list[Any]) -> Any:
         step.at("fetch")
@@ -112,7 +113,7 @@ def paced(rank: int, ranks: int) -> tuple[list[float], list[list[float]]]:
     pace = Pace(ddp, SAMPLES * ranks, "equal", on_round=results.append)
     slept = []
     loader = iter(pace.loader(data, shuffle=False, collate_fn=collate))
-    for case in CASES:
+    for case in CASES[:1] * WARM + CASES:
         step.case, step.slept = case, 0.0
         (x,) = next(loader)
         step.at("before")
@@ -132,7 +133,7 @@ def recorded(rank: int, ranks: int, directory: str) -> list[float]:
     step, ddp, optimizer, data, _ = _made(rank, ranks)
     slept = []
     with Recorder(ddp, directory) as recorder:
-        for case in SOME:
+        for case in SOME[:1] * WARM + SOME:
             step.case, step.slept = case, 0.0
             recorder.start(SAMPLES)
             step.at("fetch")
@@ -153,10 +154,10 @@ def watched(rank: int, ranks: int, directory: str) -> list[float]:
     from paceline import doctor
 
     step, ddp, optimizer, data, collate = _made(rank, ranks)
-    doctor.watch(ddp, steps=len(SOME), run_dir=directory)
+    doctor.watch(ddp, steps=WARM + len(SOME), run_dir=directory)
     loader = iter(DataLoader(data, SAMPLES, collate_fn=collate))
     slept = []
-    for case in SOME:
+    for case in SOME[:1] * WARM + SOME:
         step.case, step.slept = case, 0.0
         (x,) = next(loader)
         step.at("before")
