@@ -19,7 +19,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,7 +37,8 @@ COLLECTIVES = (
 BUFFERS = "broadcast of buffers"  # DDP's, before a forward pass
 
 
-class Listener(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Listener:
     """begins: called with the collective's name before this process waits, or may; it may raise. ends: after it."""
 
     begins: Callable[[str], object]
