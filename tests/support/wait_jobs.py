@@ -128,6 +128,18 @@ def paced(rank: int, ranks: int) -> tuple[list[float], list[list[float]]]:
     return slept, [result.compute.tolist() for result in results]
 
 
+def _plain(step: Step, ddp: Any, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> float:
+    """A step of a loop without Pace, from its batch on; what was slept in all of it."""
+    step.at("before")
+    loss = ddp(x).square().mean()
+    step.at("between")
+    loss.backward()
+    step.at("after")
+    optimizer.step()
+    optimizer.zero_grad()
+    return step.slept
+
+
 def recorded(rank: int, ranks: int, directory: str) -> list[float]:
     """The same in a plain loop that is recorded; rank 0 leaves the record in ``directory``."""
     step, ddp, optimizer, data, _ = _made(rank, ranks)
@@ -138,14 +150,7 @@ def recorded(rank: int, ranks: int, directory: str) -> list[float]:
             recorder.start(SAMPLES)
             step.at("fetch")
             x = data[:SAMPLES][0]
-            step.at("before")
-            loss = ddp(x).square().mean()
-            step.at("between")
-            loss.backward()
-            step.at("after")
-            optimizer.step()
-            optimizer.zero_grad()
-            slept.append(step.slept)
+            slept.append(_plain(step, ddp, optimizer, x))
     return slept
 
 
@@ -160,14 +165,7 @@ def watched(rank: int, ranks: int, directory: str) -> list[float]:
     for case in SOME[:1] * WARM + SOME:
         step.case, step.slept = case, 0.0
         (x,) = next(loader)
-        step.at("before")
-        loss = ddp(x).square().mean()
-        step.at("between")
-        loss.backward()
-        step.at("after")
-        optimizer.step()
-        optimizer.zero_grad()
-        slept.append(step.slept)
+        slept.append(_plain(step, ddp, optimizer, x))
     return slept
 
 
