@@ -82,21 +82,20 @@ def test_a_run_is_measured_by_a_clock_that_nobody_sets(tmp_path: Path) -> None:
 def test_a_service_drops_nobody(tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
 
-    def life(url: str, name: str, pace: float) -> None:
-        with client.Worker(url, name=name, token=TOKEN) as worker:
+    def life(worker: client.Worker, pace: float) -> None:
+        with worker:
             for part in worker.rounds(30):
                 time.sleep(0.05)
                 worker.report(pace * part.samples)
 
     options = ("--batch", 30, "--workers", 2, "--floor", 5)
     with process(tmp_path, *options, PYTHONPATH=PATH) as service:
-        workers = [
-            threading.Thread(target=life, args=(service.url, name, pace))
-            for name, pace in (("a", 2e-3), ("b", 1e-3))
-        ]
-        for each in workers:
+        # One joins after the other, as columns of the record stand in the order of joining.
+        workers = [client.Worker(service.url, name=name, token=TOKEN) for name in "ab"]
+        lives = [threading.Thread(target=life, args=each) for each in zip(workers, (2e-3, 1e-3), strict=True)]
+        for each in lives:
             each.start()
-        for each in workers:
+        for each in lives:
             each.join(120)
         state = service.ask("GET", "/v1/jobs/default").content
         assert (state["rounds"], state["reports"], state["dropped"]) == (30, 60, 0)
