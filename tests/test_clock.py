@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -83,15 +84,14 @@ def test_a_service_drops_nobody(tmp_path: Path) -> None:
     pytest.importorskip("fastapi")
 
     def life(worker: client.Worker, pace: float) -> None:
-        with worker:
-            for part in worker.rounds(30):
-                time.sleep(0.05)
-                worker.report(pace * part.samples)
+        for part in worker.rounds(30):
+            time.sleep(0.05)
+            worker.report(pace * part.samples)
 
     options = ("--batch", 30, "--workers", 2, "--floor", 5)
-    with process(tmp_path, *options, PYTHONPATH=PATH) as service:
-        # One joins after the other, as columns of the record stand in the order of joining.
-        workers = [client.Worker(service.url, name=name, token=TOKEN) for name in "ab"]
+    with process(tmp_path, *options, PYTHONPATH=PATH) as service, contextlib.ExitStack() as stack:
+        # One joins after the other, as the record's columns stand in the order of joining.
+        workers = [stack.enter_context(client.Worker(service.url, name=name, token=TOKEN)) for name in "ab"]
         lives = [threading.Thread(target=life, args=each) for each in zip(workers, (2e-3, 1e-3), strict=True)]
         for each in lives:
             each.start()
@@ -99,6 +99,7 @@ def test_a_service_drops_nobody(tmp_path: Path) -> None:
             each.join(120)
         state = service.ask("GET", "/v1/jobs/default").content
         assert (state["rounds"], state["reports"], state["dropped"]) == (30, 60, 0)
+        stack.close()
         service.end()
     run = runs.read(tmp_path / "runs" / "default")
     assert run.loads[-1].tolist() == [10, 20]
