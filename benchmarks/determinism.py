@@ -4,10 +4,10 @@
 
 Under each of ATEN_CPU_CAPABILITY=default, avx2 and avx512, with MKL_CBWR unset and COMPATIBLE (with --here, under the
 environment's own settings), in fresh processes: real gloo ranks train small networks again and again for three rounds
-each, by turns with cells of one and of six samples. Every turn stalls at random, so that others claim other cells
-each time, and blocks of memory of random sizes are kept, so that tensors lie elsewhere. Half of the repetitions are
-run by 3 ranks, a quarter by 2, a quarter by one alone. All must end in parameters of the same bits; two settings may
-differ. Ten minutes on two idle cores. The status is 1 where bits differ.
+each, by turns with cells of one and of six samples. Every micro-step stalls at random, so that others claim other
+cells each time, and blocks of memory of random sizes are kept, so that tensors lie elsewhere. Half of the
+repetitions are run by 3 ranks, a quarter by 2, a quarter by one alone. All must end in parameters of the same bits;
+two settings may differ. Ten minutes on two idle cores. The status is 1 where bits differ.
 """
 
 from __future__ import annotations

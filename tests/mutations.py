@@ -114,7 +114,7 @@ MUTATIONS = (
     ),
     Mutation(
         "steps: a step before the round is complete",
-        "if turn is None or (turn.done and self._meter.stopped and turn.piece.last):",
+        "if micro_step is None or (micro_step.done and self._meter.stopped and micro_step.piece.last):",
         "if True:",
         (REFUSED,),
     ),
@@ -206,7 +206,7 @@ MUTATIONS = (
         ("torch/test_waits.py::test_a_record_has_a_ranks_own_seconds",),
     ),
     Mutation(
-        "waits: a collective within unlike turns is let through",
+        "waits: a collective within unlike micro-steps is let through",
         "if (where := waits.caller()) is not None:",
         "if False:",
         (

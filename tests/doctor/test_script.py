@@ -88,5 +88,5 @@ def test_the_forms_of_loops() -> None:
     assert "loader" not in own
     pieces = after(diff(LOOPS["own batches, accumulates"], 3, "level"))
     assert "micro_batch=40" in pieces
-    assert "loss = pace.round(turn, loss_of)" in pieces
+    assert "loss = pace.round(micro_step, loss_of)" in pieces
     assert "take(stream, size)" in after(diff(LOOPS["stream"], 3, "level"))

@@ -41,34 +41,36 @@ def test_scheduler_steps_with_the_rounds(found: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_accumulates_as_the_accelerator_says(found: list[dict[str, Any]], accumulate: bool) -> None:
-    for off, turns, steps in (rank[f"accumulated, {accumulate}"] for rank in found):
+    for off, micro_steps, steps in (rank[f"accumulated, {accumulate}"] for rank in found):
         assert off < 1e-12
-        assert turns == 2 * 12, "every round takes two turns on every rank"
+        assert micro_steps == 2 * 12, "every round takes two turns on every rank"
         assert steps == 2, "the Accelerator's own setting is as it was"
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_samples_may_cost_differently(found: list[dict[str, Any]], steps: int) -> None:
-    for off, _, turns in (rank[f"by cost, {steps}"] for rank in found):
+    for off, _, micro_steps in (rank[f"by cost, {steps}"] for rank in found):
         assert off < 1e-12
-        assert turns == steps * 12
+        assert micro_steps == steps * 12
     hosts.every_sample_once([rank[f"by cost, {steps}"][1] for rank in found])
 
 
 def test_accumulates_in_pieces_where_asked(found: list[dict[str, Any]]) -> None:
-    for off, turns, micro_batch in (rank["in pieces"] for rank in found):
+    for off, micro_steps, micro_batch in (rank["in pieces"] for rank in found):
         assert off < 1e-12
         assert micro_batch == 3  # 16 samples over 3 ranks and 2 steps
-        assert turns > 12, "some rounds took several turns"
+        assert micro_steps > 12, "some rounds took several micro-steps"
 
 
 @pytest.mark.parametrize("form", ["accumulate", "own"])
 def test_learning_rates_are_those_of_the_loop_without_it(found: list[dict[str, Any]], form: str) -> None:
-    for theirs, ours, off, turns in (rank["loops"][form] for rank in found):
+    for theirs, ours, off, micro_steps in (rank["loops"][form] for rank in found):
         assert ours == theirs
         assert ours[-1] == 0.0
         assert off < 1e-12
-        assert turns[0] == turns[1] == 8, "len(loader) is the number of turns, as without balancing"
+        assert micro_steps[0] == micro_steps[1] == 8, (
+            "len(loader) is the number of micro-steps, as without balancing"
+        )
 
 
 def test_a_round_without_its_step_is_told_and_a_step_without_its_round(found: list[dict[str, Any]]) -> None:
@@ -92,7 +94,7 @@ def test_work_may_move_within_the_round(found: list[dict[str, Any]], accumulate:
     cases = [rank[f"moved, {accumulate}"] for rank in found]
     hosts.every_sample_once([used for _, used, _ in cases])
     assert max(off for off, _, _ in cases) < 1e-12
-    assert sum(turns for *_, turns in cases) > 36
+    assert sum(micro_steps for *_, micro_steps in cases) > 36
 
 
 def test_resumes_where_it_was_saved(found: list[dict[str, Any]]) -> None:

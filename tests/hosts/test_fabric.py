@@ -22,7 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "accumulated and clipped": {"clip": 0.05, "micro_batch": 3, "loop": "pieces"},
     "accumulated by the loop": {"clip": 0.05, "accumulate": 2},
     "moved within the round": {"policy": "factoring", "limits": None, "jitter": 2e-3, "loop": "pieces"},
-    "a round each turn": {
+    "a round each micro-step": {
         "policy": "factoring",
         "limits": None,
         "jitter": 2e-3,

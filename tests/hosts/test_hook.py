@@ -1,4 +1,5 @@
-"""The adapters reach into a turn by its documented hook alone: what they override of Pace is what its users call."""
+"""The adapters reach into a micro-step by its documented hook alone: what they override of Pace is what its users
+call."""
 
 from __future__ import annotations
 

@@ -105,5 +105,5 @@ def test_what_cannot_be_balanced_is_refused() -> None:
     assert "set accumulate_grad_batches" in jobs.refusal(changing, {})
     assert "comes from a DataLoader" in jobs.refusal({}, {}, plain=True)
     assert "plans whole rounds" in jobs.refusal({}, {"policy": "factoring"})
-    assert "leave it out" in jobs.refusal({}, {"turns": 2})
+    assert "leave it out" in jobs.refusal({}, {"micro_steps": 2})
     assert "follows from the Trainer's" in jobs.refusal({}, {"loop": "round"})

@@ -74,32 +74,34 @@ def test_every_sample_is_dealt_once_within_all_limits(given: tuple) -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("turns", [1, 2, 5])
-def test_a_fixed_number_of_turns_is_taken_by_everybody(padded: bool, turns: int) -> None:
+@pytest.mark.parametrize("micro_steps", [1, 2, 5])
+def test_a_fixed_number_of_turns_is_taken_by_everybody(padded: bool, micro_steps: int) -> None:
     lengths = lengths_of(1, 60)
     model = SampleCosts.checked(lengths, 60).with_alpha(0.001, launch=0.1, padded=padded)
-    dealt = deal(lengths, model, np.array([1.0, 1, 4]), room=Room(turns=turns))
-    assert [len(sizes) for sizes in dealt.sizes] == [turns] * 3
+    dealt = deal(lengths, model, np.array([1.0, 1, 4]), room=Room(micro_steps=micro_steps))
+    assert [len(sizes) for sizes in dealt.sizes] == [micro_steps] * 3
     check(dealt, lengths, model, Room(0, 60))
 
 
 @settings(max_examples=100, deadline=None)
 @given(rounds(), st.sampled_from([2, 3]), st.sampled_from([None, 1, 2, 7]))
-def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(given: tuple, floor: int, turns: int) -> None:
+def test_no_micro_batch_has_fewer_samples_than_batch_norm_needs(
+    given: tuple, floor: int, micro_steps: int
+) -> None:
     lengths, model, pace, overhead, room = given
     if len(lengths) < floor:
         return
-    if turns is None:
+    if micro_steps is None:
         micro = None if room.micro_batch is None else max(room.micro_batch, 2 * floor - 1)
         budget = None if room.budget is None else max(room.budget, (2 * floor - 1) * lengths.max())
         room = Room(0, len(lengths), micro, budget, in_step=room.in_step, floor=floor)
     else:
-        room = Room(0, len(lengths), turns=turns, floor=floor)
+        room = Room(0, len(lengths), micro_steps=micro_steps, floor=floor)
     dealt = deal(lengths, model, pace, overhead, room)
     check(dealt, lengths, model, room)
     for sizes in dealt.sizes:
         assert np.all((sizes == 0) | (sizes >= floor)), sizes
-        assert turns is None or len(sizes) == turns
+        assert micro_steps is None or len(sizes) == micro_steps
 
 
 @pytest.mark.parametrize("pace", [[1, 1, 0.5], [0.5, 1, 1], [1, 0.5, 1]])
@@ -108,7 +110,7 @@ def test_samples_too_few_for_batch_norm_join_others_in_their_turn(
     pace: list[float], overhead: list[float]
 ) -> None:
     lengths, model = np.ones(4), CostModel(0.05, padded=True)
-    room = Room(0, 4, turns=1, floor=2)
+    room = Room(0, 4, micro_steps=1, floor=2)
     dealt = deal(lengths, model, np.array(pace), np.array(overhead), room)
     check(dealt, lengths, model, room)
     assert [len(sizes) for sizes in dealt.sizes] == [1, 1, 1]

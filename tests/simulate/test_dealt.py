@@ -50,7 +50,7 @@ def test_unpadded_samples_reach_the_references_share_of_the_bound(
 def test_padded_samples_are_at_least_as_good_as_the_reference(
     workers: int, batch: int, slow: int, as_equal: float, by_speed: float
 ) -> None:
-    one = dealt.run(scenario(workers, batch, slow, 60, padded=True, turns=1), ["equal", "optimum"])
+    one = dealt.run(scenario(workers, batch, slow, 60, padded=True, micro_steps=1), ["equal", "optimum"])
     assert one.of_bound("equal", "by cost") >= as_equal - 0.005
     assert one.of_bound("optimum", "by cost") >= by_speed - 0.005
     several = dealt.run(scenario(workers, batch, slow, 20, padded=True, launch=0.3), ["optimum"])

@@ -40,7 +40,7 @@ class Run:
         self.pace = AcceleratePace(self.accelerator, self.model, BATCH, **options)
         self.loader = self.pace.loader(Samples(hosts.COUNT, dtype), seed=SEED, **loading or {})
         self.used: list[list[int]] = []
-        self.turns = 0
+        self.micro_steps = 0
 
     def train(
         self,
@@ -58,17 +58,17 @@ class Run:
             for x, y, index in self.loader:
                 time.sleep(jitter * stalls.expovariate(1.0))
                 self.used[-1] += index.tolist() if self.pace.counts else []
-                self.turns += 1
+                self.micro_steps += 1
                 if accumulate:
                     with self.accelerator.accumulate(self.model):
-                        self._turn(loss_of(self.model(x), y), clip)
+                        self._micro_step(loss_of(self.model(x), y), clip)
                 else:
-                    self._turn(loss_of(self.model(x), y), clip)
+                    self._micro_step(loss_of(self.model(x), y), clip)
                 if self.pace.rounds == rounds:
                     return self.parameters()
         return self.parameters()
 
-    def _turn(self, loss: torch.Tensor, clip: float | None) -> None:
+    def _micro_step(self, loss: torch.Tensor, clip: float | None) -> None:
         self.pace.backward(loss)
         if clip is not None and self.accelerator.sync_gradients:
             self.accelerator.clip_grad_norm_(self.model.parameters(), clip)
@@ -123,7 +123,7 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
         run = Run(ranks, steps=2)
         found[f"accumulated, {accumulate}"] = (
             hosts.difference(run.train(accumulate=accumulate), whole),
-            run.turns,
+            run.micro_steps,
             run.accelerator.gradient_accumulation_steps,
         )
         run.pace.detach()
@@ -133,14 +133,14 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
         found[f"by cost, {steps}"] = (
             hosts.difference(run.train(accumulate=steps > 1), whole),
             run.used,
-            run.turns,
+            run.micro_steps,
         )
         run.pace.detach()
 
     run = Run(ranks, steps=2, loop="pieces")
     found["in pieces"] = (
         hosts.difference(run.train(accumulate=True), whole),
-        run.turns,
+        run.micro_steps,
         run.pace.terms.micro_batch,
     )
     run.pace.detach()
@@ -148,7 +148,7 @@ def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     for accumulate in (False, True):
         run = Run(ranks, policy="factoring", limits=None, loop="pieces")
         found[f"moved, {accumulate}"] = (
-            hosts.difference(run.train(jitter=2e-3, accumulate=accumulate), whole), run.used, run.turns
+            hosts.difference(run.train(jitter=2e-3, accumulate=accumulate), whole), run.used, run.micro_steps
         )  # fmt: skip
         run.pace.detach()
 
@@ -177,12 +177,12 @@ def refusals(ranks: int, folder: str) -> dict[str, str]:
     """The sentence for each mistake."""
     says: dict[str, str] = {}
 
-    def attempt(name: str, options: dict[str, Any], turn: Any) -> None:
+    def attempt(name: str, options: dict[str, Any], micro_step: Any) -> None:
         run = None
         try:
             run = Run(ranks, **options)
             for x, y, _ in run.loader:
-                turn(run, nn.CrossEntropyLoss()(run.model(x), y))
+                micro_step(run, nn.CrossEntropyLoss()(run.model(x), y))
             says[name] = "nothing was wrong"
         except PacelineError as error:
             says[name] = str(error)

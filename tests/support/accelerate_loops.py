@@ -17,7 +17,7 @@ from paceline.torch.feed.pieces import Order
 from support import hosts
 from support.hosts import SEED, Samples, fresh, optimizer_of
 
-COUNT, EACH, WINDOW = 96, 4, 2  # samples; of a rank in a turn, on average; turns of a step
+COUNT, EACH, WINDOW = 96, 4, 2  # samples; of a rank in a micro-step, on average; micro-steps of a step
 Backward = Callable[[torch.Tensor], None]
 
 
@@ -121,8 +121,8 @@ def loops() -> dict[str, Any]:
         pace = ours.balance(accumulate=told)
         rates = ours.train(form)
         expected = whole(rates, pace.global_batch)
-        turns = len(ours.loader), len(host.loader)
-        found[form] = theirs, rates, hosts.difference(ours.net.parameters(), expected), turns
+        micro_steps = len(ours.loader), len(host.loader)
+        found[form] = theirs, rates, hosts.difference(ours.net.parameters(), expected), micro_steps
         pace.detach()
     found["overflown"] = overflown()
     for name, form, steps, told in (

@@ -240,9 +240,9 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
                 costs |= {"num_workers": workers, "worker_init_fn": end_with_parent}
                 expect = Prefetch.expect
 
-                def expected(begun: Prefetch, turns: list[Any]) -> None:
-                    ahead.append(sum(map(begun.comes, turns[:1])))
-                    expect(begun, turns)
+                def expected(begun: Prefetch, micro_steps: list[Any]) -> None:
+                    ahead.append(sum(map(begun.comes, micro_steps[:1])))
+                    expect(begun, micro_steps)
 
                 Prefetch.expect = expected  # type: ignore[method-assign]
             loader = pace.loader(Rows(samples), seed=3, **costs)

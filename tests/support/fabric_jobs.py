@@ -86,11 +86,11 @@ def train(
 
     while pace.epoch < epochs and pace.rounds != until:
         used.append([])
-        for turn, batch in enumerate(loader):
+        for micro_step, batch in enumerate(loader):
             if options.get("loop") == "round":
                 pace.round(batch, loss_for)
             else:
-                with fabric.no_backward_sync(model, enabled=(turn + 1) % window != 0):
+                with fabric.no_backward_sync(model, enabled=(micro_step + 1) % window != 0):
                     pace.backward(loss_for(*batch))
             if pace.complete and clip is not None:
                 fabric.clip_gradients(model, optimizer, max_norm=clip)

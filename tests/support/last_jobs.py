@@ -165,7 +165,7 @@ def _hooked_after(rank: int, loop: Loop) -> bool:
     ddp = DistributedDataParallel(model, **loop.ddp)
     loop.prepare(ddp)
     pace, optimizer = Pace(ddp, BATCH, **{"policy": "equal", **loop.pace}), optimizer_of(model)
-    meter = pace.turns._meter
+    meter = pace.loop._meter
     stop = meter.stop
 
     def telling(*more: Any) -> None:

@@ -57,7 +57,7 @@ def one_process(rounds: list[list[int]], two: bool, clip: bool, schedule: bool) 
 
 
 def loops(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[tuple[float, int, int]]:
-    """For each case: the largest relative difference from one process, the turns, and the rounds."""
+    """For each case: the largest relative difference from one process, the micro-steps, and the rounds."""
     return [_loop(rank, **case) for case in cases]
 
 
@@ -80,7 +80,7 @@ def _loop(
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
     stalls, draws = random.Random(rank), random.Random(100 + rank)
     used: list[list[int]] = []
-    turns = 0
+    micro_steps = 0
 
     def loss_of(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         time.sleep(4e-4 * stalls.expovariate(1.0))
@@ -96,7 +96,7 @@ def _loop(
 
     source = _draws(pace) if own else _epochs(pace, data)
     for batch in source:
-        turns += 1
+        micro_steps += 1
         if zero == "top":
             program.zero(True)
         if zero == "top, in place":
@@ -123,7 +123,7 @@ def _loop(
                 each.step()
         if zero == "bottom":
             program.zero(True)
-        if leave_after and turns == leave_after:
+        if leave_after and micro_steps == leave_after:
             source.close()
             source = _epochs(pace, data)
             for _ in loop_again(pace, source, program, loss_of):
@@ -137,7 +137,7 @@ def _loop(
         float((p.detach() - q).abs().max() / q.abs().max())
         for p, q in zip(program.model.parameters(), expected, strict=True)
     )
-    return difference, turns, rounds
+    return difference, micro_steps, rounds
 
 
 def loop_again(pace: Pace, source: Any, program: Program, loss_of: Callable[..., Any]) -> Iterator[None]:
@@ -162,7 +162,7 @@ def _epochs(pace: Pace, data: Samples) -> Any:
 
 
 def _draws(pace: Pace) -> Any:
-    if pace.terms.loop == "pieces":  # a round's turns, then a step behind them
+    if pace.terms.loop == "pieces":  # a round's micro-steps, then a step behind them
         for _ in range(8):
             yield from pace.sizes(1)
     else:

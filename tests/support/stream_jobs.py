@@ -75,8 +75,8 @@ def _case(
         return loss_of(ddp(x), y["y"] if batches else y)
 
     def run(until: int | None, leave: int | None = None) -> None:
-        for turn, batch in enumerate(loader, 1):
-            if turn == leave:
+        for micro_step, batch in enumerate(loader, 1):
+            if micro_step == leave:
                 return
             if loop == "round":
                 pace.round(batch, function)

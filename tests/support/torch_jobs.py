@@ -234,7 +234,7 @@ def in_intervals(
     results: list[RoundResult] = []
     told = []
     with Pace(ddp, 24, policy, loop="pieces", on_round=results.append) as pace:
-        meter = pace.turns._meter
+        meter = pace.loop._meter
         announce = meter._announce
         meter._announce = lambda *lag: (told.append(1), announce(*lag))[1]  # type: ignore[method-assign]
         for x, y, _ in pace.loader(Samples(24 * steps), seed=5):
@@ -389,9 +389,9 @@ def samples_and_ahead(rank: int, ranks: int, loader_workers: int) -> tuple[list[
         loader = pace.loader(Slow(120 * 4), seed=5, num_workers=loader_workers)
         fetch = loader._fetch
 
-        def timed(turn: Any) -> Any:
+        def timed(micro_step: Any) -> Any:
             asked = time.monotonic()
-            batch = fetch(turn)
+            batch = fetch(micro_step)
             ahead.append(float((batch[-1] < asked).double().mean()))
             return batch
 

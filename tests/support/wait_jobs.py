@@ -191,10 +191,10 @@ def gathers_within(rank: int, ranks: int, loop: str) -> tuple[str, int, int]:
             else:
                 pace.backward(loss_of(batch[0]))
             rounds += bool(pace.step(optimizer))
-            if loop != "pieces":  # whose turns are unlike
+            if loop != "pieces":  # whose micro-steps are unlike
                 dist.all_reduce(torch.ones(1))
     except PacelineError as error:
-        pace.turns.failed(error)
+        pace.loop.failed(error)
         return str(error), rounds, line
     pace.close()
     return "", rounds, line

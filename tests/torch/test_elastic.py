@@ -220,7 +220,7 @@ def test_all_are_lost_at_once(tmp_path: Path) -> None:
 
 
 def options(**changed: Any) -> dict[str, Any]:
-    return {"loop": "round", "weigh": "loss", "turns": None, "record": None} | changed
+    return {"loop": "round", "weigh": "loss", "micro_steps": None, "record": None} | changed
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def options(**changed: Any) -> dict[str, Any]:
     [
         ({"loop": "whole"}, "use loop='round'"),
         ({"weigh": "hook"}, "weigh='hook' leaves the sum to DDP"),
-        ({"turns": 2}, "turns=2"),
+        ({"micro_steps": 2}, "micro_steps=2"),
         ({"record": "runs/one"}, "would end with the rank that writes it"),
     ],
 )

@@ -23,8 +23,8 @@ CASES = {
     "quantum": {"quantum": 4, "count": 84},
     "last batch smaller than the ranks": {"count": 34},
     "batch norm": {"count": 33, "norm": True},
-    "equal turns": {"turns": 4},
-    "equal turns, batch norm": {"turns": 3, "norm": True, "fill": True},
+    "equal micro-steps": {"micro_steps": 4},
+    "equal micro-steps, batch norm": {"micro_steps": 3, "norm": True, "fill": True},
     "measured": {"policy": "level", "limits": None},
 }
 

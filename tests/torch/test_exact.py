@@ -21,7 +21,7 @@ CASES = {
     "batch larger than the data": {"count": 11},
     "prefetching": {"loader_workers": 1},
     "scaled": {"scaled": True, "micro_batch": 5},
-    "equal turns": {"turns": 3, "fill": True, "micro_batch": 8},
+    "equal micro-steps": {"micro_steps": 3, "fill": True, "micro_batch": 8},
     "single precision": {"dtype": "float32"},
 }
 

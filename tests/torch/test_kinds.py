@@ -32,7 +32,7 @@ GOOD: dict[str, Any] = {"model": MODEL, "global_batch": 8, "policy": "level"}
         ({"policy": "quickest"}, "policy 'quickest' is unknown"),
         ({"micro_batch": "x"}, "micro_batch='x': expected a whole number"),
         ({"micro_batch": -4}, "micro_batch=-4: expected a whole number, 1 to"),
-        ({"turns": 1.5}, "turns=1.5: expected a whole number"),
+        ({"micro_steps": 1.5}, "micro_steps=1.5: expected a whole number"),
         ({"quantum": None}, "quantum=None: expected a whole number"),
         ({"record": 5}, "record=5: expected the path of a new directory"),
         ({"on_round": "print"}, "on_round='print': expected a function"),
@@ -85,7 +85,7 @@ JUNK = st.one_of(
     st.lists(st.integers() | st.text(max_size=2), max_size=3), st.tuples(st.tuples(st.integers(), st.none())),
 )  # fmt: skip
 OPTIONS = (
-    "model", "global_batch", "policy", "limits", "micro_batch", "turns", "loop", "quantum", "weigh", "on_round",
+    "model", "global_batch", "policy", "limits", "micro_batch", "micro_steps", "loop", "quantum", "weigh", "on_round",
     "on_missed", "patience", "on_nan", "fill", "deterministic", "elastic",
 )  # fmt: skip
 

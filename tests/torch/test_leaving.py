@@ -25,23 +25,23 @@ def paced(**options: Any) -> tuple[nn.Module, torch.optim.Optimizer, Pace]:
 
 
 @pytest.mark.parametrize("at", ["drawn", "forward", "backward"])
-@pytest.mark.parametrize("turn", range(1, 12))
-def test_after_a_loop_that_was_left_the_next_begins_a_fresh_round(turn: int, at: str) -> None:
-    """Left at any turn of the first epoch (most rounds take two), it trains as if that round had not begun."""
+@pytest.mark.parametrize("micro_step", range(1, 12))
+def test_after_a_loop_that_was_left_the_next_begins_a_fresh_round(micro_step: int, at: str) -> None:
+    """Left at any micro-step of the first epoch (most rounds take two), it trains as if that round had not begun."""
     model, optimizer, pace = paced(loop="pieces", micro_batch=8)
     loader, used = pace.loader(Samples(83), seed=5), []
-    for turns, (x, y, _) in enumerate(loader, 1):
-        if turns == turn and at == "drawn":
+    for micro_steps, (x, y, _) in enumerate(loader, 1):
+        if micro_steps == micro_step and at == "drawn":
             break
         loss = LOSS(model(x), y)
-        if turns == turn and at == "forward":
+        if micro_steps == micro_step and at == "forward":
             break
         pace.backward(loss)
-        if turns == turn and at == "backward":
+        if micro_steps == micro_step and at == "backward":
             break
         pace.step(optimizer)
     done = pace.rounds
-    assert done == (turn - 1) // 2
+    assert done == (micro_step - 1) // 2
     for x, y, index in loader:
         used += index.tolist()
         pace.backward(LOSS(model(x), y))
@@ -70,13 +70,13 @@ def test_a_first_batch_may_be_looked_at() -> None:
     model, optimizer, pace = paced()
     loader = pace.loader(Samples(83), seed=5)
     assert len(next(iter(loader))[0]) == 16
-    turns = 0
+    micro_steps = 0
     for x, y, _ in loader:
-        turns += 1
+        micro_steps += 1
         pace.backward(LOSS(model(x), y))
         pace.step(optimizer)
     pace.detach()
-    assert turns == len(loader) == 6
+    assert micro_steps == len(loader) == 6
     for ours, theirs in zip(model.parameters(), reference(83, 16, 6, torch.float64), strict=True):
         torch.testing.assert_close(ours.detach(), theirs, rtol=1e-12, atol=1e-14)
 
@@ -175,10 +175,10 @@ def test_a_loop_that_is_left_is_given_the_epoch_that_it_asks_for(asked: list[int
     loader = pace.loader(Samples(83), seed=5)
     for epoch in asked:
         loader.set_epoch(epoch)
-        for turn, (x, y, index) in enumerate(loader):
-            if turn == 0:
+        for micro_step, (x, y, index) in enumerate(loader):
+            if micro_step == 0:
                 assert (pace.epoch, index.tolist()) == (epoch, Order(83, 5).epoch(epoch)[:16].tolist())
-            if turn == rounds:
+            if micro_step == rounds:
                 break
             pace.backward(LOSS(model(x), y))
             pace.step(optimizer)

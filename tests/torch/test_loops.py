@@ -35,12 +35,12 @@ POLICIES = {"equal": "equal", "level": "level", "auto": "auto", "dolbie": "dolbi
 
 def _cases() -> dict[str, dict[str, Any]]:
     """Each form with each extra; the policies, and accumulation where the form takes it, take turns."""
-    cases, turn = {}, itertools.cycle(POLICIES.items())
+    cases, micro_step = {}, itertools.cycle(POLICIES.items())
     for form, (extra, options) in itertools.product(FORMS, EXTRAS.items()):
         if "hook" in extra and form.endswith("round"):
             continue  # pace.round runs the backward pass itself
         for accumulates in (False, True) if not form.endswith("whole") else (False,):
-            policy, chosen = next(turn)
+            policy, chosen = next(micro_step)
             if "hook" in extra and form == "own pieces":
                 policy, chosen = "level", "level"
             case = {"form": form, "policy": chosen, "limits": LOOSE, **options}
@@ -54,12 +54,12 @@ def test_every_form_of_loop_trains_the_model_of_one_process() -> None:
     cases = _cases()
     found = run_ranks(3, loops, list(cases.values()))
     for number, (name, case) in enumerate(cases.items()):
-        for difference, turns, rounds in (rank[number] for rank in found):
+        for difference, micro_steps, rounds in (rank[number] for rank in found):
             assert difference < 1e-12, f"{name}: relative difference {difference:.1e}"
             assert rounds == (8 if case["form"].startswith("own") else 10), name
-            assert turns == rounds or case["form"].endswith("pieces"), name
+            assert micro_steps == rounds or case["form"].endswith("pieces"), name
     assert any(rank[n][1] > rank[n][2] for rank in found for n in range(len(cases))), (
-        "no round took several turns"
+        "no round took several micro-steps"
     )
 
 

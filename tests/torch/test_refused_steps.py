@@ -13,7 +13,7 @@ from paceline.errors import PacelineError
 from paceline.torch import Pace
 from support.torch_jobs import Samples, fresh
 
-Turn = Callable[[Pace, torch.optim.Optimizer, torch.Tensor], object]
+MicroStep = Callable[[Pace, torch.optim.Optimizer, torch.Tensor], object]
 
 
 def zeroed_before(pace: Pace, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
@@ -51,7 +51,7 @@ def own_each_turn(pace: Pace, optimizer: torch.optim.Optimizer, loss: torch.Tens
 
 
 @pytest.mark.parametrize(
-    ("turn", "options", "words", "steps"),
+    ("micro_step", "options", "words", "steps"),
     [
         (zeroed_before, {}, "the gradients were zeroed between pace.backward", 0),
         (own_and_paces, {}, "an optimizer was stepped twice for one round", 1),
@@ -62,7 +62,7 @@ def own_each_turn(pace: Pace, optimizer: torch.optim.Optimizer, loss: torch.Tens
     ],
 )
 def test_a_step_that_is_not_due_is_refused(
-    turn: Turn, options: dict[str, Any], words: str, steps: int
+    micro_step: MicroStep, options: dict[str, Any], words: str, steps: int
 ) -> None:
     model, loss_of = fresh(torch.float64), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -72,7 +72,7 @@ def test_a_step_that_is_not_due_is_refused(
 
     def loop() -> None:
         for x, y, _ in pace.loader(Samples(24), seed=5):
-            turn(pace, optimizer, loss_of(model(x), y))
+            micro_step(pace, optimizer, loss_of(model(x), y))
 
     with pytest.raises(PacelineError, match=words):
         loop()

@@ -88,15 +88,15 @@ def test_a_round_of_more_than_8192_cells_has_the_gradient_that_fractions_have() 
     model = nn.Linear(3, 1, bias=False).double()
     optimizer = torch.optim.SGD(model.parameters())
     with Pace(model, 16_400, "factoring", loop="pieces", deterministic=True, quantum=2) as pace:
-        turns = 0
+        micro_steps = 0
         for x in pace.loader(samples, shuffle=False):
-            turns += 1
+            micro_steps += 1
             pace.backward(model(x).mean())
             if pace.complete:
                 assert model.weight.grad is not None
                 found = model.weight.grad[0].tolist()
             pace.step(optimizer)
-        assert turns == 8200
+        assert micro_steps == 8200
     for column, value in enumerate(found):
         exact = sum(map(Fraction, samples[:, column].tolist())) / 16_400
         assert abs(Fraction(value) - exact) < Fraction(1, 10**15)

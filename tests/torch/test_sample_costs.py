@@ -31,8 +31,8 @@ CASES: dict[str, dict[str, Any]] = {
     "by round, a budget": LOOSE | {"loop": "round", "loading": {"cost": "tokens", "micro_batch_cost": 90}},
     "pieces, a budget, unpadded": LOOSE
     | {"loop": "pieces", "loading": {"cost": "tokens", "micro_batch_cost": 70, "padded": False}},
-    "equal turns": LOOSE | {"turns": 3, "loop": "pieces"},
-    "sharded, in equal turns": LOOSE
+    "equal micro-steps": LOOSE | {"micro_steps": 3, "loop": "pieces"},
+    "sharded, in equal micro-steps": LOOSE
     | {"sharded": True, "loop": "round", "loading": {"cost": "tokens", "micro_batch_cost": 120}},
     "prefetching": LOOSE | {"workers": 1},
     "left and taken up": LOOSE | {"stop": 3},

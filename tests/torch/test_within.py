@@ -156,20 +156,20 @@ def test_what_cannot_have_the_same_bits_is_said_in_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"micro_batch": 5}, {"quantum": 4}, {"turns": 2}, {"deterministic": True}]
+    "options", [{}, {"micro_batch": 5}, {"quantum": 4}, {"micro_steps": 2}, {"deterministic": True}]
 )
 def test_a_rank_alone_runs_whole_rounds(options: dict[str, Any]) -> None:
     count = 84 if "quantum" in options else 83
     model, data = fresh(torch.float64), Samples(count)
-    optimizer, used, turns = optimizer_of(model), [], 0
+    optimizer, used, micro_steps = optimizer_of(model), [], 0
     with Pace(model, 16, "auto", loop="pieces", **options) as pace:
         for x, y, index in pace.loader(data, seed=5):
             used += index.tolist()
-            turns += 1
+            micro_steps += 1
             pace.backward(torch.nn.functional.cross_entropy(model(x), y))
             pace.step(optimizer)
     assert sorted(used) == list(range(count))
-    assert turns == 6 or options.keys() & {"micro_batch", "turns", "deterministic"}
+    assert micro_steps == 6 or options.keys() & {"micro_batch", "micro_steps", "deterministic"}
     for mine, theirs in zip(model.parameters(), reference(count, 16, 6, torch.float64), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
 
@@ -214,9 +214,9 @@ def test_auto_plans_whole_rounds_where_pieces_do_not_suit() -> None:
     assert (
         Pace(torch.nn.Sequential(fresh(torch.float64), torch.nn.BatchNorm1d(3)), 16, "auto").policy == "level"
     )
-    assert Pace(fresh(torch.float64), 16, "auto", turns=2).policy == "level"
-    with pytest.raises(PacelineError, match="unlike numbers of turns"):
-        Pace(fresh(torch.float64), 16, "factoring", turns=2)
+    assert Pace(fresh(torch.float64), 16, "auto", micro_steps=2).policy == "level"
+    with pytest.raises(PacelineError, match="unlike numbers of micro-steps"):
+        Pace(fresh(torch.float64), 16, "factoring", micro_steps=2)
 
 
 def test_stopped_and_resumed_in_mid_epoch() -> None:
@@ -302,14 +302,14 @@ def test_a_schedule_that_follows_the_turns_is_noticed(
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    turns = 0
+    micro_steps = 0
     with Pace(model, 16, "factoring:portion=0.5", loop="pieces") as pace:
         for x in pace.loader(torch.randn(64, 2)):
             pace.backward(model(x).square().mean())
             if pace.step(optimizer) or not once_a_round:
                 scheduler.step()
-            turns += 1
-        assert pace.rounds == 4 < turns
+            micro_steps += 1
+        assert pace.rounds == 4 < micro_steps
     said = [
         str(each.message) for each in recwarn if "learning rate was changed within round" in str(each.message)
     ]

@@ -6,7 +6,10 @@ from paceline import policies
 from paceline.doctor.spent import Loop
 from paceline.rounds import Cluster
 
-DEFAULTS = ("level", "auto")  # the default is auto; where a turn is a whole round it plans as level does
+DEFAULTS = (
+    "level",
+    "auto",
+)  # the default is auto; where a micro-step is a whole round it plans as level does
 WIDTH = 76  # of a line
 LOADER = "+ loader = pace.loader(dataset, seed=0)"
 STEP = ("- optimizer.step()", "+ pace.step(optimizer)")
@@ -121,8 +124,8 @@ def _own(loop: Loop, rounds: bool) -> list[str]:
         f"+     x, y = {sized}",
         "+     return criterion(ddp(x), y)",
         f"- for step in range(steps):{_passes(loop)}",
-        "+ for turn in pace.sizes(steps):  # a whole step, run in pieces",
-        "+     loss = pace.round(turn, loss_of)",
+        "+ for micro_step in pace.sizes(steps):  # a whole step, run in pieces",
+        "+     loss = pace.round(micro_step, loss_of)",
         "-     optimizer.step()",
         "+     pace.step(optimizer)",
     ]

@@ -15,7 +15,7 @@
     pace.close()                                             # 4, ends without gloo's abort at exit
 
 ``accelerator.save_state()`` and ``load_state()`` take the pace along. Where the Accelerator accumulates over k
-steps, an optimizer step takes k turns of the loop on every rank, as without balancing, and
+steps, an optimizer step takes k iterations of the loop on every rank, as without balancing, and
 ``accelerator.accumulate(model)`` stays.
 """
 
@@ -47,12 +47,12 @@ class AcceleratePace(Windows):
     """``paceline.torch.Pace`` for a model that ``accelerator.prepare`` wrapped; takes Pace's options.
 
     global_batch: B, samples per optimizer step over all ranks, accumulation included.
-    loop: "whole" (default), where a turn is an optimizer step, or one of the k that the Accelerator accumulates;
-        "round" for ``pace.round``; "pieces", where rounds take as many turns as they need, and the prepared optimizer
-        and scheduler pass over ``step()`` until a round is complete.
+    loop: "whole" (default), where a micro-step is an optimizer step, or one of the k that the Accelerator
+        accumulates; "round" for ``pace.round``; "pieces", where rounds take as many micro-steps as they need, and
+        the prepared optimizer and scheduler pass over ``step()`` until a round is complete.
     micro_batch: samples that this rank's memory holds; for "round" and "pieces", where the Accelerator accumulates
         over k steps, by default as many as an even split would have there, B / (n k).
-    accumulate: turns a step, for a loop that accumulates without the Accelerator (``loss / k``).
+    accumulate: micro-steps a step, for a loop that accumulates without the Accelerator (``loss / k``).
 
     Batches come on the Accelerator's device. Raises PacelineError for DeepSpeed, Megatron-LM, XLA and FSDP, and for a
     round whose optimizer step is left out or comes too early.
@@ -88,7 +88,7 @@ class AcceleratePace(Windows):
                 "the loop or the Accelerator divides the loss"
             )
         if steps > 1 and loop == "whole":
-            options["turns"] = steps
+            options["micro_steps"] = steps
         elif steps > 1 and micro_batch is None:
             least = 3 if has_batch_norm(model) else 1
             micro_batch = max(least, -(-int(global_batch) // (accelerator.num_processes * steps)))
@@ -96,11 +96,9 @@ class AcceleratePace(Windows):
             model, global_batch, policy, loop=loop, micro_batch=micro_batch, accumulate=accumulate, **options
         )
         self._accelerator = accelerator
-        self.turns.host = _UnderAccelerate(
-            self, accelerator, max(steps if loop == "whole" else 1, accumulate)
-        )
+        self.loop.host = _UnderAccelerate(self, accelerator, max(steps if loop == "whole" else 1, accumulate))
         if loop == "pieces":
-            # With one step, accumulate() would take every turn for a complete round.
+            # With one step, accumulate() would take every micro-step for a complete round.
             accelerator.gradient_accumulation_steps = max(2, steps)
         accelerator.register_for_checkpointing(self)
 
@@ -115,7 +113,8 @@ class AcceleratePace(Windows):
         weighted = self.weighted(loss, reduction, count) * divided
         if self.terms.loop != "round" and accelerator.sync_gradients != self.last:
             raise PacelineError(
-                f"accelerator.sync_gradients was changed to {accelerator.sync_gradients} within a turn of round "
+                f"accelerator.sync_gradients was changed to {accelerator.sync_gradients} within a micro-step of "
+                "round "
                 f"{self.rounds}; expected it to stay as the balancing sets it: leave accelerator.no_sync and an "
                 "accelerator.accumulate that counts otherwise out of this loop"
             )
@@ -131,20 +130,20 @@ class AcceleratePace(Windows):
 class _UnderAccelerate(Host):
     """turns_a_step: of the loop."""
 
-    def __init__(self, pace: AcceleratePace, accelerator: Accelerator, turns_a_step: int) -> None:
-        self._pace, self._accelerator, self._turns_a_step = pace, accelerator, turns_a_step
-        self._turn = 0  # of the running round
+    def __init__(self, pace: AcceleratePace, accelerator: Accelerator, micro_steps_a_step: int) -> None:
+        self._pace, self._accelerator, self._micro_steps_a_step = pace, accelerator, micro_steps_a_step
+        self._micro_step = 0  # of the running round
 
     def place(self, batch: Any) -> Any:
         return send_to_device(batch, self._accelerator.device, non_blocking=self._accelerator.non_blocking)
 
-    def turn_begins(self, piece: Piece) -> None:
-        self._turn = 1 if piece.first else self._turn + 1
+    def micro_step_begins(self, piece: Piece) -> None:
+        self._micro_step = 1 if piece.first else self._micro_step + 1
         accelerator, steps = self._accelerator, self._accelerator.gradient_accumulation_steps
         # The prepared optimizer and scheduler pass over a step() unless gradients are said to be in sync ...
         steps_now = piece.last or self._pace.terms.loop == "round"
         accelerator.sync_gradients = steps_now
-        # ... which accumulate() says when its own count of turns comes to a multiple of the steps.
+        # ... which accumulate() says when its own count of micro-steps comes to a multiple of the steps.
         accelerator.step = steps - 1 if steps_now else 0
         for optimizer in accelerator._optimizers:
             optimizer._is_overflow = False  # what the scaler did in the round before
@@ -155,7 +154,8 @@ class _UnderAccelerate(Host):
     def step_begins(self, piece: Piece | None) -> None:
         if piece is not None and not piece.last:
             raise PacelineError(
-                f"optimizer.step() was called in turn {self._turn} of the {self._turns_a_step} that a step takes; "
+                f"optimizer.step() was called in micro-step {self._micro_step} of the "
+                f"{self._micro_steps_a_step} that a step takes; "
                 f"expected it {self._when()}"
             )
 
@@ -173,11 +173,12 @@ class _UnderAccelerate(Host):
 
     def _when(self) -> str:
         """Where in the loop a step is due."""
-        turns = self._turns_a_step
+        micro_steps = self._micro_steps_a_step
         return (
-            f"in the last of them: `if (i + 1) % {turns} == 0`, or in every turn under accelerator.accumulate(model)"
-            if turns > 1
-            else "in every turn: where this loop accumulates, say so with gradient_accumulation_steps=k and "
+            f"in the last of them: `if (i + 1) % {micro_steps} == 0`, or in every micro-step under "
+            "accelerator.accumulate(model)"
+            if micro_steps > 1
+            else "in every micro-step: where this loop accumulates, say so with gradient_accumulation_steps=k and "
             "accelerator.accumulate(model), or with AcceleratePace(..., accumulate=k) for a loop that divides its "
             "loss by k"
         )

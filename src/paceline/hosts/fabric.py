@@ -12,8 +12,8 @@
     pace.close()                                             # 5, ends without gloo's abort at exit
 
 ``fabric.save(path, {"model": model, "optimizer": optimizer, "pace": pace})`` and ``fabric.load`` take it along.
-A turn is an optimizer step, on every rank alike; ``accumulate=k`` is for loops that take k turns for one. Batches
-come on Fabric's device.
+A micro-step is an optimizer step, on every rank alike; ``accumulate=k`` is for loops that take k micro-steps for
+one. Batches come on Fabric's device.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ AVERAGES = (
 class FabricPace(Windows):
     """``paceline.torch.Pace`` for a model that ``fabric.setup`` wrapped; takes Pace's options.
 
-    global_batch: B, samples per optimizer step over all ranks, all k turns of it included.
-    accumulate: k, turns a step for a loop that accumulates by itself (``loss / k``, ``fabric.no_backward_sync``).
+    global_batch: B, samples per optimizer step over all ranks, all k micro-steps of it included.
+    accumulate: k, micro-steps a step for a loop that accumulates by itself (``loss / k``,
+        ``fabric.no_backward_sync``).
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class FabricPace(Windows):
         check_strategy(fabric.strategy)
         self._fabric, self._module = fabric, model
         super().__init__(model, global_batch, policy, **options)
-        self.turns.host = _OnFabric(fabric)
+        self.loop.host = _OnFabric(fabric)
 
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None

@@ -46,7 +46,7 @@ class LightningBalancer(Callback):
     global_batch: B, samples per optimizer step over all ranks, the whole accumulation window.
     policy, options: as for ``paceline.torch.Pace``; policies that move work within the round are refused, since
         Lightning counts an epoch's batches beforehand. micro_batch limits a rank's load to what fits into memory in
-        accumulate_grad_batches turns.
+        accumulate_grad_batches micro-steps.
     reduction: what the loss is over the samples of ``training_step``'s batch, "mean" or "sum".
 
     ``pace`` is the Pace of the newest fit. Raises PacelineError, when the fit begins, for what can't be balanced.
@@ -61,7 +61,7 @@ class LightningBalancer(Callback):
         **options: Any,
     ) -> None:
         for owned, why in (
-            ("turns", "accumulate_grad_batches"),
+            ("micro_steps", "accumulate_grad_batches"),
             ("weigh", "the loss"),
             ("loop", "the Trainer's"),
         ):
@@ -74,7 +74,7 @@ class LightningBalancer(Callback):
         self._loader: Loader | None = None
         self._saved: dict[str, Any] | None = None
         self._fitting = False
-        self._noted = False  # this turn's loss
+        self._noted = False  # this micro-step's loss
         self._stepping = 0.0
 
     def loader(self, dataset: Any, *, seed: int = 0, shuffle: bool = True, **options: Any) -> Loader:
@@ -96,15 +96,15 @@ class LightningBalancer(Callback):
                 f"the training data comes from a {type(trainer.train_dataloader).__name__}; expected that of "
                 "balanced.loader(dataset), alone: hand it to fit(), or return it from train_dataloader()"
             )
-        turns, count = trainer.accumulate_grad_batches, trainer.num_training_batches
-        if count % turns:
+        micro_steps, count = trainer.accumulate_grad_batches, trainer.num_training_batches
+        if count % micro_steps:
             raise PacelineError(
                 f"limit_train_batches leaves {count:g} batches an epoch, the last of them stepped without the rest "
-                f"of their round; expected a multiple of accumulate_grad_batches={turns}"
+                f"of their round; expected a multiple of accumulate_grad_batches={micro_steps}"
             )
         model = trainer.strategy.model
         assert model is not None
-        self.pace = Pace(model, self.global_batch, self.policy, turns=turns, **self.options)
+        self.pace = Pace(model, self.global_batch, self.policy, micro_steps=micro_steps, **self.options)
         self._fitting = True
         if self._saved is not None:
             self.pace.load_state_dict(self._saved)
@@ -134,11 +134,11 @@ class LightningBalancer(Callback):
         if pace.complete:
             pace.stepped(time.perf_counter() - self._stepping)
         else:
-            pace.turns.end_turn()
+            pace.loop.end_micro_step()
         if pace.samples_done == len(
             loader.dataset
         ):  # Lightning counts batches, and does not ask for one more
-            pace.turns.close_epoch()
+            pace.loop.close_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pace = self._running()
@@ -202,7 +202,7 @@ class Loader:
         assert trainer is not None
         ran = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if not ran:  # the last fit may have ended within its epoch, which Lightning begins again
-            pace.turns.progress.begin(pace.epoch)
+            pace.loop.progress.begin(pace.epoch)
         left = len(loader)
         if ran + left != len(self):
             raise PacelineError(

@@ -35,7 +35,7 @@ __all__ = ["RayTrainPace"]
 
 class RayTrainPace(Windows):
     """``paceline.torch.Pace`` for a model that ``ray.train.torch.prepare_model`` wrapped; takes Pace's options, and
-    ``accumulate=k`` for a loop that takes k turns for each step and divides its loss by k.
+    ``accumulate=k`` for a loop that takes k micro-steps for each step and divides its loss by k.
 
     Batches come on the worker's device. Raises PacelineError outside of a worker; its loader refuses Ray Data's
     shards, which are split before training begins.
@@ -48,7 +48,7 @@ class RayTrainPace(Windows):
                 "train_loop_per_worker that a TorchTrainer runs"
             )
         super().__init__(model, global_batch, *options, **named)
-        self.turns.host = _OnWorker(ray.train.torch.get_device())
+        self.loop.host = _OnWorker(ray.train.torch.get_device())
 
     def close(self) -> None:
         """Let go of the model; the process group is Ray's to end."""

@@ -91,7 +91,7 @@ class BalancedTrainer(Trainer):
         if loop == "round":
             self.balance = {"loop": "pieces"} | ({"micro_batch": own} if steps > 1 else {}) | self.balance
         elif loop == "whole":
-            self.balance.setdefault("turns", steps)
+            self.balance.setdefault("micro_steps", steps)
         else:
             raise PacelineError(f"balance={{'loop': {loop!r}}}: expected 'whole' or 'round'")
         self.loading = {name: self.balance.pop(name) for name in OF_COST if name in self.balance}
@@ -132,7 +132,7 @@ class BalancedTrainer(Trainer):
             return super().training_step(model, inputs, num_items_in_batch)
         self._loss = torch.zeros((), device=self.args.device)
         labels = 0
-        for batch in inputs.turns():
+        for batch in inputs.micro_steps():
             with self._tokens_of_this_rank():
                 _, items = super().get_batch_samples(iter([batch]), 1, self.args.device)
                 items = None if items is None else torch.as_tensor(items)
@@ -237,7 +237,7 @@ class Rounds:
         """Epochs done so far, with the part of the running one."""
         pace = self.pace
         assert pace is not None
-        left = pace.turns.progress.left
+        left = pace.loop.progress.left
         return pace.epoch + 1 - left / len(self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -248,10 +248,10 @@ class Rounds:
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[Round]:
-        pace, turns = self.pace, iter(self._loader)
+        pace, micro_steps = self.pace, iter(self._loader)
         assert pace is not None
-        for _, size in list(pace.turns.progress.remaining()):
-            yield Round(pace, turns, size)
+        for _, size in list(pace.loop.progress.remaining()):
+            yield Round(pace, micro_steps, size)
 
 
 class Round(dict[str, Any]):
@@ -261,15 +261,15 @@ class Round(dict[str, Any]):
     samples: of the round, over all ranks.
     """
 
-    def __init__(self, pace: Pace, turns: Iterator[Any], samples: int) -> None:
+    def __init__(self, pace: Pace, micro_steps: Iterator[Any], samples: int) -> None:
         super().__init__()
         self.samples = samples
-        self._pace, self._turns = pace, turns
+        self._pace, self._loop = pace, micro_steps
 
-    def turns(self) -> Iterator[Any]:
+    def micro_steps(self) -> Iterator[Any]:
         """This rank's micro-batches."""
         while True:
-            yield next(self._turns)
+            yield next(self._loop)
             if self._pace.last:
                 return
 

@@ -1,4 +1,4 @@
-"""Loops that accumulate by themselves: k turns a step, each loss divided by k, as their authors wrote them.
+"""Loops that accumulate by themselves: k micro-steps a step, each loss divided by k, as their authors wrote them.
 
 The mean over such a window is what one step is to take, so ``loss / k`` must not divide once more: it is multiplied
 by k before it is weighed.
@@ -17,8 +17,9 @@ from paceline.torch.pace import Pace
 class Windows(Pace):
     """``paceline.torch.Pace`` with one option more.
 
-    accumulate: k, turns that the loop itself takes for each optimizer step, on every rank. It divides its loss by k
-        and steps in the last of them: ``if (i + 1) % k == 0: optimizer.step()``. ``global_batch`` is what all k hold.
+    accumulate: k, micro-steps that the loop itself takes for each optimizer step, on every rank. It divides its loss
+        by k and steps in the last of them: ``if (i + 1) % k == 0: optimizer.step()``. ``global_batch`` is what all k
+        hold.
     """
 
     def __init__(
@@ -31,14 +32,14 @@ class Windows(Pace):
         **options: Any,
     ) -> None:
         if accumulate < 1:
-            raise PacelineError(f"accumulate={accumulate}: expected at least one turn a step")
+            raise PacelineError(f"accumulate={accumulate}: expected at least one micro-step a step")
         if accumulate > 1:
             if options.get("loop", "whole") != "whole":
                 raise PacelineError(
                     f"accumulate={accumulate} with loop={options['loop']!r}, which accumulates as the policy plans; "
                     "leave one of them out"
                 )
-            options["turns"] = accumulate
+            options["micro_steps"] = accumulate
         super().__init__(model, global_batch, policy, **options)
         self._divides = accumulate  # the loop, its loss
 

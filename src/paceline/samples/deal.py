@@ -38,7 +38,7 @@ class Room(NamedTuple):
     micro_batch: samples of a micro-batch at most, likewise. budget: length of a micro-batch at most, in the user's
     unit:
         the sum of its lengths, or its size times the longest where it is padded.
-    turns: every worker takes exactly so many micro-batches, some of them empty. in_step: all take as many.
+    micro_steps: every worker takes exactly so many micro-batches, some of them empty. in_step: all take as many.
     floor: a worker with anything to do has at least so many samples (batch norm needs 2).
     """
 
@@ -46,7 +46,7 @@ class Room(NamedTuple):
     most: ArrayLike | None = None
     micro_batch: ArrayLike | None = None
     budget: float | None = None
-    turns: int | None = None
+    micro_steps: int | None = None
     in_step: bool = False
     floor: int = 1
 
@@ -57,9 +57,9 @@ class Deal:
 
     order: positions among the round's samples, worker after worker, each one's micro-batches one after the other,
     (B,). loads: samples of each worker, (n,). sizes: samples of each micro-batch, for each worker; 0 for an empty
-    turn. parts: (n, 3): lengths, squared lengths (padded where the model is) and launches of each worker. costs:
-    of each worker, (n,), in mean samples, with padding and known launches. lengths: of the samples in ``order``,
-    (B,). model: by which they were dealt.
+    micro-step. parts: (n, 3): lengths, squared lengths (padded where the model is) and launches of each worker.
+    costs: of each worker, (n,), in mean samples, with padding and known launches. lengths: of the samples in
+    ``order``, (B,). model: by which they were dealt.
     """
 
     order: Counts
@@ -108,8 +108,8 @@ def deal(
         for given in (0 if room.least is None else room.least, room.most, room.micro_batch)
     )
     most = np.where(np.isfinite(pace), most, 0)
-    if room.turns is not None:
-        most = np.minimum(most, room.turns * micro)
+    if room.micro_steps is not None:
+        most = np.minimum(most, room.micro_steps * micro)
     least = np.minimum(least, most)
     while least.sum() > batch:  # a short round: the leasts shrink in proportion
         least = least * batch // least.sum()
@@ -124,18 +124,18 @@ def deal(
             f"micro_batch_cost={budget:g}; raise it, or cut the sample"
         )
     limits = Limits(
-        np.where(least > 0, np.maximum(least, room.floor), 0), most, micro, budget, room.turns == 1
+        np.where(least > 0, np.maximum(least, room.floor), 0), most, micro, budget, room.micro_steps == 1
     )
     if model.padded and batch:
         order, loads, sizes = _padded(lengths, model, pace, overhead, limits, room)
     else:
         order, loads, sizes = _unpadded(lengths, model, pace, overhead, limits, room)
     sizes = [at_least(each, room.floor) for each in sizes]
-    turns = room.turns
+    micro_steps = room.micro_steps
     if room.in_step:
-        turns = max(len(each) for each in sizes)
-    if turns is not None:
-        sizes = [_split(each, turns, room.floor) for each in sizes]
+        micro_steps = max(len(each) for each in sizes)
+    if micro_steps is not None:
+        sizes = [_split(each, micro_steps, room.floor) for each in sizes]
     return dealt(order, lengths[order], loads, sizes, model)
 
 
@@ -222,11 +222,12 @@ def _padded(
         limits = limits._replace(one=limits.one or free)
         launch = GUESS * float(costs.sum()) / len(pace)
     runs = sorted_runs(costs, ordered, launch, pace, overhead, limits)
-    while room.turns is not None and max(map(len, runs.sizes)) > room.turns:
-        if launch > costs.sum():  # the limits of a micro-batch alone need more turns
+    while room.micro_steps is not None and max(map(len, runs.sizes)) > room.micro_steps:
+        if launch > costs.sum():  # the limits of a micro-batch alone need more micro-steps
             raise PacelineError(
-                f"turns={room.turns}: the round's samples need {max(map(len, runs.sizes))} micro-batches on a "
-                "worker; raise the limits of a micro-batch, or the turns"
+                f"micro_steps={room.micro_steps}: the round's samples need {max(map(len, runs.sizes))} "
+                "micro-batches on a "
+                "worker; raise the limits of a micro-batch, or the micro-steps"
             )
         launch = max(2 * launch, 1e-3 * float(costs.sum()) / len(pace))
         runs = sorted_runs(costs, ordered, launch, pace, overhead, limits)
@@ -255,8 +256,8 @@ def _no_lone_run(runs: Runs, lengths: Array, limits: Limits, room: Room) -> Runs
             taker = others[to]
             first, second = (taker, lone) if to < at else (lone, taker)
             joined = np.concatenate([sizes[first], sizes[second]])
-            if room.turns is not None and len(joined) > room.turns:
-                # One more micro-batch than there are turns: the lone samples go into the taker's next to them.
+            if room.micro_steps is not None and len(joined) > room.micro_steps:
+                # One more micro-batch than there are micro-steps: the lone samples go into the taker's next to them.
                 near = sizes[taker][-1] if first == taker else sizes[taker][0]
                 size = int(near + loads[lone])
                 before = int(loads[others[: others.index(first)]].sum())
@@ -291,12 +292,12 @@ def _at_least(who: Counts, costs: Array, pace: Array, overhead: Array, most: Cou
     return who
 
 
-def _split(sizes: Counts, turns: int, floor: int = 1) -> Counts:
-    """The same samples in exactly so many turns: the largest micro-batches are halved as long as both halves have
-    ``floor`` samples, and what is left is empty."""
+def _split(sizes: Counts, micro_steps: int, floor: int = 1) -> Counts:
+    """The same samples in exactly so many micro-steps: the largest micro-batches are halved as long as both halves
+    have ``floor`` samples, and what is left is empty."""
     cuts = sizes.tolist()
-    while len(cuts) < turns and max(cuts, default=0) >= 2 * floor:
+    while len(cuts) < micro_steps and max(cuts, default=0) >= 2 * floor:
         largest = cuts.index(max(cuts))
         half = cuts[largest] // 2
         cuts[largest : largest + 1] = [cuts[largest] - half, half]
-    return np.array(cuts + [0] * (turns - len(cuts)), np.int64)
+    return np.array(cuts + [0] * (micro_steps - len(cuts)), np.int64)

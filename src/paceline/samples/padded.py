@@ -67,7 +67,7 @@ def sorted_runs(
     if runs.loads.sum() < len(costs):
         raise PacelineError(
             f"the limits of a micro-batch leave {len(costs) - runs.loads.sum()} of the round's {len(costs)} samples "
-            "without a place; raise them, or allow more turns"
+            "without a place; raise them, or allow more micro-steps"
         )
     return runs
 

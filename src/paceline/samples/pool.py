@@ -20,7 +20,7 @@ from paceline.samples.cost import CostModel, batch_parts, cost_of, known_launch
 from paceline.samples.deal import GUESS, Counts, Deal, Room, at_least, deal, dealt
 from paceline.samples.padded import best_cuts
 
-__all__ = ["InPieces", "Pool", "in_pieces", "sizes_of_turns"]
+__all__ = ["InPieces", "Pool", "in_pieces", "sizes_of_micro_steps"]
 
 
 class Pool(NamedTuple):
@@ -57,7 +57,7 @@ class Pool(NamedTuple):
     def cuts(self, place: int, samples: int, micro_batch: int) -> list[int]:
         """Sizes of the micro-batches of so many samples from ``place`` on, each of ``micro_batch`` at most."""
         lengths = self.lengths[place : place + samples]
-        return sizes_of_turns(lengths, self.model, micro_batch, self.budget, self.floor)
+        return sizes_of_micro_steps(lengths, self.model, micro_batch, self.budget, self.floor)
 
     def parts(self, place: int, size: int) -> Array:
         """What one micro-batch adds up to, (3,), see ``Deal.parts``."""
@@ -85,7 +85,7 @@ def micro_cost(model: CostModel, parts: Array) -> float:
     return float(cost_of(known_launch(model, None), parts))
 
 
-def sizes_of_turns(
+def sizes_of_micro_steps(
     lengths: Array, model: CostModel, micro_batch: int, budget: float, floor: int = 1
 ) -> list[int]:
     """Micro-batches of samples that stand by falling length, as they stand: the best cuts there are where they are
@@ -178,7 +178,7 @@ def _before(ordered: Array, model: CostModel, workers: int, micro_batch: int, bu
     if model.padded:
         guess = GUESS * float(costs.sum()) / workers
         cut = known_launch(model, guess if model.launch is None else model.launch)
-        sizes = sizes_of_turns(ordered, cut, micro_batch, budget)
+        sizes = sizes_of_micro_steps(ordered, cut, micro_batch, budget)
         costs = np.repeat(costs[np.cumsum(sizes) - sizes], sizes)
     return np.concatenate(([0.0], np.cumsum(costs)))
 

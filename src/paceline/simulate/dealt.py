@@ -236,7 +236,7 @@ class _Player:
         self._balancer = Balancer(policy, learner=learner if self._by_cost else None)
         self._balancer.lag = scenario.decision_delay
         self._room = Room(
-            micro_batch=samples.micro_batch, budget=samples.micro_batch_cost, turns=samples.turns
+            micro_batch=samples.micro_batch, budget=samples.micro_batch_cost, micro_steps=samples.micro_steps
         )
         self._piece_costs = np.full(full.workers, scenario.piece_seconds)
         self._queue = np.zeros(0, np.int64)
@@ -293,7 +293,7 @@ class _Player:
         """The round, where a part of it is claimed by cost; None where it is run as planned."""
         balancer, samples = self._balancer, self._scenario.samples
         piece_plan = balancer.piece_plan(t)
-        if piece_plan is None or not self._by_cost or self._room.turns is not None:
+        if piece_plan is None or not self._by_cost or self._room.micro_steps is not None:
             return None
         dealt = balancer.in_pieces(t, lengths, present, self._room)
         if dealt is None:

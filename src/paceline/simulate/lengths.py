@@ -38,7 +38,7 @@ class Samples:
     launch: float = 0.0
     micro_batch: int | None = None
     micro_batch_cost: float | None = None
-    turns: int | None = None
+    micro_steps: int | None = None
 
     def __post_init__(self) -> None:
         if self.distribution not in DISTRIBUTIONS:
@@ -56,7 +56,7 @@ class Samples:
         for name, most in (("alpha", 1e6), ("launch", 1e6)):
             if not 0 <= getattr(self, name) <= most:
                 raise PacelineError(f"{name}={getattr(self, name):g}: expected 0 to {most:g}")
-        for name in ("micro_batch", "turns"):
+        for name in ("micro_batch", "micro_steps"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise PacelineError(f"{name}={value}: expected at least 1")
         if self.micro_batch_cost is not None and not self.micro_batch_cost > 0:

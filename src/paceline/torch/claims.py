@@ -54,8 +54,9 @@ class Claims:
     """This rank's part in the rounds that are run in pieces.
 
     unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: that
-    this rank may take in a round. cell: samples of every turn, 0 where turns differ. shared: counts what is claimed;
-    by default what suits the process group. workers: how many ranks take part, which may change from round to round.
+    this rank may take in a round. cell: samples of every micro-step, 0 where micro-steps differ. shared: counts what
+    is claimed; by default what suits the process group. workers: how many ranks take part, which may change from
+    round to round.
 
     How much a piece holds is counted in samples, or by their cost where samples cost differently (``Piece.amount``).
     For each round: ``open``; for each piece ``begin``, ``halfway`` and ``done``; ``take`` between two of them;

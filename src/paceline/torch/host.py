@@ -1,4 +1,4 @@
-"""What a training framework that runs the loop adds to its turns."""
+"""What a training framework that runs the loop adds to its micro-steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.torch.plan import Piece
 
 
 class Host:
-    """The place where a framework takes part: an adapter overrides what it needs, and sets ``pace.turns.host``.
+    """The place where a framework takes part: an adapter overrides what it needs, and sets ``pace.loop.host``.
 
     As it stands it is the host of a loop of one's own, and does nothing.
     """
@@ -18,8 +18,8 @@ class Host:
         """A batch on its way to the loop; a host moves it to its device."""
         return batch
 
-    def turn_begins(self, piece: Piece) -> None:
-        """A turn of the loop is about to run this piece."""
+    def micro_step_begins(self, piece: Piece) -> None:
+        """A micro-step is about to run this piece."""
 
     def iteration_over(self) -> None:
         """The loop over a loader has ended, or was left."""
@@ -27,7 +27,7 @@ class Host:
     def step_begins(self, piece: Piece | None) -> None:
         """An optimizer of the model is about to step, whoever called it. A PacelineError refuses that.
 
-        piece: of the running turn, None where no round is under way."""
+        piece: of the running micro-step, None where no round is under way."""
 
     def step_ended(self, seconds: float) -> None:
         """It has stepped, and took so long. A host whose loop does not call ``pace.step`` tells ``pace.stepped``."""

@@ -26,7 +26,7 @@ def check_kinds(
     *,
     limits: Any = None,
     micro_batch: Any = None,
-    turns: Any = None,
+    micro_steps: Any = None,
     quantum: Any = 1,
     record: Any = None,
     on_round: Any = None,
@@ -41,7 +41,7 @@ def check_kinds(
         raise PacelineError(
             f"policy={short(policy)}: expected the name of a policy, or a function that makes one"
         )
-    for name, value in (("micro_batch", micro_batch), ("turns", turns)):
+    for name, value in (("micro_batch", micro_batch), ("micro_steps", micro_steps)):
         if value is not None:
             whole(name, value)
     whole("quantum", quantum)
@@ -98,17 +98,18 @@ def check_loop(loop: str, deterministic: bool) -> None:
         )
     if deterministic and loop == "whole":
         raise PacelineError(
-            "deterministic=True runs each round in many small pieces, and loop='whole' takes it in one turn; "
+            "deterministic=True runs each round in many small pieces, and loop='whole' takes it in one micro-step; "
             "use loop='round' and pace.round(batch, function), or loop='pieces'"
         )
 
 
 def check_dealt(
-    budget: Any, longest: float, *, quantum: int, cell: int, turns: int | None, floor: int = 1
+    budget: Any, longest: float, *, quantum: int, cell: int, micro_steps: int | None, floor: int = 1
 ) -> None:
     """Raises PacelineError where rounds cannot be divided by cost, or not with this budget of a micro-batch.
 
-    longest: length of the longest sample. turns: of every rank in every round, None where that is its own affair.
+    longest: length of the longest sample. micro-steps: of every rank in every round, None where that is its own
+        affair.
     floor: samples that a micro-batch needs.
     """
     if cell or quantum > 1:
@@ -129,15 +130,15 @@ def check_dealt(
             f"micro_batch_cost={short(budget)}: the model has batch norm, which needs {floor} samples in every "
             f"micro-batch; expected at least {(2 * floor - 1) * longest:g}, {2 * floor - 1} times the longest sample"
         )
-    if turns is not None:
+    if micro_steps is not None:
         raise PacelineError(
             f"micro_batch_cost={short(budget)} cuts a rank's part into as many micro-batches as it takes, and this "
-            f"loop takes {turns} a round; use loop='round' and pace.round(batch, function), or leave it out"
+            f"loop takes {micro_steps} a round; use loop='round' and pace.round(batch, function), or leave it out"
         )
 
 
 def check_room(most: Sequence[int], global_batch: int, loop: str) -> None:
-    """Raises PacelineError where one turn of the loop on each rank cannot hold the batch.
+    """Raises PacelineError where one iteration of the loop on each rank cannot hold the batch.
 
     most: samples that each rank may take in a round.
     """
@@ -149,49 +150,61 @@ def check_room(most: Sequence[int], global_batch: int, loop: str) -> None:
         )
 
 
-def check_weigh(weigh: str, turns: int | None) -> None:
-    """Raises PacelineError for a way of weighing that is none, or that a fixed number of turns rules out."""
+def check_weigh(weigh: str, micro_steps: int | None) -> None:
+    """Raises PacelineError for a way of weighing that is none, or that a fixed number of micro-steps rules out."""
     if weigh not in ("loss", "hook"):
         raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'{meant(weigh, ('loss', 'hook'))}")
-    if turns is not None and (turns < 1 or weigh == "hook"):
-        raise PacelineError(f"turns={turns}, weigh={weigh!r}: expected at least one turn, and weigh='loss'")
+    if micro_steps is not None and (micro_steps < 1 or weigh == "hook"):
+        raise PacelineError(
+            f"micro_steps={micro_steps}, weigh={weigh!r}: expected at least one micro-step, and weigh='loss'"
+        )
 
 
 def check_pieces(
-    policy: str, moves_work: bool, *, loop: str, turns: int | None, in_step: bool, fills: bool, weigh: str
+    policy: str,
+    moves_work: bool,
+    *,
+    loop: str,
+    micro_steps: int | None,
+    in_step: bool,
+    fills: bool,
+    weigh: str,
 ) -> None:
     """Raises PacelineError where rounds cannot be run in pieces, as the policy would have it (``moves_work``).
 
-    in_step: every rank must run as many turns. fills: a turn with nothing to do gets samples all the same.
+    in_step: every rank must run as many micro-steps. fills: a micro-step with nothing to do gets samples all the
+        same.
     """
-    if moves_work and turns is None and not in_step and loop == "whole":
+    if moves_work and micro_steps is None and not in_step and loop == "whole":
         raise PacelineError(
-            f"policy {policy} moves work within the round, and loop='whole' takes each round in one turn; use "
+            f"policy {policy} moves work within the round, and loop='whole' takes each round in one micro-step; use "
             "loop='round' and pace.round(batch, function), or a policy that plans whole rounds, such as level"
         )
-    if moves_work and (turns is not None or in_step):
+    if moves_work and (micro_steps is not None or in_step):
         raise PacelineError(
-            f"policy {policy} moves work within the round, so ranks take unlike numbers of turns, and "
-            f"{'turns=' + str(turns) if turns is not None else 'FSDP'} needs as many on each; "
+            f"policy {policy} moves work within the round, so ranks take unlike numbers of micro-steps, and "
+            f"{'micro_steps=' + str(micro_steps) if micro_steps is not None else 'FSDP'} needs as many on each; "
             "use a policy that plans whole rounds, such as level"
         )
     if moves_work and fills and weigh == "hook":
         raise PacelineError(
-            f"policy {policy} with weigh='hook': a rank's last turn in a round may be one that counts for "
+            f"policy {policy} with weigh='hook': a rank's last micro-step in a round may be one that counts for "
             "nothing, and the hook cannot leave its gradient out of what it claimed before; use weigh='loss'"
         )
 
 
-def check_elastic(*, loop: str, weigh: str, turns: int | None, record: Any, sinks: Sequence[str]) -> None:
+def check_elastic(
+    *, loop: str, weigh: str, micro_steps: int | None, record: Any, sinks: Sequence[str]
+) -> None:
     """Raises PacelineError for what does not go together with ranks that may be lost or join."""
     wrong = (
-        "a round whose rank is lost takes more turns than one on the others; use loop='round' and "
+        "a round whose rank is lost takes more micro-steps than one on the others; use loop='round' and "
         "pace.round(batch, function), or loop='pieces'"
         if loop == "whole"
         else "weigh='hook' leaves the sum to DDP, which ends with a lost rank; use weigh='loss'"
         if weigh == "hook"
-        else f"turns={turns} fixes what the loss of a rank changes; leave it out"
-        if turns is not None
+        else f"micro_steps={micro_steps} fixes what the loss of a rank changes; leave it out"
+        if micro_steps is not None
         else "record= would end with the rank that writes it; take the rounds from on_round, or use "
         "paceline train, whose launcher writes the record"
         if record is not None
@@ -217,7 +230,7 @@ def check_deterministic(
 ) -> None:
     """Raises PacelineError where results cannot have the same bits whoever runs what.
 
-    norms: the model has batch norm. cell: samples of every turn.
+    norms: the model has batch norm. cell: samples of every micro-step.
     """
     wrong = (
         f"policy {policy} does not move work within the round; use factoring or auto"

@@ -35,9 +35,9 @@ from paceline.rounds import Cluster
 from paceline.torch import options as allowed
 from paceline.torch import peers
 from paceline.torch.elastic.link import Link, company
+from paceline.torch.elastic.loop import Elastic, ElasticLoop
+from paceline.torch.elastic.loop import elastic as unparalleled
 from paceline.torch.elastic.member import Mended
-from paceline.torch.elastic.turns import Elastic, ElasticTurns
-from paceline.torch.elastic.turns import elastic as unparalleled
 from paceline.torch.feed.anywhere import ElasticLoader
 from paceline.torch.feed.costs import agreed_dealer
 from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
@@ -51,6 +51,7 @@ from paceline.torch.liveness import stall
 from paceline.torch.liveness.monitor import monitor
 from paceline.torch.liveness.shutdown import leave_in_time
 from paceline.torch.liveness.stall import OnMissed
+from paceline.torch.loop import Loop
 from paceline.torch.measuring.audience import Audience
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
 from paceline.torch.measuring.outlets import asked
@@ -58,7 +59,6 @@ from paceline.torch.options import Limits
 from paceline.torch.passes import check_loss
 from paceline.torch.plan import Piece
 from paceline.torch.terms import agree
-from paceline.torch.turns import Turns
 
 
 class Pace:
@@ -69,23 +69,23 @@ class Pace:
     global_batch: B, samples per optimizer step over all ranks; constant, whatever the split.
     policy: a name from ``paceline.policies.names()``, with options as ``name:key=value,...``, or a function
         that makes a policy of your own for a cluster.
-    loop: what one turn of the training loop is. "whole" (default): a round, which this rank runs at once; every turn
-        is an optimizer step, on every rank. "round": a round, which ``pace.round(batch, function)`` runs in one or
-        more pieces. "pieces": one piece of a round, so that turns differ from rank to rank and ``pace.step`` does
-        nothing until the round is complete. Policies that move work within the round need one of the last two;
-        under "whole", "auto" plans as "level" does.
+    loop: what one iteration of the training loop is. "whole" (default): a round, which this rank runs at once;
+        every micro-step is an optimizer step, on every rank. "round": a round, which ``pace.round(batch, function)``
+        runs in one or more pieces. "pieces": one piece of a round, so that micro-steps differ from rank to rank and
+        ``pace.step`` does nothing until the round is complete. Policies that move work within the round need one of
+        the last two; under "whole", "auto" plans as "level" does.
     limits: (least, most) samples of a round for each rank, None for the default: at least 1 (2 with batch
         norm, which needs a variance), at most B.
     micro_batch: samples that fit into this rank's memory at once. A larger load is accumulated, piece by piece; where
         the loop takes whole rounds, loads stay below it.
-    turns: every round takes exactly so many turns on every rank, for hosts that step on every so manyth batch.
-    fill: a turn with nothing to do gets a sample that counts for nothing, instead of an empty batch; by default so
-        unless the loop takes pieces.
+    micro_steps: every round takes exactly so many micro-steps on every rank, for hosts that step on every k-th batch.
+    fill: a micro-step with nothing to do gets a sample that counts for nothing, instead of an empty batch; by
+        default so unless the loop takes pieces.
     quantum: every batch that the loop sees is a multiple of this many samples, where captured graphs want few shapes
         or an augmentation pairs samples.
     weigh: "loss" (default) or "hook", a DDP communication hook for loops whose loss can't be touched:
         there call ``loss.backward()`` as before.
-    deterministic: the same bits whoever runs what, for policies that move work within the round: every turn is
+    deterministic: the same bits whoever runs what, for policies that move work within the round: every micro-step is
         one cell of a fixed grid (of ``quantum`` samples; by default a 32nd of B), and gradients are summed without
         rounding. Costs a micro-batch a cell, 16 bytes a parameter, and an all-reduce that overlaps with nothing.
     record: a new directory for the run's record (see ``paceline report``), written by rank 0.
@@ -105,7 +105,7 @@ class Pace:
         module; the script is started by ``python -m paceline.torch.launcher``. Call ``pace.register(optimizer, ...)``
         before the loop.
     on_members: called on this rank with each change of members, as a ``Mended``.
-    collect_every: Python's garbage collector no longer runs by itself, but after every so manyth round, on all ranks
+    collect_every: Python's garbage collector no longer runs by itself, but after every k-th round, on all ranks
         together: a pause that one rank takes is one that all others wait for.
 
     Construct and use it alike on all ranks; a rank that differs is named in a PacelineError.
@@ -119,7 +119,7 @@ class Pace:
         *,
         limits: Limits | None = None,
         micro_batch: int | None = None,
-        turns: int | None = None,
+        micro_steps: int | None = None,
         loop: str = "whole",
         fill: bool | None = None,
         quantum: int = 1,
@@ -144,7 +144,7 @@ class Pace:
             policy,
             limits=limits,
             micro_batch=micro_batch,
-            turns=turns,
+            micro_steps=micro_steps,
             quantum=quantum,
             record=record,
             on_round=on_round,
@@ -153,7 +153,7 @@ class Pace:
         sinks = asked(report_to, metrics_port)
         link: Link | None = None
         if elastic:
-            allowed.check_elastic(loop=loop, weigh=weigh, turns=turns, record=record, sinks=sinks)
+            allowed.check_elastic(loop=loop, weigh=weigh, micro_steps=micro_steps, record=record, sinks=sinks)
             self._parallel: Parallel = unparalleled(model)
             link = company()
         self.rank, self.ranks = peers.rank(), peers.ranks()
@@ -166,7 +166,7 @@ class Pace:
             policy,
             limits=limits,
             micro_batch=micro_batch,
-            turns=turns,
+            micro_steps=micro_steps,
             fill=loop != "pieces" if fill is None else fill,
             quantum=quantum,
             weigh=weigh,
@@ -179,17 +179,17 @@ class Pace:
         self.policy = self.terms.policy
         self._loaders: list[BalancedLoader | StreamLoader] = []
         listeners = [on_round] if on_round else []
-        # What happens turn by turn; a host takes part in it by ``turns.host``.
+        # What happens micro-step by micro-step; a host takes part in it by ``micro-steps.host``.
         if isinstance(self._parallel, Elastic) and link is not None:
             told = on_members or (lambda mended: None)
-            self.turns: Turns = ElasticTurns(model, self._parallel, self.terms, listeners, on_nan, link, told)
+            self.loop: Loop = ElasticLoop(model, self._parallel, self.terms, listeners, on_nan, link, told)
         else:
-            self.turns = Turns(model, self._parallel, self.terms, listeners, on_nan)
+            self.loop = Loop(model, self._parallel, self.terms, listeners, on_nan)
         facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
         if link is None:  # last, since its threads run until it is closed
-            self.turns.watch_over(monitor(on_missed, patience))
-            self.turns.refuse_collectives()
+            self.loop.watch_over(monitor(on_missed, patience))
+            self.loop.refuse_collectives()
 
     @property
     def global_batch(self) -> int:
@@ -206,28 +206,28 @@ class Pace:
     @property
     def epoch(self) -> int:
         """Of the next or running iteration of the loader."""
-        return self.turns.progress.epoch
+        return self.loop.progress.epoch
 
     @property
     def samples_done(self) -> int:
         """Of this epoch, over all ranks."""
-        return self.turns.progress.samples_done
+        return self.loop.progress.samples_done
 
     @property
     def rounds(self) -> int:
         """Finished since the beginning, over all epochs."""
-        return self.turns.progress.rounds
+        return self.loop.progress.rounds
 
     @property
     def loss(self) -> float:
         """The mean loss of the newest round that all ranks have reported, over all its samples: usually the one
         before the running one, in rounds of a few milliseconds one of the newest 32; NaN before there is one."""
-        return self.turns.loss
+        return self.loop.loss
 
     def loss_now(self) -> float:
         """The mean loss of the round whose gradients are complete, or whose step has just been taken, over all its
         samples on all ranks. Call it on all ranks, or on none: each waits for the others, so not in every round."""
-        return self.turns.loss_now()
+        return self.loop.loss_now()
 
     def loader(
         self,
@@ -277,16 +277,16 @@ class Pace:
             dealer = agreed_dealer(self.terms, dataset, collate, cost, padded, micro_batch_cost, self.rounds)
         elif padded is not None or micro_batch_cost is not None:
             raise PacelineError("padded= and micro_batch_cost= say how cost= counts; expected cost=, too")
-        if isinstance(self.turns, ElasticTurns):
+        if isinstance(self.loop, ElasticLoop):
             loader: BalancedLoader = ElasticLoader(
-                self.turns, dataset, order, number, drop_last, options, dealer
+                self.loop, dataset, order, number, drop_last, options, dealer
             )
-            self.turns.drawn_ahead(min(max(lags), 1))  # processes load the next round's part
+            self.loop.drawn_ahead(min(max(lags), 1))  # processes load the next round's part
         else:
-            loader = BalancedLoader(self.turns, dataset, order, number, drop_last, options, dealer)
-            self.turns.drawn_ahead(max(lags))
+            loader = BalancedLoader(self.loop, dataset, order, number, drop_last, options, dealer)
+            self.loop.drawn_ahead(max(lags))
         self._loaders.append(loader)
-        self.turns.progress.samples = loader.samples
+        self.loop.progress.samples = loader.samples
         return loader
 
     def stream(
@@ -307,13 +307,13 @@ class Pace:
         self._indexed_alone("pace.stream()")
         check_options(options, self.global_batch, self.ranks, streamed=True)
         peers.agree({"drop_last": drop_last, "batches": batches})
-        loader = StreamLoader(self.turns, stream, len(self._loaders), drop_last, batches, options)
-        self.turns.drawn_ahead()
+        loader = StreamLoader(self.loop, stream, len(self._loaders), drop_last, batches, options)
+        self.loop.drawn_ahead()
         self._loaders.append(loader)
         return loader
 
     def sizes(self, rounds: int | None = None) -> Iterator[Any]:
-        """For loops that make their own batches: how many samples this rank is to run in each turn.
+        """For loops that make their own batches: how many samples this rank is to run in each micro-step.
 
             for size in pace.sizes(1000):
                 x, y = draw(size)
@@ -321,9 +321,9 @@ class Pace:
                 pace.step(optimizer)
 
         rounds: how many; None for no end. Each has ``global_batch`` samples over all ranks, and its gradient is their
-        mean. A size is never 0: a rank with nothing to do gets a turn whose samples count for nothing. With
-        loop="pieces" a round may take several turns, so that ``pace.sizes(1)`` is one step's; with loop="round" each
-        item is handed to ``pace.round``, whose function is called with the size of each piece.
+        mean. A size is never 0: a rank with nothing to do gets a micro-step whose samples count for nothing. With
+        loop="pieces" a round may take several micro-steps, so that ``pace.sizes(1)`` is one step's; with
+        loop="round" each item is handed to ``pace.round``, whose function is called with the size of each piece.
         """
         if rounds is not None and rounds < 1:
             raise PacelineError(f"pace.sizes({rounds}): expected at least one round, or None for no end")
@@ -335,10 +335,10 @@ class Pace:
         if self.terms.moves_work and self.weigh == "hook":
             raise PacelineError(
                 f"policy {self.policy} moves work within the round, and with weigh='hook' a loop that draws its own "
-                "samples cannot have a turn that counts for nothing; use weigh='loss', or policy='level'"
+                "samples cannot have a micro-step that counts for nothing; use weigh='loss', or policy='level'"
             )
-        self.turns.drawn_ahead()
-        return iterate(self.turns, Sizes(self.turns, rounds))
+        self.loop.drawn_ahead()
+        return iterate(self.loop, Sizes(self.loop, rounds))
 
     def round(
         self,
@@ -381,18 +381,18 @@ class Pace:
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
     ) -> None:
-        """Backward through the loss of this turn's batch, weighted so that the round's gradient is exact.
+        """Backward through the loss of this micro-step's batch, weighted so that the round's gradient is exact.
 
         reduction: what the loss is over this batch's samples, "mean" or "sum".
         count: how many tokens, nodes or the like the loss is a mean (or sum) over, where that is not the samples: the
             round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for nothing.
         scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """
-        passes = self.turns.passes
+        passes = self.loop.passes
         passes.check_due(loss)
         weight = passes.weight(loss, reduction, None if count is None else checked_count(count))
         passes.begins(loss)
-        with self.turns.named():
+        with self.loop.named():
             if weight != 1.0:
                 loss = _times(loss, weight)
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -405,7 +405,7 @@ class Pace:
         a DistributedDataParallel of its own: ``pace.weighted(loss).backward()``, then its optimizer's step.
         """
         weighted = _times(loss, self._weight(loss, reduction, count))
-        self.turns.passes.begins(weighted)
+        self.loop.passes.begins(weighted)
         return weighted
 
     def weight(
@@ -415,15 +415,15 @@ class Pace:
         loss by it, and call ``backward_done`` afterwards. The loss, where given, is taken down for the record."""
         if loss is not None:
             check_loss(loss)
-        return self.turns.passes.weight(loss, reduction, count)
+        return self.loop.passes.weight(loss, reduction, count)
 
     def backward_done(self) -> None:
         """For hosts: the backward pass of this micro-batch is through."""
-        self.turns.passes.ended()
+        self.loop.passes.ended()
 
     def place(self, batch: Any) -> Any:
         """For hosts: a batch on its way to the user, where a host moves it to its device."""
-        return self.turns.host.place(batch)
+        return self.loop.host.place(batch)
 
     def loads(self, step: int, batch: int) -> NDArray[np.int64]:
         """Samples of each rank in round ``step`` of ``batch`` samples as planned, shape (n,)."""
@@ -431,13 +431,13 @@ class Pace:
 
     @property
     def piece(self) -> Piece:
-        """For hosts: what the running turn is given. Raises PacelineError between rounds."""
-        return self.turns.passes.piece
+        """For hosts: what the running micro-step is given. Raises PacelineError between rounds."""
+        return self.loop.passes.piece
 
     @property
     def in_round(self) -> bool:
-        """For hosts: true from a round's first turn to its optimizer step."""
-        return self.turns.in_round
+        """For hosts: true from a round's first micro-step to its optimizer step."""
+        return self.loop.in_round
 
     @property
     def first(self) -> bool:
@@ -447,17 +447,17 @@ class Pace:
     @property
     def last(self) -> bool:
         """For hosts: true in a round's last micro-batch, whose backward pass reduces the gradients."""
-        return self.turns.last
+        return self.loop.last
 
     @property
     def counts(self) -> bool:
-        """False in the turn of a rank that has nothing to do in this round, and only joins the others."""
+        """False in the micro-step of a rank that has nothing to do in this round, and only joins the others."""
         return self.in_round and self.piece.samples > 0
 
     @property
     def complete(self) -> bool:
         """True when the round's gradients are all in, and an optimizer step is due."""
-        return self.turns.passes.complete
+        return self.loop.passes.complete
 
     def step(
         self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], scaler: Any = None
@@ -468,11 +468,11 @@ class Pace:
         scaler: a torch GradScaler, stepped and updated where given; several optimizers then go in one call.
         """
         several = isinstance(optimizer, (list, tuple))
-        return self.turns.step(list(optimizer) if several else [optimizer], scaler)  # type: ignore[arg-type]
+        return self.loop.step(list(optimizer) if several else [optimizer], scaler)  # type: ignore[arg-type]
 
     def stepped(self, seconds: float = 0.0) -> None:
         """For hosts that step by themselves: the round's optimizer step is done and took so long."""
-        self.turns.stepped(seconds)
+        self.loop.stepped(seconds)
 
     def register(self, *things: Any) -> None:
         """With elastic=True, call it just before the loop: with the optimizers, schedulers, GradScaler and whatever
@@ -493,21 +493,21 @@ class Pace:
     def chief(self) -> bool:
         """Whether this rank does what one rank is to do, such as to write checkpoints: rank 0, or with
         elastic=True the first of those that are there."""
-        return self.turns.member.chief if isinstance(self.turns, ElasticTurns) else self.rank == 0
+        return self.loop.member.chief if isinstance(self.loop, ElasticLoop) else self.rank == 0
 
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it; the loader does so
         before the next round, a loop that is left early may do it then."""
-        self.turns.settle()
+        self.loop.settle()
 
     def flush(self) -> None:
         """``settle``, and on a GPU (not yet run on one) also wait for the last round's reading. Call it on all
         ranks, or on none; the loader does so at the end of each epoch."""
-        self.turns.flush()
+        self.loop.flush()
 
     def state_dict(self) -> dict[str, Any]:
         """What is needed to go on from here, after a finished round: plain numbers."""
-        return self.turns.state_dict()
+        return self.loop.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` left off, before iterating the loader; the number of ranks may differ
@@ -515,20 +515,20 @@ class Pace:
 
         Raises PacelineError for what is no such state, of another version, or of another global batch; nothing is
         changed then."""
-        self.turns.load_state_dict(state)
+        self.loop.load_state_dict(state)
 
     def abandon(self) -> None:
         """Leave the running round unfinished, as after an exception; the state is the last finished one's. Its
         gradients are dropped, and its samples are used again where the epoch goes on."""
-        self.turns.abandon()
+        self.loop.abandon()
 
     def detach(self) -> None:
         """Finish the record and let go of the model; the process group stays."""
-        self.turns.settle_last()
+        self.loop.settle_last()
         self._audience.close()
         for loader in self._loaders:
             loader.close()
-        self.turns.close()
+        self.loop.close()
 
     def release(self) -> None:
         """For hosts: let go of DDP, whose last work may abort the process at its end. No backward pass may follow."""
@@ -556,18 +556,18 @@ class Pace:
 
         Raises a WorkerError that names the rank where the error only says that another one is lost.
         """
-        self.turns.failed(error)
+        self.loop.failed(error)
 
     def _weight(self, loss: torch.Tensor, reduction: str, count: Any) -> float:
         return self.weight(loss, reduction, None if count is None else checked_count(count))
 
-    def _elastic(self, what: str) -> ElasticTurns:
-        if not isinstance(self.turns, ElasticTurns):
+    def _elastic(self, what: str) -> ElasticLoop:
+        if not isinstance(self.loop, ElasticLoop):
             raise PacelineError(f"{what} was called on a Pace without elastic=True; expected it there alone")
-        return self.turns
+        return self.loop
 
     def _indexed_alone(self, what: str) -> None:
-        if isinstance(self.turns, ElasticTurns):
+        if isinstance(self.loop, ElasticLoop):
             raise PacelineError(
                 f"elastic=True: {what} does not tell others what a lost rank was to run; use pace.loader(dataset)"
             )

@@ -1,4 +1,4 @@
-"""The backward passes of a loop's turns: what each one's gradient counts, and when a round's last is ready."""
+"""The backward passes of a loop's micro-steps: what each one's gradient counts, and when a round's last is ready."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class LastGradient:
         self._told()
 
 
-class Turn:
-    """One turn of the loop, from what it is given to the end of its round or the next turn."""
+class MicroStep:
+    """One micro-step, from what it is given to the end of its round or the next micro-step."""
 
     __slots__ = ("begun", "done", "piece", "rows", "weighed")
 
@@ -149,8 +149,8 @@ def _shapes(batch: Any) -> list[tuple[int, ...]] | None:
 
 
 class Passes:
-    """For each turn ``begin``, then ``weight`` before its backward pass and ``ended`` after it, of both of which DDP
-    tells under the hook. ``turn`` is None again when the round is over or left.
+    """For each micro-step ``begin``, then ``weight`` before its backward pass and ``ended`` after it, of both of
+    which DDP tells under the hook. ``micro_step`` is None again when the round is over or left.
 
     halfway: called with the running piece when its backward pass begins; ready: when the last gradient of a round's
     last piece is there, perhaps several times.
@@ -166,8 +166,8 @@ class Passes:
         halfway: Callable[[Piece], None],
         ready: Callable[[Piece], None],
     ) -> None:
-        self.turn: Turn | None = None  # that is running
-        self.over: Piece | None = None  # the last of the round that is over, until the next turn
+        self.micro_step: MicroStep | None = None  # that is running
+        self.over: Piece | None = None  # the last of the round that is over, until the next micro-step
         # Called after each backward pass: the piece as it stands, the last one only if the round is complete.
         self.summed: Callable[[Piece], Piece] = _as_planned
         self._meter, self._halfway, self._ready = meter, halfway, ready
@@ -194,60 +194,63 @@ class Passes:
 
     @property
     def piece(self) -> Piece:
-        """What the running turn is given. Raises PacelineError between rounds."""
-        if self.turn is None:
+        """What the running micro-step is given. Raises PacelineError between rounds."""
+        if self.micro_step is None:
             raise PacelineError("no round is running; expected this within `for ... in pace.loader(...)`")
-        return self.turn.piece
+        return self.micro_step.piece
 
     @property
     def complete(self) -> bool:
         """True when the round's gradients are all in, and an optimizer step is due."""
-        turn = self.turn
-        return turn is not None and turn.done and self._meter.stopped and turn.piece.last
+        micro_step = self.micro_step
+        return micro_step is not None and micro_step.done and self._meter.stopped and micro_step.piece.last
 
     def begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
         self.gradients.begin(piece)
         self.over = None
-        self.turn = Turn(piece, self._rows.missing(batch, piece.samples) if piece.samples else None)
+        self.micro_step = MicroStep(
+            piece, self._rows.missing(batch, piece.samples) if piece.samples else None
+        )
 
     def check_due(self, loss: Any) -> None:
         """Raises PacelineError if the loss is no tensor, or a backward pass is not due."""
         check_loss(loss)
-        if self.turn is None:
+        if self.micro_step is None:
             raise PacelineError(
                 "pace.backward() was called outside of `for ... in pace.loader(...)`"
                 if self.over is None
                 else f"pace.backward() was called after the step of round {self.over.step}; expected it once a "
                 "round, before pace.step(optimizer): for the loss of a second model, pace.weighted(loss).backward()"
             )
-        if self.turn.done:
+        if self.micro_step.done:
             raise PacelineError(
-                f"round {self.turn.piece.step}: pace.backward() was called twice in one turn of the loop; expected "
+                f"round {self.micro_step.piece.step}: pace.backward() was called twice in one micro-step of the "
+                "loop; expected "
                 "once: add the losses, and call it with the sum"
             )
 
     def begins(self, loss: torch.Tensor) -> None:
         """A backward pass through this loss follows at once, on this thread."""
-        if self._last is None or self.turn is None or not self.turn.piece.last:
+        if self._last is None or self.micro_step is None or not self.micro_step.piece.last:
             return
         # On a device a pass is through long before its gradients are, and hooks tell on which stream these will be.
         if self._on_cpu and self._parallel.waits == "behind":
             self._last.begins(loss)
 
     def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
-        """What this turn's gradient counts; takes the loss, where given, down for the record."""
+        """What this micro-step's gradient counts; takes the loss, where given, down for the record."""
         if reduction not in ("mean", "sum"):
             raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
-        turn = self.turn
-        if turn is None:
+        micro_step = self.micro_step
+        if micro_step is None:
             return self._weight_behind(reduction, count)
-        piece = turn.piece
+        piece = micro_step.piece
         many = piece.samples if count is None else count * (piece.samples > 0)
         if count is None:
-            if turn.rows is not None and reduction == "mean":
-                turn.refuse_rows()
-        elif not turn.weighed:
+            if micro_step.rows is not None and reduction == "mean":
+                micro_step.refuse_rows()
+        elif not micro_step.weighed:
             self._meter.add_count(many)
         part = many if reduction == "mean" else float(many > 0)
         if loss is not None:
@@ -256,28 +259,28 @@ class Passes:
             self._halfway(piece)
         if not self._by_hook:
             self.gradients.check_sync(piece)
-        if not turn.weighed:
-            turn.weighed = True
+        if not micro_step.weighed:
+            micro_step.weighed = True
             self.gradients.weigh(piece, None if count is None else many)
         if self._by_hook:  # which weighs means
             if count is not None and not many:
                 return 0.0
             return 1.0 / max(many, 1) if reduction == "sum" else 1.0
-        turn.begun = True
+        micro_step.begun = True
         return self.gradients.weight(piece, part)
 
     def ended(self) -> None:
-        """The backward pass of this turn is through."""
-        turn = self.turn
-        piece = self.piece if turn is None else turn.piece  # which raises between rounds
-        assert turn is not None
-        if not (turn.begun or self._by_hook):
+        """The backward pass of this micro-step is through."""
+        micro_step = self.micro_step
+        piece = self.piece if micro_step is None else micro_step.piece  # which raises between rounds
+        assert micro_step is not None
+        if not (micro_step.begun or self._by_hook):
             raise PacelineError(
                 f"round {piece.step}: pace.backward_done() was called before pace.weight(loss); expected the loss to "
                 "be multiplied by that weight first"
             )
-        turn.done = True
-        turn.piece = piece = self.summed(piece)
+        micro_step.done = True
+        micro_step.piece = piece = self.summed(piece)
         if piece.last:
             if self._last is not None:
                 self._last.ended()
@@ -286,11 +289,11 @@ class Passes:
         self.gradients.done(piece)
 
     def check_taken(self) -> None:
-        """Raises PacelineError where the turn is over, and its backward pass was left out."""
-        if self.turn is None:
+        """Raises PacelineError where the micro-step is over, and its backward pass was left out."""
+        if self.micro_step is None:
             return  # the round was finished by step()
-        piece = self.turn.piece
-        if not self.turn.done:
+        piece = self.micro_step.piece
+        if not self.micro_step.done:
             how = "loss.backward()" if self._by_hook else "pace.backward(loss)"
             raise PacelineError(
                 f"round {piece.step}: the loop went on without {how}; call it once for each micro-batch that the "
@@ -301,12 +304,12 @@ class Passes:
 
     def check_complete(self) -> None:
         """Raises PacelineError where a step is taken that is not due."""
-        turn = self.turn
-        if turn is None or (turn.done and self._meter.stopped and turn.piece.last):
+        micro_step = self.micro_step
+        if micro_step is None or (micro_step.done and self._meter.stopped and micro_step.piece.last):
             return
-        step = turn.piece.step
-        others = self._meter.stopped or (not turn.weighed and self.gradients.there())
-        if turn.piece.last and not turn.done and others:
+        step = micro_step.piece.step
+        others = self._meter.stopped or (not micro_step.weighed and self.gradients.there())
+        if micro_step.piece.last and not micro_step.done and others:
             raise PacelineError(
                 f"round {step}: optimizer.step() was called after a backward pass that is not Paceline's, "
                 "whose gradient is not weighed; call pace.backward(loss) in its place"
@@ -332,7 +335,7 @@ class Passes:
         wrong = (
             "count= is summed over the ranks for the model of this Pace alone"
             if count is not None
-            else "a round takes several turns, and its samples are gone; use loop='whole'"
+            else "a round takes several micro-steps, and its samples are gone; use loop='whole'"
             if not piece.first
             else "elastic=True sums the gradients of one model"
             if self._parallel.counts
@@ -351,30 +354,30 @@ class Passes:
 
     def _hook_weight(self) -> float:
         # a second model's backward pass behind the round's step may come through this one, too
-        return self.gradients.share(self.piece) if self.turn is not None else 0.0
+        return self.gradients.share(self.piece) if self.micro_step is not None else 0.0
 
     def _backward_begins(self, _: object) -> None:
         """Under the hook, nothing else tells of a backward pass."""
-        turn = self.turn
-        if turn is None or turn.begun:
+        micro_step = self.micro_step
+        if micro_step is None or micro_step.begun:
             return
-        turn.begun = True
-        if turn.rows is not None and not turn.weighed:
-            turn.refuse_rows()
-        self._halfway(turn.piece)
-        self.gradients.check_sync(turn.piece)
-        self.gradients.gather(turn.piece)
+        micro_step.begun = True
+        if micro_step.rows is not None and not micro_step.weighed:
+            micro_step.refuse_rows()
+        self._halfway(micro_step.piece)
+        self.gradients.check_sync(micro_step.piece)
+        self.gradients.gather(micro_step.piece)
         # as soon as the whole pass is through, and with it DDP's reduction
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
     def _backward_ended(self) -> None:
-        if self.turn is not None:
-            self.turn.done = True
-            self.gradients.gathered(self.turn.piece)
+        if self.micro_step is not None:
+            self.micro_step.done = True
+            self.gradients.gathered(self.micro_step.piece)
 
     def _gradients_ready(self) -> None:
-        if self.turn is not None and self.turn.piece.last:
-            self._ready(self.turn.piece)
+        if self.micro_step is not None and self.micro_step.piece.last:
+            self._ready(self.micro_step.piece)
 
 
 def check_loss(loss: Any) -> None:

@@ -1,4 +1,4 @@
-"""What one round is, as planned, the same on every rank; and a piece of it, which is one turn of one rank."""
+"""What one round is, as planned, the same on every rank; and a piece of it, which is one micro-step of one rank."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RoundPlan(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A micro-batch of this rank: one turn of the user's loop."""
+    """A micro-batch of this rank: what one micro-step computes."""
 
     plan: RoundPlan  # of the round it belongs to
     samples: int  # samples that count; fewer than the indices where some only keep batch norm fed
@@ -91,8 +91,8 @@ class Claim(NamedTuple):
     """What a rank has claimed."""
 
     start: int  # among the epoch's samples
-    sizes: tuple[int, ...]  # samples of each turn that runs a part of it
-    parts: tuple[Array | None, ...]  # of each turn, see ``Piece.parts``
+    sizes: tuple[int, ...]  # samples of each micro-step that runs a part of it
+    parts: tuple[Array | None, ...]  # of each micro-step, see ``Piece.parts``
 
     @property
     def size(self) -> int:
@@ -101,7 +101,7 @@ class Claim(NamedTuple):
 
 
 class Source(Protocol):
-    """What the turns of one kind of loop are given."""
+    """What the micro-steps of one kind of loop are given."""
 
     @property
     def number(self) -> int | None:
@@ -126,18 +126,19 @@ class Source(Protocol):
         ...
 
     def planned(self) -> tuple[Any, Piece]:
-        """What the next planned turn is given, and the piece of a round that it is."""
+        """What the next planned micro-step is given, and the piece of a round that it is."""
         ...
 
     def claimed(self, claim: Claim) -> Iterator[Any]:
-        """What the turns of a claim are given."""
+        """What the micro-steps of a claim are given."""
         ...
 
 
 def claimed(division: Division, start: int, size: int, cell: int, micro_batch: int) -> Claim:
-    """So many samples from ``start`` of the pool on, cut into turns.
+    """So many samples from ``start`` of the pool on, cut into micro-steps.
 
-    cell: samples of every turn, 0 where turns differ. micro_batch: samples that fit into the rank's memory at once.
+    cell: samples of every micro-step, 0 where micro-steps differ. micro_batch: samples that fit into the rank's
+        memory at once.
     """
     at, costs = division.start + start, division.costs
     if costs is None:
@@ -156,7 +157,7 @@ def divide(
     """A round of these ``loads``, (n,), whose samples begin at ``start``; None where all of it is run as planned.
 
     most: samples that each rank may take in a round; largest: that fit into its memory at once; both (n,). unit:
-    pieces are multiples of so many samples. cell: samples of every turn, 0 where turns differ.
+    pieces are multiples of so many samples. cell: samples of every micro-step, 0 where micro-steps differ.
     Raises PacelineError where the limits leave no room for whole cells.
     """
     if not cell and piece_plan.at_once >= 1:

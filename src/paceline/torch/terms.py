@@ -32,16 +32,16 @@ class Terms:
     policy: str  # its name
     balancer: Balancer
     moves_work: bool  # work may move within the round
-    micro_batch: int | None  # samples of a turn at most, on this rank
+    micro_batch: int | None  # samples of a micro-step at most, on this rank
     floor: int  # samples that a rank with anything to do needs
-    fills: bool  # a turn with nothing to do gets samples that count for nothing
+    fills: bool  # a micro-step with nothing to do gets samples that count for nothing
     most: Indices  # samples that each rank may take in a round, (n,)
     largest: Indices  # samples that fit into each rank's memory at once, (n,)
     unit: int  # claimed pieces are multiples of so many samples
-    quantum: int  # and every turn of so many
-    cell: int  # samples of every turn, where results are to have the same bits; else 0
-    fixed_turns: int | None  # of every rank in every round
-    in_step: bool  # all ranks must take as many turns in a round
+    quantum: int  # and every micro-step of so many
+    cell: int  # samples of every micro-step, where results are to have the same bits; else 0
+    fixed_micro_steps: int | None  # of every rank in every round
+    in_step: bool  # all ranks must take as many micro-steps in a round
     loop: str  # how the training loop takes a round
     weigh: str  # what weighs the gradients: "loss" or "hook"
 
@@ -65,11 +65,11 @@ class Terms:
             return found
         return found._replace(speeds=np.where(present, found.speeds, 0.0))
 
-    def turns(self, loads: Indices) -> int | None:
-        """In how many turns every rank runs a round of these loads; None where that is a rank's own affair."""
-        if self.fixed_turns is None and self.in_step:
+    def micro_steps(self, loads: Indices) -> int | None:
+        """In how many micro-steps every rank runs a round of these loads; None where that is a rank's own affair."""
+        if self.fixed_micro_steps is None and self.in_step:
             return int(np.max(-(-loads // self.largest)))
-        return self.fixed_turns
+        return self.fixed_micro_steps
 
 
 def agree(
@@ -79,7 +79,7 @@ def agree(
     *,
     limits: Limits | None,
     micro_batch: int | None,
-    turns: int | None,
+    micro_steps: int | None,
     fill: bool,
     quantum: int,
     weigh: str,
@@ -91,10 +91,10 @@ def agree(
 ) -> Terms:
     """Check what a user chose, on this rank and against the others. Collective.
 
-    in_step: all ranks must take as many turns in a round. elastic: ranks may be lost or join.
+    in_step: all ranks must take as many micro-steps in a round. elastic: ranks may be lost or join.
     Raises PacelineError for what cannot be, or differs.
     """
-    options.check_weigh(weigh, turns)
+    options.check_weigh(weigh, micro_steps)
     options.check_loop(loop, deterministic)
     norms, ranks = has_batch_norm(model), peers.ranks()
     floor = 2 if norms else 1
@@ -105,7 +105,7 @@ def agree(
             raise PacelineError(f"micro_batch={micro_batch}: expected at least quantum={quantum} samples")
         micro_batch = micro_batch // quantum * quantum
     least, most = least_and_most(limits, ranks, global_batch, floor)
-    fixed = 1 if turns is None and loop == "whole" else turns
+    fixed = 1 if micro_steps is None and loop == "whole" else micro_steps
     if fixed is not None:
         most = [min(m, fixed * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
         options.check_room(most, global_batch, loop)
@@ -124,7 +124,7 @@ def agree(
             "policy": name,
             "limits": (least, most),
             "quantum": quantum,
-            "turns": turns,
+            "micro_steps": micro_steps,
             "loop": loop,
             "weigh": weigh,
             "deterministic": deterministic,
@@ -133,7 +133,9 @@ def agree(
         global_batch if micro_batch is None else micro_batch,
     )
     moves_work, fills = balancer.piece_plan(0) is not None, fill or norms
-    options.check_pieces(name, moves_work, loop=loop, turns=turns, in_step=in_step, fills=fills, weigh=weigh)
+    options.check_pieces(
+        name, moves_work, loop=loop, micro_steps=micro_steps, in_step=in_step, fills=fills, weigh=weigh
+    )
     if elastic:
         options.check_joins(name, balancer.policy.trains)
     unit, cell = quantum if quantum >= floor else floor, 0
@@ -160,7 +162,7 @@ def agree(
         if cell
         else quantum,  # cells are cut from the claimed samples, the last of which may be short
         cell=cell,
-        fixed_turns=fixed,
+        fixed_micro_steps=fixed,
         in_step=in_step,
         loop=loop,
         weigh=weigh,

@@ -15,7 +15,7 @@ from paceline.torch.elastic import commit
 from paceline.torch.elastic.buckets import Buckets, ExactBuckets
 from paceline.torch.elastic.commit import CommitRecord, ElasticMeter
 from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.recovery import FRESH, Missing, Running, Span, Turn
+from paceline.torch.elastic.recovery import FRESH, MicroStep, Missing, Running, Span
 from paceline.torch.elastic.rendezvous import Handover, Rendezvous
 from paceline.torch.plan import Piece, RoundPlan
 from paceline.torch.terms import Terms
@@ -35,7 +35,7 @@ class Mended(NamedTuple):
 
 
 class Member:
-    """For each round ``begin``; then each turn of ``turns``, and after its backward pass ``ended``.
+    """For each round ``begin``; then each micro-step of ``micro_steps``, and after its backward pass ``ended``.
 
     told: called with each change of members that this rank takes part in.
     """
@@ -56,15 +56,15 @@ class Member:
         self._round = Running()
         self._switch = False  # the members change before the next round
         self._together = ""  # the key under which this rank has told which round it has completed
-        self._cut: Callable[[Missing], list[Turn]] = lambda missing: []
-        self._parts: list[Turn] | None = None  # of what is missing of the round, for whoever claims them
-        self._claimed: Turn | None = None  # by this rank
-        self._span: Span | None = None  # that the running turn is
+        self._cut: Callable[[Missing], list[MicroStep]] = lambda missing: []
+        self._parts: list[MicroStep] | None = None  # of what is missing of the round, for whoever claims them
+        self._claimed: MicroStep | None = None  # by this rank
+        self._span: Span | None = None  # that the running micro-step is
         self._record: torch.Tensor | None = None  # of the last commit
         # What was handed over within a round that others had completed.
         self._late: torch.Tensor | None = None
 
-    # -- what the turns ask ------------------------------------------------------------------------------------
+    # -- what the micro-steps ask ------------------------------------------------------------------------------------
 
     @property
     def behind(self) -> bool:
@@ -119,12 +119,13 @@ class Member:
         if running.missing is None:
             running.among = self._places
 
-    def turns(
-        self, plan: RoundPlan, planned: Iterator[Turn], cut: Callable[[Missing], list[Turn]]
-    ) -> Iterator[Turn]:
-        """This rank's turns of the round: those that are planned, and then those that it claims of what is missing.
+    def micro_steps(
+        self, plan: RoundPlan, planned: Iterator[MicroStep], cut: Callable[[Missing], list[MicroStep]]
+    ) -> Iterator[MicroStep]:
+        """This rank's micro-steps of the round: those that are planned, and then those that it claims of what is
+        missing.
 
-        cut: what is missing as turns, the same on all members."""
+        cut: what is missing as micro-steps, the same on all members."""
         self._cut = cut
         if not self.mending:
             for self._span, piece in planned:

@@ -18,7 +18,9 @@ from paceline.torch.plan import Piece
 
 FRESH = -1  # rounds behind a rank that has nothing yet
 Span = tuple[int, int]  # first sample of the epoch's order, and how many
-Turn = tuple[Span | None, Piece]  # the samples of a turn, None for one that counts for nothing; and its piece
+MicroStep = tuple[
+    Span | None, Piece
+]  # the samples of a micro-step, None for one that counts for nothing; and its piece
 
 
 class Missing(NamedTuple):

@@ -1,1 +1,1 @@
-"""What the turns of a loop are given: a loader's batches, a stream's samples, or a number of samples."""
+"""What the micro-steps of a loop are given: a loader's batches, a stream's samples, or a number of samples."""

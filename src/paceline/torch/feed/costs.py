@@ -124,14 +124,14 @@ class Dealer:
             float(costs.lengths.max()),
             quantum=terms.quantum,
             cell=terms.cell,
-            turns=terms.fixed_turns,
+            micro_steps=terms.fixed_micro_steps,
             floor=terms.floor,
         )
         self._terms, self._costs, self._padded = terms, costs, padded
         self._room = Room(
             micro_batch=terms.largest,
             budget=budget,
-            turns=terms.fixed_turns,
+            micro_steps=terms.fixed_micro_steps,
             in_step=terms.in_step,
             floor=terms.floor,
         )

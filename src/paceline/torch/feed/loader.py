@@ -23,8 +23,8 @@ from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.prefetch import as_it_is, fetcher
 from paceline.torch.feed.rounds import iterate
+from paceline.torch.loop import Loop
 from paceline.torch.plan import Claim, Piece, RoundPlan
-from paceline.torch.turns import Turns
 
 
 def draws_ahead(options: Mapping[str, Any]) -> int:
@@ -105,7 +105,7 @@ class BalancedLoader:
 
     def __init__(
         self,
-        turns: Turns,
+        loop: Loop,
         dataset: Any,
         order: Order,
         number: int,
@@ -113,12 +113,12 @@ class BalancedLoader:
         options: dict[str, Any],
         dealer: Dealer | None = None,
     ) -> None:
-        terms = turns.terms
+        terms = loop.terms
         self.dataset, self.number = dataset, number
         self.samples = order.samples - (order.samples % terms.global_batch if drop_last else 0)
         self._check_sizes(terms.global_batch, terms.quantum)
-        self._turns, self._order = turns, order
-        self._sampler = _Sampler(turns, order, dealer)
+        self._loop, self._order = loop, order
+        self._sampler = _Sampler(loop, order, dealer)
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         collate = options.pop("collate_fn", None) or default_collate
         self._early = bool(options.get("num_workers"))
@@ -131,7 +131,7 @@ class BalancedLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch in the next iteration, from its beginning."""
-        self._turns.progress.choose(epoch)
+        self._loop.progress.choose(epoch)
 
     @property
     def sampler(self) -> BalancedLoader:
@@ -139,28 +139,29 @@ class BalancedLoader:
         return self
 
     def __len__(self) -> int:
-        """Turns of the running iteration, or else of the next one; rounds, where those differ from rank to rank."""
+        """Micro-steps of the running iteration, or else of the next one; rounds, where those differ from rank to
+        rank."""
         rounds = self._length
         if rounds is None:
-            rounds = self._turns.progress.ahead(self.samples)
-        return rounds * (self._turns.terms.fixed_turns or 1)
+            rounds = self._loop.progress.ahead(self.samples)
+        return rounds * (self._loop.terms.fixed_micro_steps or 1)
 
     def __iter__(self) -> Iterator[Any]:
-        return iterate(self._turns, self)
+        return iterate(self._loop, self)
 
     def close(self) -> None:
         """No more claims."""
         if self._fetcher is not None:
             self._fetcher.close()
 
-    # -- what Turns ask of a Source ----------------------------------------------------------------------------
+    # -- what Loop ask of a Source ----------------------------------------------------------------------------
 
     def open(self) -> None:
         self._check_length()
-        self._length = self._turns.progress.left
+        self._length = self._loop.progress.left
         self._sampler.queue.clear()
         if self._fetcher is not None:
-            self._turns.claims_ahead(self._claimed, self._early)
+            self._loop.claims_ahead(self._claimed, self._early)
             self._fetcher.reset()
         self._source = iter(self._loader)
 
@@ -171,15 +172,15 @@ class BalancedLoader:
         self._source = iter(())
 
     def more(self) -> bool:
-        return self._turns.progress.samples_done < self.samples
+        return self._loop.progress.samples_done < self.samples
 
     def planned(self) -> tuple[Any, Piece]:
         batch = next(self._source)
         return self._laid(batch), self._sampler.queue.popleft()
 
     def claimed(self, claim: Claim) -> Iterator[Any]:
-        for turn in self._cut(claim):
-            yield self._laid(self._fetch(turn))
+        for micro_step in self._cut(claim):
+            yield self._laid(self._fetch(micro_step))
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -204,24 +205,24 @@ class BalancedLoader:
             )
 
     def _cut(self, claim: Claim) -> list[Indices]:
-        """What is claimed, cut into turns of the user's loop."""
-        turns, at = [], claim.start
+        """What is claimed, cut into micro-steps."""
+        micro_steps, at = [], claim.start
         for size in claim.sizes:
-            turns.append(self._sampler.indices[at : at + size])
+            micro_steps.append(self._sampler.indices[at : at + size])
             at += size
-        return turns
+        return micro_steps
 
     def _claimed(self, claim: Claim) -> None:
         """Called from the thread that claims."""
         assert self._fetcher is not None
         self._fetcher.begin(self._cut(claim))
 
-    def _fetch(self, turn: Indices) -> Any:
+    def _fetch(self, micro_step: Indices) -> Any:
         assert self._fetcher is not None
         began = time.perf_counter()
-        batch = self._fetcher.next(turn)
+        batch = self._fetcher.next(micro_step)
         if self._loader.num_workers:  # else loading is work like any other
-            self._turns.waited(time.perf_counter() - began)
+            self._loop.waited(time.perf_counter() - began)
         return _pinned(batch) if self._pins else batch
 
 
@@ -238,20 +239,20 @@ class _EmptyToo:
 class _Sampler:
     """Yields the indices of this rank's micro-batches, and keeps beside them what each one is."""
 
-    def __init__(self, turns: Turns, order: Order, dealer: Dealer | None) -> None:
-        self._turns, self._order, self._dealer = turns, order, dealer
+    def __init__(self, loop: Loop, order: Order, dealer: Dealer | None) -> None:
+        self._loop, self._order, self._dealer = loop, order, dealer
         self.queue: deque[Piece] = deque()
         self.indices: Indices = np.empty(0, np.int64)  # this epoch's order
 
     def __iter__(self) -> Iterator[list[int]]:
-        turns, terms = self._turns, self._turns.terms
-        self.indices = indices = self._order.epoch(turns.progress.epoch)
-        step = turns.progress.rounds
+        loop, terms = self._loop, self._loop.terms
+        self.indices = indices = self._order.epoch(loop.progress.epoch)
+        step = loop.progress.rounds
         plan_of, append = terms.balancer.plan, self.queue.append
         # What the round before was cut by, its size, loads and cuts, if this one may be cut as it was.
         before: Any = None
         before_size, loads, cuts = 0, np.empty(0, np.int64), list[tuple[int, int, bool, bool]]()
-        for first, size in turns.progress.remaining():
+        for first, size in loop.progress.remaining():
             by = plan_of(step)
             if before is by and before_size == size:
                 plan = RoundPlan(step, loads, size)
@@ -265,13 +266,13 @@ class _Sampler:
                 plan = terms.divided(step, terms.balancer.loads(step, size), first)
             else:
                 plan = self._dealer.divided(step, indices, first, size)
-            at, cuts = int(plan.loads[: turns.rank].sum()), []
-            for chosen, piece in planned_pieces(terms, turns.rank, plan, first, indices, terms.fills):
+            at, cuts = int(plan.loads[: loop.rank].sum()), []
+            for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.fills):
                 cuts.append((at, piece.samples, piece.first, piece.last))
                 at += piece.samples
                 append(piece)
                 yield chosen.tolist()
-            whole = plan.division is None and self._dealer is None and plan.loads[turns.rank] > 0
+            whole = plan.division is None and self._dealer is None and plan.loads[loop.rank] > 0
             before, before_size, loads = by if whole else None, size, plan.loads
             step += 1
 

@@ -38,7 +38,7 @@ def planned_pieces(
 ) -> Iterator[tuple[Indices, Piece]]:
     """This rank's planned pieces of a round whose samples begin at ``start`` of ``indices``, each with its own.
 
-    fills: a turn with nothing to do gets samples that count for nothing."""
+    fills: a micro-step with nothing to do gets samples that count for nothing."""
     division = plan.division
     own = plan.loads if division is None else division.first + division.kept
     start += sum(own[:rank].tolist())
@@ -55,16 +55,16 @@ def pieces(
     terms: Terms, plan: RoundPlan, mine: Indices, kept: int = 0, filler: Indices | None = None
 ) -> Iterator[tuple[Indices, Piece]]:
     """Cut this rank's samples of a round into micro-batches of at most ``terms.micro_batch`` samples, in multiples of
-    ``terms.quantum``; into just as many as ``terms.turns`` says, where it does.
+    ``terms.quantum``; into just as many as ``terms.micro-steps`` says, where it does.
 
-    A rank with nothing to do still gets one turn, so that it joins the all-reduce: an empty one, or
+    A rank with nothing to do still gets one micro-step, so that it joins the all-reduce: an empty one, or
     ``filler`` samples that count for nothing where the model cannot take an empty batch.
 
     kept: samples of the last piece, before which a part of the round is claimed; 0 where all is run as planned.
     """
-    at_once, turns, unit = len(mine) - kept, terms.turns(plan.loads), terms.quantum
-    if turns:
-        cuts = spread(at_once, turns, terms.floor, unit)
+    at_once, micro_steps, unit = len(mine) - kept, terms.micro_steps(plan.loads), terms.quantum
+    if micro_steps:
+        cuts = spread(at_once, micro_steps, terms.floor, unit)
     else:
         cuts = cut(at_once, terms.micro_batch, unit) if at_once else []
     if kept:
@@ -75,7 +75,8 @@ def pieces(
 def _in_cuts(
     plan: RoundPlan, mine: Indices, cuts: list[int], filler: Indices | None, lengths: Array | None = None
 ) -> Iterator[tuple[Indices, Piece]]:
-    """A rank's samples in micro-batches of these sizes, at least one turn. lengths: of the samples, and more."""
+    """A rank's samples in micro-batches of these sizes, at least one micro-step. lengths: of the samples, and
+    more."""
     cuts, start = cuts or [0], 0
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
@@ -97,11 +98,11 @@ def cut(load: int, most: int | None, unit: int = 1) -> list[int]:
     return _even(load, -(-load // (most // unit * unit)), unit)
 
 
-def spread(load: int, turns: int, floor: int = 1, unit: int = 1) -> list[int]:
-    """Sizes of ``turns`` micro-batches, as even as they can be in multiples of ``unit``, with at least ``floor``
-    samples or none in each."""
-    count = min(turns, load // max(floor, unit))
-    return (_even(load, count, unit) if count else []) + [0] * (turns - count)
+def spread(load: int, micro_steps: int, floor: int = 1, unit: int = 1) -> list[int]:
+    """Sizes of ``micro_steps`` micro-batches, as even as they can be in multiples of ``unit``, with at least
+    ``floor`` samples or none in each."""
+    count = min(micro_steps, load // max(floor, unit))
+    return (_even(load, count, unit) if count else []) + [0] * (micro_steps - count)
 
 
 def _even(load: int, count: int, unit: int) -> list[int]:

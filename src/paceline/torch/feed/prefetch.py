@@ -30,9 +30,9 @@ TAKEN_OVER = (
 
 
 class Fetcher(Protocol):
-    """``begin`` (from any thread) with the turns of a claim, then ``next`` for each of them in order."""
+    """``begin`` (from any thread) with the micro-steps of a claim, then ``next`` for each of them in order."""
 
-    def begin(self, turns: list[Indices]) -> None: ...
+    def begin(self, micro_steps: list[Indices]) -> None: ...
 
     def next(self, indices: Indices) -> Any: ...
 
@@ -47,7 +47,7 @@ class Here:
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         self._dataset, self._collate = dataset, collate
 
-    def begin(self, turns: list[Indices]) -> None:
+    def begin(self, micro_steps: list[Indices]) -> None:
         pass
 
     def next(self, indices: Indices) -> Any:
@@ -63,7 +63,7 @@ class Here:
 class Beside:
     """By processes beside the DataLoader's, as many and set up alike.
 
-    Under the default collate function a turn is divided between them, and joined here.
+    Under the default collate function a micro-step is divided between them, and joined here.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], options: Mapping[str, Any]) -> None:
@@ -82,16 +82,16 @@ class Beside:
             **{name: options[name] for name in TAKEN_OVER if name in options},
         )
         self._loaded: Iterator[Any] = iter(loader)
-        self._turn = 0  # the loader hands its tasks round, and keeps their order
-        self._counts: deque[int] = deque()  # parts of each turn that has begun
+        self._micro_step = 0  # the loader hands its tasks round, and keeps their order
+        self._counts: deque[int] = deque()  # parts of each micro-step that has begun
         self._home = weakref.finalize(self, _send_home, self._queues)
 
-    def begin(self, turns: list[Indices]) -> None:
-        for turn in turns:
-            start, parts = 0, cut(len(turn), -(-len(turn) // self._parts))
+    def begin(self, micro_steps: list[Indices]) -> None:
+        for micro_step in micro_steps:
+            start, parts = 0, cut(len(micro_step), -(-len(micro_step) // self._parts))
             for size in parts:
-                self._queues[self._turn % self._workers].put(turn[start : start + size].tolist())
-                self._turn += 1
+                self._queues[self._micro_step % self._workers].put(micro_step[start : start + size].tolist())
+                self._micro_step += 1
                 start += size
             self._counts.append(len(parts))
 
@@ -150,29 +150,29 @@ class Prefetch:
         self._fetcher = fetcher
         self._begun: deque[Indices] = deque()
 
-    def begin(self, turns: list[Indices]) -> None:
+    def begin(self, micro_steps: list[Indices]) -> None:
         """Begin to load each of these, behind what was begun before; from any thread."""
-        self._fetcher.begin(turns)
-        self._begun.extend(turns)
+        self._fetcher.begin(micro_steps)
+        self._begun.extend(micro_steps)
 
-    def expect(self, turns: list[Indices]) -> None:
+    def expect(self, micro_steps: list[Indices]) -> None:
         """These come next: begin them, if something else was begun."""
-        same = len(turns) == len(self._begun) and all(map(np.array_equal, turns, self._begun))
+        same = len(micro_steps) == len(self._begun) and all(map(np.array_equal, micro_steps, self._begun))
         if not same:
             self.reset()
-            self.begin(turns)
+            self.begin(micro_steps)
 
-    def comes(self, turn: Indices) -> bool:
+    def comes(self, micro_step: Indices) -> bool:
         """Whether this is what was begun first."""
-        return bool(self._begun) and np.array_equal(self._begun[0], turn)
+        return bool(self._begun) and np.array_equal(self._begun[0], micro_step)
 
-    def next(self, turn: Indices) -> Any:
+    def next(self, micro_step: Indices) -> Any:
         """A batch of these samples."""
-        if not self.comes(turn):
+        if not self.comes(micro_step):
             self.reset()
-            self.begin([turn])
+            self.begin([micro_step])
         self._begun.popleft()
-        return self._fetcher.next(turn)
+        return self._fetcher.next(micro_step)
 
     def reset(self) -> None:
         """Forget what was begun."""

@@ -21,9 +21,9 @@ from paceline.torch.feed.nested import joined, length, nothing_of, part
 from paceline.torch.feed.pieces import pieces
 from paceline.torch.feed.prefetch import as_it_is
 from paceline.torch.feed.rounds import iterate
+from paceline.torch.loop import Loop
 from paceline.torch.measuring import exchange
 from paceline.torch.plan import Claim, Piece, RoundPlan
-from paceline.torch.turns import Turns
 
 
 class StreamBuffer(Protocol):
@@ -169,14 +169,14 @@ class StreamLoader:
 
     def __init__(
         self,
-        turns: Turns,
+        loop: Loop,
         dataset: Iterable[Any],
         number: int | None,
         drop_last: bool,
         batches: bool,
         options: dict[str, Any],
     ) -> None:
-        terms = turns.terms
+        terms = loop.terms
         if terms.cell:
             raise PacelineError(
                 "deterministic=True fixes who runs which sample, and each rank has a stream of its own; leave it out"
@@ -187,7 +187,7 @@ class StreamLoader:
                 "drop_last=True, which leaves out what is too little for a round"
             )
         self.dataset, self.number = dataset, number
-        self._turns, self._drop_last = turns, drop_last
+        self._loop, self._drop_last = loop, drop_last
         collate = options.pop("collate_fn", None) or default_collate
         self._buffer: StreamBuffer = Batches() if batches else Samples(collate)
         self._stream: Any = dataset
@@ -202,15 +202,15 @@ class StreamLoader:
         self._told = -1  # messages sent
         self._source: Iterator[Any] | None = None
         self._ended = self._resumed = False
-        self._supply = Supply(np.zeros(turns.ranks, np.int64), np.zeros(turns.ranks, bool))
+        self._supply = Supply(np.zeros(loop.ranks, np.int64), np.zeros(loop.ranks, bool))
         self._known = False  # what the ranks hold for the next round
         self._loads: Indices | None = None  # of the next round
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
         self._taken: Any = None  # this rank's samples of the running round
-        self._some: Any = None  # samples that count for nothing, where a turn needs some
+        self._some: Any = None  # samples that count for nothing, where a micro-step needs some
 
     def __iter__(self) -> Iterator[Any]:
-        return iterate(self._turns, self)
+        return iterate(self._loop, self)
 
     def __len__(self) -> int:
         raise TypeError("a stream has no length: its loader ends when the streams of all ranks have ended")
@@ -244,7 +244,7 @@ class StreamLoader:
         self._exchange.close()
         self._source = None  # whose processes end here, see ``BalancedLoader.end``
 
-    # -- what Turns ask of a Source ----------------------------------------------------------------------------
+    # -- what Loop ask of a Source ----------------------------------------------------------------------------
 
     def open(self) -> None:
         source = iter(self._stream)
@@ -255,27 +255,27 @@ class StreamLoader:
         self._tell(0)
 
     def end(self) -> None:
-        if self._taken is not None and self._turns.in_round and not self._turns.passes.complete:
+        if self._taken is not None and self._loop.in_round and not self._loop.passes.complete:
             self._buffer.back(self._taken)  # of a round that was left
         self._taken, self._loads = None, None
 
     def more(self) -> bool:
-        if self._turns.in_round:
+        if self._loop.in_round:
             return True
         if self._loads is None:
             self._loads = self._plan()
         return self._loads is not None
 
     def planned(self) -> tuple[Any, Piece]:
-        turns, terms = self._turns, self._turns.terms
-        if not turns.in_round:
+        loop, terms = self._loop, self._loop.terms
+        if not loop.in_round:
             loads = self._loads
             assert loads is not None
-            own, self._loads = int(loads[turns.rank]), None
+            own, self._loads = int(loads[loop.rank]), None
             self._taken = self._buffer.take(own)
             self._tell(own)
             filler = np.full(terms.floor, -1) if terms.fills else None
-            plan = RoundPlan(turns.progress.rounds, loads, int(loads.sum()))
+            plan = RoundPlan(loop.progress.rounds, loads, int(loads.sum()))
             self._planned = pieces(terms, plan, np.arange(own), filler=filler)
         chosen, piece = next(self._planned)
         return self._batch(chosen), piece
@@ -290,15 +290,15 @@ class StreamLoader:
             return self._buffer.batch(self._buffer.cut(self._taken, int(chosen[0]), int(chosen[-1]) + 1))
         if self._some is None:
             raise PacelineError(
-                f"the stream of rank {self._turns.rank} gave no sample at all; expected at least one on every rank"
+                f"the stream of rank {self._loop.rank} gave no sample at all; expected at least one on every rank"
             )
         batch = self._buffer.batch(self._some)
         return batch if len(chosen) else nothing_of(batch)
 
     def _plan(self) -> Indices | None:
         """The loads of the next round, (n,); None where the epoch is over. Every rank finds the same."""
-        turns, terms = self._turns, self._turns.terms
-        turns.settle()  # the plan goes by the round before
+        loop, terms = self._loop, self._loop.terms
+        loop.settle()  # the plan goes by the round before
         self._hear()
         for attempt in range(2):
             can = available(self._supply, terms.most, terms.quantum, terms.floor)
@@ -312,11 +312,11 @@ class StreamLoader:
         batch = int(min(can.sum(), terms.global_batch))
         if not batch or (self._drop_last and batch < terms.global_batch):
             return None
-        return terms.balancer.loads(turns.progress.rounds, batch, can > 0, can)
+        return terms.balancer.loads(loop.progress.rounds, batch, can > 0, can)
 
     def _tell(self, load: int) -> None:
         """Draw ahead after a round of ``load`` samples, and tell how many are held."""
-        terms, ranks, supply = self._turns.terms, self._turns.ranks, self._supply
+        terms, ranks, supply = self._loop.terms, self._loop.ranks, self._supply
         aim = wanted(load, terms.global_batch, int(supply.ended.sum()), ranks)
         aim += (terms.floor - 1) * ranks
         assert self._source is not None
@@ -335,7 +335,7 @@ class StreamLoader:
 
     def _hear(self) -> None:
         if not self._known:
-            rows = self._exchange.receive(self._told, self._turns.lost)
+            rows = self._exchange.receive(self._told, self._loop.lost)
             self._supply, self._known = Supply(rows["held"].astype(np.int64), rows["ended"] > 0), True
 
     def _clear(self) -> None:

@@ -25,7 +25,7 @@ class Alone:
 
     averages = False  # what is in ``grad`` after a round is the mean over the ranks; else it is the sum
     counts = False  # it sums what the losses are means over, too
-    in_step = False  # all ranks must take as many turns in a round
+    in_step = False  # all ranks must take as many micro-steps in a round
     waits: Waits = "never"
 
     def no_sync(self) -> AbstractContextManager[Any]:

@@ -28,7 +28,7 @@ class Steps:
     whole: nothing else is summed, not even what another DistributedDataParallel module holds."""
 
     def __init__(self, model: torch.nn.Module, whole: bool, before: Before, after: After) -> None:
-        self.taken: list[Any] = []  # optimizers stepped in this turn of the loop
+        self.taken: list[Any] = []  # optimizers stepped in this micro-step
         self.ever = False  # the loop, or its host, has stepped once
         self.seconds = 0.0  # of the newest step
         self._began = 0.0
@@ -54,7 +54,7 @@ class Steps:
                 )
 
     def check_once(self, optimizers: Iterable[Any]) -> None:
-        """Raises PacelineError where one of them was stepped in this turn already."""
+        """Raises PacelineError where one of them was stepped in this micro-step already."""
         if self.taken and any(one in self.taken for one in optimizers):
             raise PacelineError(
                 "an optimizer was stepped twice for one round; expected once: leave optimizer.step() out where "
@@ -136,15 +136,15 @@ class Steps:
                 steps.check_summed(optimizer)
             if optimizer is steps._checked:
                 return
-            turns = owner()
-            if turns is None or (optimizer is not steps._known() and not steps._concern(optimizer)):
+            micro_steps = owner()
+            if micro_steps is None or (optimizer is not steps._known() and not steps._concern(optimizer)):
                 return
             if of_closure:
                 # torch's wrapper puts the optimizer itself first
                 closure = named.get("closure") if len(arguments) < 2 else arguments[1]
-                method(turns, optimizer, closure is not None)
+                method(micro_steps, optimizer, closure is not None)
             else:
-                method(turns, optimizer)
+                method(micro_steps, optimizer)
 
         return tell
 
@@ -156,21 +156,23 @@ def held(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:
 
 
 class LearningRateWatch:
-    """Notices a learning rate that is changed at every turn of a loop, where a round takes several turns."""
+    """Notices a learning rate that is changed at every micro-step of a loop, where a round takes several
+    micro-steps."""
 
     def __init__(self) -> None:
-        self._before: tuple[int, list[float]] | None = None  # after a turn that did not end that round
+        self._before: tuple[int, list[float]] | None = None  # after a micro-step that did not end that round
         self._warned = False
 
     def watch(self, optimizers: Iterable[Any], step: int, complete: bool) -> None:
-        """A turn of round ``step`` is over, the last one where ``complete``; warns the first time."""
+        """A micro-step of round ``step`` is over, the last one where ``complete``; warns the first time."""
         for optimizer in optimizers:
             rates = [rate for group in optimizer.param_groups if isinstance(rate := group["lr"], float)]
             before = self._before
             if before is not None and before[0] == step and before[1] != rates and not self._warned:
                 self._warned = True
                 warnings.warn(
-                    f"the learning rate was changed within round {step}, which takes several turns of the loop: step "
+                    f"the learning rate was changed within round {step}, which takes several micro-steps of the "
+                    "loop: step "
                     "schedulers once a round (`if pace.step(optimizer): scheduler.step()`), or choose policy='level'",
                     RuntimeWarning,
                     stacklevel=4,  # where the loop calls pace.step

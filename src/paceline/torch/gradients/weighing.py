@@ -140,7 +140,7 @@ class GradientStash:
 
 
 class Weighing(GradientStash):
-    """For each turn ``begin``, then ``weigh`` before its backward pass and ``done`` after it (under the hook
+    """For each micro-step ``begin``, then ``weigh`` before its backward pass and ``done`` after it (under the hook
     ``gather`` and ``gathered``); ``used`` when a round is over, ``drop`` where it is left unfinished.
 
     by_hook: DDP's communication hook weighs the gradients, not a loss. exact: they are summed without rounding.
@@ -169,7 +169,7 @@ class Weighing(GradientStash):
         self._many = self._weighed = 0.0
 
     def begin(self, piece: Piece) -> None:
-        """A turn begins; gradients are only reduced over the ranks in a round's last."""
+        """A micro-step begins; gradients are only reduced over the ranks in a round's last."""
         if self._no_sync is not None:
             self.release()
         if not piece.last or self._sum is not None:
@@ -186,7 +186,8 @@ class Weighing(GradientStash):
         self._parallel.check_sync(piece.last and self._sum is None)
 
     def weigh(self, piece: Piece, count: float | None) -> None:
-        """The first backward pass of a turn begins, whose loss is over ``count`` where that is not its samples."""
+        """The first backward pass of a micro-step begins, whose loss is over ``count`` where that is not its
+        samples."""
         if not self._by_hook:
             self.bring_back(piece.step)
         elif count is not None:
@@ -200,7 +201,7 @@ class Weighing(GradientStash):
         return averaged * part / piece.batch
 
     def done(self, piece: Piece) -> None:
-        """The turn's backward pass is through. Collective after a round's last."""
+        """The micro-step's backward pass is through. Collective after a round's last."""
         if self._sum is not None:
             self._sum.add()
             if piece.last:
@@ -217,7 +218,7 @@ class Weighing(GradientStash):
         return self._weighed / piece.batch
 
     def gather(self, piece: Piece) -> None:
-        """Under the hook, a turn's backward pass begins."""
+        """Under the hook, a micro-step's backward pass begins."""
         # With mean losses g_1, g_2 over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B. Gathered as
         # g_1 (m_1 / m_2) + g_2, the hook's m_2 / B gives just that.
         scale = self._weighed / self._many if self._many and not piece.first else 1.0
@@ -225,7 +226,7 @@ class Weighing(GradientStash):
         self._weighed = self._many or self._weighed
 
     def gathered(self, piece: Piece) -> None:
-        """Under the hook, a turn's backward pass is through."""
+        """Under the hook, a micro-step's backward pass is through."""
         if not piece.last:
             self.put()
 

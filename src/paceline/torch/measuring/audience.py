@@ -63,7 +63,7 @@ class Collecting:
     """Python's garbage collections in the same rounds on all ranks: one pause that all take together, instead of one
     that each takes when its own count is full, while the others wait for it.
 
-    Turns automatic collection off, and collects after every so manyth round, until ``close``.
+    Turns automatic collection off, and collects after every k-th round, until ``close``.
     """
 
     def __init__(self, every: int) -> None:

@@ -1,4 +1,4 @@
-"""The turns of a loop whose ranks may be lost or join: a round ends when all of it is in its gradient.
+"""The micro-steps of a loop whose ranks may be lost or join: a round ends when all of it is in its gradient.
 
 The gradients are summed beside DistributedDataParallel, not by it.
 """
@@ -22,13 +22,13 @@ from paceline.torch.elastic.buckets import Buckets, ExactBuckets
 from paceline.torch.elastic.commit import ElasticMeter
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.member import Member, Mended
-from paceline.torch.elastic.recovery import Missing, Span, Turn
+from paceline.torch.elastic.recovery import MicroStep, Missing, Span
 from paceline.torch.elastic.rendezvous import Handover
 from paceline.torch.gradients.parallel import Alone
+from paceline.torch.loop import Loop
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
 from paceline.torch.plan import Piece, RoundPlan, Source
 from paceline.torch.terms import Terms
-from paceline.torch.turns import Turns
 
 
 class Indexed(Source, Protocol):
@@ -38,12 +38,13 @@ class Indexed(Source, Protocol):
         """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on; among: places, (places,)."""
         ...
 
-    def pieces(self, plan: RoundPlan, first: int, among: NDArray[np.bool_]) -> list[Turn]:
-        """This rank's turns of a round as planned, whose samples begin at ``first``; among: as for ``divided``."""
+    def pieces(self, plan: RoundPlan, first: int, among: NDArray[np.bool_]) -> list[MicroStep]:
+        """This rank's micro-steps of a round as planned, whose samples begin at ``first``; among: as for
+        ``divided``."""
         ...
 
-    def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Turn]:
-        """What is missing of a round whose samples begin at ``first``, as turns: the same on all members."""
+    def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[MicroStep]:
+        """What is missing of a round whose samples begin at ``first``, as micro-steps: the same on all members."""
         ...
 
     def load(self, span: Span | None) -> Any:
@@ -125,7 +126,7 @@ def elastic(model: nn.Module) -> Elastic:
     return Elastic(wrapped[0] if wrapped else None)
 
 
-class ElasticTurns(Turns):
+class ElasticLoop(Loop):
     """``join`` before the first iteration. told: called with each change of members."""
 
     def __init__(
@@ -159,7 +160,7 @@ class ElasticTurns(Turns):
         self.member.join()
 
     def over(self, source: Source) -> Generator[Any]:
-        """One iteration over ``source``, turn by turn. Raises Left, a SystemExit, after ``leave``."""
+        """One iteration over ``source``, micro-step by micro-step. Raises Left, a SystemExit, after ``leave``."""
         if not self._joined:
             raise PacelineError(
                 "elastic=True: the loop began before pace.register(optimizer, ...), which says what a rank that "
@@ -181,25 +182,25 @@ class ElasticTurns(Turns):
                     self._counter.open(member.key, member.chief)
                 cut = partial(source.parts, plan, coming[0])
                 planned = [] if member.mending else source.pieces(plan, coming[0], member.among)
-                for span, piece in member.turns(plan, self._with_claims(planned), cut):
+                for span, piece in member.micro_steps(plan, self._with_claims(planned), cut):
                     batch = source.load(span)
                     self._begin(piece, batch)
                     yield self.host.place(batch)
-                    self.end_turn(running)
+                    self.end_micro_step(running)
             self.close_epoch()
         finally:
             source.end()
             self._leave(running)
 
-    def _with_claims(self, planned: Iterable[Turn]) -> Iterator[Turn]:
-        """This rank's turns of a round as planned, and between them those that it claims."""
+    def _with_claims(self, planned: Iterable[MicroStep]) -> Iterator[MicroStep]:
+        """This rank's micro-steps of a round as planned, and between them those that it claims."""
         for span, piece in planned:
             while (claimed := self._claim(piece)) is not None:
                 at, left = claimed.start, len(claimed.sizes)
                 for size, parts in zip(claimed.sizes, claimed.parts, strict=True):
                     left -= 1
-                    turn = piece._replace(samples=size, parts=parts, last=False, claims=not left)
-                    yield (at, size), turn
+                    micro_step = piece._replace(samples=size, parts=parts, last=False, claims=not left)
+                    yield (at, size), micro_step
                     at += size
             yield span, piece
 

@@ -1,7 +1,8 @@
-"""What happens turn by turn, in a loop over any source: rounds are planned, claimed, measured, reduced and settled.
+"""What happens micro-step by micro-step, in a loop over any source: rounds are planned, claimed, measured, reduced
+and settled.
 
 One iteration is an epoch of a loader, or some rounds whose samples the loop draws itself; a ``Source`` says what a
-turn is given: a round's planned pieces, and between them those that this rank claims.
+micro-step is given: a round's planned pieces, and between them those that this rank claims.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
-from paceline.torch.passes import Passes, Turn
+from paceline.torch.passes import MicroStep, Passes
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
@@ -33,14 +34,14 @@ from paceline.torch.terms import Terms
 LAST_SECONDS = 1.0  # to wait at the end for what other ranks tell of the last rounds
 
 
-class Turns:
-    """The running turn of one model's loop, and all that goes on around it.
+class Loop:
+    """The running micro-step of one model's loop, and all that goes on around it.
 
     A loader iterates ``over`` its source. The loop tells ``passes`` of its backward passes, and of its optimizer's
     step here (``step``, or ``stepped`` after a step of its own).
 
-    listeners: called in turn with each settled round. host: see ``Host``; set it before the first turn. meter: of
-    this rank's rounds, and counter: of claims in them; by default those that suit the ranks, which is collective.
+    listeners: called in turn with each settled round. host: see ``Host``; set it before the first micro-step. meter:
+    of this rank's rounds, and counter: of claims in them; by default those that suit the ranks, which is collective.
     """
 
     def __init__(
@@ -72,10 +73,10 @@ class Turns:
 
         self._running: object = None  # the iteration that is
         self._counts_epochs = True  # it is over a loader
-        # The last turn of a loop that draws its own samples is over, and its step to come.
+        # The last micro-step of a loop that draws its own samples is over, and its step to come.
         self._own_end = False
         self._failed = False
-        self._left: Turn | None = None  # in whose middle the newest iteration was left
+        self._left: MicroStep | None = None  # in whose middle the newest iteration was left
         self._began = 0.0  # the running round
         self._closing: Callable[[], None] = lambda: None
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
@@ -88,14 +89,14 @@ class Turns:
         self._meter.lost = lookout.known
 
     def refuse_collectives(self) -> None:
-        """Refuse the program's collectives within rounds in which ranks take unlike numbers of turns.
+        """Refuse the program's collectives within rounds in which ranks take unlike numbers of micro-steps.
 
         Some ranks would wait in them for ever."""
-        if self.ranks > 1 and self.terms.fixed_turns is None and not self.terms.in_step:
+        if self.ranks > 1 and self.terms.fixed_micro_steps is None and not self.terms.in_step:
             self._closing = waits.listen(self._collective_begins, lambda: None)
 
     def close(self) -> None:
-        """Let go of the model; no more turns."""
+        """Let go of the model; no more micro-steps."""
         self._closing()
         self.passes.close()
         self._steps.close()
@@ -108,12 +109,12 @@ class Turns:
 
     @property
     def in_round(self) -> bool:
-        """True from a round's first turn to its optimizer step."""
-        return self.passes.turn is not None
+        """True from a round's first micro-step to its optimizer step."""
+        return self.passes.micro_step is not None
 
     @property
     def last(self) -> bool:
-        """True in a round's last turn."""
+        """True in a round's last micro-step."""
         return self.in_round and self.passes.piece.last
 
     @property
@@ -136,10 +137,10 @@ class Turns:
             total, count = np.sum(peers.gather(self._meter.own_loss()), axis=0)
         return float(total / (piece.batch if math.isnan(count) else count or math.nan))
 
-    def drawn_ahead(self, turns: int = 0) -> None:
-        """A loader draws so many turns ahead: plans take effect that much later."""
+    def drawn_ahead(self, micro_steps: int = 0) -> None:
+        """A loader draws so many micro-steps ahead: plans take effect that much later."""
         balancer = self.terms.balancer
-        balancer.lag = max(balancer.lag, turns + self._meter.lag)
+        balancer.lag = max(balancer.lag, micro_steps + self._meter.lag)
 
     def named(self) -> AbstractContextManager[None]:
         """In here an error that only says that another rank is lost becomes a WorkerError that names it."""
@@ -152,11 +153,11 @@ class Turns:
     # -- one iteration ---------------------------------------------------------------------------------------
 
     def over(self, source: Source) -> Generator[Any]:
-        """One iteration over ``source``, turn by turn."""
+        """One iteration over ``source``, micro-step by micro-step."""
         running = self._open(source)
         try:
             while source.more():
-                if self.passes.turn is None:
+                if self.passes.micro_step is None:
                     self._round_begins()
                 batch, piece = source.planned()
                 while piece.claims and (claimed := self._claim(piece)) is not None:
@@ -165,31 +166,31 @@ class Turns:
                         source.claimed(claimed), claimed.sizes, claimed.parts, strict=True
                     ):
                         left -= 1
-                        turn = piece._replace(samples=samples, parts=parts, last=False, claims=not left)
-                        self._begin(turn, more)
+                        micro_step = piece._replace(samples=samples, parts=parts, last=False, claims=not left)
+                        self._begin(micro_step, more)
                         yield self.host.place(more)
-                        self.end_turn(running)
+                        self.end_micro_step(running)
                 self._begin(piece, batch)
                 yield self.host.place(batch)
                 if source.number is None and piece.last and not source.more():
-                    if self.in_round:  # the loop steps the optimizer after its last turn
+                    if self.in_round:  # the loop steps the optimizer after its last micro-step
                         self.passes.check_taken()
                         self._own_end = True
                     return
-                self.end_turn(running)
+                self.end_micro_step(running)
             self.close_epoch()
         finally:
             source.end()
             self._leave(running)
 
-    def end_turn(self, running: object = None) -> None:
-        """The loop's turn is over, and another may follow. Raises PacelineError where it left something out."""
+    def end_micro_step(self, running: object = None) -> None:
+        """The loop's micro-step is over, and another may follow. Raises PacelineError where it left something out."""
         if running is not None and self._running is not running:
             raise PacelineError(
                 "another loop over a loader of this Pace was begun within this one; expected one to end before the "
                 "next begins: draw both batches from one loader, or make a Pace for each model"
             )
-        if self.passes.turn is None:
+        if self.passes.micro_step is None:
             return  # the round was finished by step()
         self.passes.check_taken()
         if self.last:
@@ -225,7 +226,9 @@ class Turns:
         until = time.monotonic() + LAST_SECONDS
         self._meter.lost = lambda: WorkerError("it is too late") if time.monotonic() > until else None
         if self.in_round and not self._failed:
-            if self._own_end and self._steps.taken:  # by the loop, after a last turn that it drew itself
+            if (
+                self._own_end and self._steps.taken
+            ):  # by the loop, after a last micro-step that it drew itself
                 self._end_round()
             else:  # only the rounds before it count
                 self.abandon()
@@ -246,19 +249,20 @@ class Turns:
             self._gradients.drop()
             self._meter.drop(self.passes.piece.step)
             self._lookout.dropped()
-        self.passes.turn = self.passes.over = None
+        self.passes.micro_step = self.passes.over = None
 
     def explain(self, error: BaseException) -> None:
         """The loop ends with this error: note what a single sample may have to do with it."""
-        turn = self._left
+        micro_step = self._left
         if (
-            turn is not None
-            and not turn.done
-            and turn.piece.samples <= 1
+            micro_step is not None
+            and not micro_step.done
+            and micro_step.piece.samples <= 1
             and not isinstance(error, PacelineError)
         ):
             error.add_note(
-                f"paceline: rank {self.rank} was given a single sample in round {turn.piece.step}; if the model or "
+                f"paceline: rank {self.rank} was given a single sample in round {micro_step.piece.step}; if the "
+                "model or "
                 "the loss needs two, as after squeeze(), give each rank at least as many: "
                 f"Pace(..., limits=[(2, None)] * {self.ranks}), and drop_last=True if the last round has fewer"
             )
@@ -299,16 +303,16 @@ class Turns:
 
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
-        turn, complete = self.passes.turn, self.passes.complete
+        micro_step, complete = self.passes.micro_step, self.passes.complete
         self._steps.check_ours(optimizers)
-        if turn is not None and not (complete and turn.piece.first):
-            self._rates.watch(optimizers, turn.piece.step, complete)
-        if turn is not None and not complete:
+        if micro_step is not None and not (complete and micro_step.piece.first):
+            self._rates.watch(optimizers, micro_step.piece.step, complete)
+        if micro_step is not None and not complete:
             return False
         self._steps.check_once(optimizers)
-        if turn is not None:
-            self._gradients.check_there(turn.piece.plan.step, optimizers)
-        else:  # the round's step was taken in this turn; another optimizer's may follow
+        if micro_step is not None:
+            self._gradients.check_there(micro_step.piece.plan.step, optimizers)
+        else:  # the round's step was taken in this micro-step; another optimizer's may follow
             optimizers = optimizers if self._steps.taken else []
             if optimizers and scaler is not None:
                 raise PacelineError(
@@ -316,7 +320,7 @@ class Turns:
                 )
         # what is checked before a step that others take has been, and a plain host does not ask
         seconds = self._steps.take(optimizers, scaler, heard=type(self.host) is not Host)
-        if self.passes.turn is not None:  # a host may have told of the step
+        if self.passes.micro_step is not None:  # a host may have told of the step
             if self._rounds.listeners:
                 self._learning_rate = learning_rate(optimizers)
             self.stepped(seconds)
@@ -340,7 +344,7 @@ class Turns:
         return Claims(device, terms.unit, largest, most, terms.cell, shared)
 
     def _piece_over(self, piece: Piece) -> None:
-        """The turn of a piece is over, which is not the round's last on this rank."""
+        """The micro-step of a piece is over, which is not the round's last on this rank."""
         if self._claims is not None and not self._meter.light:
             self._claims.done(piece)
 
@@ -377,7 +381,7 @@ class Turns:
 
     def _begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
-        first = self.passes.turn is None
+        first = self.passes.micro_step is None
         if piece.first is not first:
             piece = piece._replace(first=first)
         if first:
@@ -386,10 +390,10 @@ class Turns:
         self.passes.begin(piece, batch)
         if self._claims is not None and not (piece.last or self._meter.light):
             self._claims.begin(piece)
-        self.host.turn_begins(piece)
+        self.host.micro_step_begins(piece)
 
     def _end_round(self) -> None:
-        """The turn of a complete round is over, and pace.step() did not end it."""
+        """The micro-step of a complete round is over, and pace.step() did not end it."""
         if self._steps.taken:  # by the user alone
             self.stepped(self._steps.seconds)
             return
@@ -405,7 +409,7 @@ class Turns:
         self._lookout.over(seconds)
         self._gradients.used()
         self.progress.finish(piece.batch if self._counts_epochs else 0)
-        self.passes.turn, self.passes.over = None, piece
+        self.passes.micro_step, self.passes.over = None, piece
 
     def _leave(self, running: object) -> None:
         """The iteration is over, or was left: what is unfinished is dropped, but a step may still follow a complete
@@ -414,7 +418,7 @@ class Turns:
             self._running = None
             self.progress.close()
             if not self.passes.complete:
-                self._left = self.passes.turn
+                self._left = self.passes.micro_step
                 self.abandon()
                 self._steps.taken = []
             if self._counts_epochs and not self.in_round:
@@ -438,12 +442,13 @@ class Turns:
             self._meter.stop(self._claims.report)
 
     def _collective_begins(self, name: str) -> None:
-        turn = self.passes.turn
-        if turn is None or self.passes.complete or self._meter.stopped or name == waits.BUFFERS:
+        micro_step = self.passes.micro_step
+        if micro_step is None or self.passes.complete or self._meter.stopped or name == waits.BUFFERS:
             return
         if (where := waits.caller()) is not None:
             raise PacelineError(
-                f"round {turn.piece.step}: {where[0]}:{where[1]} calls a collective ({name}) within the round, and "
+                f"round {micro_step.piece.step}: {where[0]}:{where[1]} calls a collective ({name}) within the "
+                "round, and "
                 f"with loop={self.terms.loop!r} the ranks run it in unlike numbers of pieces, so that some would "
                 "wait for ever; call it after pace.step(optimizer), or use loop='whole'"
             )

@@ -1,4 +1,5 @@
-"""Rounds of equal turns, for hosts that step on every so manyth batch; and where a host takes part in a turn."""
+"""Rounds of equal micro-steps, for hosts that step on every so manyth batch; and where a host takes part in a
+micro-step."""
 
 from __future__ import annotations
 
@@ -18,22 +19,22 @@ from support.torch_jobs import Samples, fresh, optimizer_of
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(1, 3))
-def test_a_load_is_spread_evenly_over_the_turns(load: int, turns: int, floor: int) -> None:
+def test_a_load_is_spread_evenly_over_the_turns(load: int, micro_steps: int, floor: int) -> None:
     load = 0 if load < floor else load  # a rank has none, or as many as batch norm needs
-    sizes = spread(load, turns, floor)
+    sizes = spread(load, micro_steps, floor)
     used = [size for size in sizes if size]
-    assert len(sizes) == turns
+    assert len(sizes) == micro_steps
     assert sum(sizes) == load
     assert sizes == sorted(sizes, reverse=True)
     assert all(size >= floor for size in used)
     assert not used or max(used) - min(used) <= 1
-    assert len(used) == min(turns, load // floor), "no turn is left empty without need"
+    assert len(used) == min(micro_steps, load // floor), "no micro-step is left empty without need"
 
 
 def test_every_round_takes_as_many_turns() -> None:
     model = fresh(torch.float32)
     optimizer, seen = optimizer_of(model), []
-    with Pace(model, 8, turns=3, fill=True) as pace:
+    with Pace(model, 8, micro_steps=3, fill=True) as pace:
         for x, y, _ in pace.loader(Samples(17, torch.float32)):
             seen.append((len(x), pace.counts, pace.first, pace.last))
             pace.backward(torch.nn.functional.cross_entropy(model(x), y))
@@ -45,11 +46,11 @@ def test_every_round_takes_as_many_turns() -> None:
 def test_what_does_not_go_together() -> None:
     model = fresh(torch.float32)
     for options, sentence in (
-        ({"turns": 0}, "turns=0: expected"),
-        ({"turns": 2, "weigh": "hook"}, "weigh='loss'"),
-        ({"turns": 2, "policy": "factoring"}, "plans whole rounds"),
+        ({"micro_steps": 0}, "micro_steps=0: expected"),
+        ({"micro_steps": 2, "weigh": "hook"}, "weigh='loss'"),
+        ({"micro_steps": 2, "policy": "factoring"}, "plans whole rounds"),
         ({"fill": True, "weigh": "hook", "policy": "factoring", "loop": "pieces"}, "counts for nothing"),
-        ({"turns": 2, "micro_batch": 3}, "8"),  # 2 turns of 3 samples hold 6
+        ({"micro_steps": 2, "micro_batch": 3}, "8"),  # 2 micro-steps of 3 samples hold 6
     ):
         with pytest.raises(PacelineError, match=sentence):
             Pace(model, 8, **options)
@@ -64,7 +65,7 @@ class Heard(Host):
     def place(self, batch: Any) -> Any:
         return [part[::2] for part in batch]
 
-    def turn_begins(self, piece: Piece) -> None:
+    def micro_step_begins(self, piece: Piece) -> None:
         self.told.append((piece.step, piece.samples, piece.first, piece.last))
 
     def iteration_over(self) -> None:
@@ -86,8 +87,8 @@ class Heard(Host):
 def test_a_host_takes_part_in_every_turn() -> None:
     model = fresh(torch.float32)
     optimizer, host = optimizer_of(model), Heard()
-    with Pace(model, 8, turns=2) as pace:
-        pace.turns.host = host
+    with Pace(model, 8, micro_steps=2) as pace:
+        pace.loop.host = host
         assert len(pace.place((torch.zeros(6),))[0]) == 3
         for number, (x, y, _) in enumerate(pace.loader(Samples(16, torch.float32))):
             assert len(x) == 2
@@ -98,9 +99,9 @@ def test_a_host_takes_part_in_every_turn() -> None:
             pace.step(optimizer)
         rounds = [[(step, 4, True, False), (step, 4, False, True), "steps", "stepped"] for step in (0, 1)]
         assert host.told == [*rounds[0], *rounds[1], "over"]
-        turns = iter(pace.loader(Samples(16, torch.float32)))
+        micro_steps = iter(pace.loader(Samples(16, torch.float32)))
         for _ in range(2):
-            x, y, _ = next(turns)
+            x, y, _ = next(micro_steps)
             pace.backward(torch.nn.functional.cross_entropy(model(x), y))
         with pytest.raises(PacelineError, match=r"round 2 has no step \(True, True\)"):
-            next(turns)
+            next(micro_steps)
