@@ -150,4 +150,4 @@ def _cut(cells: Blocks, rank: Blocks, gains: Array, n: int) -> tuple[NDArray[np.
     above: NDArray[np.bool_] = row < np.repeat(height[chosen], end - begin)
     last = np.isin(np.arange(len(head)), before, invert=True)
     gain = np.bincount(rank[head][last], (best[end] - offset[rank[head]])[last], len(offset))
-    return above, gain
+    return above, gain.astype(np.float64)
