@@ -1,7 +1,6 @@
 """How long does DBW's time estimate (eq. 17) take, and is it the optimum?
 
-Cold: from nothing. Warm: after one more iteration's samples, from the blocks of the fit before. Beside them
-cvxpy with OSQP, as a user would write the problem, and with Clarabel for the optimum itself (off: largest
+Beside it cvxpy with OSQP, as a user would write the problem, and with Clarabel for the optimum itself (off: largest
 difference of a sampled cell from it). Times are medians; run it on a quiet machine. Usage: python
 benchmarks/arrival_times.py [--peers]
 """
@@ -26,18 +25,6 @@ def samples(n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return means, rng.integers(1, 5, (n, n)).astype(float)
 
 
-def one_more(
-    means: np.ndarray, counts: np.ndarray, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """One more iteration: a sample for each place after some h."""
-    h = rng.integers(len(means))
-    means, counts = means.copy(), counts.copy()
-    arrivals = np.sort(rng.exponential(1.0, len(means)))
-    means[:, h] = (means[:, h] * counts[:, h] + arrivals) / (counts[:, h] + 1)
-    counts[:, h] += 1
-    return means, counts
-
-
 def peer(means: np.ndarray, counts: np.ndarray, solver: str, **options: float) -> tuple[np.ndarray, float]:
     """Eq. (17) by cvxpy; values and seconds."""
     import cvxpy as cp
@@ -57,23 +44,19 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="up to 200 workers also with OSQP and Clarabel")
     peers = parser.parse_args().peers
     rng = np.random.default_rng(0)
-    print(f"{'workers':>8} {'cold ms':>9} {'warm ms':>9} {'OSQP ms':>9} {'off':>9} {'OSQP off':>9}")
+    print(f"{'workers':>8} {'ms':>9} {'OSQP ms':>9} {'off':>9} {'OSQP off':>9}")
     for n, times in SIZES.items():
-        cold, warm = [], []
+        spent = []
         for _ in range(times):
             means, counts = samples(n, rng)
             began = time.perf_counter()
-            first = arrival_times.fit(means, counts)
-            cold.append(time.perf_counter() - began)
-            again = one_more(means, counts, rng)
-            began = time.perf_counter()
-            found = arrival_times.fit(*again, first.blocks)
-            warm.append(time.perf_counter() - began)
-        line = f"{n:>8} {np.median(cold) * 1e3:>9.2f} {np.median(warm) * 1e3:>9.2f}"
+            found = arrival_times.fit(means, counts)
+            spent.append(time.perf_counter() - began)
+        line = f"{n:>8} {np.median(spent) * 1e3:>9.2f}"
         if n <= (PEER_UP_TO if peers else 16):
-            exact, _ = peer(*again, "CLARABEL", tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
-            rough, seconds = peer(*again, "OSQP")
-            off, theirs = (np.abs(values - exact).max() for values in (found.values, rough))
+            exact, _ = peer(means, counts, "CLARABEL", tol_gap_abs=1e-12, tol_gap_rel=1e-12, tol_feas=1e-12)
+            rough, seconds = peer(means, counts, "OSQP")
+            off, theirs = (np.abs(values - exact).max() for values in (found, rough))
             line += f" {seconds * 1e3:>9.1f} {off:>9.1e} {theirs:>9.1e}"
         print(line)
 

@@ -26,7 +26,7 @@ def test_adascale_lies_between_fixed_and_proportional():
 
 def test_the_knee_of_a_known_curve():
     """A quadratic of curvature 10 falls fastest below 2 / 10 and diverges above."""
-    sweep = rates.sweep(1e-4, 1.0, 150)
+    sweep = np.geomspace(1e-4, 1.0, 150)
     w, losses = 1.0, []
     for rate in sweep:
         losses.append(5.0 * w * w)
@@ -35,7 +35,7 @@ def test_the_knee_of_a_known_curve():
 
 
 def test_the_knee_of_a_run_that_only_diverges():
-    sweep = rates.sweep(0.1, 10.0, 30)
+    sweep = np.geomspace(0.1, 10.0, 30)
     losses = np.geomspace(1.0, 1e6, 30)
     assert rates.knee(sweep, losses) < 1.0
     with pytest.raises(PacelineError, match="diverged at once"):

@@ -11,7 +11,7 @@ from paceline.coded.layout import CODES, layout, relayout
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(2, 12), st.integers(1, 3000), st.sampled_from(CODES), st.integers(0, 99))
+@given(st.integers(2, 12), st.integers(1, 3000), st.sampled_from(list(CODES)), st.integers(0, 99))
 def test_blocks_follow_the_loads_and_suffice(workers, rows, code, seed):
     made = plan(random_problem(1, workers, rows, np.random.default_rng(seed)))
     found = layout(made, 0, code)

@@ -393,7 +393,7 @@ def test_dbw_times_solve_the_quadratic_programme(seed: int) -> None:
         wrong, np.full(len(names), 1.5), method="SLSQP", options={"ftol": 1e-14, "maxiter": 500},
         constraints=[{"type": "ineq", "fun": lambda x, a=a, b=b: x[a] - x[b]} for a, b in rules],
     )  # fmt: skip
-    ours, _ = arrival_times.constrained(arrival_times.update(arrival_times.start(n), timings))
+    ours = arrival_times.constrained(arrival_times.update(arrival_times.start(n), timings))
     np.testing.assert_allclose(ours, [found.x[place[k, k]] for k in range(1, n + 1)], atol=1e-4)
 
 
@@ -414,7 +414,7 @@ def test_dbw_chooses_the_most_gain_a_second_and_never_less_while_the_loss_rises(
         times = arrival_times.update(times, timings)
         chosen, state = policy.step(state, happened)
         if t >= 2:
-            seconds, times = arrival_times.constrained(times)
+            seconds = arrival_times.constrained(times)
             ks = np.arange(1.0, n + 1)
             worth = estimate(estimates).of(ks, 0.05)
             best = int(np.argmax(worth / seconds)) + 1 if worth.max() > 0 else n  # eq. (18)

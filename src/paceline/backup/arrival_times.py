@@ -1,4 +1,4 @@
-"""How long k gradients take: DBW's eq. (17), and two other ways to answer.
+"""How long k gradients take: DBW's eq. (17), and plain means beside it.
 
 The i-th gradient of a version, when the version before had waited for h, is taken to arrive after T_{h,i}
 seconds in the mean. T_{h,i} does not fall as i grows, does not rise as h grows, and T_{k,k} does not fall as k
@@ -24,21 +24,18 @@ from paceline.rounds import Array
 
 Blocks = NDArray[np.int64]
 TOLERANCE = 2e-14  # of the weighted spread: gains of a cut below it are rounding
-WARM_TRIES = 25
 
 
 class TimesState(NamedTuple):
-    """Samples so far, first axis i (the place), second h; and the blocks of the last fit."""
+    """Samples so far, first axis i (the place), second h."""
 
     total: Array  # seconds, (n, n)
     samples: Array  # how many, (n, n)
-    blocks: NDArray[np.int64]  # (n, n)
 
 
 def start(workers: int) -> TimesState:
     """No sample yet."""
-    nothing = np.zeros((workers, workers))
-    return TimesState(nothing, nothing, np.zeros((workers, workers), np.int64))
+    return TimesState(np.zeros((workers, workers)), np.zeros((workers, workers)))
 
 
 def update(state: TimesState, timings: Timings, memory: float = 1.0) -> TimesState:
@@ -49,22 +46,18 @@ def update(state: TimesState, timings: Timings, memory: float = 1.0) -> TimesSta
     at = (timings.place[fits] - 1, timings.before[fits] - 1)
     np.add.at(total, at, timings.seconds[fits])
     np.add.at(samples, at, 1.0)
-    return state._replace(total=total, samples=samples)
+    return TimesState(total, samples)
 
 
-def constrained(state: TimesState) -> tuple[Array, TimesState]:
+def constrained(state: TimesState) -> Array:
     """Seconds for k = 1..n gradients if one always waits for k, shape (n,): the optimum of eq. (17).
 
     Where no sample says anything, the least that the order allows (0 before the first sample): optimistic, so
     that such k are tried.
     """
     known = state.samples > 0
-    if not known.any():
-        return np.zeros(len(state.samples)), state
     means = np.divide(state.total, state.samples, out=np.zeros_like(state.total), where=known)
-    start_from = state.blocks if state.blocks.any() else None
-    values, blocks = fit(means, state.samples, start_from)
-    return np.diagonal(lower_bounds(values, known)).copy(), state._replace(blocks=blocks)
+    return np.diagonal(lower_bounds(fit(means, state.samples), known)).copy()
 
 
 def naive(state: TimesState) -> Array:
@@ -73,39 +66,31 @@ def naive(state: TimesState) -> Array:
         return np.diagonal(state.total) / np.diagonal(state.samples)
 
 
-class Ordered(NamedTuple):
-    """values, shape (n, n), NaN in blocks without weight; blocks: which cells share a value, 0 the highest."""
-
-    values: Array
-    blocks: Blocks
-
-
-def fit(means: Array, weights: Array, start: Blocks | None = None) -> Ordered:
-    """The values closest to ``means`` in the weighted squares.
+def fit(means: Array, weights: Array) -> Array:
+    """The values closest to ``means`` in the weighted squares, shape (n, n); NaN in blocks without weight.
 
     means, weights: shape (n, n), first axis k, second h; weights not negative, means of cells without weight
         count for nothing.
-    start: the blocks of an earlier, similar problem; the answer is the same, found sooner.
     """
-    y = np.where(weights > 0, means, 0.0).ravel()
-    w = weights.ravel()
-    n = len(means)
-    spread = float(np.dot(w, np.abs(y - np.average(y, weights=w) if w.any() else y)))
-    tolerance = TOLERANCE * spread
-    everything = np.arange(n * n)
-    if start is not None:
-        blocks, active = start.ravel(), everything
-        for _ in range(WARM_TRIES):
-            blocks, joined = _ordered(blocks, y, w)
-            if len(active) < len(everything):  # the others are known to be indivisible
-                active = np.flatnonzero(joined[blocks])
-            blocks = _divide(blocks, active, y, w, n, tolerance)
-            value = _values(blocks, y, w)
-            value = value[~np.isnan(value)]
-            if np.all(value[1:] <= value[:-1]):
-                return _result(blocks, y, w, n)
-            active = active[:0]
-    return _result(_divide(np.zeros(n * n, np.int64), everything, y, w, n, tolerance), y, w, n)
+    n, w = len(means), weights.ravel()
+    y = np.where(w > 0, means.ravel(), 0.0)
+    spread = float(w @ np.abs(y - np.average(y, weights=w))) if w.any() else 0.0
+    blocks, active = np.zeros(n * n, np.int64), np.arange(n * n)
+    while len(active):
+        rank = _consecutive(blocks[active])
+        weight = np.bincount(rank, w[active])
+        mean = np.bincount(rank, (w * y)[active]) / np.where(weight > 0, weight, 1.0)
+        above, gain = _cut(active, rank, w[active] * (y[active] - mean[rank]), n)
+        parts = np.bincount(rank, above)
+        divisible = (gain > TOLERANCE * spread) & (parts > 0) & (parts < np.bincount(rank))
+        kept = divisible[rank]  # the others are not cut again
+        active, lower = active[kept], ~above[kept]
+        blocks = 2 * blocks
+        blocks[active] += lower
+        blocks = _consecutive(blocks)
+    with np.errstate(invalid="ignore"):
+        values = np.bincount(blocks, w * y) / np.bincount(blocks, w)
+    return values[blocks].reshape(n, n)
 
 
 def lower_bounds(values: Array, known: NDArray[np.bool_]) -> Array:
@@ -115,56 +100,6 @@ def lower_bounds(values: Array, known: NDArray[np.bool_]) -> Array:
     diagonal = np.maximum.accumulate(np.diagonal(low))
     # A cell (k, h) with h <= k lies above the diagonal's cells up to k.
     return np.where(np.tri(len(low), dtype=bool), np.maximum(low, diagonal[:, None]), low)
-
-
-def _values(blocks: Blocks, y: Array, w: Array) -> Array:
-    weight = np.bincount(blocks, w)
-    with np.errstate(invalid="ignore"):
-        return np.bincount(blocks, w * y) / weight
-
-
-def _result(blocks: Blocks, y: Array, w: Array, n: int) -> Ordered:
-    return Ordered(_values(blocks, y, w)[blocks].reshape(n, n), blocks.reshape(n, n))
-
-
-def _ordered(blocks: Blocks, y: Array, w: Array) -> tuple[Blocks, NDArray[np.bool_]]:
-    """Neighbouring blocks joined until their values fall from each to the next; which blocks were joined."""
-    weight, total = np.bincount(blocks, w), np.bincount(blocks, w * y)
-    stack: list[list[float]] = []  # [first block, weight, total]
-    for b, (here, t) in enumerate(zip(weight.tolist(), total.tolist(), strict=True)):
-        stack.append([b, here, t])
-        while len(stack) > 1:
-            below, above = stack[-1], stack[-2]
-            if below[1] > 0 and above[1] > 0 and above[2] * below[1] > below[2] * above[1]:
-                break
-            above[1] += below[1]
-            above[2] += below[2]
-            stack.pop()
-    heads = np.array([int(entry[0]) for entry in stack])
-    joined = np.diff(heads, append=len(weight)) > 1
-    number = np.zeros(len(weight), np.int64)
-    number[heads[1:]] = 1
-    return np.cumsum(number)[blocks], joined
-
-
-def _divide(blocks: Blocks, active: Blocks, y: Array, w: Array, n: int, tolerance: float) -> Blocks:
-    """The blocks of the active cells cut, and their parts again, as long as a cut gains."""
-    while len(active):
-        rank = _consecutive(blocks[active])
-        weight = np.bincount(rank, w[active])
-        mean = np.bincount(rank, (w * y)[active]) / np.where(weight > 0, weight, 1.0)
-        gains = w[active] * (y[active] - mean[rank])
-        above, gain = _cut(active, rank, gains, n)
-        parts = np.bincount(rank, above)
-        divisible = (gain > tolerance) & (parts > 0) & (parts < np.bincount(rank))
-        if not divisible.any():
-            break
-        kept = divisible[rank]
-        active, lower = active[kept], ~above[kept]
-        finer = 2 * blocks
-        finer[active] += lower
-        blocks = _consecutive(finer)
-    return blocks
 
 
 def _consecutive(numbers: Blocks) -> Blocks:
@@ -179,64 +114,40 @@ def _cut(cells: Blocks, rank: Blocks, gains: Array, n: int) -> tuple[NDArray[np.
     cell's.
     """
     column, row = cells // n, cells % n
-    count = len(cells)
-    first = np.empty(count, bool)  # of its block in its column
-    first[0] = True
-    first[1:] = (rank[1:] != rank[:-1]) | (column[1:] != column[:-1])
-    run = np.cumsum(first) - 1
-    head = np.flatnonzero(first)
-    length = np.diff(np.append(head, count))
-    run_rank, run_column, low = rank[head], column[head], row[head]
-    runs = len(head)
-
-    # A run of c cells has c + 1 states: how many of its cells are above the cut.
-    begin = head + np.arange(runs)
-    end = begin + length
-    sums = np.empty(count + runs)
-    sums[begin] = 0.0
-    total = np.cumsum(gains)
-    sums[np.arange(count) + run + 1] = total - np.repeat(total[head] - gains[head], length)
-    state_run = np.repeat(np.arange(runs), length + 1)
-    height = np.arange(count + runs) - begin[state_run] + low[state_run]  # m_k
-
+    head = np.flatnonzero(np.diff(rank + column * len(cells), prepend=-1))  # of a block's run in a column
+    # A state is how far down its column a block's upper set goes: a run of c cells has c + 1 of them.
+    begin = head + np.arange(len(head))
+    end = np.append(begin[1:], len(cells) + len(head)) - 1
+    run = np.repeat(np.arange(len(head)), end - begin + 1)
+    sums = np.cumsum(np.insert(gains, head, 0.0))
+    sums -= sums[begin][run]
+    height = np.insert(row + 1, head, row[head])  # m_k
     # The same block's run in the column before, and the state there up to which one may choose.
-    order = np.lexsort((run_column, run_rank))
-    follows = np.zeros(runs, bool)
-    follows[1:] = (run_rank[order][1:] == run_rank[order][:-1]) & (np.diff(run_column[order]) == 1)
-    before = np.full(runs, -1)
-    before[order[follows]] = order[np.flatnonzero(follows) - 1]
-    after = np.full(runs, -1)
-    after[order[np.flatnonzero(follows) - 1]] = order[follows]
-    cap = np.where(height > run_column[state_run], height, np.minimum(height, run_column[state_run] - 1))
-    previous = before[state_run]
-    source = np.where(
-        previous >= 0,
-        begin[previous] + np.minimum(cap - low[previous], length[previous]),
-        count + runs + run_rank[state_run],
-    )
-
+    key = rank[head] * (n + 1) + column[head] + 1
+    order = np.argsort(key)
+    found = order[np.searchsorted(key[order], key - 1).clip(max=len(key) - 1)]
+    before = np.where(key[found] == key - 1, found, -1)
+    at = column[head][run]
+    most = np.where(height > at, height, np.minimum(height, at - 1)) - row[head][before[run]]
+    nothing = len(run) + rank[head]  # the states of those who have no run before
+    lowest = np.minimum(begin[before][run] + most, end[before][run])
+    source = np.where((before >= 0)[run], lowest, nothing[run])
     # Offsets make every value of a block larger than every one of the block above it.
     bound = np.bincount(rank, np.abs(gains))
     bound += 1e-9 * bound.max() + 1e-300
     offset = 2.0 * np.cumsum(bound) - bound
-    best = np.empty(count + runs + len(offset))
-    best[count + runs :] = offset
-    edges = np.flatnonzero(np.diff(run_column, prepend=-1))
-    state_edges = np.append(begin[edges], count + runs).tolist()
-    accumulate, take, add = np.maximum.accumulate, best.take, np.add
-    for a, b in pairwise(state_edges):
-        accumulate(add(sums[a:b], take(source[a:b])), out=best[a:b])
+    best = np.append(np.empty(len(run)), offset)
+    edges = np.flatnonzero(np.diff(column[head], prepend=-1))  # the first run of each column
+    columns = list(pairwise(np.append(begin[edges], len(run)).tolist()))
+    for a, b in columns:
+        np.maximum.accumulate(sums[a:b] + best[source[a:b]], out=best[a:b])
 
-    chosen: Blocks = np.zeros(runs, np.int64)  # the first state that attains the best
-    run_edges = np.append(edges, runs).tolist()
-    final = after < 0
-    for column_number in range(len(edges) - 1, -1, -1):
-        a, b = run_edges[column_number], run_edges[column_number + 1]
-        s, e = state_edges[column_number], state_edges[column_number + 1]
-        wanted = np.where(final[a:b], end[a:b], source[chosen[after[a:b]]])
-        chosen[a:b] = s + best[s:e].searchsorted(best[wanted])
-    taken = chosen - begin
-    above: NDArray[np.bool_] = np.arange(count) - head[run] < taken[run]
-    ends = np.flatnonzero(final)
-    gain = np.bincount(run_rank[ends], best[end[ends]] - offset[run_rank[ends]], len(offset))
+    limit, chosen = np.append(end, 0), begin.copy()  # the last state allowed; the first that is as good
+    runs = list(pairwise([*edges.tolist(), len(head)]))
+    for (a, b), (c, d) in zip(columns[::-1], runs[::-1], strict=True):
+        chosen[c:d] = a + best[a:b].searchsorted(best[limit[c:d]])
+        limit[before[c:d]] = source[chosen[c:d]]  # where there is none before, an entry that nobody reads
+    above: NDArray[np.bool_] = row < np.repeat(height[chosen], end - begin)
+    last = np.isin(np.arange(len(head)), before, invert=True)
+    gain = np.bincount(rank[head][last], (best[end] - offset[rank[head]])[last], len(offset))
     return above, gain.astype(np.float64)

@@ -226,8 +226,7 @@ class Dbw(Backup[DbwState]):
         times = arrival_times.update(state.times, happened.timings, self.memory)
         if self.times == "naive":
             return arrival_times.naive(times), times, state.trips
-        seconds, times = arrival_times.constrained(times)
-        return seconds, times, state.trips
+        return arrival_times.constrained(times), times, state.trips
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,8 @@ class Backup(Protocol[S]):
     """Decides how many gradients an update waits for. Frozen: what changes lives in the state."""
 
     workers: int
-    needs_variance: ClassVar[bool] = (
-        False  # reads Iteration.variance, which costs reading all gradients once more
-    )
+    # Reads Iteration.variance, which costs reading all gradients once more.
+    needs_variance: ClassVar[bool] = False
 
     def init(self) -> tuple[int, S]:
         """The first quorum, and the state to hand to ``step``."""

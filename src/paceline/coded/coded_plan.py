@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from paceline.coded.delay import Array, Delay
 from paceline.coded.problem import Problem
+from paceline.costs import Linear
 from paceline.errors import PacelineError
+from paceline.shares import water_level
 
 
 @dataclass(frozen=True)
@@ -122,20 +124,11 @@ def completion(problem: Problem, k: Array, rate: Array) -> Array:
     rate: rows per millisecond, shape (M, N), from ``Delay.peak``.
     """
     brings = k * rate
-    if problem.latency is None:
-        with np.errstate(divide="ignore"):
-            return problem.rows / brings.sum(1)
+    served = brings.sum(1) > 0
+    with np.errstate(divide="ignore"):
+        cost = Linear(1 / brings[served], problem.wait[served])
     result = np.full(len(brings), np.inf)
-    for m, rows in enumerate(problem.rows):
-        # workers join in order of latency; the level is that of the first j which is below the next one's latency
-        order = np.argsort(problem.latency[m], kind="stable")
-        speeds, latency = brings[m, order], problem.latency[m, order]
-        total = np.cumsum(speeds)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            levels = (rows + np.cumsum(speeds * latency)) / total
-        fits = (total > 0) & (levels <= np.append(latency[1:], np.inf))
-        if fits.any():
-            result[m] = levels[np.argmax(fits)]
+    result[served] = water_level(cost, problem.rows[served], most=np.inf).seconds
     return result
 
 

@@ -2,24 +2,22 @@
 
 ``MDS`` is a real-valued maximum distance separable code: any k of n coded blocks give A x back. It is systematic: the
 first k coded blocks are the rows of A themselves, so that most of a product needs no decoding
-and what arrives late costs one small linear system. How well that system is conditioned depends on the
-construction; ``worst_condition`` measures it, and docs/coded.md shows why "orthogonal" is the default.
+and what arrives late costs one small linear system. How well that system is conditioned depends on the parities:
+docs/coded.md shows why they are rows of random orthogonal matrices.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.coded.delay import Array
-from paceline.errors import PacelineError, among
+from paceline.errors import PacelineError
 
 
 class Decoder(Protocol):
@@ -54,57 +52,6 @@ class Code(Protocol):
     def decoder(self) -> Decoder:
         """A new decoder, for one product."""
         ...
-
-
-def _gaussian(parities: int, k: int, seed: int) -> Array:
-    """Independent normal entries, rows of length 1."""
-    rows = np.random.default_rng(seed).standard_normal((parities, k))
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def _orthogonal(parities: int, k: int, seed: int) -> Array:
-    """Rows of random orthogonal matrices of order k, one after another.
-
-    A matrix is always made whole, so that row i is the same however many rows are asked for: a code can grow.
-    """
-    groups = [np.zeros((0, k))]
-    for group in range(-(-parities // k)):
-        q, r = np.linalg.qr(np.random.default_rng([seed, group]).standard_normal((k, k)))
-        groups.append(q * np.sign(np.diag(r)))
-    return np.vstack(groups)[:parities]
-
-
-def _cauchy(parities: int, k: int, seed: int) -> Array:
-    """1 / (x_i - y_j) on interleaved Chebyshev nodes, rows of length 1: every square part is invertible."""
-    n = parities + k
-    nodes = np.cos((2 * np.arange(n) + 1) * np.pi / (2 * n))
-    first = _spread(n, parities)
-    x, y = nodes[first], np.delete(nodes, first)
-    rows = 1 / (x[:, None] - y[None, :])
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-def _chebyshev(parities: int, k: int, seed: int) -> Array:
-    """Vandermonde in Chebyshev polynomials on Chebyshev nodes, made systematic at evenly spread nodes."""
-    n = parities + k
-    angles = (2 * np.arange(n) + 1) * np.pi / (2 * n)
-    full = np.cos(angles[:, None] * np.arange(k)[None, :])
-    first = _spread(n, parities)
-    return np.linalg.solve(np.delete(full, first, axis=0).T, full[first].T).T
-
-
-def _spread(n: int, count: int) -> NDArray[np.intp]:
-    """``count`` positions evenly spread over n."""
-    return ((np.arange(count) + 0.5) * n / max(count, 1)).astype(np.intp)
-
-
-CONSTRUCTIONS: dict[str, Callable[[int, int, int], Array]] = {
-    "orthogonal": _orthogonal,
-    "gaussian": _gaussian,
-    "cauchy": _cauchy,
-    "chebyshev": _chebyshev,
-}
-"""The parity rows of each construction, by name: of (parities, k, seed)."""
 
 
 def split(rows: int, k: int) -> int:
@@ -144,27 +91,30 @@ def combine(coefficients: Array, a: Array) -> Array:
 class MDS:
     """n coded blocks of which any k suffice.
 
-    k: blocks of A; n: coded blocks, k of them A's own; construction: one of ``CONSTRUCTIONS``; seed: for the
-    random ones.
+    k: blocks of A; n: coded blocks, k of them A's own; seed: of the parities.
     """
 
     k: int
     n: int
-    construction: str = "orthogonal"
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= self.n:
             raise PacelineError(f"a code of {self.n} blocks of which {self.k} suffice: expected 1 <= k <= n")
-        if self.construction not in CONSTRUCTIONS:
-            raise PacelineError(
-                f"construction {self.construction!r}: expected one of {among(self.construction, CONSTRUCTIONS)}"
-            )
 
     @cached_property
     def parity(self) -> Array:
-        """Coefficients of the n - k coded blocks over the k blocks of A, shape (n - k, k)."""
-        return CONSTRUCTIONS[self.construction](self.n - self.k, self.k, self.seed)
+        """Coefficients of the n - k coded blocks over the k blocks of A, shape (n - k, k): rows of random orthogonal
+        matrices of order k, one after another.
+
+        A matrix is always made whole, so that a row is the same however large n is: a code can grow.
+        """
+        groups = [np.zeros((0, self.k))]
+        for group in range(-(-(self.n - self.k) // self.k)):
+            drawn = np.random.default_rng([self.seed, group]).standard_normal((self.k, self.k))
+            q, r = np.linalg.qr(drawn)
+            groups.append(q * np.sign(np.diag(r)))
+        return np.vstack(groups)[: self.n - self.k]
 
     @property
     def generator(self) -> Array:
@@ -223,82 +173,22 @@ class MDS:
 
     def decoder(self) -> Decoder:
         """A new decoder, for one product."""
-        return _Collector(self.k, self.n, self.decode)
+        return _Collector(self)
 
 
 class _Collector:
-    """Keeps the first product of each of ``kinds`` different blocks until k of them are there."""
+    """Keeps products until k of different blocks are there."""
 
-    def __init__(self, k: int, kinds: int, decode: Callable[[dict[int, Array], int], Array]) -> None:
-        self._k, self._kinds, self._decode = k, kinds, decode
+    def __init__(self, code: MDS) -> None:
+        self._code = code
         self._blocks: dict[int, Array] = {}
 
     def add(self, block: int, product: Array) -> bool:
-        self._blocks.setdefault(block % self._kinds, product)
-        return len(self._blocks) >= self._k
+        self._blocks[block] = product
+        return len(self._blocks) >= self._code.k
 
     def result(self, rows: int) -> Array:
-        return self._decode(self._blocks, rows)
+        return self._code.decode(self._blocks, rows)
 
 
-def worst_condition(code: MDS, samples: int = 2000, seed: int = 0) -> tuple[float, bool]:
-    """(largest condition number over k-of-n choices, whether every choice was looked at).
-
-    All choices where there are at most ``samples``; else random ones, the worst of which is then made worse
-    by exchanging one block at a time as long as that helps.
-    """
-    generator, n, k = code.generator, code.n, code.k
-    if math.comb(n, k) <= samples:
-        return float(np.linalg.cond(generator[list(combinations(range(n), k))]).max()), True
-    rng = np.random.default_rng(seed)
-    choices = [rng.permutation(n) for _ in range(samples // 2)]
-    values = np.linalg.cond(generator[np.array([c[:k] for c in choices])])
-    order = choices[int(np.argmax(values))]
-    worst, left = float(values.max()), samples - samples // 2
-    improved = True
-    while improved and left > 0:
-        improved = False
-        for i in rng.permutation(k):
-            trials = np.repeat(order[None, :], n - k, axis=0)
-            trials[:, i] = order[k:]
-            found = np.linalg.cond(generator[trials[:, :k]])
-            left -= n - k
-            if found.max() > worst:
-                worst, j = float(found.max()), int(np.argmax(found))
-                order[i], order[k + j] = order[k + j], order[i]
-                improved = True
-            if left <= 0:
-                break
-    return worst, False
-
-
-@dataclass(frozen=True)
-class Replicated:
-    """n coded blocks, of which block i is A's block i modulo k: the plainest code, here to compare with."""
-
-    k: int
-    n: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.k <= self.n:
-            raise PacelineError(f"{self.n} copies of {self.k} blocks: expected 1 <= k <= n")
-
-    @property
-    def generator(self) -> Array:
-        """Coefficients of the coded blocks, shape (n, k)."""
-        return np.eye(self.k)[np.arange(self.n) % self.k]
-
-    def encode(self, a: Array, chosen: Sequence[int] | None = None) -> list[Array]:
-        """The n blocks, or the chosen ones: views of ``a``."""
-        return [own_block(a, self.k, i % self.k) for i in (range(self.n) if chosen is None else chosen)]
-
-    def decode(self, blocks: Mapping[int, Array], rows: int) -> Array:
-        """A x from the products of its k blocks."""
-        return np.concatenate([blocks[i] for i in range(self.k)])[:rows]
-
-    def decoder(self) -> Decoder:
-        """A new decoder, for one product."""
-        return _Collector(self.k, self.k, self.decode)
-
-
-__all__ = ["CONSTRUCTIONS", "MDS", "Code", "Decoder", "Replicated", "worst_condition"]
+__all__ = ["MDS", "Code", "Decoder"]

@@ -73,7 +73,7 @@ def shifted_exponential_level(shift: Array) -> Array:
     return s
 
 
-class _Pairs:
+class _Pairs(Delay):
     """Array fields that share one shape, indexed together; a: the least milliseconds for a row."""
 
     a: Array
@@ -97,14 +97,8 @@ class _Pairs:
     def take(self, index: Any) -> Self:
         return type(self)(**{f.name: getattr(self, f.name)[index] for f in fields(self)})  # type: ignore[arg-type]
 
-    def cdf(self, z: Array) -> Array:
-        raise NotImplementedError
-
     def pdf(self, z: Array) -> Array:
         """Density of Z at z, 1/ms per row."""
-        raise NotImplementedError
-
-    def mean(self) -> Array:
         raise NotImplementedError
 
     def peak(self) -> tuple[Array, Array]:
@@ -239,12 +233,10 @@ class Empirical:
 
     def take(self, index: Any) -> Empirical:
         taken = self.times[index]
-        if (
-            np.ndim(taken) == 1 and taken.dtype != object
-        ):  # one pair: its measurements are an array themselves
+        if taken.dtype != object:  # one pair, whose measurements are an array themselves
             single = np.empty((), object)
             single[()] = taken
-            taken = single
+            return Empirical(single)
         return Empirical(taken)
 
     def _each(self, of: Any) -> Array:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.coded.coded_plan import CodedPlan
-from paceline.coded.codes import MDS, Code, Replicated, split
-from paceline.coded.lt import LT
+from paceline.coded.codes import MDS, Code, split
+from paceline.coded.lt import LT, Replicated
 from paceline.errors import PacelineError, among
 
-CODES = ("mds", "lt", "replicated")
+CODES = {"mds": MDS, "lt": LT, "replicated": Replicated}
 SEEDS = 50  # random sums of few blocks may miss one of them: other sums are tried
 BLOCKS = 64  # coded blocks up to which decoding an MDS code is accurate to 1e-10 whatever arrives
 
@@ -71,19 +71,13 @@ def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | 
     ends = np.cumsum(counts).tolist()
     owned = tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts.tolist(), strict=True))
     for seed in range(SEEDS):
-        found = Layout(_code(code, k, int(counts.sum()), seed), rows, owned)
+        found = Layout(CODES[code](k, int(counts.sum()), seed=seed), rows, owned)
         if found.enough(range(len(owned))):
             return found
     raise PacelineError(
         f"{int(counts.sum())} coded blocks of {code!r} do not suffice for the {k} of master "
         f"{plan.problem.masters[m]!r}; plan more redundancy or choose another code"
     )
-
-
-def _code(name: str, k: int, n: int, seed: int) -> Code:
-    if name == "lt":
-        return LT(k, n, seed=seed)
-    return Replicated(k, n) if name == "replicated" else MDS(k, n, seed=seed)
 
 
 def block_counts(shares: np.ndarray, total: int) -> np.ndarray:

@@ -111,6 +111,16 @@ class LT:
         return float(np.mean(needed)) / self.k - 1
 
 
+@dataclass(frozen=True)
+class Replicated(LT):
+    """n coded blocks, of which block i is A's block i modulo k: the plainest code, here to compare with."""
+
+    @cached_property
+    def terms(self) -> list[NDArray[np.intp]]:
+        """The block of A that each coded block is."""
+        return list(np.arange(self.n)[:, None] % self.k)
+
+
 class LTDecoder:
     """Peels as products arrive; what peeling leaves is solved at once where few, steady equations suffice."""
 
@@ -188,4 +198,4 @@ class LTDecoder:
         self.waiting.clear()
 
 
-__all__ = ["LT", "robust_soliton"]
+__all__ = ["LT", "Replicated", "robust_soliton"]

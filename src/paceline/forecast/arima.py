@@ -16,7 +16,7 @@ import numpy as np
 
 from paceline.errors import PacelineError
 from paceline.forecast.ema import check_gain
-from paceline.forecast.protocol import Reading, seen, smoothed
+from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
 LEAST = 30  # rounds before the first fit; EMA predicts until then
@@ -37,7 +37,7 @@ class ArimaState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Arima:
+class Arima(Forecast[ArimaState]):
     """ARIMA(p, d, q) of each worker's speed, fitted every ``refit`` rounds to the latest ``window``.
 
     q is 0 or 1. gain: of the EMA that predicts the first 30 rounds.
@@ -49,7 +49,6 @@ class Arima:
     window: int = 256
     refit: int = 50
     gain: float = 0.2
-    needs_readings: ClassVar[bool] = False
     trains: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

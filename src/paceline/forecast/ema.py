@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from paceline.errors import PacelineError
-from paceline.forecast.protocol import Reading, seen, smoothed
+from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
 
@@ -17,7 +17,7 @@ class EmaState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ema:
+class Ema(Forecast[EmaState]):
     """s <- gain v + (1 - gain) s.
 
     gain: weight of the newest reading, in (0, 1]; the paper's is 0.2.
@@ -27,8 +27,6 @@ class Ema:
 
     gain: float = 0.2
     of: Literal["speed", "seconds"] = "speed"
-    needs_readings: ClassVar[bool] = False
-    trains: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gain("ema", self.gain)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from paceline.forecast.protocol import Reading, seen
+from paceline.forecast.protocol import Forecast, Reading, seen
 from paceline.rounds import Array
 
 
@@ -16,11 +16,8 @@ class LastState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Last:
+class Last(Forecast[LastState]):
     """v^{k-1}: quick to follow a change, and misled by every spike."""
-
-    needs_readings: ClassVar[bool] = False
-    trains: ClassVar[bool] = False
 
     def init(self, shape: tuple[int, ...]) -> LastState:
         return LastState(np.full(shape, np.nan))

@@ -20,7 +20,7 @@ from paceline.errors import PacelineError
 from paceline.files import open_file, write_whole
 from paceline.forecast.ema import check_gain
 from paceline.forecast.networks import Network
-from paceline.forecast.protocol import Reading, seen, smoothed
+from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
 __all__ = ["load", "save"]
@@ -30,10 +30,8 @@ SETTLE = 20  # readings of a worker before its units are known
 POOLED_SAMPLES = 4096  # at most in a training step of a pooled model
 EACH_SAMPLES = 256  # at most for one model, where every worker has its own
 TURN = 128  # models that train in one round, where every worker has its own; the others in the next
-CALM = (
-    1e-4,
-    4,
-)  # stop when the loss falls by less than this in so many consecutive steps (LB-BSP, section 4.2)
+# Training stops when the loss falls by less than the first in so many consecutive steps (LB-BSP, section 4.2).
+CALM = 1e-4, 4
 BLOCK = 32  # rounds
 MEMORY = 1000  # rounds over which a worker's mean and spread are taken
 RECENT = 0.02  # weight of the newest squared error when a network is judged against EMA
@@ -59,30 +57,6 @@ class LearnedState(NamedTuple):
     calm: Array  # (models...): consecutive training steps that gained little
     guesses: Array  # (2, ..., n): what the network and EMA said of the round to come
     wrong: Array  # (2, ..., n): running squared error of both
-
-
-def begin(
-    shape: tuple[int, ...], models: tuple[int, ...], start: Array, length: int, lookback: int
-) -> LearnedState:
-    """Before the first round. shape (..., n); models: their leading shape; start: parameters of each (P,)."""
-    blank = np.full(shape, np.nan)
-    length = math.ceil(length / BLOCK) * BLOCK
-    return LearnedState(
-        rounds=np.array(0),
-        number=np.zeros(shape),
-        ema=blank,
-        mean=np.full((3, *shape), np.nan),
-        spread=np.zeros((3, *shape)),
-        ahead=np.full((2, *shape), np.nan),
-        tail=np.full((lookback, 3, *shape), np.nan),
-        recent=np.full((BLOCK, 4, *shape), np.nan),
-        window=np.full((length, 4, *shape), np.nan),
-        parameters=np.broadcast_to(start, (*models, len(start))).copy(),
-        damping=np.ones(models),
-        calm=np.zeros(models, dtype=np.int64),
-        guesses=np.full((2, *shape), np.nan),
-        wrong=np.full((2, *shape), np.nan),
-    )
 
 
 def remember(state: LearnedState, reading: Reading, gain: float) -> LearnedState:
@@ -139,7 +113,7 @@ def units(state: LearnedState) -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class Learned(Forecast[LearnedState]):
     """Options of every trained forecast.
 
     pooled: one model for all workers, each in its own units; else one for each worker.
@@ -158,7 +132,6 @@ class Learned:
     gain: float = 0.2
     model: str | None = None
     seed: int = 0
-    needs_readings: ClassVar[bool] = False
     trains: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -193,7 +166,24 @@ class Learned:
             start = self.network.draw(np.random.default_rng(self.seed))
         else:
             start = load(Path(self.model), self.network)
-        return begin(shape, models, start, self.window, self.lookback)
+        blank = np.full(shape, np.nan)
+        length = math.ceil(self.window / BLOCK) * BLOCK
+        return LearnedState(
+            rounds=np.array(0),
+            number=np.zeros(shape),
+            ema=blank,
+            mean=np.full((3, *shape), np.nan),
+            spread=np.zeros((3, *shape)),
+            ahead=np.full((2, *shape), np.nan),
+            tail=np.full((self.lookback, 3, *shape), np.nan),
+            recent=np.full((BLOCK, 4, *shape), np.nan),
+            window=np.full((length, 4, *shape), np.nan),
+            parameters=np.broadcast_to(start, (*models, len(start))).copy(),
+            damping=np.ones(models),
+            calm=np.zeros(models, dtype=np.int64),
+            guesses=np.full((2, *shape), np.nan),
+            wrong=np.full((2, *shape), np.nan),
+        )
 
     def step(self, state: LearnedState, reading: Reading) -> tuple[Array, LearnedState]:
         state = _train(self, remember(state, reading, self.gain))

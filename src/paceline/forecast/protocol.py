@@ -35,8 +35,9 @@ class Reading(NamedTuple):
 class Forecast(Protocol[S]):
     """Predicts every worker's speed in the next round."""
 
-    needs_readings: ClassVar[bool]  # reads Reading.cpu and memory
-    trains: ClassVar[bool]  # fits a model as it goes: engines step it beside the training, not in its way
+    needs_readings: ClassVar[bool] = False  # reads Reading.cpu and memory
+    # Fits a model as it goes: engines step it beside the training, not in its way.
+    trains: ClassVar[bool] = False
 
     def init(self, shape: tuple[int, ...]) -> S:
         """The state before the first round; shape is (..., n)."""

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from paceline.forecast.ema import check_gain
-from paceline.forecast.protocol import Reading, seen, smoothed
+from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
 LEAST_CPU = 0.05  # a reading below it says more about the meter than about the worker
@@ -23,7 +23,7 @@ class RatioState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Forecast[RatioState]):
     """c^k x EMA(v/c): follows a change of the processors' share at once, and smooths the rest.
 
     gain: weight of the newest v/c, in (0, 1]. A worker without readings gets EMA(v).
@@ -31,7 +31,6 @@ class Ratio:
 
     gain: float = 0.2
     needs_readings: ClassVar[bool] = True
-    trains: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_gain("ratio", self.gain)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from paceline.errors import PacelineError
 from paceline.forecast.learned import SPEED, Learned
@@ -22,7 +22,6 @@ class Recurrent(Learned):
     cell: Literal["simple", "lstm"] = "simple"
     look: int = 2
     hidden: int = 4
-    needs_readings: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)

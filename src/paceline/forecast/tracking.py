@@ -11,12 +11,12 @@ than ignoring a change.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.forecast.portable_math import exp, log
-from paceline.forecast.protocol import Reading, seen
+from paceline.forecast.protocol import Forecast, Reading, seen
 from paceline.rounds import Array
 
 __all__ = ["Track", "follow", "start"]
@@ -107,11 +107,8 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tracking:
+class Tracking(Forecast[Track]):
     """A Kalman filter of the logarithm of seconds per sample that learns its own settings."""
-
-    needs_readings: ClassVar[bool] = False
-    trains: ClassVar[bool] = False
 
     def init(self, shape: tuple[int, ...]) -> Track:
         return start(shape)

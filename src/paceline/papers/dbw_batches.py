@@ -37,7 +37,7 @@ def fig7(out: Path, quick: bool) -> Found:
 
 def knee_rates(batch: int, ks: Sequence[int], runs: int, steps: int = 100) -> dict[int, float]:
     """The knee rule's rate for each k: the range test's on the mean of some runs, from the same first weights."""
-    sweep = rates.sweep(1e-3, 10.0, steps)
+    sweep = np.geomspace(1e-3, 10.0, steps)
     learns = learner()
     found = {}
     for k in ks:

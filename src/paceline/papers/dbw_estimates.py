@@ -134,7 +134,7 @@ def fig3(out: Path, quick: bool) -> Found:
         naive = arrival_times.naive(state)
         missing += int(np.isnan(naive).sum())
         errors["naive"].append(naive / truth - 1)
-        errors["constrained"].append(arrival_times.constrained(state)[0] / truth - 1)
+        errors["constrained"].append(arrival_times.constrained(state) / truth - 1)
     rows = []
     picture = figure(1)
     for name, found in errors.items():

@@ -8,8 +8,9 @@ Johnson et al. 2020). DBW itself uses the full rate for every k.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,19 +18,22 @@ from paceline import options
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 
-__all__ = ["RATES", "AdaScale", "Fixed", "Knee", "Proportional", "Rate", "create", "gain", "knee", "sweep"]
+__all__ = ["RATES", "AdaScale", "Fixed", "Knee", "Proportional", "Rate", "create", "gain", "knee"]
 
 SMOOTHING = 0.9
 BLOW_UP = 4.0
 
 
-class Rate(Protocol):
-    """A rule for the learning rate."""
+@dataclass(frozen=True)
+class Rate(ABC):
+    """A rule for the learning rate. full: the rate for an update from all n workers' gradients."""
 
-    needs_variance: ClassVar[bool] = (
-        False  # reads norm2 and variance, which cost reading all gradients once more
-    )
+    workers: int
+    full: float
+    # Reads norm2 and variance, which cost reading all gradients once more.
+    needs_variance: ClassVar[bool] = False
 
+    @abstractmethod
     def of(self, k: float, norm2: float, variance: float) -> float:
         """The rate for an update from the mean of k gradients.
 
@@ -37,40 +41,28 @@ class Rate(Protocol):
         norm2, variance: estimates of the squared norm of the true gradient and of the summed variance of one
         gradient; NaN where unknown.
         """
-        ...
 
 
-@dataclass(frozen=True)
 class Fixed(Rate):
     """The full rate, whatever k."""
-
-    workers: int
-    full: float
 
     def of(self, k: float, norm2: float, variance: float) -> float:
         return self.full
 
 
-@dataclass(frozen=True)
 class Proportional(Rate):
     """The full rate times k / n."""
-
-    workers: int
-    full: float
 
     def of(self, k: float, norm2: float, variance: float) -> float:
         return self.full * k / self.workers
 
 
-@dataclass(frozen=True)
 class AdaScale(Rate):
     """The full rate times r_k / r_n, where r_k = (variance + norm2) / (variance / k + norm2).
 
     r_k is how many single-gradient steps one step from k gradients is worth: from k (all noise) to 1 (none).
     """
 
-    workers: int
-    full: float
     needs_variance: ClassVar[bool] = True
 
     def of(self, k: float, norm2: float, variance: float) -> float:
@@ -86,8 +78,6 @@ class Knee(Rate):
     table: rates for k = 1..n, separated by "/"; the nearest where k is between two.
     """
 
-    workers: int
-    full: float
     table: str = ""
 
     def __post_init__(self) -> None:
@@ -139,11 +129,6 @@ def gain(k: float, norm2: float, variance: float) -> float:
     return (variance + norm2) / (variance / k + norm2)
 
 
-def sweep(low: float = 1e-5, high: float = 1.0, steps: int = 120) -> Array:
-    """Rates of a range test, growing geometrically, shape (steps,)."""
-    return np.geomspace(low, high, steps)
-
-
 def knee(rates: Array, losses: Array) -> float:
     """The rate at which the loss falls steepest over the logarithm of the rate (the range test's answer).
 
@@ -154,11 +139,8 @@ def knee(rates: Array, losses: Array) -> float:
     rates, losses = rates[usable], losses[usable]
     if len(losses) < 2:
         raise PacelineError("the range test diverged at once; begin it with a smaller rate")
-    smooth = np.empty_like(losses)
-    mean = 0.0
-    for step, loss in enumerate(losses):
-        mean = SMOOTHING * mean + (1 - SMOOTHING) * loss
-        smooth[step] = mean / (1 - SMOOTHING ** (step + 1))
+    weights = (1 - SMOOTHING) * SMOOTHING ** np.arange(len(losses))
+    smooth = np.convolve(losses, weights)[: len(losses)] / np.cumsum(weights)
     best = np.minimum.accumulate(smooth)
     span = max(1, len(smooth) // 12)  # slopes over a span: single steps are noise
     blown = np.flatnonzero((smooth > BLOW_UP * best) | (smooth > 1.1 * smooth[:span].max()))

@@ -1,45 +1,15 @@
-"""Which samples a task gets, and what becomes of them when its gradient is not used."""
+"""Which samples a task gets, and what becomes of them when its gradient is not used.
+
+What a source hands out means something only to itself until ``indices``.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from paceline.rounds import Indices
-
-
-class SampleSource(Protocol):
-    """Hands out samples to tasks. What it hands out means something only to itself until ``indices``."""
-
-    def take(self, worker: int, count: int) -> Any:
-        """Samples for a task, up to count, which may be 0; None where there are none of those that are wanted
-        (perhaps only for now)."""
-        ...
-
-    def available(self) -> bool:
-        """Whether ``take`` would give anything now."""
-        ...
-
-    def count(self, taken: Any) -> int:
-        """How many samples these are."""
-        ...
-
-    def used(self, taken: Any) -> None:
-        """The task's gradient entered an update."""
-        ...
-
-    def give_back(self, taken: Any) -> None:
-        """The task's gradient was not used."""
-        ...
-
-    def indices(self, taken: Any) -> Indices:
-        """The samples' places in the training set."""
-        ...
-
-    def finished(self) -> bool:
-        """All has been used that is to be used."""
-        ...
 
 
 class Draws:
@@ -54,29 +24,34 @@ class Draws:
         order = np.random.default_rng((seed, 0xD1)).permutation(samples) if shards > 1 else np.arange(samples)
         self._shards = np.array_split(order, shards)
 
-    def take(self, worker: int, count: int) -> tuple[int, int, int]:
+    def take(self, worker: int, count: int) -> Any:
+        """Samples for a task."""
         number = self._counts.get(worker, 0)
         self._counts[worker] = number + 1
         return worker, number, count
 
     def available(self) -> bool:
+        """Whether ``take`` would give anything now."""
         return True
 
     def count(self, taken: tuple[int, int, int]) -> int:
+        """How many samples these are."""
         return taken[2]
 
     def used(self, taken: Any) -> None:
-        pass
+        """The task's gradient entered an update."""
 
     def give_back(self, taken: Any) -> None:
-        pass
+        """The task's gradient was not used."""
 
     def indices(self, taken: tuple[int, int, int]) -> Indices:
+        """The samples' places in the training set."""
         worker, number, count = taken
         shard = self._shards[worker % len(self._shards)]
         return shard[np.random.default_rng((self._seed, worker, number)).integers(len(shard), size=count)]
 
     def finished(self) -> bool:
+        """Whether all has been used that is to be used."""
         return False
 
 
@@ -95,7 +70,8 @@ class Epochs:
         self._back: list[Indices] = []
         self._done = 0
 
-    def take(self, worker: int, count: int) -> Indices | None:
+    def take(self, worker: int, count: int) -> Any:
+        """Samples for a task, up to ``count``, which may be 0; None if there are none, perhaps only for now."""
         parts: list[Indices] = [] if count else [np.zeros(0, np.int64)]
         while count > 0 and self._back:
             part = self._back.pop(0)
@@ -153,3 +129,6 @@ class Epochs:
 
     def _drawn(self, epoch: int) -> Indices:
         return np.random.default_rng((self._seed, epoch)).permutation(self.samples)
+
+
+SampleSource = Draws | Epochs

@@ -7,7 +7,7 @@ model is learned. A round of B samples costs about B.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -122,8 +122,3 @@ def cost_of(model: CostModel, parts: Array) -> Array:
     """Costs of such parts, (..., 3), in mean samples; a launch that is not known costs nothing."""
     costs: Array = parts @ np.array([model.linear, model.quadratic, model.launch or 0.0])
     return costs
-
-
-def known_launch(model: CostModel, launch: float | None) -> CostModel:
-    """The model with another cost of a launch."""
-    return replace(model, launch=launch)

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.samples.cost import CostModel, batch_parts, cost_of
-from paceline.samples.divide import longest_first
+from paceline.samples.divide import limited, longest_first
 from paceline.samples.padded import Limits, Runs, sorted_runs
 
 __all__ = ["Deal", "Room", "deal"]
@@ -49,6 +49,19 @@ class Room(NamedTuple):
     micro_steps: int | None = None
     in_step: bool = False
     floor: int = 1
+
+    def counts(self, workers: int, batch: int) -> tuple[Counts, Counts, Counts]:
+        """(least, most, micro_batch) of each worker, (n,), none of them above the batch."""
+        least, most, micro = (
+            np.minimum(np.broadcast_to(batch if given is None else np.asarray(given), workers), batch)
+            for given in (0 if self.least is None else self.least, self.most, self.micro_batch)
+        )
+        return least.astype(np.int64), most.astype(np.int64), micro.astype(np.int64)
+
+    @property
+    def longest(self) -> float:
+        """The budget, infinite where there is none."""
+        return np.inf if self.budget is None else float(self.budget)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +114,7 @@ def deal(
     """
     n, batch = len(pace), len(lengths)
     overhead = np.zeros(n) if overhead is None else overhead
+<<<<<<< HEAD
     least, most, micro = (
         np.minimum(np.broadcast_to(batch if given is None else np.asarray(given), (n,)), batch).astype(
             np.int64
@@ -118,6 +132,13 @@ def deal(
             f"the workers' most loads hold {most.sum()} of the round's {batch} samples; raise the limits"
         )
     budget = np.inf if room.budget is None else float(room.budget)
+=======
+    least, most, micro = room.counts(n, batch)
+    if room.turns is not None:
+        most = np.minimum(most, room.turns * micro)
+    least, most = limited(batch, pace, least, most)
+    budget = room.longest
+>>>>>>> shrinkb
     if batch and lengths.max() > budget:
         raise PacelineError(
             f"a sample of length {lengths.max():g} is longer than a micro-batch may be, "

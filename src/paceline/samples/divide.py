@@ -15,13 +15,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.costs import Array
+from paceline.costs import Array, Linear
 from paceline.errors import PacelineError
+from paceline.shares import whole_samples
 
 __all__ = ["bound", "longest_first", "lower_bound"]
 
 Counts = NDArray[np.int64]
-FEW = 512  # samples that are taken one by one
+FEW = 2048  # samples that are taken one by one
 TAIL = 4  # times the workers: as many of the last samples are taken one by one
 ALIKE = 0.75  # of the longest of a block: the shortest that may be in it
 MOST_OF_REST = 0.5  # a block takes at most that part of the samples that are left
@@ -42,7 +43,7 @@ def longest_first(
     PacelineError where the limits cannot hold the samples.
     """
     batch, workers = len(costs), len(pace)
-    least, most = _limits(batch, pace, least, most)
+    least, most = limited(batch, pace, least, most)
     order = np.argsort(-costs, kind="stable")
     sizes = costs[order]
     begin = np.zeros(workers) if overhead is None else overhead
@@ -94,7 +95,8 @@ def _lower_bound(sizes: Array, pace: Array) -> float:
     return float(max(sizes.sum() / speeds.sum(), alone.max(initial=0.0)))
 
 
-def _limits(batch: int, pace: Array, least: Counts | None, most: Counts | None) -> tuple[Counts, Counts]:
+def limited(batch: int, pace: Array, least: Counts | None, most: Counts | None) -> tuple[Counts, Counts]:
+    """(least, most) of each worker in a round of so many samples, (n,); PacelineError if they have no place."""
     most = np.full(len(pace), batch) if most is None else np.minimum(most, batch).astype(np.int64)
     most = np.where(np.isfinite(pace), most, 0)
     least = np.zeros(len(pace), np.int64) if least is None else np.minimum(least, most).astype(np.int64)
@@ -155,7 +157,7 @@ class _Ends:
 
     def block(self, sizes: Array, chosen: Counts) -> None:
         """Nearly equal samples, all together: as many to each as if they were equal, spread over the block."""
-        counts = self._counts(len(sizes), float(sizes.mean()))
+        counts = whole_samples(Linear(self.pace * sizes.mean(), self.ends), len(sizes), 0, self.room)
         has = np.flatnonzero(counts)
         worker = np.repeat(has, counts[has])
         # A worker's k-th of c samples stands at (k + 1/2) / c of the block, so that each gets some of all lengths.
@@ -168,34 +170,3 @@ class _Ends:
         self.counts += counts
         self.room -= counts
         self.pace[self.room <= 0] = np.inf
-
-    def _counts(self, many: int, size: float) -> Counts:
-        """Samples of one size for each worker, (n,), so that they end as soon as they can."""
-        step = self.pace * size  # seconds that one more of them takes
-        free = np.isfinite(step)
-        counts = np.zeros(len(step), np.int64)
-        left = many
-        while left:
-            ends = self.ends[free] + counts[free] * step[free]
-            level = _level(ends, 1.0 / step[free], float(left))
-            more = np.floor(np.maximum((level - ends) / step[free] * (1 - 1e-12), 0.0)).astype(np.int64)
-            counts[free] += np.minimum(more, self.room[free] - counts[free])
-            left = many - int(counts.sum())
-            if left and left <= len(step):
-                # Next whoever ends soonest with one more: nobody has room for two before the level.
-                ends = np.where(free & (counts < self.room), self.ends + (counts + 1) * step, np.inf)
-                soonest = np.argsort(ends, kind="stable")[:left]
-                counts[soonest[np.isfinite(ends[soonest])]] += 1
-                left = many - int(counts.sum())
-            free &= counts < self.room
-        return counts
-
-
-def _level(ends: Array, speed: Array, amount: float) -> float:
-    """The time at which workers that begin at ``ends`` have done ``amount`` together; all of shape (n,)."""
-    order = np.argsort(ends, kind="stable")
-    begin, speed = ends[order], speed[order]
-    together = np.cumsum(speed)
-    levels = (amount + np.cumsum(begin * speed)) / together
-    # The first k workers take part, for the largest k whose level is above the beginning of the k-th.
-    return float(levels[np.flatnonzero(levels > begin)[-1]])

@@ -11,12 +11,13 @@ Costs are without launches here: what a piece costs beyond its samples is measur
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from paceline.costs import Array
-from paceline.samples.cost import CostModel, batch_parts, cost_of, known_launch
+from paceline.samples.cost import CostModel, batch_parts, cost_of
 from paceline.samples.deal import GUESS, Counts, Deal, Room, at_least, deal, dealt
 from paceline.samples.padded import best_cuts
 
@@ -82,7 +83,7 @@ class InPieces(NamedTuple):
 
 def micro_cost(model: CostModel, parts: Array) -> float:
     """Cost of parts without their launches."""
-    return float(cost_of(known_launch(model, None), parts))
+    return float(cost_of(replace(model, launch=None), parts))
 
 
 def sizes_of_micro_steps(
@@ -119,13 +120,8 @@ def in_pieces(
     of what each keeps for its end, (n,).
     """
     n, batch = len(shares), len(lengths)
-    most, micro = (
-        np.minimum(np.broadcast_to(batch if given is None else np.asarray(given), (n,)), batch).astype(
-            np.int64
-        )
-        for given in (room.most, room.micro_batch)
-    )
-    budget = np.inf if room.budget is None else float(room.budget)
+    _, most, micro = room.counts(n, batch)
+    budget = room.longest
     order = np.argsort(-lengths, kind="stable")
     ordered = lengths[order]
     before = _before(ordered, model, n, int(micro.max()), budget)
@@ -167,7 +163,7 @@ def in_pieces(
         last[worker] = micro_cost(
             model, batch_parts(mine.lengths[stop - size : stop], np.array([size]), model.padded)
         )
-    without = known_launch(model, None)
+    without = replace(model, launch=None)
     whole = float(cost_of(without, mine.parts).sum()) + rest.left(0)
     return InPieces(mine, loads - kept, kept, last, rest, whole)
 
@@ -177,7 +173,7 @@ def _before(ordered: Array, model: CostModel, workers: int, micro_batch: int, bu
     costs = model.of(ordered)
     if model.padded:
         guess = GUESS * float(costs.sum()) / workers
-        cut = known_launch(model, guess if model.launch is None else model.launch)
+        cut = replace(model, launch=guess) if model.launch is None else model
         sizes = sizes_of_micro_steps(ordered, cut, micro_batch, budget)
         costs = np.repeat(costs[np.cumsum(sizes) - sizes], sizes)
     return np.concatenate(([0.0], np.cumsum(costs)))

@@ -16,6 +16,7 @@ from paceline.sync.protocol import (
     Drop,
     Effect,
     Effects,
+    Gate,
     Gradient,
     Interrupt,
     Release,
@@ -33,7 +34,7 @@ class BspState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Bsp:
+class Bsp(Gate[BspState]):
     """Every update takes the first k gradients of the newest parameters; k = n waits for everybody.
 
     mode: what a late worker does when the parameters move: "push-wait" ends its computation first,
@@ -96,8 +97,6 @@ class Bsp:
         return self._release(state._replace(doing=replaced(state.doing, worker, IDLE)), (worker,))
 
     def expect(self, state: BspState, quorum: int, now: float) -> tuple[Effects, BspState]:
-        if quorum < 1:
-            raise PacelineError(f"quorum={quorum}: expected at least 1 gradient")
         return self._fire(state._replace(quorum=quorum))
 
     def _fire(self, state: BspState) -> tuple[Effects, BspState]:

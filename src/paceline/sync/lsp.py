@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from paceline.errors import PacelineError
-from paceline.sync.asp import weight_of
-from paceline.sync.protocol import GONE, IDLE, Apply, Effects, Gradient, Release, replaced
+from paceline.sync.protocol import GONE, IDLE, Apply, Effects, Gate, Gradient, Release, replaced, weight_of
 
 
 class LspState(NamedTuple):
@@ -24,7 +23,7 @@ class LspState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Lsp:
+class Lsp(Gate[LspState]):
     """Updates from groups of ``group`` workers; after ``barrier`` of them one that waits for all.
 
     group: l, from 1 (asp, without barrier) to n (bsp); 0 takes half of the workers, at least 1.
@@ -39,7 +38,6 @@ class Lsp:
     barrier: int = 5
     scale: Literal["batch", "mean"] = "batch"
     stale: Literal["full", "inverse"] = "full"
-    modes: ClassVar[tuple[str, ...]] = ("push-wait",)
     takes_quorum: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -73,8 +71,6 @@ class Lsp:
         return (Release((worker,), state.version, state.version),), state._replace(doing=doing)
 
     def expect(self, state: LspState, quorum: int, now: float) -> tuple[Effects, LspState]:
-        if quorum < 1:
-            raise PacelineError(f"quorum={quorum}: expected at least 1 gradient")
         return self._go_on(state._replace(group=quorum))
 
     def _go_on(self, state: LspState) -> tuple[Effects, LspState]:

@@ -69,8 +69,8 @@ class Gate(Protocol[S]):
     """Frozen: what changes lives in the state, a NamedTuple of tuples and numbers."""
 
     workers: int
-    modes: ClassVar[tuple[str, ...]]  # push-wait, push-interrupt, pull
-    takes_quorum: ClassVar[bool]  # a backup policy may say how many gradients to wait for
+    modes: ClassVar[tuple[str, ...]] = ("push-wait",)  # of push-wait, push-interrupt and pull
+    takes_quorum: ClassVar[bool] = False  # a backup policy may say how many gradients to wait for
 
     def init(self) -> tuple[Effects, S]:
         """Everybody starts at version 0."""
@@ -89,8 +89,13 @@ class Gate(Protocol[S]):
         ...
 
     def expect(self, state: S, quorum: int, now: float) -> tuple[Effects, S]:
-        """From now on an update waits for this many gradients."""
-        ...
+        """From now on an update waits for this many gradients, 1 or more; of gates with ``takes_quorum`` alone."""
+        raise NotImplementedError
+
+
+def weight_of(staleness: int, stale: str) -> float:
+    """1, or with "inverse" 1 / (staleness + 1) (DynSGD, in which d is the staleness plus 1)."""
+    return 1.0 if stale == "full" else 1.0 / (staleness + 1)
 
 
 def replaced(values: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:

@@ -7,11 +7,10 @@ applied when somebody next reads the parameters, in one update: so s = 0 is BSP,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from paceline.errors import PacelineError
-from paceline.sync.asp import weight_of
-from paceline.sync.protocol import GONE, IDLE, Apply, Effects, Gradient, Release, replaced
+from paceline.sync.protocol import GONE, IDLE, Apply, Effects, Gate, Gradient, Release, replaced, weight_of
 
 
 class SspState(NamedTuple):
@@ -22,7 +21,7 @@ class SspState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ssp:
+class Ssp(Gate[SspState]):
     """Nobody runs more than ``staleness`` clocks ahead of the slowest; a sample counts as much as under BSP.
 
     stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d (DynSSP).
@@ -32,8 +31,6 @@ class Ssp:
     mode: str = "push-wait"
     staleness: int = 10
     stale: Literal["full", "inverse"] = "full"
-    modes: ClassVar[tuple[str, ...]] = ("push-wait",)
-    takes_quorum: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.staleness < 0:
@@ -61,11 +58,6 @@ class Ssp:
         others = [c for c, doing in zip(state.clocks, state.doing, strict=True) if doing != GONE]
         clocks = replaced(state.clocks, worker, min(others, default=0))
         return self._go_on(state._replace(doing=replaced(state.doing, worker, IDLE), clocks=clocks))
-
-    def expect(self, state: SspState, quorum: int, now: float) -> tuple[Effects, SspState]:
-        raise PacelineError(
-            "ssp has its own rule whom to wait for; leave out the backup policy, or use bsp or lsp"
-        )
 
     def _go_on(self, state: SspState) -> tuple[Effects, SspState]:
         """Release whoever is near enough to the slowest, at parameters with all that has arrived."""
