@@ -137,7 +137,7 @@ def make(
             return None
         return service.runs / name
 
-    app.mount("/jobs/{job}", live(run_of, closed=lambda: service.stopping))
+    app.mount("/jobs/{job}", live(run_of))
     for kind in (PacelineError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _refused)
     app.add_middleware(Quick, service=service)  # innermost
