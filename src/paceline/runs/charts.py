@@ -47,7 +47,8 @@ def round_seconds(window: Window) -> str:
 
 def loads(window: Window) -> str:
     """How the batch was divided; as portions of it if not all rounds have the same."""
-    values, says, text = window.loads, "Samples that each worker ran", number
+    values, says = window.loads, "Samples that each worker ran"
+    text: Callable[[float], str] = number
     texts = [[number(load) for load in row] for row in window.loads.tolist()]
     if window.uneven:
         values, says = window.portions, "Part of the batch that each worker ran"

@@ -120,7 +120,7 @@ def _reached(series: Sequence[Line], x_axis: Axis, text: Text, tip: Text) -> str
         for what, values in (("", line.y), (", least", line.low), (", most", line.high))
         if values is not None
     ]
-    places = np.unique(np.concatenate([line.x for line in series]))
+    places = np.unique(np.concatenate([np.zeros(0), *(line.x for line in series)]))
     rows = []
     for place in places[chosen(len(places))].tolist():
         at = [int(np.searchsorted(x, place, side="right")) - 1 for _, x, _ in columns]

@@ -206,7 +206,7 @@ HEADS = ("run", "samples/s", "of bound", "waiting", "time", "mean loss", "accura
 
 def side_by_side(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """The figures of several runs in words, a row for each, for the columns ``HEADS``."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name, s in zip(labels(runs), map(summarize, runs), strict=True):
         loads = s["final_batches"]
         rows.append(
