@@ -478,6 +478,12 @@ MUTATIONS = (
         "[_carry_out(entry) for entry in batch]\n        batch, self._waiting = batch + self._waiting, []",
         ("serve/test_faults.py",),
     ),
+    Mutation(
+        "service: a job stays as it was in memory when its log could not be written",
+        "if runtime.logged != runtime.done:",
+        "if False:",
+        ("serve/test_faults.py",),
+    ),
 )
 
 

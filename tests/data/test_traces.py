@@ -77,7 +77,7 @@ def test_a_missing_row_means_absent_when_asked(tmp_path):
         (HEADER + "0,0,1,nan\n", "line 2: overhead_seconds is nan"),
         (HEADER + "0,0.5,1,0\n", "line 2: worker is 0.5"),
         (HEADER + "-1,0,1,0\n", "line 2: round is -1"),
-        (HEADER + ",0,1,0\n", "line 2: round is ''"),
+        (HEADER + ",0,1,0\n", "line 2: round is nan"),
         (HEADER + "0,1,1,0\n", "line 2: worker 1 with no worker 0"),
         (HEADER + "0,0,1,0\n0,3,1,0\n0,1,1,0\n", "line 3: worker 3 with no worker 2"),
         (HEADER + GOOD + "1000000000000,0,1,0\n", "line 6: round 1000000000000 with no round"),

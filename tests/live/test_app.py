@@ -1,9 +1,7 @@
 """The page's endpoints without a browser: mounted, and asked for what is not there."""
 
-import asyncio
 import base64
 import hashlib
-import json
 import re
 
 import pytest
@@ -17,7 +15,6 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from paceline.live import app
-from paceline.live.pages import Follower, stream
 
 
 @pytest.fixture
@@ -45,7 +42,7 @@ def test_mounted_under_names(run_dir):
     client = TestClient(Starlette(routes=[runs]))
     assert client.get("/runs/first/live/").status_code == 200
     assert client.get("/runs/first/live/figures").json()["rounds"] == 1000
-    for path in ("", "events", "figures"):
+    for path in ("", "panel", "figures"):
         answer = client.get(f"/runs/other/live/{path}")
         assert answer.status_code == 404
         assert "no run of that name" in answer.json()["error"]
@@ -94,35 +91,14 @@ def test_a_run_without_rounds_has_no_figures_yet(tmp_path):
     assert gone.get("/figures").json()["rounds"] == 0
 
 
-def take(stream, count):
-    """The first events of a stream: (id, kind, data)."""
-
-    async def run():
-        found = []
-        async for text in stream:
-            fields = dict(line.split(": ", 1) for line in text.strip("\n").split("\n"))
-            if "event" in fields:
-                found.append((fields.get("id"), fields["event"], fields["data"]))
-            if len(found) == count:
-                break
-        return found
-
-    return asyncio.run(run())
-
-
-def test_events_have_ids_by_which_a_page_goes_on(run_dir, monkeypatch):
-    monkeypatch.setattr("paceline.live.pages.BEAT", 0.1)
-    [(first, kind, data)] = take(stream(Follower(run_dir).shot, "", lambda: False), 1)
-    assert kind == "panel"
-    assert json.loads(data)["rounds"] == 1000
-    # Another server, the same record: nothing is sent again, the line is kept alive.
-    again = take(stream(Follower(run_dir).shot, first, lambda: False), 2)
-    assert [kind for _, kind, _ in again] == ["beat", "beat"]
+def test_a_page_is_sent_the_panel_only_if_it_is_another_one_than_it_has(run_dir):
+    first = TestClient(app(run_dir)).get("/panel")
+    assert first.json()["rounds"] == 1000
+    # Another server, the same record: nothing is sent again.
+    mine = {"If-None-Match": first.headers["etag"]}
+    again = TestClient(app(run_dir)).get("/panel", headers=mine)
+    assert (again.status_code, again.content) == (304, b"")
     (run_dir / "rounds.jsonl").write_bytes(b"".join((run_dir / "rounds.jsonl").open("rb").readlines()[:7]))
-    [(second, kind, data)] = take(stream(Follower(run_dir).shot, first, lambda: False), 1)
-    assert second != first
-    assert json.loads(data)["rounds"] == 7
-
-
-def test_a_server_that_ends_ends_its_streams(run_dir):
-    assert take(stream(Follower(run_dir).shot, "", lambda: True), 1) == []
+    second = TestClient(app(run_dir)).get("/panel", headers=mine)
+    assert second.headers["etag"] != first.headers["etag"]
+    assert second.json()["rounds"] == 7

@@ -1,6 +1,5 @@
 """The live pages of a directory that is not there yet, and then holds several runs."""
 
-import json
 import os
 
 import pytest
@@ -22,21 +21,13 @@ def begin(run_dir, rounds, started, **config):
 
 
 def panel(client, path):
-    """The first panel that the page's events bring; the server ends the stream behind it."""
-    for line in client.get(f"{path}events").text.splitlines():
-        if line.startswith("data: {"):
-            return json.loads(line[6:])
-    raise AssertionError("no panel")
+    """What the page at this address shows."""
+    return client.get(f"{path}panel").json()
 
 
 def test_a_folder_that_fills_with_runs(tmp_path):
-    folder, asked = tmp_path / "both", []
-
-    def closed():  # each stream ends when it has looked once
-        asked.append(0)
-        return len(asked) % 2 == 0
-
-    client = TestClient(folder_app(folder, closed))
+    folder = tmp_path / "both"
+    client = TestClient(folder_app(folder))
     waiting = panel(client, "/")
     assert waiting["state"] == "waiting"
     assert waiting["says"] == f"Waiting for a run in {folder}; there is none yet."
@@ -59,23 +50,7 @@ def test_a_folder_that_fills_with_runs(tmp_path):
     assert client.get("/runs/none/").status_code == 404
 
 
-def test_a_stream_ends_when_its_address_shows_another_run(tmp_path):
-    folder, looks = tmp_path / "both", []
-    begin(folder / "first", 3, 1000)
-
-    def closed():
-        looks.append(0)
-        if len(looks) == 3:
-            begin(folder / "second", 4, 2000)
-        assert len(looks) < 100, "the stream should have ended"
-        return False
-
-    client = TestClient(folder_app(folder, closed))
-    assert '"rounds":3' in client.get("/events").text
-    assert len(looks) <= 4
-
-
 def test_without_a_script_the_page_says_what_it_needs(tmp_path):
-    page = TestClient(folder_app(tmp_path, lambda: True)).get("/").text
+    page = TestClient(folder_app(tmp_path)).get("/").text
     assert "<noscript>" in page
     assert "needs JavaScript" in page

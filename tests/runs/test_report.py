@@ -15,7 +15,7 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.runs import Recorder, Run, draw, findings, read, report, svg
 from paceline.runs.columns import short, thin
-from paceline.runs.draw import percent_axis, ticks, time_axis, time_ticks, top
+from paceline.runs.svg import percent_axis, ticks, time_axis, time_ticks, top
 from paceline.runs.words import number
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
@@ -233,12 +233,16 @@ def test_a_table_is_behind_each_picture(tmp_path, write, run):
         assert [figure for figure in figures if "<tbody>" not in figure] == []
     times = next(each for each in figures if "<h3>Time per round" in each)
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>.*?</tr>", times)]
-    assert rows[1] == ["0", "64 ms", "80 ms"]
-    assert rows[-1] == ["59", "–", "24 ms"], "the shorter run has ended"
+    assert rows[1] == ["Round 0", "64 ms", "80 ms"]
+    assert rows[-1] == ["Round 59", "–", "24 ms"], "the shorter run has ended"
     losses = next(each for each in figures if "<h3>Loss against time" in each)
-    assert re.findall(r"<th scope=\"col\">(.*?)</th>", losses) == ["after", "equal", "level"]
+    assert re.findall(r"<th scope=\"col\">(.*?)</th>", losses) == [
+        "time since the start (s)",
+        "equal",
+        "level",
+    ]
     last = re.findall(r"<td>(.*?)</td>", losses)[-3:]
-    assert last == ["1.92 s", number(2 / 30), "–"]
+    assert last == ["after 1.92 s", number(2 / 30), "–"]
     beside = next(each for each in figures if "The last 10 rounds of each" in each)
     assert "overhead" not in beside
     assert re.findall(r"<td>(.*?)</td>", beside)[:6] == [

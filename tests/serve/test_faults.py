@@ -307,9 +307,7 @@ def test_a_fault_of_the_service_sets_one_job_aside(
         await asyncio.sleep(0.01)
         with monkeypatch.context() as patched:
             patched.setattr("paceline.serve.places.OpenRound.report", lambda *_: 1 / 0)
-            refused(
-                await call.report("b", GOOD), 409, "job 'j' is set aside: call 5 of its log failed (division"
-            )
+            refused(await call.report("b", GOOD), 409, "job 'j' is set aside: its call 5 failed (division")
         refused(await asyncio.wait_for(waiting, 8.0), 409, "job 'j' is set aside")
         assert list((await call.ask("GET", "/jobs"))[1]["set_aside"]) == ["j"]
         health = (await call.ask("GET", "/health"))[1]

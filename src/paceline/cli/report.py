@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,8 +16,7 @@ from paceline.cli.output import check_json, write_text
 from paceline.errors import PacelineError
 from paceline.files import check_place, write_whole
 from paceline.runs import Run, read, report, sinks, summarize, trace
-from paceline.runs.findings import compare, findings, labels
-from paceline.runs.words import number, percent, seconds
+from paceline.runs.findings import compare, findings
 
 
 def command(
@@ -61,7 +60,7 @@ def command(
         page = report.write_comparison(records, out or _beside(runs))
         for run, content in zip(records, pages, strict=True):
             write_whole(run.path / report.REPORT, content)
-        tables.print_whole(console, comparison_table(records, summaries))
+        tables.print_whole(console, comparison_table(records))
         tables.say(console, compare(records)[0])
         trace.write_comparison(records, page.parent / trace.TRACE)
     for run in records:
@@ -73,21 +72,11 @@ def command(
         write_text(json_, json.dumps(summaries[0] if len(summaries) == 1 else summaries, indent=2))
 
 
-def comparison_table(runs: list[Run], summaries: list[dict[str, Any]]) -> Table:
+def comparison_table(runs: list[Run]) -> Table:
     """The figures of several runs side by side, for a terminal."""
-    table = tables.begun("run", "samples/s", "of bound", "waiting", "time", "mean loss", "accuracy", "loads")
-    for name, summary in zip(labels(runs), summaries, strict=True):
-        loads = summary["final_batches"]
-        table.add_row(
-            name,
-            number(summary["samples_per_second"]),
-            percent(summary["share_of_bound"], 1),
-            percent(summary["idle_share"], 1),
-            seconds(summary["seconds"]),
-            number(summary["train_loss"]),
-            percent(summary.get("test_accuracy"), 1),
-            "/".join(map(str, loads)) if len(loads) <= 8 else f"{min(loads)} to {max(loads)}",
-        )
+    table = tables.begun(*report.HEADS)
+    for row in report.side_by_side(runs):
+        table.add_row(*row)
     return table
 
 

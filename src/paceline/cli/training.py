@@ -83,7 +83,7 @@ class Session:
                 )
             )
             directories.append(run_dir)
-        self._sum_up(base, directories, results, results if listed else results[0])
+        self._sum_up(base, directories, results if listed else results[0])
 
     def resume(self, run_dir: Path, port: int, changes: dict[str, Any]) -> None:
         """Go on with a run from its last checkpoint. changes: what is to be different of its configuration."""
@@ -103,7 +103,7 @@ class Session:
         else:
             self._console.print(f"{run_dir}: no checkpoint yet, starting from the beginning")
         result = self._run(config, run_dir, config.policy, True, port, config.rounds(len(data.x_train)))
-        self._sum_up(run_dir, [run_dir], [result], result)
+        self._sum_up(run_dir, [run_dir], result)
 
     def _check(self, config: TrainConfig, data: Data) -> None:
         checks.check(config, data)
@@ -147,14 +147,12 @@ class Session:
             except PacelineError as error:
                 self._console.print(str(error))
 
-    def _sum_up(
-        self, base: Path, directories: list[Path], results: list[dict[str, Any]], figures: Any
-    ) -> None:
+    def _sum_up(self, base: Path, directories: list[Path], figures: Any) -> None:
         """What people read of the runs in these directories, their reports, and the figures for ``--json``."""
         if not self._leads:
             return
         runs = [read(directory) for directory in directories]
-        tables.print_whole(self._console, comparison_table(runs, results))
+        tables.print_whole(self._console, comparison_table(runs))
         for sentence in compare(runs)[:1] if len(runs) > 1 else findings(runs[0]):
             tables.say(self._console, sentence)
         page = base / report.REPORT

@@ -86,7 +86,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def make_server(run_dir: Path, host: str) -> uvicorn.Server:
-    """A server of the page that ends its event streams when it is told to end."""
+    """A server of the page."""
     try:
         import uvicorn
         from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -94,17 +94,9 @@ def make_server(run_dir: Path, host: str) -> uvicorn.Server:
         from paceline.live.pages import folder_app
     except ModuleNotFoundError as error:
         raise PacelineError("paceline watch needs fastapi and uvicorn; install paceline[serve]") from error
-
-    class Server(uvicorn.Server):
-        ending = False
-
-        async def shutdown(self, *arguments: Any, **options: Any) -> None:
-            self.ending = True
-            await super().shutdown(*arguments, **options)
-
-    page: Any = folder_app(run_dir, lambda: server.ending)
+    page: Any = folder_app(run_dir)
     if host in LOCAL:  # a page elsewhere must not reach this one under a name of its own (DNS rebinding)
         page = TrustedHostMiddleware(page, allowed_hosts=[*LOCAL, "[::1]"])
-    config = uvicorn.Config(page, log_level="error", access_log=False, timeout_graceful_shutdown=3)
-    server = Server(config)
-    return server
+    return uvicorn.Server(
+        uvicorn.Config(page, log_level="error", access_log=False, timeout_graceful_shutdown=3)
+    )

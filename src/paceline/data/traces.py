@@ -13,12 +13,11 @@ from __future__ import annotations
 import csv
 import io
 import os
-import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline import costs
 from paceline.costs import Array
@@ -28,6 +27,7 @@ from paceline.files import open_file, write_whole
 __all__ = ["Trace", "read", "write"]
 
 COLUMNS = ("round", "worker", "seconds_per_sample", "overhead_seconds")
+Fail = Callable[[int, str], NoReturn]
 CELLS = 10**8  # rounds times workers, at most: each takes 16 bytes, however few rows there are
 
 
@@ -50,11 +50,15 @@ def read(path: str | os.PathLike[str], gaps: Literal["error", "absent"] = "error
     a round left out.
     """
     path = Path(path)
-    rows = _rows(path)
+    lines, rows = _rows(path)
     if not len(rows):
         raise PacelineError(f"{path}: no rows below the header; expected {','.join(COLUMNS)}")
-    _check_rows(path, rows, gaps)
-    return _fill(path, rows, gaps)
+
+    def fail(row: int, sentence: str) -> NoReturn:
+        raise PacelineError(f"{path}, line {lines[row]}: {sentence}")
+
+    _check_rows(rows, gaps, fail)
+    return _fill(path, rows, gaps, fail)
 
 
 def write(path: str | os.PathLike[str], trace: Trace) -> Path:
@@ -66,27 +70,41 @@ def write(path: str | os.PathLike[str], trace: Trace) -> Path:
     return write_whole(path, ",".join(COLUMNS) + "\n" + "".join(lines))
 
 
-def _rows(path: Path) -> Array:
-    """The four columns as written, shape (rows, 4)."""
+def _rows(path: Path) -> tuple[list[int], Array]:
+    """The number of each line below the header that is not blank, and its four columns, shape (rows, 4)."""
+    lines, rows = [], []
     try:
-        with _text(path) as file, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "loadtxt")  # no rows: said below
-            header = [name.strip() for name in next(csv.reader(file), [])]
+        with io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            header = [name.strip() for name in next(reader, [])]
             places = _places(path, header)
-            body = file.read()
-            if '"' in body or not _even(body, len(header)):
-                return _rows_slowly(path, places, len(header))
-            try:
-                rows: Array = np.loadtxt(
-                    io.StringIO(body), delimiter=",", usecols=places, ndmin=2, comments=None
-                )
-                return rows.reshape(-1, 4)
-            except ValueError:
-                return _rows_slowly(path, places, len(header))
+            for fields in filter(None, reader):
+                lines.append(reader.line_num)
+                try:
+                    rows.append([_number(fields[place]) for place in places])
+                except (ValueError, IndexError):
+                    rows.append([])
+                if len(fields) != len(header) or not rows[-1]:
+                    raise PacelineError(f"{path}, line {lines[-1]}: {_wrong(fields, places, len(header))}")
     except OSError as error:
         raise PacelineError(f"cannot read the trace {path}: {error.strerror}; expected a CSV file") from error
-    except (UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
         raise PacelineError(f"{path} is no text; expected a CSV file with {','.join(COLUMNS)}") from error
+    except csv.Error as error:
+        raise PacelineError(f"{path}, line {reader.line_num}: {error}") from error
+    return lines, np.array(rows, np.float64).reshape(-1, 4)
+
+
+def _wrong(fields: list[str], places: list[int], width: int) -> str:
+    """Why a line is no row of four numbers, with as many fields as the header."""
+    for name, place in zip(COLUMNS, places, strict=True):
+        if place >= len(fields):
+            return f"no {name}; expected {width} fields"
+        try:
+            _number(fields[place])
+        except ValueError:
+            return f"{name} is {fields[place].strip()!r}; expected a number"
+    return f"{len(fields)} fields; expected {width}, as in the header"
 
 
 def _places(path: Path, header: list[str]) -> list[int]:
@@ -100,85 +118,30 @@ def _places(path: Path, header: list[str]) -> list[int]:
     return [header.index(name) for name in COLUMNS]
 
 
-def _even(body: str, width: int) -> bool:
-    """Whether every line has as many fields as the header, by its commas; quotes are for the slow way."""
-    return all(line.count(",") == width - 1 for line in body.split("\n") if line.strip())
-
-
-def _rows_slowly(path: Path, places: list[int], width: int) -> Array:
-    """As ``_rows``, line by line: finds the line at fault, and takes empty fields for NaN."""
-    rows = []
-    for line, fields in _lines(path):
-        row = []
-        for name, place in zip(COLUMNS, places, strict=True):
-            text = fields[place].strip() if place < len(fields) else None
-            if text is None:
-                raise PacelineError(f"{path}, line {line}: no {name}; expected {width} fields")
-            try:
-                row.append(_number(text) if text or name in COLUMNS[:2] else np.nan)
-            except ValueError as error:
-                raise PacelineError(f"{path}, line {line}: {name} is {text!r}; expected a number") from error
-        if len(fields) != width:
-            raise PacelineError(
-                f"{path}, line {line}: {len(fields)} fields; expected {width}, as in the header"
-            )
-        rows.append(row)
-    return np.array(rows, np.float64).reshape(-1, 4)
-
-
 def _number(text: str) -> float:
-    """As ``float``, without what only Python's own source calls a number: 1_0."""
+    """A field as a number, NaN if it is empty; not what only Python's own source calls a number, as 1_0."""
     if "_" in text or not text.isascii():
         raise ValueError(text)
-    return float(text)
+    return float(text) if text.strip() else np.nan
 
 
-def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    """Line numbers and fields of every row below the header; blank lines hold no row."""
-    with _text(path) as file:
-        reader = csv.reader(file)
-        try:
-            next(reader)
-            return [(reader.line_num, fields) for fields in reader if fields]
-        except csv.Error as error:
-            raise PacelineError(f"{path}, line {reader.line_num}: {error}") from error
-
-
-def _text(path: Path) -> io.TextIOWrapper:
-    return io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="")
-
-
-def _check_rows(path: Path, rows: Array, gaps: str) -> None:
+def _check_rows(rows: Array, gaps: str, fail: Fail) -> None:
     number, worker, seconds, overhead = rows.T
     absent = np.isnan(seconds) if gaps == "absent" else np.zeros(len(rows), bool)
-    for name, values in (("round", number), ("worker", worker)):
-        ok = (values >= 0) & (values < 2**53) & (values == np.floor(values))
-        _refuse(path, ~ok, f"{name} is {{}}; expected a whole number, 0 or more", values)
-    _refuse(
-        path,
-        costs.outside(seconds) & ~absent,
-        f"seconds_per_sample is {{}}; expected {costs.SPAN} seconds",
-        seconds,
+    odd = ~((rows >= 0) & (rows < 2**53) & (rows == np.floor(rows)))
+    checks = (
+        ("round", odd[:, 0], number, "a whole number, 0 or more"),
+        ("worker", odd[:, 1], worker, "a whole number, 0 or more"),
+        ("seconds_per_sample", costs.outside(seconds) & ~absent, seconds, f"{costs.SPAN} seconds"),
+        ("overhead_seconds", costs.outside(overhead, 0.0) & ~absent, overhead, f"{costs.SPAN_0} seconds"),
     )
-    _refuse(
-        path,
-        costs.outside(overhead, 0.0) & ~absent,
-        f"overhead_seconds is {{}}; expected {costs.SPAN_0} seconds",
-        overhead,
-    )
+    for name, wrong, values, expected in checks:
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            fail(row, f"{name} is {values[row]:g}; expected {expected}")
 
 
-def _refuse(path: Path, wrong: NDArray[np.bool_], sentence: str, values: Array) -> None:
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        _fail(path, row, sentence.format(f"{values[row]:g}"))
-
-
-def _fail(path: Path, row: int, sentence: str) -> NoReturn:
-    raise PacelineError(f"{path}, line {_lines(path)[row][0]}: {sentence}")
-
-
-def _fill(path: Path, rows: Array, gaps: str) -> Trace:
+def _fill(path: Path, rows: Array, gaps: str, fail: Fail) -> Trace:
     number, worker = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64)
     first, shape = number.min(), (int(np.ptp(number)) + 1, int(worker.max()) + 1)
     for name, values, low, size in (("round", number, first, shape[0]), ("worker", worker, 0, shape[1])):
@@ -187,7 +150,7 @@ def _fill(path: Path, rows: Array, gaps: str) -> Trace:
             step = np.diff(np.concatenate(([low - 1], seen)))
             before = seen[np.argmax(step > 1)]
             row = int(np.argmax(values == before))
-            _fail(path, row, f"{name} {before} with no {name} {before - 1}; expected none left out")
+            fail(row, f"{name} {before} with no {name} {before - 1}; expected none left out")
     if shape[0] * shape[1] > CELLS:
         raise PacelineError(
             f"{path}: {shape[0]:,} rounds of {shape[1]:,} workers; expected at most {CELLS:,} of both together"
@@ -197,17 +160,12 @@ def _fill(path: Path, rows: Array, gaps: str) -> Trace:
     again = np.diff(cell) == 0
     if again.any():
         row = int(order[1:][again].min())
-        _fail(
-            path,
-            row,
-            f"round {number[row]} of worker {worker[row]} is given a second time; expected each once",
-        )
+        fail(row, f"round {number[row]} of worker {worker[row]} is given a second time; expected each once")
     if gaps == "error" and len(cell) < shape[0] * shape[1]:
         hole = int(np.argmax(np.append(cell, -1) != np.arange(len(cell) + 1)))
         t, i = divmod(hole, shape[1])
         row = int(order[max(hole - 1, 0)])
-        _fail(
-            path,
+        fail(
             row,
             f"after this row worker {i} has none in round {t + first}; expected every worker in every round",
         )

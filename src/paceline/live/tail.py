@@ -11,16 +11,8 @@ from typing import Any, BinaryIO
 from paceline.errors import PacelineError
 from paceline.files import open_file
 from paceline.runs.columns import Columns
-from paceline.runs.line import read as read_line
-from paceline.runs.run import (
-    CONFIG,
-    ROUNDS,
-    SUMMARY,
-    check_config,
-    check_summary,
-    of_lines,
-    read_object,
-)
+from paceline.runs.line import read_all
+from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, of_lines, read_facts
 
 CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
 MARK = 256  # bytes before the place read up to, by which a file that was cut and written again is known
@@ -61,14 +53,9 @@ class Tail:
             if self._signatures[CONFIG] is None:
                 raise FileNotFoundError
             if config or self.gone:
-                found = read_object(self.run_dir / CONFIG) or {}
-                check_config(found, self.run_dir / CONFIG)
-                self.config = found
-                self.columns.config = self.config
+                self.config = self.columns.config = read_facts(self.run_dir / CONFIG) or {}
             if self._changed(SUMMARY):
-                found = read_object(self.run_dir / SUMMARY) or {}
-                check_summary(found, self.run_dir / SUMMARY)
-                self.summary = found
+                self.summary = read_facts(self.run_dir / SUMMARY) or {}
             self._read_rounds()
             self.gone = ""
         except (FileNotFoundError, NotADirectoryError):
@@ -146,20 +133,14 @@ class Tail:
         return file.read(len(self._mark)) == self._mark
 
     def _take(self, data: bytes, size: int) -> None:
-        lines: list[dict[str, Any]] = []
-        known = self.columns["round"]
-        read = 0
-        for text in data.splitlines(keepends=True):
-            line, wrong = read_line(text, lines[-1] if lines else self._last)
-            if wrong:
-                number = len(known) + len(lines) + 1
-                self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."
-                self._stuck = size
-                break
-            lines.append(line)
-            read += len(text)
-        else:
-            self.damaged, self._stuck = "", -1
+        texts = data.splitlines(keepends=True)
+        lines, wrong = read_all(texts, self._last)
+        read = sum(map(len, texts[: len(lines)]))
+        self.damaged, self._stuck = "", -1
+        if wrong:
+            number = len(self.columns) + len(lines) + 1
+            self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."
+            self._stuck = size
         if lines:
             self._last = lines[-1]
             self.columns.extend(of_lines(self.run_dir, self.config, lines))

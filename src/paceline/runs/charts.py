@@ -8,137 +8,135 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.runs import draw
-from paceline.runs.columns import BANDS, Window
-from paceline.runs.draw import amount_axis, percent_axis, round_axis, time_axis, top
+from paceline.runs.columns import BANDS, Thin, Window
 from paceline.runs.run import Array
+from paceline.runs.svg import amount_axis, percent_axis, round_axis, time_axis, top
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
 ROWS = 64  # up to so many workers have a row of their own
 BARS = 16  # up to so many have a bar of their own
-TABLE = 12  # rows of a table beside a picture
 
 
-def names(window: Window) -> list[str]:
-    """What the workers are called."""
-    return [f"worker {i}" for i in range(window.workers)]
+def thinned(window: Window, name: str, colour: str, x: Array, series: Thin) -> draw.Line:
+    """A curve of buckets of which anything is known, with a band around it if these hold several rounds."""
+    known, many = ~np.isnan(series.mean), len(x) < window.end - window.start
+    band = (series.low[known], series.high[known]) if many else ()
+    return draw.Line(name, colour, x[known], series.mean[known], *band)
 
 
 def round_seconds(window: Window) -> str:
     """Time per round against what a split by speed would take."""
-    real, ideal = window.seconds, window.ideal
-    end = top(window.lengths, ideal)
+    end = top(window.lengths, window.ideal)
     beyond = int((window.lengths > end).sum())
     cut = f"; {plural(beyond, 'round')} went beyond the scale" if beyond else ""
-    x, known = _middles(window.edges), ~np.isnan(real.mean)
-    many = len(x) < window.end - window.start
-    band = (real.low[known], real.high[known]) if many else (None, None)
-    average = " (average, and from the fastest to the slowest)" if many else ""
-    series = [
-        draw.Line("round", "c0", x[known], real.mean[known], *band),
-        draw.Line("split by speed", "good", x[known], ideal[known], dashed=True),
-    ]
-    tips = [tip for tip, there in zip(_tips(window.edges), known, strict=True) if there]
-    shown = [("c0", "measured"), ("good dashes", "split by speed (the bound)")]
-    lost = [("bad upright", "a worker was lost or left")] if window.lost else []
-    columns = (column[known] for column in (real.mean, real.low, real.high, ideal))
-    return draw.figure(
+    x, known = _middles(window.edges), ~np.isnan(window.seconds.mean)
+    real = thinned(window, "measured", "c0", x, window.seconds)
+    average = "" if real.low is None else " (average, and from the fastest to the slowest)"
+    return draw.curves(
         "Time per round",
         f"Seconds of each round{average}; dashed: the same samples split by the workers' speeds"
         f"{_lost(window)}{cut}{_without(window)}.",
-        draw.lines(
-            series,
-            round_axis(window.span),
-            time_axis("time of a round", end),
-            seconds,
-            _round_tip(window.edges),
-            [number + 0.5 for number in window.lost],
-        ),
-        draw.legend([*shown, *lost]),
-        table=draw.table(
-            ("rounds", "average", "fastest", "slowest", "split by speed"), _in_words(tips, seconds, *columns)
-        ),
+        [real, draw.Line("split by speed (the bound)", "good", x[known], window.ideal[known], dashed=True)],
+        round_axis(window.span),
+        time_axis("time of a round", end),
+        seconds,
+        _round_tip(window.edges),
+        [number + 0.5 for number in window.lost],
     )
 
 
 def loads(window: Window) -> str:
-    """How the batch was divided; as portions of it where not all rounds have the same."""
-    if not window.uneven:
-        texts = _texts(window.loads, number)
-        return _divided(window, window.loads, "Samples that each worker ran", texts, number, "load (samples)")
-    says = "Part of the batch that each worker ran"
-    of = [
-        [
-            f"{percent(part, 1)} ({number(load)} samples)" if part == part else "–"
-            for part, load in zip(*row, strict=True)
+    """How the batch was divided; as portions of it if not all rounds have the same."""
+    values, says = window.loads, "Samples that each worker ran"
+    text: Callable[[float], str] = number
+    texts = [[number(load) for load in row] for row in window.loads.tolist()]
+    if window.uneven:
+        values, says = window.portions, "Part of the batch that each worker ran"
+        text = percent_of_batch
+        texts = [
+            [
+                f"{text(part)} ({load} samples)" if part == part else "–"
+                for part, load in zip(*row, strict=True)
+            ]
+            for row in zip(values.tolist(), texts, strict=True)
         ]
-        for row in zip(window.portions.tolist(), window.loads.tolist(), strict=True)
-    ]
-    return _divided(window, window.portions, says, of, lambda part: percent(part, 1), "")
+    if window.workers > BANDS:
+        return _map(window, "Load per worker", says, values, texts, text)
+    most = float(np.nansum(values, axis=1).max()) or 1.0
+    y_axis = percent_axis("part of the batch", most) if window.uneven else amount_axis("load (samples)", most)
+    grid = draw.Grid(_names(window), window.cells, values, texts, _tips(window.cells))
+    return draw.areas(
+        "Load per worker", f"{says}, on top of one another.", grid, round_axis(window.span), y_axis
+    )
+
+
+def percent_of_batch(part: float) -> str:
+    """A worker's part of the batch."""
+    return percent(part, 1)
 
 
 def pace(window: Window) -> str:
     """How long each worker takes for a sample."""
     title, says = "Speed of each worker", "Seconds that each worker took for one sample"
-    texts, values, cells = _texts(window.pace, seconds), window.pace, window.cells
     if window.workers > BANDS:
-        return _map(window, title, says, values, texts, seconds)
-    series = [draw.Line(name, f"c{i}", _middles(cells), values[:, i]) for i, name in enumerate(names(window))]
-    y_axis = time_axis("time for a sample", top(values))
-    content = draw.lines(series, round_axis(window.span), y_axis, seconds, _round_tip(cells))
-    return draw.figure(title, f"{says}.", content, _who(window), table=_each(window, texts))
+        texts = [[seconds(value) for value in row] for row in window.pace.tolist()]
+        return _map(window, title, says, window.pace, texts, seconds)
+    x = _middles(window.cells)
+    series = [draw.Line(name, f"c{i}", x, window.pace[:, i]) for i, name in enumerate(_names(window))]
+    axes = round_axis(window.span), time_axis("time for a sample", top(window.pace))
+    return draw.curves(title, f"{says}.", series, *axes, seconds, _round_tip(window.cells))
 
 
 def losses(runs: Sequence[tuple[str, Window]]) -> str:
-    """Loss against time, one curve a run; empty where no run recorded any."""
-    series = []
-    for i, (name, window) in enumerate(runs):
-        loss = window.loss
-        if np.isnan(loss.mean).all():
-            continue
-        many = len(loss.mean) < window.end - window.start
-        band = (loss.low, loss.high) if many else (None, None)
-        series.append(draw.Line(name, f"c{i % BANDS}", window.time, loss.mean, *band))
+    """Loss against time, one curve a run; empty if no run recorded any."""
+    series = [
+        thinned(window, name, f"c{i % BANDS}", window.time, window.loss)
+        for i, (name, window) in enumerate(runs)
+        if not np.isnan(window.loss.mean).all()
+    ]
     if not series:
         return ""
     start = 0.0 if any(not window.start for _, window in runs) else float(series[0].x[0])
     end = max(float(line.x[-1]) for line in series)
     if not end > start:
         start, end = 0.0, end or 1.0
-    high = 1.05 * max(float(np.nanmax(line.y)) for line in series) or 1.0
-    legend = draw.legend([(line.colour, line.name) for line in series]) if len(runs) > 1 else ""
-    return draw.figure(
+    return draw.curves(
         "Loss against time",
         f"Training loss, by the seconds since the run started{_where(runs[0][1], ', ')}.",
-        draw.lines(
-            series,
-            time_axis("time since the start", end, start, 5),
-            amount_axis("training loss", high),
-            number,
-            lambda x: f"after {seconds(x)}",
-        ),
-        legend,
-        table=_over_time(series, start, end),
+        series,
+        time_axis("time since the start", end, start, 5),
+        amount_axis("training loss", 1.05 * max(float(np.nanmax(line.y)) for line in series) or 1.0),
+        number,
+        lambda x: f"after {seconds(x)}",
     )
 
 
-def _over_time(series: Sequence[draw.Line], start: float, end: float) -> str:
-    """What each curve had reached at a dozen times; nothing before its first value, and after its last one."""
-    rows = []
-    for time in np.linspace(start, end, TABLE + 1)[1:]:
-        reached = []
-        for line in series:
-            place = int(np.searchsorted(line.x, time * (1 + 1e-9), side="right")) - 1
-            over = time > line.x[-1] * (1 + 1e-9)
-            reached.append("–" if place < 0 or over else number(float(line.y[place])))
-        rows.append((seconds(float(time)), *reached))
-    return draw.table(("after", *(line.name for line in series)), rows)
+def rounds(named: Sequence[tuple[str, Window]]) -> str:
+    """Time per round of several runs, a curve each."""
+    series = [
+        thinned(window, name, f"c{i % BANDS}", _middles(window.edges), window.seconds)._replace(
+            low=None, high=None
+        )
+        for i, (name, window) in enumerate(named)
+    ]
+    spans = [window.span for _, window in named]
+    short = any(window.short for _, window in named)
+    return draw.curves(
+        "Time per round",
+        f"Seconds of each round{'; rounds of fewer samples are left out' if short else ''}.",
+        series,
+        round_axis((min(first for first, _ in spans), max(end for _, end in spans))),
+        time_axis("time of a round", top(*(window.lengths for _, window in named))),
+        seconds,
+        lambda x: f"Round {int(x):,}",
+    )
 
 
 def overview(window: Window) -> str:
     """The seconds of all rounds in a strip, to choose some of them from."""
-    real, known = window.seconds, ~np.isnan(window.seconds.mean)
-    x = _middles(window.edges)[known]
-    line = draw.Line("round", "c0", x, real.mean[known], real.low[known], real.high[known])
+    x, real = _middles(window.edges), window.seconds
+    known = ~np.isnan(real.mean)
+    line = draw.Line("round", "c0", x[known], real.mean[known], real.low[known], real.high[known])
     # Not marked as an axis of rounds: the live page zooms there by a brush of its own.
     return draw.strip(line, round_axis(window.span)._replace(rounds=False), top(window.lengths))
 
@@ -148,37 +146,30 @@ def gates(window: Window) -> list[str]:
     if not window.server:
         return []
     x, server = _middles(window.edges), window.server
-    quorum = [
-        draw.Line("k", "c0", x, server["quorum"]),
-        draw.Line("workers present", "good", x, server["present"], dashed=True),
-    ]
-    lost = [
-        draw.Line("staleness", "c1", x, server["staleness"]),
-        draw.Line("unused gradients", "bad", x, server["dropped"], dashed=True),
-    ]
-    x_axis, tip, tips = round_axis(window.span), _round_tip(window.edges), _tips(window.edges)
-    high = 1.1 * top(server["quorum"], server["present"])
-    waited = draw.figure(
-        "Whom each update waited for",
-        "k: the gradients that an update waited for; dashed: the workers that were there.",
-        draw.lines(quorum, x_axis, amount_axis("gradients and workers (number)", high), number, tip),
-        draw.legend([("c0", "k"), ("good dashes", "workers present")]),
-        table=draw.table(
-            ("updates", "k", "present"), _in_words(tips, number, server["quorum"], server["present"])
+
+    def two(title: str, says: str, unit: str, least: float, one: draw.Line, other: draw.Line) -> str:
+        y_axis = amount_axis(f"{unit} (number)", max(least, 1.1 * top(one.y, other.y)))
+        tip = _round_tip(window.edges)
+        return draw.curves(title, says, [one, other], round_axis(window.span), y_axis, number, tip)
+
+    return [
+        two(
+            "Whom each update waited for",
+            "k: the gradients that an update waited for; dashed: the workers that were there.",
+            "gradients and workers",
+            0.0,
+            draw.Line("k", "c0", x, server["quorum"]),
+            draw.Line("workers present", "good", x, server["present"], dashed=True),
         ),
-    )
-    high = max(1.0, 1.05 * top(server["staleness"], server["dropped"]))
-    wasted = draw.figure(
-        "Staleness and waste",
-        "How many updates old the used gradients were, on average; dashed: gradients that went unused, an update.",
-        draw.lines(lost, x_axis, amount_axis("updates and gradients (number)", high), number, tip),
-        draw.legend([("c1", "staleness"), ("bad dashes", "unused gradients")]),
-        table=draw.table(
-            ("updates", "staleness", "unused"),
-            _in_words(tips, number, server["staleness"], server["dropped"]),
+        two(
+            "Staleness and waste",
+            "How many updates old the used gradients were, on average; dashed: gradients without use, an update.",
+            "updates and gradients",
+            1.0,
+            draw.Line("staleness", "c1", x, server["staleness"]),
+            draw.Line("unused gradients", "bad", x, server["dropped"], dashed=True),
         ),
-    )
-    return [waited, wasted]
+    ]
 
 
 def stragglers(window: Window) -> str:
@@ -231,46 +222,18 @@ def time_spent(window: Window) -> str:
     )
 
 
-def _divided(
-    window: Window, values: Array, says: str, texts: list[list[str]], text: Callable[[float], str], unit: str
-) -> str:
-    """What each worker had of a round; the unit of its axis, or "" for portions."""
-    title = "Load per worker"
-    if window.workers > BANDS:
-        return _map(window, title, says, values, texts, text)
-    cells, most = window.cells, float(np.nansum(values, axis=1).max()) or 1.0
-    y_axis = amount_axis(unit, most) if unit else percent_axis("part of the batch", most)
-    content = draw.areas(names(window), cells, values, round_axis(window.span), y_axis, texts, _tips(cells))
-    says = f"{says}, on top of one another."
-    return draw.figure(title, says, content, _who(window), table=_each(window, texts))
-
-
 def _map(
     window: Window, title: str, says: str, values: Array, texts: list[list[str]], text: Callable[[float], str]
 ) -> str:
-    """One row a worker, coloured by its values, where they are too many for curves."""
-    rows, cells = window.rows(ROWS), window.cells
-    table = draw.table(("rounds", "least", "median", "most"), _in_words(_tips(cells), text, *_spread(values)))
+    """A row for each worker, coloured by its values, if they are too many for curves."""
+    grid = draw.Grid(_names(window), window.cells, values, texts, _tips(window.cells))
     some = "" if window.workers <= ROWS else f" ({ROWS} of {window.workers:,} workers, by speed)"
-    shown = [[row[i] for i in rows] for row in texts]
-    x_axis = round_axis(window.span)
-    content = draw.heat([str(i) for i in rows], cells, values[:, rows], x_axis, text, shown, _tips(cells))
-    return draw.figure(title, f"{says}, one row a worker{some}.", content, table=table)
+    says = f"{says}, one row a worker{some}."
+    return draw.heat(title, says, grid, window.rows(ROWS), round_axis(window.span), text)
 
 
-def _who(window: Window) -> str:
-    return draw.legend([(f"c{i}", name) for i, name in enumerate(names(window))])
-
-
-def _each(window: Window, texts: list[list[str]]) -> str:
-    """A table with a column for each worker."""
-    tips = _tips(window.cells)
-    rows = [(tips[i], *texts[i]) for i in _chosen(len(tips))]
-    return draw.table(("rounds", *names(window)), rows)
-
-
-def _texts(values: Array, text: Callable[[float], str]) -> list[list[str]]:
-    return [[text(value) for value in row] for row in values.tolist()]
+def _names(window: Window) -> list[str]:
+    return [f"worker {i}" for i in range(window.workers)]
 
 
 def _where(window: Window, before: str = " ") -> str:
@@ -283,7 +246,9 @@ def _lost(window: Window) -> str:
     if not window.lost:
         return ""
     rounds = [f"{number:,}" for number in window.lost]
-    which = f"in {plural(len(rounds), 'round')}" if len(rounds) > TABLE else f"in round {listing(rounds)}"
+    which = (
+        f"in {plural(len(rounds), 'round')}" if len(rounds) > draw.TABLE else f"in round {listing(rounds)}"
+    )
     return f"; upright: workers were lost or left {which}"
 
 
@@ -298,21 +263,6 @@ def _without(window: Window) -> str:
 
 def _pace(ratio: float) -> str:
     return f" · {times(ratio)}" if ratio == ratio else ""
-
-
-def _spread(values: Array) -> tuple[Array, Array, Array]:
-    """The least, the median and the most of each row of which anything is known."""
-    known = np.where(np.isnan(values).all(axis=1, keepdims=True), 0.0, values)
-    return np.nanmin(known, axis=1), np.nanmedian(known, axis=1), np.nanmax(known, axis=1)
-
-
-def _chosen(count: int) -> list[int]:
-    """Places of a dozen rows for a table."""
-    return [int(i) for i in np.unique(np.linspace(0, count - 1, min(count, TABLE)).astype(int))]
-
-
-def _in_words(tips: Sequence[str], text: Callable[[float], str], *columns: Array) -> list[tuple[str, ...]]:
-    return [(tips[i], *(text(float(column[i])) for column in columns)) for i in _chosen(len(tips))]
 
 
 def _middles(at: Array) -> Array:

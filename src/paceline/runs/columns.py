@@ -6,6 +6,7 @@ stretch of T rounds and n workers is answered from a bounded number of buckets, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,9 +19,10 @@ from paceline.runs.events import Happened, events
 from paceline.runs.run import Array, Run
 from paceline.runs.summary import LATE, chosen, ideal_seconds, known_speeds, last, slowness
 
-PLAIN = ("round", "epoch", "time", "seconds", "batch", "loss")
-EACH = ("loads", "compute", "overhead", "wait")
+RECORDED = ("round", "epoch", "time", "seconds", "batch", "loss")
 SERVER = ("quorum", "present", "staleness", "stalest", "dropped")  # what a parameter server's rounds add
+PLAIN = (*RECORDED, "ideal", "last", "late", *SERVER)
+EACH = ("loads", "compute", "overhead", "wait")
 BANDS = 8  # up to so many workers are drawn in full
 LIMIT, CELLS = 300, 200  # buckets of a curve; of a map with a row for each worker
 RECENT = 1024  # rounds by whose median workers are called slow
@@ -110,12 +112,11 @@ class Columns:
     def __init__(self, path: Path | None = None, config: dict[str, Any] | None = None) -> None:
         self.path, self.config = path or Path(), config or {}
         self.workers = 0
-        self._plain = {name: Growing() for name in (*PLAIN, "ideal", "last", "late")}
-        self._server: dict[str, Growing] = {}
-        self._dropped: dict[str, int] = {}
         self.happened: list[Happened] = []  # to the workers
-        self._events: list[Any] = []  # of each round, where any had some
-        self._each = {name: Growing(0) for name in EACH}
+        self.dropped: Counter[str] = Counter()  # gradients that a server did not use, by what became of them
+        self._events: list[Any] = []  # of each round
+        self._plain = Growing(len(PLAIN))
+        self._each = Growing(len(EACH), 0)
         self._sums = Growing(len(EACH) + 1, 0, start=0.0)  # EACH, and how often each worker was there
         self._speeds = np.zeros(0)
         self._rows: tuple[int, dict[int, list[int]]] = (0, {})
@@ -128,39 +129,35 @@ class Columns:
         return columns
 
     def __len__(self) -> int:
-        return len(self._plain["round"].values)
+        return len(self._plain.values)
 
     def __getitem__(self, name: str) -> Array:
         """A column, one number a round: the record's, and the ``ideal`` seconds, who was ``last`` (-1: nobody), and
         who was so ``late`` that it counts (-1: nobody)."""
-        return self._plain[name].values
-
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Gradients that a parameter server did not use, by what became of them."""
-        return self._dropped
+        return self._plain.values[:, PLAIN.index(name)]
 
     def extend(self, run: Run) -> None:
         """Take in rounds that follow those here."""
         if not len(run.round):
             return
         self._widen(run.workers)
-        new: dict[str, Any] = {name: _padded(getattr(run, name), self.workers) for name in EACH}
-        run = replace(run, **new)
-        for name in PLAIN:
-            self._plain[name].extend(getattr(run, name))
-        self._plain["ideal"].extend(ideal_seconds(run, self._speeds))
-        self._speeds = known_speeds(run, self._speeds)[-1]
+        padded: dict[str, Any] = {name: _padded(getattr(run, name), self.workers) for name in EACH}
+        run = replace(run, **padded)
         who = last(run)
-        self._plain["last"].extend(who)
-        self._plain["late"].extend(np.where(_behind(run), who, -1))
-        for name in EACH:
-            self._each[name].extend(new[name])
-        there = ~np.isnan(new["loads"])
-        steps = np.stack([*(np.nan_to_num(new[name]) for name in EACH), there.astype(float)], axis=1)
+        found = {
+            "ideal": ideal_seconds(run, self._speeds),
+            "last": who,
+            "late": np.where(_behind(run), who, -1),
+        }
+        found |= {name: getattr(run, name) for name in RECORDED} | self._of_server(run)
+        self._plain.extend(np.stack([found[name] for name in PLAIN], axis=1))
+        self._speeds = known_speeds(run, self._speeds)[-1]
+        each = np.stack(list(padded.values()), axis=1)
+        self._each.extend(each)
+        steps = np.concatenate((np.nan_to_num(each), ~np.isnan(each[:, :1])), axis=1)
         self._sums.extend(self._sums.values[-1] + np.cumsum(steps, axis=0))
-        self._extend_server(run)
-        self._extend_events(run)
+        self._events += run.extras.get("events") or [None] * len(run.round)
+        self.happened += events(run)
 
     def sums(self, start: int, end: int) -> Array:
         """Loads, seconds computed, of overhead and waited, and rounds present, of each worker: shape (5, n)."""
@@ -169,21 +166,13 @@ class Columns:
 
     def part(self, start: int, end: int) -> Run:
         """Some of the rounds as a record, without copying: good until the next ``extend``."""
-        plain: dict[str, Any] = {name: self._plain[name].values[start:end] for name in PLAIN}
+        plain: dict[str, Any] = {name: self[name][start:end] for name in RECORDED}
         plain |= {name: plain[name].astype(np.int64) for name in ("round", "epoch")}
-        each: dict[str, Any] = {name: self._each[name].values[start:end] for name in EACH}
-        blank = np.broadcast_to(np.nan, each["loads"].shape)
-        extras = {"events": self._events[start:end]} if self._events else {}
-        return Run(
-            path=self.path,
-            config=self.config,
-            **plain,
-            **each,
-            shares=blank,
-            extras=extras,
-            summary={},
-            notes=[],
-        )
+        values = self._each.values[start:end]
+        each: dict[str, Any] = {name: values[:, i] for i, name in enumerate(EACH)}
+        each["shares"] = np.broadcast_to(np.nan, values[:, 0].shape)
+        extras = {"events": self._events[start:end]} if self.happened else {}
+        return Run(path=self.path, config=self.config, **plain, **each, extras=extras, summary={}, notes=[])
 
     def places(self, first: float | None, last: float | None) -> tuple[int, int]:
         """Where the rounds from number ``first`` up to and without ``last`` lie; one round at least."""
@@ -230,9 +219,9 @@ class Columns:
             last=np.bincount(who[who >= 0].astype(int), minlength=self.workers) / max(end - start, 1),
             slowness=slowness(judged),
             rows=self.rows,
-            server={
-                name: thin(column.values[start:end], at - start).mean for name, column in self._server.items()
-            },
+            server={name: thin(self[name][start:end], at - start).mean for name in SERVER}
+            if np.isfinite(self["quorum"]).any()
+            else {},
             lost=sorted(
                 {
                     each.round
@@ -252,45 +241,27 @@ class Columns:
         return known[limit]
 
     def _widen(self, width: int) -> None:
-        if width <= self.workers:
-            return
-        for column in self._each.values():
-            column.widen(width, np.nan)
-        self._sums.widen(width, 0.0)
-        self._speeds = np.pad(self._speeds, (0, width - self.workers), constant_values=np.nan)
-        self.workers, self._rows = width, (0, {})
+        if width > self.workers:
+            self._each.widen(width, np.nan)
+            self._sums.widen(width, 0.0)
+            self._speeds = np.pad(self._speeds, (0, width - self.workers), constant_values=np.nan)
+            self.workers, self._rows = width, (0, {})
 
-    def _extend_events(self, run: Run) -> None:
-        told = run.extras.get("events")
-        if told is None and not self._events:
-            return
-        if not self._events:
-            self._events = [None] * (len(self) - len(run.round))
-        self._events += told if told is not None else [None] * len(run.round)
-        self.happened += events(run)
-
-    def _extend_server(self, run: Run) -> None:
-        if "quorum" not in run.extras and not self._server:
-            return
-        if not self._server:  # rounds before are unknown
-            for name in SERVER:
-                self._server[name] = Growing()
-                self._server[name].extend(np.full(len(self) - len(run.round), np.nan))
+    def _of_server(self, run: Run) -> dict[str, Array]:
+        """What a parameter server adds to the rounds; NaN where none does."""
         blank = [None] * len(run.round)
         stale = [value or [] for value in run.extras.get("staleness", blank)]
         dropped = [value or {} for value in run.extras.get("dropped", blank)]
         for counts in dropped:
-            for what, count in counts.items():
-                self._dropped[what] = self._dropped.get(what, 0) + count
-        new = {
+            self.dropped.update(counts)
+        columns = {
             "quorum": run.extras.get("quorum", blank),
             "present": run.extras.get("present", blank),
             "staleness": [sum(ages) / len(ages) if ages else None for ages in stale],
             "stalest": [max(ages) if ages else None for ages in stale],
             "dropped": [sum(counts.values()) for counts in dropped],
         }
-        for name in SERVER:
-            self._server[name].extend(np.array(new[name], float))
+        return {name: np.array(values, float) for name, values in columns.items()}
 
 
 def short(batch: Array) -> NDArray[np.bool_]:

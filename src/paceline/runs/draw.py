@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import html
 import json
-import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -19,9 +18,10 @@ import numpy as np
 
 from paceline.runs import svg
 from paceline.runs.run import Array
-from paceline.runs.words import number
+from paceline.runs.svg import Axis
 
 Text = Callable[[float], str]
+TABLE = 12  # rows of a table beside a picture
 
 
 class Line(NamedTuple):
@@ -65,12 +65,20 @@ def legend(entries: Sequence[tuple[str, str]]) -> str:
     return f'<div class="legend">{"".join(items)}</div>'
 
 
-def lines(
-    series: Sequence[Line], x_axis: Axis, y_axis: Axis, text: Text, tip: Text, upright: Sequence[float] = ()
+def curves(
+    title: str,
+    says: str,
+    series: Sequence[Line],
+    x_axis: Axis,
+    y_axis: Axis,
+    text: Text,
+    tip: Text,
+    upright: Sequence[float] = (),
 ) -> str:
-    """Curves over one axis; those that end above the other one's end leave the field.
+    """A figure of curves over one axis; those that end above the other one's end leave the field.
 
-    text, tip: the words of a value and of its place in a tooltip. upright: places of lines from top to bottom.
+    text, tip: the words of a value and of its place, in a tooltip and in the table. upright: places of lines from top
+    to bottom, where workers were lost.
     """
     marks, y_end = [], y_axis.end
     if upright:
@@ -97,7 +105,34 @@ def lines(
             for line in series
         ],
     }
-    return _plot("".join(marks), x_axis, y_axis, data)
+    entries = [(line.colour + " dashes" * line.dashed, line.name) for line in series]
+    entries += [("bad upright", "a worker was lost or left")] if upright else []
+    shown = legend(entries) if len(entries) > 1 else ""
+    plot = _plot("".join(marks), x_axis, y_axis, data)
+    return figure(title, says, plot, shown, table=_reached(series, x_axis, text, tip))
+
+
+def _reached(series: Sequence[Line], x_axis: Axis, text: Text, tip: Text) -> str:
+    """What each curve has come to at a dozen places, as a table; nothing before its beginning and after its end."""
+    columns = [
+        (f"{line.name}{what}", line.x, values)
+        for line in series
+        for what, values in (("", line.y), (", least", line.low), (", most", line.high))
+        if values is not None
+    ]
+    places = np.unique(np.concatenate([np.zeros(0), *(line.x for line in series)]))
+    rows = []
+    for place in places[chosen(len(places))].tolist():
+        at = [int(np.searchsorted(x, place, side="right")) - 1 for _, x, _ in columns]
+        known = zip(at, columns, strict=True)
+        cells = (text(float(y[i])) if i >= 0 and place <= x[-1] else "–" for i, (_, x, y) in known)
+        rows.append((tip(place), *cells))
+    return table((x_axis.title, *(name for name, _, _ in columns)), rows)
+
+
+def chosen(count: int) -> list[int]:
+    """Places of a dozen rows for a table."""
+    return [int(i) for i in np.unique(np.linspace(0, count - 1, min(count, TABLE)).astype(int))]
 
 
 def strip(line: Line, x_axis: Axis, y_end: float) -> str:
@@ -112,60 +147,50 @@ def strip(line: Line, x_axis: Axis, y_end: float) -> str:
     return _plot(marks, x_axis, None, None, 64)
 
 
-def areas(
-    names: Sequence[str],
-    edges: Array,
-    parts: Array,
-    x_axis: Axis,
-    y_axis: Axis,
-    texts: list[list[str]],
-    tips: Sequence[str],
-) -> str:
-    """Bands on top of one another, constant between edges: parts of shape (steps, n), edges (steps + 1,).
+class Grid(NamedTuple):
+    """Values of shape (steps, n), each constant between two edges, shape (steps + 1,).
 
-    texts: the words of each part in a tooltip.
+    names: of the n rows. texts, tips: the words of each value and of each step, in tooltips and in the table.
     """
-    x, y_end = np.repeat(1000 * x_axis.at(edges), 2)[1:-1], y_axis.end
-    levels = np.concatenate((np.zeros((len(parts), 1)), np.cumsum(np.nan_to_num(parts), axis=1)), axis=1)
+
+    names: Sequence[str]
+    edges: Array
+    values: Array
+    texts: list[list[str]]
+    tips: Sequence[str]
+
+    def data(self, kind: str, x_axis: Axis) -> dict[str, Any]:
+        """What page.js makes tooltips of."""
+        edges = svg.whole(1000 * x_axis.at(self.edges))
+        return {"kind": kind, "edges": edges, "at": self.tips, "names": self.names, "text": self.texts}
+
+
+def areas(title: str, says: str, grid: Grid, x_axis: Axis, y_axis: Axis) -> str:
+    """A figure of bands on top of one another."""
+    x, y_end = np.repeat(1000 * x_axis.at(grid.edges), 2)[1:-1], y_axis.end
+    parts = np.cumsum(np.nan_to_num(grid.values), axis=1)
+    levels = np.concatenate((np.zeros((len(parts), 1)), parts), axis=1)
     marks = [
         f'<path class="area c{i}" d="'
         f'{svg.band(x, *(svg.down(np.repeat(levels[:, j], 2), y_end) for j in (i, i + 1)))}"/>'
-        for i in range(len(names))
+        for i in range(len(grid.names))
     ]
-    data = {
-        "kind": "column",
-        "edges": svg.whole(1000 * x_axis.at(edges)),
-        "at": list(tips),
-        "names": list(names),
-        "text": texts,
-    }
-    return _plot("".join(marks), x_axis, y_axis, data)
+    rows = [(grid.tips[i], *grid.texts[i]) for i in chosen(len(grid.tips))]
+    shown = legend([(f"c{i}", name) for i, name in enumerate(grid.names)])
+    plot = _plot("".join(marks), x_axis, y_axis, grid.data("column", x_axis))
+    return figure(title, says, plot, shown, table=table((x_axis.title, *grid.names), rows))
 
 
-def heat(
-    rows: Sequence[str],
-    edges: Array,
-    values: Array,
-    x_axis: Axis,
-    text: Text,
-    texts: list[list[str]],
-    tips: Sequence[str],
-) -> str:
-    """One row a worker, one column a step, shape (steps, n): colours from little (dark) to much (light).
+def heat(title: str, says: str, grid: Grid, rows: Sequence[int], x_axis: Axis, text: Text) -> str:
+    """A figure with a row for each of the chosen workers: colours from little (dark) to much (light).
 
-    text: the words of the scale's ends; texts: those of each value in a tooltip.
+    text: the words of a value, for the scale's ends and the table, which tells of all workers.
     """
+    values = grid.values[:, rows]
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     scale = (values - low) / (high - low) if high > low else np.full(values.shape, 0.5)
     image = base64.b64encode(svg.png(svg.colours(scale.T))).decode()
-    data = {
-        "kind": "grid",
-        "edges": svg.whole(1000 * x_axis.at(edges)),
-        "at": list(tips),
-        "names": [f"worker {name}" for name in rows],
-        "text": texts,
-    }
     marks = (
         f'<image href="data:image/png;base64,{image}" width="1000" height="1000" '
         'preserveAspectRatio="none" class="heat"/>'
@@ -178,7 +203,18 @@ def heat(
     height = int(min(max(8 * len(rows), 230), 300))
     step = max(1, len(rows) // 8)
     places = [((i + 0.5) / len(rows), str(rows[i])) for i in range(0, len(rows), step)]
-    return scale_bar + _plot(marks, x_axis, Axis("worker", 0.0, 1.0, []), data, height, places)
+    shown = Grid(
+        [grid.names[i] for i in rows],
+        grid.edges,
+        values,
+        [[row[i] for i in rows] for row in grid.texts],
+        grid.tips,
+    )
+    plot = _plot(marks, x_axis, Axis("worker", 0.0, 1.0, []), shown.data("grid", x_axis), height, places)
+    everybody = np.where(np.isnan(grid.values).all(axis=1, keepdims=True), 0.0, grid.values)
+    spread = np.nanquantile(everybody, (0.0, 0.5, 1.0), axis=1).T.tolist()
+    told = [(grid.tips[i], *map(text, spread[i])) for i in chosen(len(grid.tips))]
+    return figure(title, says, scale_bar + plot, table=table((x_axis.title, "least", "median", "most"), told))
 
 
 def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
@@ -205,13 +241,7 @@ def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
     waiting = "".join(paths.pop("idle"))
     marks = [f'<path class="box {name}" d="{"".join(boxes)}"/>' for name, boxes in paths.items() if boxes]
     marks += [f'<path class="edge" d="M{edge / span * 1000:.1f} 0V1000"/>' for edge in edges[1:]]
-    data = {
-        "kind": "grid",
-        "edges": svg.whole(np.array(edges) / span * 1000),
-        "at": [bar.title for bar in bars],
-        "names": list(rows),
-        "text": texts,
-    }
+    data = Grid(rows, np.array(edges), np.empty(0), texts, [bar.title for bar in bars]).data("grid", x_axis)
     step = max(1, -(-count // 16))
     places = [((i + 0.5) / count, str(rows[i])) for i in range(0, count, step)]
     height = int(min(max(26 * count, 90), 560))
@@ -301,93 +331,3 @@ def _plot(
         f'preserveAspectRatio="none" aria-hidden="true">{grid}{marks}</svg><b class="rule"></b></div>'
         f'<div class="under">{below}</div><div class="title across">{escape(x_axis.title)}</div>{script}</div>'
     )
-
-
-TIME_STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
-UNITS = (
-    (1e-3, "µs", 1e-6),
-    (1.0, "ms", 1e-3),
-    (120.0, "s", 1.0),
-    (7200.0, "min", 60.0),
-)  # below, name, seconds
-
-
-class Axis(NamedTuple):
-    """What an axis tells with its unit, where it begins and ends, and its ticks: (place, text).
-
-    rounds: its numbers are those of rounds.
-    """
-
-    title: str
-    start: float
-    end: float
-    ticks: list[tuple[float, str]]
-    rounds: bool = False
-
-    def at(self, values: Array) -> Array:
-        """Places on it: 0 at its start, 1 at its end."""
-        return (values - self.start) / (self.end - self.start)
-
-
-def round_axis(span: tuple[float, float]) -> Axis:
-    """Of round numbers, from the first up to and without the last."""
-    first, end = span
-    return Axis(
-        "round", first, end, [(x, f"{x:,.0f}") for x in ticks(end, 5, whole=True, low=first)], rounds=True
-    )
-
-
-def time_axis(title: str, end: float, start: float = 0.0, count: int = 4) -> Axis:
-    """Of seconds, told in one unit: that which suits its end."""
-    unit, length = next(((unit, length) for below, unit, length in UNITS if end < below), ("h", 3600.0))
-    marks = [(x, number(x / length)) for x in time_ticks(end, count, low=start)]
-    return Axis(f"{title} ({unit})", start, end, marks)
-
-
-def amount_axis(title: str, end: float) -> Axis:
-    """Of plain numbers, from 0."""
-    return Axis(title, 0.0, end, [(y, number(y)) for y in ticks(end)])
-
-
-def percent_axis(title: str, end: float = 1.0) -> Axis:
-    """Of portions, told in per cent, from 0."""
-    return Axis(f"{title} (%)", 0.0, end, [(y, number(100 * y)) for y in ticks(end)])
-
-
-def ticks(high: float, count: int = 4, whole: bool = False, low: float = 0.0) -> list[float]:
-    """About ``count`` round numbers from ``low`` to ``high``."""
-    if not high > low:
-        return [low]
-    rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
-    if whole:
-        step = max(1.0, float(math.ceil(step)))
-    return _multiples(low, high, step)
-
-
-def time_ticks(high: float, count: int = 5, low: float = 0.0) -> list[float]:
-    """About ``count`` round times from ``low`` to ``high`` seconds; whole minutes and hours where they suit."""
-    length = high - low
-    if length < 120:
-        return ticks(high, count, low=low)
-    step = next(
-        (step for step in TIME_STEPS if step >= length / count), 86400 * math.ceil(length / count / 86400)
-    )
-    return _multiples(low, high, float(step))
-
-
-def _multiples(low: float, high: float, step: float) -> list[float]:
-    return [i * step for i in range(math.ceil(low / step - 1e-9), int(high / step + 1e-9) + 1)]
-
-
-def top(*series: Array) -> float:
-    """A scale's end that a few spikes do not stretch: the largest value, or little above the usual ones."""
-    ends = []
-    for values in series:
-        known = values[np.isfinite(values)]
-        if known.size:
-            usual = float(np.quantile(known, 0.98)) * 1.4
-            largest = float(known.max()) * 1.05
-            ends.append(largest if largest < 1.3 * usual or known.size < 8 else usual)
-    return max(ends, default=1.0) or 1.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 from paceline import costs
@@ -21,9 +22,6 @@ SECONDS = ("time", "seconds", "compute", "overhead", "wait")
 COUNTS = ("round", "epoch", "batch")
 MANY = 2**53  # whole numbers up to this are exact as floats
 SEAL = re.compile(rb',"sum":"([0-9a-f]{8})"\}\s*')
-# What a parameter server and rounds in pieces add, and reports read.
-NUMBERS = ("quorum", "present", "rate", "at_once", "piece_cost", "dropped_samples")
-NESTED = ("pieces", "piece_seconds")
 
 
 def seal(text: str, before: str = "") -> tuple[bytes, str]:
@@ -37,6 +35,20 @@ def sum_of(text: bytes) -> str:
     """The sum of a line as it stands in the file, "" if there is no line."""
     found = SEAL.search(text)
     return found[1].decode() if found is not None and found.end() == len(text) else ""
+
+
+def read_all(texts: list[bytes], before: dict[str, Any] | None = None) -> tuple[list[dict[str, Any]], str]:
+    """Lines as they were written, up to the first of which something is wrong, and what ("" if nothing is).
+
+    before: the line above the first.
+    """
+    lines: list[dict[str, Any]] = []
+    for text in texts:
+        line, wrong = read(text, before)
+        if wrong:
+            return lines, wrong
+        lines.append(before := line)
+    return lines, ""
 
 
 def read(text: bytes, before: dict[str, Any] | None = None) -> tuple[dict[str, Any], str]:
@@ -64,7 +76,7 @@ def fault(line: Any) -> str:
         value = line.get(name, "missing")
         if name == "loss" and value is None:
             continue
-        if not _number(value):
+        if not is_number(value):
             return f"has no number for {name}"
         if name in SECONDS and costs.outside(value, 0.0):
             return f"has {value:g} for {name}; expected {costs.SPAN_0} seconds"
@@ -79,30 +91,11 @@ def fault(line: Any) -> str:
         for item in value:
             if item is None:
                 continue
-            if not _number(item):
+            if not is_number(item):
                 return f"has something that is no number in {name}"
             if item < 0 or (name in SECONDS and item > costs.MOST) or item > MANY:
                 return f"has {item:g} in {name}; expected 0 or more, and seconds up to 1e9"
-    return _extras(line)
-
-
-def _extras(line: dict[str, Any]) -> str:
-    checks = (
-        [(name, _number) for name in NUMBERS]
-        + [("staleness", lambda value: _list(value, _numbered))]
-        + [(name, lambda value: _list(value, lambda row: _list(row, _numbered))) for name in NESTED]
-        + [
-            (
-                "parts",
-                lambda value: _list(
-                    value, lambda row: row is None or (_list(row, _numbered) and len(row) == 3)
-                ),
-            )
-        ]
-        + [("dropped", lambda value: isinstance(value, dict) and all(map(_number, value.values())))]
-        + [("events", lambda value: isinstance(value, list))]
-    )
-    for name, sound in checks:
+    for name, sound in EXTRAS.items():
         if line.get(name) is not None and not sound(line[name]):
             return f"has something odd for {name}"
     sizes, times = line.get("pieces"), line.get("piece_seconds")
@@ -111,16 +104,34 @@ def _extras(line: dict[str, Any]) -> str:
     return ""
 
 
-def _number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Whether JSON held a number that is finite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def _numbered(value: Any) -> bool:
-    return value is None or _number(value)
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(each is None or is_number(each) for each in value)
 
 
-def _list(value: Any, sound: Any) -> bool:
-    return isinstance(value, list) and all(map(sound, value))
+def _rows(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_numbers, value))
+
+
+def _parts(value: Any) -> bool:
+    rows = value if isinstance(value, list) else [[]]
+    return all(row is None or (_numbers(row) and len(row) == 3) for row in rows)
+
+
+EXTRAS: dict[
+    str, Callable[[Any], bool]
+] = {  # what a parameter server and rounds in pieces add, and reports read
+    **dict.fromkeys(("quorum", "present", "rate", "at_once", "piece_cost", "dropped_samples"), is_number),
+    **dict.fromkeys(("pieces", "piece_seconds"), _rows),
+    "staleness": _numbers,
+    "parts": _parts,
+    "dropped": lambda value: isinstance(value, dict) and all(map(is_number, value.values())),
+    "events": lambda value: isinstance(value, list),
+}
 
 
 def _sum(body: bytes, before: str) -> str:

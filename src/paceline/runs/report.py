@@ -8,18 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from paceline.errors import PacelineError
 from paceline.files import write_whole
 from paceline.runs import charts, draw, timeline
-from paceline.runs.columns import BANDS, Columns, Window
-from paceline.runs.draw import round_axis, time_axis, top
+from paceline.runs.columns import BANDS, Columns
 from paceline.runs.findings import compare, differences, findings, labels
 from paceline.runs.page import cards, header, page, points
 from paceline.runs.run import Run
 from paceline.runs.summary import final_loss, summarize
-from paceline.runs.words import listing, number, percent, plural, seconds
+from paceline.runs.words import number, percent, plural, seconds
 
 REPORT = "report.html"
 
@@ -54,15 +51,10 @@ def render(run: Run) -> str:
 
 
 def _cards(summary: dict[str, Any], final: float | None) -> list[tuple[str, str, str, float | None]]:
-    bound = number(summary["bound_samples_per_second"])
+    bound, share = number(summary["bound_samples_per_second"]), summary["share_of_bound"]
     entries: list[tuple[str, str, str, float | None]] = [
         (number(summary["samples_per_second"]), "samples/s", f"of {bound} possible", None),
-        (
-            percent(summary["share_of_bound"]),
-            "",
-            "of the workers' combined speed",
-            summary["share_of_bound"],
-        ),
+        (percent(share), "", "of the workers' combined speed", share),
         (percent(summary["idle_share"]), "", "of the workers' time spent waiting", summary["idle_share"]),
         (seconds(summary["seconds"]), "", f"for {summary['samples']:,} samples", None),
     ]
@@ -148,10 +140,9 @@ def render_comparison(runs: Sequence[Run]) -> str:
     columns = [(name, Columns.of(run)) for name, run in named]
     windows = [(name, each.window()) for name, each in columns]
     said = compare(runs)
-    body = (
-        points(said[1:]) + '<div class="charts">' + _rates(named) + charts.losses(windows) + _rounds(windows)
-    )
-    body += _side_by_side(columns) + "</div><h2>Figures</h2>" + _figures_table(named)
+    pictures = _rates(named) + charts.losses(windows) + charts.rounds(windows) + _side_by_side(columns)
+    figures = f'<h2>Figures</h2><div class="card">{draw.table(HEADS, side_by_side(runs))}</div>'
+    body = f'{points(said[1:])}<div class="charts">{pictures}</div>{figures}'
     for (name, run), (_, each) in zip(named, columns, strict=True):
         body += f"<details><summary>{draw.escape(name)}: findings and pictures</summary>"
         body += points(findings(run)) + _pictures(each) + _details(run, summarize(run)) + "</details>"
@@ -187,38 +178,6 @@ def _rates(named: list[tuple[str, Run]]) -> str:
     )
 
 
-def _rounds(named: list[tuple[str, Window]]) -> str:
-    series = []
-    for i, (name, run) in enumerate(named):
-        known = ~np.isnan(run.seconds.mean)
-        x = (run.edges[:-1] + run.edges[1:]) / 2
-        series.append(draw.Line(name, f"c{i % BANDS}", x[known], run.seconds.mean[known]))
-    first = min(run.span[0] for _, run in named)
-    end = max(run.span[1] for _, run in named)
-    y_axis = time_axis("time of a round", top(*(run.lengths for _, run in named)))
-    short = any(run.short for _, run in named)
-    return draw.figure(
-        "Time per round",
-        f"Seconds of each round{'; rounds of fewer samples are left out' if short else ''}.",
-        draw.lines(series, round_axis((first, end)), y_axis, seconds, lambda x: f"Round {int(x):,}"),
-        draw.legend([(line.colour, line.name) for line in series]),
-        table=_rounds_table(series, first, end),
-    )
-
-
-def _rounds_table(series: Sequence[draw.Line], first: float, end: float) -> str:
-    """A dozen places, and what each curve has nearest to them; nothing behind its end."""
-    rows = []
-    for place in np.unique(np.linspace(first, end - 1, 12).astype(int)):
-        near = [int(np.abs(line.x - place - 0.5).argmin()) for line in series]
-        cells = (
-            seconds(float(line.y[i])) if place <= line.x[-1] else "–"
-            for line, i in zip(series, near, strict=True)
-        )
-        rows.append((f"{place:,}", *cells))
-    return draw.table(("round", *(line.name for line in series)), rows)
-
-
 def _side_by_side(named: list[tuple[str, Columns]]) -> str:
     """The last rounds of every run on one scale of time."""
     shown = min(timeline.SHOWN, *(len(columns) for _, columns in named))
@@ -242,33 +201,24 @@ def _side_by_side(named: list[tuple[str, Columns]]) -> str:
     )
 
 
-def _figures_table(named: list[tuple[str, Run]]) -> str:
-    head = [
-        "run",
-        "samples/s",
-        "of the bound",
-        "waiting",
-        "seconds",
-        "rounds",
-        "loss, mean of the last epoch",
-        "accuracy",
-        "loads",
-    ]
-    rows = []
-    for name, run in named:
-        s = summarize(run)
-        final = s["final_batches"]
+HEADS = ("run", "samples/s", "of bound", "waiting", "time", "mean loss", "accuracy", "loads")
+
+
+def side_by_side(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """The figures of several runs in words, a row for each, for the columns ``HEADS``."""
+    rows: list[tuple[str, ...]] = []
+    for name, s in zip(labels(runs), map(summarize, runs), strict=True):
+        loads = s["final_batches"]
         rows.append(
-            [
+            (
                 name,
                 number(s["samples_per_second"]),
                 percent(s["share_of_bound"], 1),
                 percent(s["idle_share"], 1),
-                number(s["seconds"]),
-                f"{s['steps']:,}",
+                seconds(s["seconds"]),
                 number(s["train_loss"]),
                 percent(s.get("test_accuracy"), 1),
-                listing(final) if len(final) <= BANDS else f"{min(final)} to {max(final)}",
-            ]
+                "/".join(map(str, loads)) if len(loads) <= BANDS else f"{min(loads)} to {max(loads)}",
+            )
         )
-    return f'<div class="card">{draw.table(head, rows)}</div>'
+    return rows

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from paceline import files
 from paceline.costs import Array
 from paceline.errors import PacelineError
-from paceline.runs.line import PER_WORKER, SCALARS
-from paceline.runs.line import read as read_line
+from paceline.runs.line import MANY, PER_WORKER, SCALARS, is_number, read_all
 
 CONFIG, ROUNDS, SUMMARY = "run.json", "rounds.jsonl", "summary.json"
 
@@ -81,14 +80,12 @@ def read(run_dir: str | os.PathLike[str]) -> Run:
     run, or where the record is damaged elsewhere: see ``line`` for what is noticed.
     """
     run_dir = Path(run_dir)
-    config = read_object(run_dir / CONFIG)
+    config = read_facts(run_dir / CONFIG)
     if config is None:
         raise PacelineError(
             f"{run_dir} is no run directory (it has no {CONFIG}); expected what a run left behind"
         )
-    check_config(config, run_dir / CONFIG)
-    summary = read_object(run_dir / SUMMARY) or {}
-    check_summary(summary, run_dir / SUMMARY)
+    summary = read_facts(run_dir / SUMMARY) or {}
     notes: list[str] = []
     run = of_lines(run_dir, config, _lines(run_dir / ROUNDS, notes))
     steps = summary.get("steps")
@@ -120,8 +117,11 @@ def _workers(config: dict[str, Any]) -> int:
     return workers if isinstance(workers, int) else 0
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file, None where there is no file."""
+def read_facts(path: Path) -> dict[str, Any] | None:
+    """What run.json or summary.json holds, None if there is no such file.
+
+    Raises PacelineError for a field that is read and of another kind than engines write.
+    """
     try:
         content = json.loads(files.read(path, files.SMALL))
     except (FileNotFoundError, NotADirectoryError):
@@ -132,6 +132,10 @@ def read_object(path: Path) -> dict[str, Any] | None:
         raise PacelineError(f"{path} is damaged: it is no JSON; restore it or run again") from error
     if not isinstance(content, dict):
         raise PacelineError(f"{path} is damaged: it holds no JSON object; restore it or run again")
+    for name, (sound, expected) in FACTS[path.name].items():
+        if content.get(name) is not None and not sound(content[name]):
+            given = str(content[name])[:60]
+            raise PacelineError(f"{path} is damaged: {name} is {given}; expected {expected}; put it back")
     return content
 
 
@@ -144,12 +148,9 @@ def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
         raise PacelineError(f"cannot read {path}: {error.strerror}") from error
     if raw.pop():  # what stands after the last newline: a write that never ended
         notes.append(f"The last line of {path.name} was cut off, as when a run is killed; it is left out.")
-    lines: list[dict[str, Any]] = []
-    for number, text in enumerate(raw, 1):
-        line, wrong = read_line(text, lines[-1] if lines else None)
-        if wrong:
-            raise PacelineError(f"{path}, line {number} is damaged: it {wrong}; cut the file before it")
-        lines.append(line)
+    lines, wrong = read_all(raw)
+    if wrong:
+        raise PacelineError(f"{path}, line {len(lines) + 1} is damaged: it {wrong}; cut the file before it")
     return lines
 
 
@@ -186,54 +187,8 @@ def waiting_share(seconds: Any, compute: Any) -> float | None:
     return float(np.nansum(waits(seconds, compute))) / paid if paid > 0 else None
 
 
-NUMBERS = (
-    "seconds",
-    "samples_per_second",
-    "bound_samples_per_second",
-    "share_of_bound",
-    "idle_share",
-    "train_loss",
-    "test_accuracy",
-)
-LARGEST = 2**53
-
-
-def check_config(config: dict[str, Any], path: Path) -> None:
-    """Raise PacelineError where a field that is read is of another kind than engines write."""
-    _check(
-        config,
-        path,
-        {
-            "policy": (lambda value: isinstance(value, str), "a text"),
-            "workers": (_count, "a whole number"),
-            "global_batch": (_count, "a whole number"),
-            "loader_workers": (_count, "a whole number"),
-            "limits": (_limits, "a pair of whole numbers a worker"),
-            "resumed": (_resumed, "a list of the parts, each with its round"),
-        },
-    )
-
-
-def check_summary(summary: dict[str, Any], path: Path) -> None:
-    """The same for what an engine left at the end."""
-    fields: dict[str, tuple[Callable[[Any], bool], str]] = dict.fromkeys(NUMBERS, (_number, "a number"))
-    fields |= {"steps": (_count, "a whole number"), "samples": (_count, "a whole number")}
-    _check(summary, path, fields | {"final_batches": (_counts, "a list of whole numbers")})
-
-
-def _check(found: dict[str, Any], path: Path, fields: dict[str, tuple[Callable[[Any], bool], str]]) -> None:
-    for name, (sound, expected) in fields.items():
-        if found.get(name) is not None and not sound(found[name]):
-            given = str(found[name])[:60]
-            raise PacelineError(f"{path} is damaged: {name} is {given}; expected {expected}; put it back")
-
-
 def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MANY
 
 
 def _counts(value: Any) -> bool:
@@ -241,16 +196,35 @@ def _counts(value: Any) -> bool:
 
 
 def _limits(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(item is None or _count(item) for item in pair)
-        for pair in value
+    pairs = value if isinstance(value, list) else [None]
+    return all(
+        isinstance(pair, list) and len(pair) == 2 and _counts([0 if n is None else n for n in pair])
+        for pair in pairs
     )
 
 
 def _resumed(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(part, dict) and _count(part.get("round", 0)) for part in value
-    )
+    parts = value if isinstance(value, list) else [None]
+    return all(isinstance(part, dict) and _count(part.get("round", 0)) for part in parts)
+
+
+Fact = tuple[Callable[[Any], bool], str]  # whether a value is sound, and what it should be
+FIGURES = (
+    *("seconds", "samples_per_second", "bound_samples_per_second", "share_of_bound", "idle_share"),
+    *("train_loss", "test_accuracy"),
+)
+COUNT: Fact = (_count, "a whole number")
+FACTS: dict[str, dict[str, Fact]] = {  # that are read again, by file
+    CONFIG: dict.fromkeys(("workers", "global_batch", "loader_workers"), COUNT)
+    | {
+        "policy": (lambda value: isinstance(value, str), "a text"),
+        "limits": (_limits, "a pair of whole numbers a worker"),
+        "resumed": (_resumed, "a list of the parts, each with its round"),
+    },
+    SUMMARY: dict.fromkeys(FIGURES, (is_number, "a number"))
+    | dict.fromkeys(("steps", "samples"), COUNT)
+    | {"final_batches": (_counts, "a list of whole numbers")},
+}
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline.runs import draw
 from paceline.runs.columns import Columns
-from paceline.runs.draw import time_axis
+from paceline.runs.svg import time_axis
 from paceline.runs.words import plural, seconds
 
 ROWS = 64  # up to so many workers have a row each

@@ -137,7 +137,7 @@ def make(
             return None
         return service.runs / name
 
-    app.mount("/jobs/{job}", live(run_of, closed=lambda: service.stopping))
+    app.mount("/jobs/{job}", live(run_of))
     for kind in (PacelineError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _refused)
     app.add_middleware(Quick, service=service)  # innermost
@@ -172,7 +172,9 @@ def _jobs(service: Service) -> APIRouter:
     @router.get("/jobs/{job}", responses=said(404, 409))
     async def read_job(job: Name) -> models.JobState:
         """What a job and its workers are doing."""
-        return service.catalog.find(job).told()
+        runtime = service.catalog.find(job)
+        await runtime.on_disk()
+        return runtime.told()
 
     @router.delete("/jobs/{job}", status_code=204, responses=said(404, 507))
     async def delete_job(job: Name) -> None:

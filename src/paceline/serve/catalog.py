@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -46,81 +46,32 @@ DECIDE = (  # what turns reports into plans
 _log = logging.getLogger(__name__)
 
 
-class Call(NamedTuple):
-    """What a call needs to itself until it is on disk. worker: that worker's state. place: that place. moves: it
-    changes who is there. plans: who is there must not change.
-    """
-
-    worker: str | None = None
-    place: int | None = None
-    moves: bool = False
-    plans: bool = False
-
-
-class CallLocks:
-    """Which calls of a job are on their way to the disk, so that none is logged that another one of them makes wrong.
-
-    Reports of many workers go together; a plan waits for all joins and departures.
-    """
-
-    def __init__(self) -> None:
-        self.places: set[int] = set()  # that workers are about to take
-        self._workers: set[str] = set()
-        self._moving = self._planning = 0
-        self._released = asyncio.Event()
-
-    def free(self, call: Call) -> bool:
-        """Whether nothing on its way stands against it."""
-        if call.worker in self._workers or call.place in self.places:
-            return False
-        return not (self._planning and (call.moves or call.plans)) and not (self._moving and call.plans)
-
-    def acquire(self, call: Call) -> None:
-        """The call is on its way."""
-        self._count(call, 1)
-        if call.worker is not None:
-            self._workers.add(call.worker)
-        if call.place is not None:
-            self.places.add(call.place)
-
-    def release(self, call: Call) -> None:
-        """It has arrived, or never will: whoever waits looks again."""
-        self._count(call, -1)
-        self._workers.discard(call.worker)
-        self.places.discard(call.place)
-        self._released.set()
-        self._released = asyncio.Event()
-
-    async def change(self) -> None:
-        """Wait until a call is released."""
-        await self._released.wait()
-
-    def _count(self, call: Call, by: int) -> None:
-        self._moving += by * call.moves
-        self._planning += by * call.plans
-
-
 class JobRuntime:
     """A job and what a service needs around it, as the job is stored. Raises PacelineError, why it cannot go on,
     where that cannot be carried out.
     """
 
     def __init__(self, kept: Kept) -> None:
-        if kept.wrong:
-            raise PacelineError(kept.wrong)
         self.name = kept.name
         self.record: Record | None = None
-        self.job = Job(Settings.stored(kept.settings))
-        self.rules = rules(self.job.balancer.policy)
-        self.written_by = kept.rules or self.rules
-        self.newest = 0.0  # the time of the newest call
-        self.locks = CallLocks()
-        self.logged = self.done = self.stored = (
-            kept.through
-        )  # the newest call in the log, carried out, in a state
         self.news = asyncio.Event()  # for those who wait for a plan
         self.complaint = ""  # what was last said of it in the service's log
-        self.behind: list[Closed] = []  # rounds that closed in the calls
+        self.behind = self.go_back(kept)  # rounds that closed in the calls
+        self.written_by = kept.rules or self.rules
+        self.lately: deque[Closed] = deque(self.behind, LATELY)
+        # Rounds since the service began, by their seconds, and all of these seconds.
+        self.spans, self.spent = np.zeros(len(SPANS) + 1, np.int64), 0.0
+
+    def go_back(self, kept: Kept) -> list[Closed]:
+        """Become the job as it is stored; the rounds that closed in its calls."""
+        if kept.wrong:
+            raise PacelineError(kept.wrong)
+        self.job = Job(Settings.stored(kept.settings))
+        self.rules = rules(self.job.balancer.policy)
+        self.newest = 0.0  # the time of the newest call
+        self.write: asyncio.Future[Any] | None = None  # of the newest call
+        self.logged = self.done = self.stored = kept.through  # newest call handled, on disk, in a state
+        behind: list[Closed] = []
         if kept.state is not None:
             try:
                 self.newest = float(kept.state["now"])
@@ -138,12 +89,13 @@ class JobRuntime:
                     f"call {number} of its log cannot be carried out ({_said(error)})"
                 ) from error
             self.logged = self.done = number
-            self.behind += [each for each in effects if isinstance(each, Closed)]
-        self.lately: deque[Closed] = deque(self.behind, LATELY)
-        self.spans = np.zeros(
-            len(SPANS) + 1, np.int64
-        )  # rounds since the service began, by their seconds, and
-        self.spent = 0.0  # all of these seconds
+            behind += [each for each in effects if isinstance(each, Closed)]
+        return behind
+
+    async def on_disk(self) -> None:
+        """Wait until all that the job has come to is stored. Raises NotStored if it never will be."""
+        if self.write is not None:
+            await asyncio.shield(self.write)
 
     def closed(self, closed: Closed) -> None:
         """A round is over."""
@@ -221,6 +173,14 @@ class Catalog:
                     kept.rules,
                     runtime.rules,
                 )
+
+    def read_again(self, runtime: JobRuntime) -> None:
+        """What this job has come to could not be stored: it is as before."""
+        try:
+            (kept,) = self._store.read(runtime.name)
+            runtime.go_back(kept)
+        except (PacelineError, ValueError) as error:
+            self.set_aside(runtime.name, runtime.rules, f"it cannot be read again ({error})")
 
     def find(self, name: str) -> JobRuntime:
         """The job of this name; raises NotFound, or SetAside."""

@@ -4,7 +4,6 @@ report.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
 from typing import Any
@@ -84,11 +83,10 @@ class Members:
         self.mask[member.place] = False
         self.count -= 1
 
-    def place(self, name: str, secret: str, asked: int | None = None, promised: Collection[int] = ()) -> int:
+    def place(self, name: str, secret: str, asked: int | None = None) -> int:
         """A worker's place: the one asked for, its own of before, a new one, or that of whom is gone longest.
 
-        secret: its digest; a name that is taken can be taken over with its own alone. promised: places that
-        others are about to take.
+        secret: its digest; a name that is taken can be taken over with its own alone.
         """
         mine = self.by_name.get(name)
         if mine is not None and mine.present and secret != mine.secret:
@@ -103,15 +101,11 @@ class Members:
             if holder is not None and holder.present and holder is not mine:
                 raise Conflict(f"place {asked} is taken by worker {holder.name!r}: choose another or none")
             return asked
-        if mine is not None and mine.place not in promised:
+        if mine is not None:
             return mine.place
-        free = (i for i, holder in enumerate(self.holders) if holder is None and i not in promised)
-        place = next(free, None)
-        if place is not None:
-            return place
-        gone = [
-            each for each in self.holders if each is not None and each.gone and each.place not in promised
-        ]
+        if None in self.holders:
+            return self.holders.index(None)
+        gone = [each for each in self.holders if each is not None and each.gone]
         if not gone:
             raise Conflict(
                 f"all {len(self.holders)} places are taken: wait until somebody leaves, or make a job with more"

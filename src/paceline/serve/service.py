@@ -1,9 +1,8 @@
 """What may be asked of a service: to make and end jobs, to join, report, go on and leave, and to drop the silent.
 
-Whatever changes a job is logged first, and carried out when it is in the log, in the log's order; should the log
-fail, nothing has happened, and all who wait are told. Only calls that can be carried out are logged: one whose
-outcome depends on another that is still on its way to the disk waits for that (``CallLocks``). So every call is on
-disk before it acts and is answered, and a restart goes on there.
+What changes a job is made in memory and written to its log in the same order, and nobody is answered before all that
+the job has come to is on disk. Should the log fail, all who wait are told, and the job is read again from the disk:
+then nothing of it has happened. So every call is on disk before it is answered, and a restart goes on there.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from typing import Any
 
 from paceline import tokens
 from paceline.client import Part
+from paceline.errors import PacelineError
 from paceline.serve import events
 from paceline.serve import store as stored
-from paceline.serve.catalog import Call, Catalog, JobRuntime
+from paceline.serve.catalog import Catalog, JobRuntime
 from paceline.serve.jobs import LengthsWanted, NextRound
 from paceline.serve.models import Lengths, Settings
 from paceline.serve.store import Kept, Store
@@ -57,34 +57,41 @@ class Dispatcher:
         if not self.trouble:
             _log.error("%s", sentence)
         self._refuse_until, self.trouble = self._clock() + PAUSE, sentence
-        for runtime in self._catalog.running.values():
-            # A state that was on its way is written once more.
-            runtime.logged, runtime.stored = runtime.done, 0
+        for runtime in list(self._catalog.running.values()):
+            if runtime.logged != runtime.done:
+                self._catalog.read_again(runtime)
 
     def change(self, *statements: stored.Statement, act: Callable[[], Any]) -> asyncio.Future[Any]:
         """Write what makes or ends a job; ``act`` when it is on disk."""
         self.check_open()
         return asyncio.shield(self._store.write(*statements, act=act))
 
-    def enter(
-        self, runtime: JobRuntime, call: Call, event: events.Event
-    ) -> asyncio.Future[list[events.Effect]]:
-        """Log an event that the job will take, and then have the job handle it. The call must be free."""
+    def enter(self, runtime: JobRuntime, event: events.Event) -> asyncio.Future[list[events.Effect]]:
+        """Have the job handle an event and log it; what follows from it once it is on disk. Raises what is refused,
+        and SetAside if the job has failed at it."""
         self.check_open()
-        runtime.logged += 1
-        runtime.locks.acquire(call)
-        outcome = self._store.write(
+        self._store_state(runtime)
+        try:
+            effects = runtime.job.handle(event)
+        except PacelineError:
+            raise
+        except Exception as error:  # perhaps in the middle of a change
+            number = runtime.logged + 1
+            _log.error("job %r failed at call %d", runtime.name, number, exc_info=error)
+            self._catalog.set_aside(runtime.name, runtime.rules, f"its call {number} failed ({error})")
+            raise events.SetAside(self._catalog.aside[runtime.name]) from error
+        runtime.logged, runtime.newest = runtime.logged + 1, event.now
+        runtime.write = self._store.write(
             stored.called(runtime.name, runtime.logged, events.logged(event)),
-            act=functools.partial(self._act, runtime, runtime.logged, event),
+            act=functools.partial(self._act, runtime, runtime.logged, effects),
         )
-        outcome.add_done_callback(lambda _: runtime.locks.release(call))
-        return asyncio.shield(outcome)  # whoever waits may go; the call is made all the same
+        return asyncio.shield(runtime.write)  # whoever waits may go; the call is made all the same
 
     def write_state(self, runtime: JobRuntime) -> None:
         """Store a job's whole state; the calls before are no longer needed."""
-        runtime.stored = runtime.done
+        runtime.stored = runtime.logged
         settings = runtime.job.settings.model_dump()
-        reached = stored.reached(runtime.name, settings, runtime.rules, runtime.done, runtime.state())
+        reached = stored.reached(runtime.name, settings, runtime.rules, runtime.logged, runtime.state())
         self._store.write(*reached, act=lambda: None)
 
     def complain(self, runtime: JobRuntime, what: str, error: Exception) -> None:
@@ -96,20 +103,13 @@ class Dispatcher:
             runtime.complaint = complaint
             _log.error("%s", complaint, exc_info=error)
 
-    def _act(self, runtime: JobRuntime, number: int, event: events.Event) -> list[events.Effect]:
-        """An event is in the log: have the job handle it."""
+    def _act(self, runtime: JobRuntime, number: int, effects: list[events.Effect]) -> list[events.Effect]:
+        """A call is in the log: tell whom it concerns."""
         self.trouble = ""
         if self._catalog.running.get(runtime.name) is not runtime:
             self._catalog.find(runtime.name)  # says why
             raise events.NotFound(f"job {runtime.name!r} has been deleted")
-        try:
-            self._store_state(runtime)
-            effects = runtime.job.handle(event)
-        except Exception as error:
-            _log.error("job %r failed at call %d", runtime.name, number, exc_info=error)
-            self._catalog.set_aside(runtime.name, runtime.rules, f"call {number} of its log failed ({error})")
-            raise events.SetAside(self._catalog.aside[runtime.name]) from error
-        runtime.done, runtime.newest = number, event.now
+        runtime.done = number
         if any(isinstance(each, events.Left | events.Settled | events.Ready) for each in effects):
             runtime.wake()
         for effect in effects:
@@ -134,7 +134,7 @@ class Dispatcher:
         decision that is made aside is ready by then, and nothing waits for it.
         """
         most = max(CALLS, CALLS_PER_WORKER * runtime.job.settings.workers)
-        if runtime.job.closing and runtime.done - runtime.stored >= most:
+        if runtime.job.closing and runtime.logged - runtime.stored >= most:
             self.write_state(runtime)
 
 
@@ -212,35 +212,23 @@ class Service:
     ) -> tuple[events.Joined, str]:
         """A worker joins; returns its place and its secret."""
         chosen = tokens.fresh() if secret is None else secret
-        digest = tokens.digest(chosen)
-        while True:
-            runtime, found = self.catalog.find(job), None
-            promised = runtime.locks.places
-            try:
-                found = runtime.job.members.place(name, digest, place, promised)
-            except events.Conflict:
-                if not promised:
-                    raise
-            call = Call(name, found, moves=True)
-            if found is not None and runtime.locks.free(call):
-                break
-            await runtime.locks.change()
-        effects = await self.dispatcher.enter(runtime, call, events.Join(self.now(), name, digest, found))
+        digest, runtime = tokens.digest(chosen), self.catalog.find(job)
+        found = runtime.job.members.place(name, digest, place)
+        effects = await self.dispatcher.enter(runtime, events.Join(self.now(), name, digest, found))
         return next(each for each in effects if isinstance(each, events.Joined)), chosen
 
     async def report(self, job: str, name: str, secret: str, report: events.Report) -> None:
         """A worker reports."""
-        call = Call(name)
-        runtime = await self._free(job, name, secret, call)
-        if runtime.job.check(name, report) is not None:
-            await self.dispatcher.enter(runtime, call, events.Reported(self.now(), name, report))
+        runtime = self._known(job, name, secret)
+        if runtime.job.check(name, report) is None:
+            await runtime.on_disk()
+        else:
+            await self.dispatcher.enter(runtime, events.Reported(self.now(), name, report))
 
     async def leave(self, job: str, name: str, secret: str) -> None:
         """A worker leaves."""
-        call = Call(name, moves=True)
-        runtime = await self._free(job, name, secret, call)
-        runtime.job.members.here(name)
-        await self.dispatcher.enter(runtime, call, events.Leave(self.now(), name))
+        runtime = self._known(job, name, secret)
+        await self.dispatcher.enter(runtime, events.Leave(self.now(), name))
 
     async def next(
         self, job: str, name: str, secret: str, wait: float, lengths: Lengths | None = None
@@ -253,11 +241,12 @@ class Service:
         while True:
             runtime = self._known(job, name, secret)
             answer = runtime.job.next(name, lengths)
+            if isinstance(answer, NextRound):
+                await self.dispatcher.enter(runtime, events.Settle(self.now(), *answer))
+                continue
+            await runtime.on_disk()
             if isinstance(answer, Part | LengthsWanted):
                 return answer
-            if isinstance(answer, NextRound):
-                await self._settle(runtime, answer)
-                continue
             left = until - self._clock()
             if left <= 0 or self.stopping:
                 return "the service is stopping" if self.stopping else answer
@@ -281,13 +270,8 @@ class Service:
             pass  # said already; the next look comes
 
     async def _drop_silent(self, runtime: JobRuntime) -> None:
-        dropped = []
-        for name in runtime.job.silent(self.now()):
-            call = Call(name, moves=True)
-            if runtime.locks.free(
-                call
-            ):  # else it has just spoken, or a plan comes first: the next look tells
-                dropped.append(self.dispatcher.enter(runtime, call, events.Drop(self.now(), name)))
+        now = self.now()
+        dropped = [self.dispatcher.enter(runtime, events.Drop(now, name)) for name in runtime.job.silent(now)]
         await asyncio.gather(*dropped)
 
     async def _resume(self) -> None:
@@ -295,29 +279,13 @@ class Service:
         while self.catalog.unresumed:
             runtime = self.catalog.unresumed[0]
             if self.catalog.running.get(runtime.name) is runtime:
-                await self.dispatcher.enter(runtime, Call(), events.Resume(self.now()))
+                await self.dispatcher.enter(runtime, events.Resume(self.now()))
                 if runtime.written_by != runtime.rules:
                     self.dispatcher.write_state(runtime)
             self.catalog.unresumed.remove(runtime)
         if self._wanted is not None:
             await self.create(*self._wanted)
             self._wanted = None
-
-    async def _settle(self, runtime: JobRuntime, round: NextRound) -> None:
-        """Hand out the next round, unless somebody else is about to, or somebody comes or goes."""
-        call = Call(plans=True)
-        if runtime.locks.free(call):
-            await self.dispatcher.enter(runtime, call, events.Settle(self.now(), *round))
-        else:
-            await runtime.locks.change()
-
-    async def _free(self, job: str, name: str, secret: str, call: Call) -> JobRuntime:
-        """The worker's job, once nothing that concerns the worker is on its way to the disk."""
-        while True:
-            runtime = self._known(job, name, secret)
-            if runtime.locks.free(call):
-                return runtime
-            await runtime.locks.change()
 
     def _known(self, job: str, name: str, secret: str) -> JobRuntime:
         runtime = self.catalog.find(job)

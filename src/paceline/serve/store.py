@@ -87,13 +87,14 @@ class Store:
         self._drain: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-store")
 
-    def read(self) -> list[Kept]:
-        """All jobs, the damaged ones among them."""
+    def read(self, name: str | None = None) -> list[Kept]:
+        """All jobs, the damaged ones among them; or the one of this name, while nothing is being written."""
         try:
             rows = self._db.execute("select * from jobs order by name").fetchall()
-            return [self._kept(*row) for row in rows]
+            return [self._kept(*row) for row in rows if name in (None, row[0])]
         except sqlite3.Error as error:
-            self._closing()
+            if name is None:
+                self._closing()
             raise PacelineError(sentence(self.path, error)) from error
 
     def write(self, *statements: Statement, act: Callable[[], T]) -> asyncio.Future[T]:

@@ -1,8 +1,9 @@
-// The live page: shows each panel that the server sends, and asks for the charts of the rounds in view.
+// The live page: asks for the newest panel again and again, and for the charts of the rounds in view.
 (() => {
   const at = (id) => document.getElementById(id);
   const LEAST = 4; // rounds that a view holds at least
-  const SILENCE = 20000; // milliseconds without an event or a heartbeat: the connection is dead
+  const EVERY = 500; // milliseconds between two looks at the panel
+  const SILENCE = 20000; // milliseconds without an answer: the connection is dead
   const WORDS = {
     waiting: "Waiting for the first round", reading: "Reading", running: "Running", finished: "Finished",
     stale: "Silent", damaged: "Record damaged", gone: "Run directory gone", lost: "Connection lost",
@@ -91,22 +92,23 @@
   };
 
   // ---- the connection
-  let source = null, heard = 0;
-  const hear = () => { heard = Date.now(); if (lost) { lost = false; say(); refresh(false); } };
-  const connect = () => {
-    source?.close();
-    source = new EventSource(address("events"));
-    heard = Date.now();
-    source.addEventListener("open", hear);
-    source.addEventListener("beat", hear);
-    source.addEventListener("panel", (event) => { hear(); show(JSON.parse(event.data)); });
-    source.addEventListener("error", () => {
+  let seen = "";
+  const look_again = async () => {
+    try {
+      const headers = seen ? { "If-None-Match": seen } : {};
+      const answer = await fetch(address("panel"), { headers, signal: AbortSignal.timeout(SILENCE) });
+      if (!answer.ok && answer.status !== 304) throw new Error(answer.statusText);
+      if (lost) { lost = false; say(); refresh(false); }
+      if (answer.ok) {
+        seen = answer.headers.get("ETag");
+        show(await answer.json());
+      }
+    } catch {
       lost = true;
       say();
-      if (source.readyState === EventSource.CLOSED) setTimeout(connect, 2000); // it does not try again by itself
-    });
+    }
+    setTimeout(look_again, lost ? 4 * EVERY : EVERY);
   };
-  setInterval(() => { if (Date.now() - heard > SILENCE) { lost = true; say(); connect(); } }, 5000);
 
   // ---- the charts
   let asking = null, timer = 0, due = 0, again = false, dragging = false;
@@ -127,7 +129,7 @@
         const figures = await answer.json();
         if (asking === mine && !dragging && figures.rounds) draw(figures);
       }
-    } catch { /* aborted, or the connection is lost, which the events tell */ } finally {
+    } catch { /* aborted, or the connection is lost, which the panel tells */ } finally {
       if (asking === mine) {
         asking = null;
         const end = performance.now();
@@ -278,5 +280,5 @@
 
   const hash = location.hash.match(/^#(?:newest-(\d+)|(\d+)-(\d+))$/);
   if (hash) view = hash[1] ? { newest: +hash[1] } : { from: +hash[2], to: +hash[3] };
-  connect();
+  look_again();
 })();
