@@ -56,7 +56,7 @@ def constrained(state: TimesState) -> tuple[Array, TimesState]:
     """Seconds for k = 1..n gradients if one always waits for k, shape (n,): the optimum of eq. (17).
 
     Where no sample says anything, the least that the order allows (0 before the first sample): optimistic, so
-    that such k are tried.
+    that such k are tried. DBW, eq. (17).
     """
     known = state.samples > 0
     if not known.any():

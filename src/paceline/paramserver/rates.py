@@ -53,7 +53,7 @@ class Fixed(Rate):
 
 @dataclass(frozen=True)
 class Proportional(Rate):
-    """The full rate times k / n."""
+    """The full rate times k / n (DBW, baseline static-k)."""
 
     workers: int
     full: float
@@ -81,7 +81,7 @@ class AdaScale(Rate):
 
 @dataclass(frozen=True)
 class Knee(Rate):
-    """A rate of its own for each k, as range tests found them.
+    """A rate of its own for each k, as range tests found them (DBW, baseline static-k).
 
     table: rates for k = 1..n, separated by "/"; the nearest where k is between two.
     """

@@ -21,9 +21,9 @@ def weight_of(staleness: int, stale: str) -> float:
 
 @dataclass(frozen=True)
 class Asp:
-    """Every gradient is applied on arrival, a sample counting as much as under BSP.
+    """Every gradient is applied on arrival, a sample counting as much as under BSP (LB-BSP, baseline ASP).
 
-    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d.
+    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d (LB-BSP, baseline DynSSP).
     """
 
     workers: int
