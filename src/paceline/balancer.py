@@ -32,7 +32,7 @@ NICE = 10  # of 19: a decision made aside yields to whatever else wants the proc
 
 
 class Balancer:
-    """Feeds one policy with one run's rounds.
+    """Feeds one policy with one run's rounds (LB-BSP, Alg. 1, manager, lines 1 to 3).
 
     policy: from ``policies.create``, for a single run (no leading axes).
     quantum: loads are multiples of this many samples; the remainder of a short batch goes to one worker.

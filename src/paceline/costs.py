@@ -73,7 +73,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Saturating:
-    """A GPU's cost as LB-BSP has it: flat up to ``knee`` samples, linear up to ``most``, then impossible.
+    """A GPU's cost (LB-BSP, eq. (5)): flat up to ``knee`` samples, linear up to ``most``, then impossible.
 
     seconds_per_sample, overhead, knee (x^s), most (x^o, out of memory above): shape (..., n), knee <= most.
     """

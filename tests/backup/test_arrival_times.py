@@ -28,6 +28,7 @@ def drawn(n, density, seed):
 @pytest.mark.parametrize("n", [2, 3, 6, 11])
 @pytest.mark.parametrize("density", [0.1, 0.5, 1.0])
 def test_the_optimum_is_that_of_cvxpy(n, density):
+    """DBW, eq. (17)."""
     for seed in range(3):
         means, weights = drawn(n, density, seed)
         weights[0, 0] = 1.0

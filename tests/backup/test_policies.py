@@ -59,7 +59,7 @@ def test_the_gain_never_falls_with_k_and_its_estimates_survive_single_gradients(
 
 
 def test_estimates_of_real_gradients_are_unbiased():
-    """V and N of a noisy quadratic against their exact values."""
+    """V and N of a noisy quadratic against their exact values (DBW, eqs. (10), (11))."""
     rng = np.random.default_rng(0)
     true, sigma2, k, size = np.full(20, 0.3), 0.8, 8, 20
     state = dbw.no_gain(4000)
@@ -139,6 +139,7 @@ def test_worker_times_are_those_of_exponential_workers():
 
 
 def test_adasync_by_its_equation():
+    """DBW, baseline AdaSync."""
     policy = backup.create("adasync", 16)
     k, state = policy.init()
     assert k == 1

@@ -25,7 +25,7 @@ def test_adascale_lies_between_fixed_and_proportional():
 
 
 def test_the_knee_of_a_known_curve():
-    """A quadratic of curvature 10 falls fastest below 2 / 10 and diverges above."""
+    """A quadratic of curvature 10 falls fastest below 2 / 10 and diverges above (DBW, baseline static-k)."""
     sweep = np.geomspace(1e-4, 1.0, 150)
     w, losses = 1.0, []
     for rate in sweep:

@@ -49,6 +49,7 @@ def algorithm_1(n, costs):
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_walks_the_path_of_the_listing(seed):
+    """DOLBIE, Alg. 1, lines 1 to 16."""
     n, costs = random_system(seed)
     path, alpha = algorithm_1(n, costs)
     _, played, plan, state = play("dolbie:floor=0", costs, BATCH)
@@ -59,6 +60,7 @@ def test_walks_the_path_of_the_listing(seed):
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_peers_walk_the_same_path_as_the_master_and_their_messages_are_counted(seed):
+    """DOLBIE, section IV-C."""
     n, costs = random_system(seed)
     _, played, plan, _ = play("dolbie:floor=0", costs, BATCH)
     peers = dolbie.start_peers(n)
@@ -70,6 +72,7 @@ def test_peers_walk_the_same_path_as_the_master_and_their_messages_are_counted(s
 
 
 def test_peers_tell_their_shares_to_the_straggler_alone():
+    """DOLBIE, Alg. 2, lines 1 to 13."""
     peers = dolbie.start_peers(3)
     heard = [dolbie.announce(p, s) for p, s in zip(peers, (1.0, 3.0, 3.0), strict=True)]
     decided = [dolbie.decide(p, 0.5, heard) for p in peers]

@@ -21,6 +21,7 @@ def test_cpu_shares_are_in_proportion_to_the_speeds_whatever_the_communication()
 
 @pytest.mark.parametrize("seed", range(5))
 def test_gpu_shares_solve_the_papers_linear_programme(seed):
+    """LB-BSP, eq. (5)."""
     rng = np.random.default_rng(seed)
     n, total = 5, 400
     cost = Linear(rng.uniform(1e-3, 5e-3, n), rng.uniform(0, 0.2, n))
@@ -39,6 +40,7 @@ def test_gpu_shares_solve_the_papers_linear_programme(seed):
 
 
 def test_gpu_communication_is_a_moving_average():
+    """LB-BSP, section 3.3."""
     policy = policies.create("lbbsp-gpu", Cluster(2, 100))
     plan, state = policy.init()
     for wait, expected in ((0.1, 0.1), (0.2, 0.12), (0.2, 0.136)):

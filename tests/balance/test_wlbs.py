@@ -47,6 +47,7 @@ def test_adjusting_stops_within_theta_and_goes_on_beyond():
 
 
 def test_major_adjustments_are_finer_and_come_with_the_epoch():
+    """WLBS, section 3.2 (adjustments)."""
     costs = constant([1.0, 2.0], 0.0, 31)
     _, played, _, _ = play("wlbs:micro=64,period=5,epoch=20,theta=0.001", costs, 512)
     np.testing.assert_allclose(played[5:20], np.tile([320.0, 192], (15, 1)))  # whole micro-batches of 64
@@ -54,6 +55,7 @@ def test_major_adjustments_are_finer_and_come_with_the_epoch():
 
 
 def test_a_dead_worker_gives_all_it_has():
+    """WLBS, section 3.2 (dead node)."""
     policy = policies.create("wlbs:micro=8,period=4,epoch=0", Cluster(3, 240))
     plan, state = policy.init()
     slopes = np.array([1.0, 1.0, 1.0])

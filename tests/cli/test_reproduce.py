@@ -16,6 +16,7 @@ def test_list_names_every_paper_and_experiment():
 
 
 def test_an_experiment_writes_its_picture_table_and_result(tmp_path):
+    """Sun et al., Fig. 4."""
     pytest.importorskip("cvxpy")
     result = run("coded", "fig4", "--quick", "--out", tmp_path)
     assert result.status == 0, result.stderr
@@ -26,6 +27,7 @@ def test_an_experiment_writes_its_picture_table_and_result(tmp_path):
 
 
 def test_fig2_shows_the_printed_seconds_at_a_tenth_of_the_printed_rows(tmp_path):
+    """Sun et al., Fig. 2."""
     result = experiments("coded")["fig2"](tmp_path, True)
     printed, short = result["seconds_98"].values()
     for method in ("iterated", "exact", "probabilistic"):

@@ -50,6 +50,7 @@ def test_every_worker_serves_one_master_and_no_level_exceeds_the_linear_programm
 @pytest.mark.parametrize(("masters", "workers"), [(2, 10), (3, 8)])
 @pytest.mark.parametrize("speeds", [None, (1.0, 2.0, 3.0, 4.0, 5.0), (1.0, 5.0)])
 def test_exact_is_what_brute_force_finds(masters, workers, speeds, seed):
+    """Sun et al., eq. (9), Proposition 1."""
     values = draw(masters, workers, seed, speeds)
     assert level(values, exact(values)) >= brute_force(values) * (1 - 1e-4)
 
@@ -99,6 +100,7 @@ def test_simple_greedy_by_hand():
 
 
 def test_uniform_splits_50_workers_13_13_12_12():
+    """Sun et al., benchmark 2."""
     assert uniform(np.ones((4, 50))).sum(1).tolist() == [13, 13, 12, 12]
 
 
@@ -111,6 +113,7 @@ def test_printed_rule_leaves_masters_empty_where_they_tie_and_the_tie_safe_rule_
 
 
 def test_iterated_beats_simple_on_average_and_comes_near_the_optimum():
+    """Sun et al., Alg. 1, lines 23 to 29."""
     levels = []
     for seed in range(8):
         values = draw(4, 50, seed)

@@ -32,6 +32,7 @@ def of(problem, masters):
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 1)), min_size=1, max_size=8), st.integers(1, 60))
 def test_success_is_the_sum_over_who_arrives(workers, need):
+    """Sun et al., eq. (2)."""
     loads, chance = np.array([w[0] for w in workers]), np.array([w[1] for w in workers])
     expected = sum(
         np.prod(np.where(arrived, chance, 1 - chance))
@@ -58,6 +59,7 @@ def test_deadline_raises_the_probability_and_tells_it_exactly(seed):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_deadline_of_a_few_workers_is_near_the_best_of_a_grid(seed):
+    """Sun et al., eq. (2)."""
     made = plan(random_problem(1, 3, 600, np.random.default_rng(seed)))
     t = 1.3 * made.t_star[0]
     found = by_deadline(made, t)[1][0]

@@ -30,6 +30,7 @@ def decoded(code, blocks, x, order, rows):
 
 @pytest.mark.parametrize("construction", CONSTRUCTIONS.values())
 def test_every_k_of_n_blocks_recover_the_product(construction):
+    """Sun et al., section II-A."""
     a, x = matrix(23, 5), matrix(5, 2)
     code = construction(4, 7)
     blocks = code.encode(a)

@@ -11,6 +11,7 @@ from paceline.coded.delay import shifted_exponential_level
 
 
 def test_closed_form_equals_lambert_w_from_one_millionth_to_one_thousand():
+    """Sun et al., Theorem 1."""
     c = np.logspace(-6, 3, 60)
     with mpmath.workdps(400 + 50):
         exact = [-mpmath.lambertw(-mpmath.exp(-mpmath.mpf(float(x)) - 1), -1) - 1 for x in c]
@@ -59,6 +60,7 @@ def test_peak_is_where_a_search_finds_it(delay):
     ],
 )
 def test_samples_follow_the_distribution_and_its_mean(delay):
+    """Sun et al., eq. (1)."""
     draws = delay.sample(np.random.default_rng(0), 200_000)[:, 0]
     assert draws.mean() == pytest.approx(delay.mean()[0], rel=0.02)
     for z in (0.4, 0.65, 0.9, 1.7):

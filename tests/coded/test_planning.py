@@ -33,6 +33,7 @@ def expected_rows(made, m, t):
 
 
 def test_theorem_1_equals_a_numerical_minimum_over_loads():
+    """Sun et al., eq. (7), Lemma 1."""
     problem = problem_of([[2.0, 1.0, 0.5]], [[0.3, 0.5, 1.0]])
     made = plan(problem, "uniform")
 
@@ -55,6 +56,7 @@ def test_theorem_1_equals_a_numerical_minimum_over_loads():
 @pytest.mark.parametrize("assign", [name for name in NAMES if name != "sca"])
 @pytest.mark.parametrize("late", [False, True])
 def test_exactly_the_rows_needed_are_expected_by_t_star(assign, late):
+    """Sun et al., eq. (6)."""
     problem = random_problem(3, 12, 5000, np.random.default_rng(0))
     if late:
         problem = dataclasses.replace(problem, latency=np.random.default_rng(1).uniform(0, 900, (3, 12)))

@@ -12,6 +12,7 @@ pytest.importorskip("cvxpy")
 
 @pytest.mark.parametrize("seed", range(2))
 def test_sca_converges_to_the_linear_programme(seed):
+    """Sun et al., eq. (11), Alg. 3, lines 1 to 6."""
     problem = random_problem(2, 10, 1e4, np.random.default_rng(seed))
     best = plan(problem, "probabilistic").t_star.max()
     trace = [z.t for z in itertools.islice(successive(problem.delay, problem.rows), 250)]
@@ -21,6 +22,7 @@ def test_sca_converges_to_the_linear_programme(seed):
 
 
 def test_every_iterate_is_a_feasible_point_of_p3():
+    """Sun et al., eq. (10), Lemma 2."""
     problem = random_problem(3, 9, 1e4, np.random.default_rng(0))
     for z in itertools.islice(successive(problem.delay, problem.rows), 30):
         expected = (z.k * z.loads * problem.delay.cdf(z.t / np.maximum(z.loads, 1e-9))).sum(1)

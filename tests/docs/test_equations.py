@@ -1,14 +1,28 @@
-"""The index of the papers has every equation, line and figure, and what it names is there."""
+"""The index of the papers has every equation, line and figure, and is what the marks in the docstrings make of it."""
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
+import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from support.blocks import ROOT
 
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("equations", ROOT / "docs" / "equations.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+equations = script()
 PAGE = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
 PAPERS = {
     title: [
@@ -16,7 +30,6 @@ PAPERS = {
     ][1:]
     for title, text in re.findall(r"^## (.+?)\n(.+?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
 }
-ROWS = [(title, row) for title, rows in PAPERS.items() for row in rows]
 EQUATIONS = {"DOLBIE": 11, "LB-BSP": 8, "WLBS and LSP": 7, "DBW": 19, "Coded computation": 11}
 LINES = {
     ("DOLBIE", "Alg. 1"): 16,
@@ -24,8 +37,8 @@ LINES = {
     ("LB-BSP", "Alg. 1, worker"): 6,
     ("LB-BSP", "Alg. 1, server"): 3,
     ("LB-BSP", "Alg. 1, manager"): 6,
-    ("WLBS and LSP", "node's steps"): 7,
-    ("WLBS and LSP", "server's steps"): 7,
+    ("WLBS and LSP", "node's"): 7,
+    ("WLBS and LSP", "server's"): 7,
     ("Coded computation", "Alg. 1"): 29,
     ("Coded computation", "Alg. 2"): 12,
     ("Coded computation", "Alg. 3"): 6,
@@ -38,47 +51,85 @@ FIGURES = {
 }  # the others are drawings
 
 
-def numbers(paper: str, start: str, pattern: str) -> set[int]:
-    places = [row[0] for row in PAPERS[paper] if row[0].startswith(start)]
-    return {int(found) for place in places for found in re.findall(pattern, place)}
+def places(paper: str) -> set[str]:
+    return {place for row in PAPERS[paper] for place in equations.places(row[0])}
 
 
 @pytest.mark.parametrize("paper", EQUATIONS)
 def test_every_equation_has_a_row(paper: str) -> None:
-    found = {int(n) for row in PAPERS[paper] if "eq" in row[0] for n in re.findall(r"\((\d+)\)", row[0])}
-    assert found == set(range(1, EQUATIONS[paper] + 1))
+    wanted = {f"eq. ({n})" for n in range(1, EQUATIONS[paper] + 1)}
+    assert {place for place in places(paper) if place.startswith("eq.")} == wanted
 
 
 @pytest.mark.parametrize(("paper", "algorithm"), LINES)
 def test_every_line_of_an_algorithm_has_a_row(paper: str, algorithm: str) -> None:
-    found: set[int] = set()
-    for row in PAPERS[paper]:
-        if row[0].startswith(algorithm):
-            first, last = re.search(r"(\d+) to (\d+)$", row[0]).groups()  # type: ignore[union-attr]
-            found |= set(range(int(first), int(last) + 1))
-    assert found == set(range(1, LINES[paper, algorithm] + 1))
+    wanted = {f"{algorithm}, line {n}" for n in range(1, LINES[paper, algorithm] + 1)}
+    assert {place for place in places(paper) if place.startswith(f"{algorithm}, line")} == wanted
 
 
 @pytest.mark.parametrize("paper", FIGURES)
 def test_every_figure_has_a_row(paper: str) -> None:
-    assert numbers(paper, "Fig", r"\d+") == FIGURES[paper]
+    wanted = {f"Fig. {n}" for n in FIGURES[paper]}
+    assert {place for place in places(paper) if place.startswith("Fig.")} == wanted
 
 
-def test_what_a_row_names_is_there_and_a_gap_has_its_reason() -> None:
-    assert len(ROWS) > 100
-    for _, (place, says, code, test, remark) in ROWS:
-        assert says, place
-        for name in re.findall(r"`([\w.]+)`", code):
-            head, *rest = ("paceline." + name).split(".")
-            found = importlib.import_module(head)
-            module = head
-            for part in rest:
-                if not hasattr(found, part):
-                    importlib.import_module(f"{module}.{part}")
-                found, module = getattr(found, part), f"{module}.{part}"
-        for file, name in re.findall(r"`([\w/]+\.py)::(\w+)`", test):
-            assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), (place, file, name)
-        if "—" in (code, test):
-            assert remark, f"{place}: neither code nor reason"
-        assert code == "—" or "`" in code, place
-        assert test == "—" or "`" in test, place
+def test_the_page_is_what_the_marks_make_of_it() -> None:
+    made, wrong = equations.made()
+    assert wrong == []
+    assert made == PAGE, "docs/equations.md is stale: python docs/equations.py"
+    assert sum(len(rows) for rows in PAPERS.values()) > 110
+
+
+def test_marks_are_found_in_modules_classes_and_functions(tmp_path: Path) -> None:
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "__init__.py").write_text('"""Whatever (DBW, Fig. 3)."""\n')
+    (tmp_path / "room" / "rule.py").write_text(
+        'class Rule:\n    """A rule."""\n\n    def step(self):\n        """One step (DOLBIE, eqs. (4) to (6),\n'
+        '        Alg. 2, lines 5 and 6; LB-BSP, Alg. 1, worker). DOLBIE\'s Fig. 3 is no mark."""\n'
+    )
+    found = [tuple(mark) for mark in equations.marks(tmp_path, ".")]
+    assert found == [
+        ("room", "DBW", "Fig. 3"),
+        *(("room.rule.Rule.step", "DOLBIE", f"eq. ({n})") for n in (4, 5, 6)),
+        *(("room.rule.Rule.step", "DOLBIE", f"Alg. 2, line {n}") for n in (5, 6)),
+        ("room.rule.Rule.step", "LB-BSP", "Alg. 1, worker"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "marked", "wrong"),
+    [
+        ("| eq. (1) | says | — | — | why not |", ["eq. (1)"], []),
+        (
+            "| eq. (1) | says | `old` | — | why |",
+            ["eq. (1)"],
+            ["no code is marked; if there is none, write —, and why"],
+        ),
+        (
+            "| eq. (1) | says | — | — | |",
+            ["eq. (1)"],
+            ["no code is marked; if there is none, write —, and why"],
+        ),
+        ("| eq. (1) | says | — | — | why |", [], ["no test is marked"]),
+        ("| eq. (1) | says | — | — | why |", ["eq. (1)", "eq. (2)"], ["eq. (2) is no row of the page"]),
+        ("| the text | says | — | — | why |", [], ["not the name of a place", "no test is marked"]),
+    ],
+)
+def test_what_is_wrong_is_said(row: str, marked: list[str], wrong: list[str]) -> None:
+    tests = [equations.Mark("test_it", "DBW", place) for place in marked]
+    _, found = equations.filled(f"## DBW\n\n{row}\n", [], tests)
+    assert len(found) == len(wrong)
+    assert all(text in sentence for text, sentence in zip(wrong, found, strict=True)), found
+
+
+def test_cells_are_filled_from_the_marks() -> None:
+    code = [equations.Mark("b", "DBW", "Alg. 1"), equations.Mark("a", "DBW", "Alg. 1, line 2")]
+    tests = [
+        equations.Mark(name, "DBW", "Alg. 1, line 1")
+        for name in ("a.py::test", "papers/test_equations.py::x")
+    ]
+    page, wrong = equations.filled("## DBW\n| Alg. 1, lines 1 to 2 | says | `gone` | — | |\n", code, tests)
+    assert wrong == []
+    assert page.splitlines()[1] == (
+        "| Alg. 1, lines 1 to 2 | says | `a`, `b` | `papers/test_equations.py::x`, `a.py::test` | |"
+    )

@@ -76,15 +76,19 @@ def test_the_site_needs_nothing_from_elsewhere(site: Path) -> None:
         assert not re.search(r"url\(['\"]?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
 
-def test_the_search_works_on_pages_opened_from_disk(site: Path) -> None:
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [("backup workers", "Backup workers"), ("eq. (17)", "The five papers, line by line\nDBW")],
+)
+def test_the_search_works_on_pages_opened_from_disk(site: Path, typed: str, found: str) -> None:
     with browsers.chromium() as browser:
         page = browsers.opened(browser)
         page.goto((site / "index.html").as_uri())
         # The theme reads what was typed when a key is released, and not when the text is put there at once.
-        page.locator("input.md-search__input").press_sequentially("backup workers")
+        page.locator("input.md-search__input").press_sequentially(typed)
         first = page.locator(".md-search-result__item").first
         first.wait_for(state="visible")
-        assert "Backup workers" in first.inner_text()
+        assert found in first.inner_text()
 
 
 def test_axe_finds_nothing_serious_on_the_first_page(site: Path) -> None:

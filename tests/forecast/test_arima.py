@@ -34,6 +34,7 @@ def squares(z: np.ndarray, a1: float, a2: float, theta: float) -> float:
     ("seed", "ar", "ma"), [(0, [0.5, 0.2], 0.4), (1, [-0.6, -0.3], -0.7), (2, [0.1, 0.0], 0.0)]
 )
 def test_fit_against_scipy(seed: int, ar: list[float], ma: float) -> None:
+    """LB-BSP, Table 3 (ARIMA)."""
     z = process(seed, ar, ma, rounds=200)
     found, theta = fit(z[:, None], 2, 1)
     ours = squares(z, found[0, 0], found[1, 0], theta[0])

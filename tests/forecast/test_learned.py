@@ -28,6 +28,7 @@ def after(made: forecast.AnyForecast, series: Series, rounds: int) -> LearnedSta
 
 
 def test_the_first_rounds_are_ema(busy: Series) -> None:
+    """LB-BSP, section 4.2."""
     narx = walk(forecast.create("narx:warmup=200,gain=0.3"), *busy[:3])
     ema = walk(forecast.create("ema:gain=0.3"), *busy[:3])
     np.testing.assert_array_equal(narx[1:200], ema[1:200])
@@ -82,6 +83,7 @@ def test_ema_takes_over_when_readings_turn_to_nonsense(busy: Series) -> None:
 
 
 def test_training_stops_when_little_is_gained_and_resumes_with_a_new_block() -> None:
+    """LB-BSP, section 4.2."""
     rng = np.random.default_rng(0)
     made = forecast.create("narx")
     state, moved = made.init((4,)), []
@@ -95,6 +97,7 @@ def test_training_stops_when_little_is_gained_and_resumes_with_a_new_block() -> 
 
 
 def test_models_take_turns_where_they_are_many(busy: Series, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LB-BSP, Alg. 1, manager, lines 1 to 6."""
     monkeypatch.setattr(learned, "TURN", 2)
     made = forecast.create("narx:pooled=false")
     state = after(made, busy, 4 * BLOCK)

@@ -24,6 +24,7 @@ def test_narx_has_the_papers_size() -> None:
 
 @pytest.mark.parametrize("network", NETWORKS, ids=str)
 def test_jacobian_against_central_differences(network: Network) -> None:
+    """LB-BSP, eq. (4)."""
     parameters, inputs = case(network)
     output, jacobian = network.jacobian(parameters, inputs)
     assert jacobian.shape == (3, 5, network.parameters)
@@ -40,6 +41,7 @@ def test_jacobian_against_central_differences(network: Network) -> None:
 
 @pytest.mark.parametrize("network", [n for n in NETWORKS if isinstance(n, Recurrent)], ids=str)
 def test_recurrent_forward_against_torch(network: Recurrent) -> None:
+    """LB-BSP, Table 3 (SimpleRNN, LSTM)."""
     torch = pytest.importorskip("torch")
     parameters, inputs = case(network, seed=1)
     ours = network.forward(parameters, inputs)

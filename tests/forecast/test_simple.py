@@ -20,6 +20,7 @@ def predictions(name: str, speeds: list[float]) -> list[float]:
 
 
 def test_last_repeats_the_newest_reading_and_keeps_it_over_a_gap() -> None:
+    """LB-BSP, Table 3 (memoryless)."""
     assert predictions("last", [10, 30, np.nan, 0.0, 20]) == [10, 30, 30, 30, 20]
 
 

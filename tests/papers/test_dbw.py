@@ -16,11 +16,13 @@ from paceline.data import datasets
 from paceline.learners.images import Images
 from paceline.papers import data_folder, dbw, dbw_alphas, dbw_clusters, dbw_estimates, experiments
 from paceline.papers.dbw import Remembering
+from paceline.paramserver.samples import Draws
 
 with_data = pytest.mark.skipif(not (data_folder() / "mnist").is_dir(), reason="the shared MNIST is not here")
 
 
 def test_the_true_times_meet_what_is_known_of_order_statistics() -> None:
+    """DBW, Appendix A."""
     times = dbw_estimates._stationary(5, 6000)  # round trips of .3 + .7 Exp(1)
     # The k-th of five that start together: .3 + .7 (1/5 + ... + 1/(6 - k)). Some start later, but with k = n none.
     together = 0.3 + 0.7 * np.cumsum(1 / np.arange(5, 0, -1))
@@ -30,6 +32,7 @@ def test_the_true_times_meet_what_is_known_of_order_statistics() -> None:
 
 
 def test_the_constrained_estimates_are_better_than_plain_means(tmp_path: Path) -> None:
+    """DBW, Fig. 3."""
     result = experiments("dbw")["fig3"](tmp_path, True)
     assert {"claim", "ours", "why", "setting", "command"} <= set(result)
     with (tmp_path / "fig3.csv").open(newline="") as file:
@@ -42,6 +45,7 @@ def test_the_constrained_estimates_are_better_than_plain_means(tmp_path: Path) -
 
 
 def test_the_stand_in_for_spark_has_the_percentiles_it_was_made_from(tmp_path: Path) -> None:
+    """DBW, Fig. 7."""
     experiments("dbw")["fig7"](tmp_path, True)
     with (tmp_path / "fig7.csv").open(newline="") as file:
         found = {float(row["percentile"]): float(row["seconds"]) for row in csv.DictReader(file)}
@@ -53,6 +57,7 @@ def test_the_stand_in_for_spark_has_the_percentiles_it_was_made_from(tmp_path: P
 
 @with_data
 def test_a_slowdown_of_half_of_the_workers_is_noticed(tmp_path: Path) -> None:
+    """DBW, Fig. 9."""
     result = experiments("dbw")["fig9"](tmp_path, True)  # 40 virtual seconds
     assert "dbw:memory=0.9 16 -> 8" in result["ours"]
     assert (tmp_path / "fig9.png").read_bytes()[:4] == b"\x89PNG"
@@ -77,11 +82,13 @@ def images() -> Images:
 
 
 def test_the_network_has_two_convolutions_of_5_by_5_and_two_dense_layers(images: Images) -> None:
+    """DBW, setting."""
     assert [tuple(p.shape) for p in images._flat.model.parameters()] == SHAPES
     assert len(images.start()) == 260 + 5_020 + 16_050 + 510 == 21_840
 
 
 def test_its_gradient_is_the_one_that_a_plain_computation_gives(images: Images) -> None:
+    """DBW, eqs. (1) to (3)."""
     samples = np.array([3, 3, 17, 40, 59])
     values = images.start()
     gradient, loss = images.gradient(values, samples)
@@ -116,6 +123,7 @@ def test_every_run_starts_from_the_same_weights(images: Images) -> None:
 def test_the_gradient_of_the_whole_set_is_that_of_its_parts(
     images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """DBW, Figs. 1, 2."""
     values, everything = images.start() * np.float32(1.1), np.arange(60)
     whole, loss = images.gradient(values, everything)
     monkeypatch.setattr(dbw_estimates, "PART", 25)  # parts of 25, 25 and 10
@@ -151,6 +159,8 @@ def test_what_is_remembered_is_what_was_computed(images: Images, monkeypatch: py
 def test_figures_on_mnist_train_the_papers_network_unless_they_must_be_quick(
     name: str, quick: bool, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """DBW, Figs. 4, 6, 10."""
+
     class Asked(Exception):
         pass
 
@@ -165,3 +175,33 @@ def test_figures_on_mnist_train_the_papers_network_unless_they_must_be_quick(
     monkeypatch.setattr(dbw_estimates, "learner", learner)
     with pytest.raises(Asked, match=f"^{model}$"):
         experiments("dbw")[name](tmp_path, quick)
+
+
+@pytest.mark.skipif(not (data_folder() / "cifar10").is_dir(), reason="the shared CIFAR-10 is not here")
+def test_data_that_are_split_are_learned_by_each_scheme(tmp_path: Path) -> None:
+    """DBW, Fig. 5."""
+    drawn = Draws(640, 0, 16)
+    mine = [set(drawn.indices(drawn.take(worker, 4000)).tolist()) for worker in range(16)]
+    assert [len(each) for each in mine] == [40] * 16  # "split uniformly at random among workers"
+    assert len(set().union(*mine)) == 640
+    experiments("dbw")["fig5"](tmp_path, True)  # 20 virtual seconds
+    with (tmp_path / "fig5.csv").open(newline="") as file:
+        accuracy = {row["policy"]: float(row["accuracy"]) for row in csv.DictReader(file)}
+    assert set(accuracy) == {"dbw fixed", "blind fixed", "static:8 proportional", "static:8 fixed"}
+    assert min(accuracy.values()) > 0.2  # of ten kinds
+
+
+@with_data
+def test_each_batch_size_has_its_rates_and_its_best_number(tmp_path: Path) -> None:
+    """DBW, Fig. 8."""
+    experiments("dbw")["fig8"](tmp_path, True)
+    with (tmp_path / "fig8.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for batch in ("16", "128", "500"):
+        rates = {row["policy"]: float(row["rate"]) for row in rows if row["batch"] == batch}
+        assert (
+            rates["dbw"] == rates["blind"] == rates["static:16"] > 0
+        )  # "the same value is also used for DBW"
+        assert len(rates) == 6
+        seconds = {row["policy"]: float(row["seconds"]) for row in rows if row["batch"] == batch}
+        assert all(each > 0 for each in seconds.values())

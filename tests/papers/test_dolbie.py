@@ -25,6 +25,7 @@ def check(out: Path, name: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
 
 @pytest.mark.parametrize("name", ["fig3", "fig4"])
 def test_the_papers_policies_keep_their_order(tmp_path: Path, name: str) -> None:
+    """DOLBIE, Figs. 3, 4."""
     result, rows = check(tmp_path, name)
     at = {(r["setting"], r["policy"]): float(r["seconds"]) for r in rows if r["round"] == "40"}
     for setting in ("measured", "A"):
@@ -35,6 +36,7 @@ def test_the_papers_policies_keep_their_order(tmp_path: Path, name: str) -> None
 
 
 def test_regret_is_what_was_summed(tmp_path: Path) -> None:
+    """DOLBIE, Fig. 5."""
     result, rows = check(tmp_path, "fig5")
     last = {(r["setting"], r["policy"]): float(r["regret_s"]) for r in rows if r["round"] == "100"}
     for (setting, policy), seconds in last.items():
@@ -44,6 +46,7 @@ def test_regret_is_what_was_summed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["fig9", "fig10"])
 def test_workers_each_have_their_line(tmp_path: Path, name: str) -> None:
+    """DOLBIE, Figs. 9, 10."""
     _, rows = check(tmp_path, name)
     assert len(rows) == 7 * 100 * 30
     if name == "fig10":
@@ -52,6 +55,7 @@ def test_workers_each_have_their_line(tmp_path: Path, name: str) -> None:
 
 
 def test_time_is_computing_communicating_and_waiting(tmp_path: Path) -> None:
+    """DOLBIE, Fig. 11."""
     result, rows = check(tmp_path, "fig11")
     by_name = {r["policy"]: r for r in rows}
     assert float(by_name["OPT"]["waiting_s"]) < float(by_name["DOLBIE"]["waiting_s"])
@@ -59,6 +63,7 @@ def test_time_is_computing_communicating_and_waiting(tmp_path: Path) -> None:
 
 
 def test_accuracy_is_trained_once_and_set_on_each_policys_clock(tmp_path: Path, monkeypatch: Any) -> None:
+    """DOLBIE, Figs. 6 to 8."""
     runs: list[str] = []
 
     def train(network: str, epochs: int, samples: int | None) -> list[float]:

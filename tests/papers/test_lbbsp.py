@@ -32,6 +32,7 @@ def test_a_line_is_found_again() -> None:
 
 
 def test_a_knee_is_found_again() -> None:
+    """LB-BSP, Fig. 6."""
     batch = 2.0 ** np.arange(12)
     noise = np.exp(0.01 * np.random.default_rng(0).normal(size=12))
     line = fit_knee(batch, (2e-4 * np.maximum(batch, 100) + 0.01) * noise)
@@ -40,6 +41,7 @@ def test_a_knee_is_found_again() -> None:
 
 
 def test_fig3_reports_the_line_that_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LB-BSP, Fig. 3."""
     slopes = {"lenet5": 1e-4, "resnet18": 0.02}
     monkeypatch.setattr(
         lbbsp_timing, "measure", lambda model, batches, *_: {b: 0.001 + slopes[model] * b for b in batches}
@@ -71,6 +73,7 @@ def test_fig6_without_a_gpu_takes_published_measurements(
 
 
 def test_fig11_shows_narx_ahead_of_ema_at_every_jump(tmp_path: Path) -> None:
+    """LB-BSP, Fig. 11."""
     result = experiments("lbbsp")["fig11"](tmp_path, True)
     rows = check(tmp_path, "fig11", result)
     assert len(rows) == 100
@@ -79,6 +82,7 @@ def test_fig11_shows_narx_ahead_of_ema_at_every_jump(tmp_path: Path) -> None:
 
 
 def test_table3_has_every_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LB-BSP, Table 3."""
     series = bursty(np.random.default_rng(0), rounds=620, workers=3)
     monkeypatch.setattr(lbbsp_forecasts, "_found", lambda quick: {"short": series})
     result = experiments("lbbsp")["table3"](tmp_path, True)
@@ -89,6 +93,7 @@ def test_table3_has_every_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_fig14_puts_decisions_over_the_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LB-BSP, Fig. 14."""
     monkeypatch.setattr(lbbsp_timing, "measure", lambda *_: {8: 8 * 0.02})
     monkeypatch.setattr(
         lbbsp_timing, "_deciding", lambda name, workers, rounds: np.full(rounds, workers * 1e-5)

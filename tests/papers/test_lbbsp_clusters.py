@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.papers import experiments, lbbsp_network
+from paceline.papers import data_folder, experiments, lbbsp_network
 from paceline.papers.lbbsp_clusters import ABUNDANT, DEFICIENT, MEGABYTES, cluster_a, cluster_c
 from paceline.simulate import run
 
@@ -26,6 +26,7 @@ def check(out: Path, name: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
 
 @pytest.mark.parametrize("name", ["fig8", "fig9"])
 def test_the_more_uneven_the_more_is_saved(tmp_path: Path, name: str) -> None:
+    """LB-BSP, Figs. 8, 9."""
     result, _ = check(tmp_path, name)
     saved = [1 - level["LB-BSP"] / level["BSP"] for level in result["levels"].values()]
     assert saved == sorted(saved)
@@ -42,6 +43,7 @@ def test_cluster_a_is_as_uneven_as_it_says() -> None:
 
 
 def test_cluster_b(tmp_path: Path) -> None:
+    """LB-BSP, Fig. 10."""
     result, _ = check(tmp_path, "fig10")
     faster = result["times_as_fast"]
     assert faster["equal"] == 1
@@ -49,6 +51,7 @@ def test_cluster_b(tmp_path: Path) -> None:
 
 
 def test_cluster_c_has_the_papers_batches(tmp_path: Path) -> None:
+    """LB-BSP, Figs. 12, 13."""
     check(tmp_path, "fig12")
     result, rows = check(tmp_path, "fig13")
     seconds = result["seconds"]
@@ -71,6 +74,7 @@ def test_namespaces_are_left_alone_where_they_are_not_allowed(tmp_path: Path, mo
 @pytest.mark.processes
 @pytest.mark.xdist_group("doctor")
 def test_three_workers_on_real_links(tmp_path: Path) -> None:
+    """LB-BSP, Figs. 12, 13."""
     if reason := lbbsp_network.missing():
         pytest.skip(reason)
     result, rows = check(tmp_path, "fig13real")
@@ -84,3 +88,19 @@ def test_three_workers_on_real_links(tmp_path: Path) -> None:
         loads = [int(load) for load in ran[-1]["loads"].split("/")]
         assert sum(loads) == 96
         assert loads[2] < (20 if policy == "level" else 33)
+
+
+@pytest.mark.skipif(not (data_folder() / "mnist").is_dir(), reason="the shared MNIST is not here")
+def test_updates_of_each_scheme_take_what_their_waiting_says(tmp_path: Path) -> None:
+    """LB-BSP, Fig. 8."""
+    _, rows = check(tmp_path, "fig8sync")
+    found = {(row["level"], row["scheme"]): row for row in rows}
+    for level, slowest in {"Homo": 1.0, "Hetero-L2": 2.0, "Hetero-L3": 3.0}.items():
+        trips = np.linspace(1.0, slowest, 8)  # seconds of each worker's gradient
+        each = {
+            scheme: float(found[level, scheme]["seconds_an_update"]) for scheme in ("BSP", "ASP", "LB-BSP")
+        }
+        assert each["BSP"] == pytest.approx(slowest / 8, rel=0.1)  # all wait for the slowest
+        assert each["ASP"] == pytest.approx(1 / (1 / trips).sum(), rel=0.1)  # nobody waits
+        assert each["ASP"] * 0.95 < each["LB-BSP"] <= each["BSP"] * 1.02
+        assert found[level, "BSP"]["updates"] == found[level, "LB-BSP"]["updates"]

@@ -17,6 +17,7 @@ from paceline.paramserver.aggregate import Parameters, Part, Sum, aggregate
     st.integers(0, 9),
 )
 def test_any_weights_in_any_order(weights, kind, batch, seed):
+    """LB-BSP, eq. (8)."""
     rng = np.random.default_rng(seed)
     gradients = rng.normal(1.0, 2.0, (len(weights), 70_000)).astype(kind)
     parts = [Part(g, 1.5, samples, weight) for g, (samples, weight) in zip(gradients, weights, strict=True)]

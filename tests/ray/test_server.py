@@ -44,6 +44,7 @@ def choices(workers=3, batch=60, **kwargs):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_uneven_batches_equal_one_process(ahead, monkeypatch):
+    """LB-BSP, Alg. 1, worker, lines 1 to 6, Alg. 1, server, lines 1 to 3."""
     monkeypatch.setattr("paceline.ray.shards.AHEAD_PARAMETERS", 0 if ahead else 2**20)
     values, log, pool = served(
         choices(policy="level", momentum=0.5), epochs=2, delay=Slowed([0.001, 0.001, 0.02]), shards=2

@@ -148,6 +148,7 @@ def test_the_time_estimator_beats_plain_means(tmp_path):
 
 
 def test_wlbs_with_a_lagging_and_a_dead_node(tmp_path):
+    """WLBS, experiments."""
     result = experiments("wlbs")["faults"](tmp_path, True)
     rows = (tmp_path / "faults.csv").read_text().splitlines()
     assert all(row.endswith("True") for row in rows[1:])

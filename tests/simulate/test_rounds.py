@@ -34,6 +34,7 @@ def constant(*seconds, **fields):
     "name", [name for name in policies.names() if name not in ("optimum", "factoring", "auto")]
 )
 def test_every_policy_walks_the_path_of_a_plain_loop(name, fractional):
+    """DOLBIE, eqs. (1) to (3)."""
     played = from_trace(trace(), global_batch=BATCH, fractional=fractional)
     outcome = run(played, [name])
     policy = policies.create(name, dataclasses.replace(played.cluster(), realizations=()))
@@ -66,6 +67,7 @@ def test_realizations_are_independent_of_each_other():
 
 
 def test_the_oracle_is_a_linear_programme_of_each_round():
+    """DOLBIE, baseline OPT."""
     outcome = run(from_trace(trace(), global_batch=BATCH, fractional=True), ["equal", "optimum"])
     for t, (pace, overhead) in enumerate(zip(*trace(), strict=True)):
         # min T  s.t.  overhead_i + pace_i b_i <= T, sum b = B, b >= 0
@@ -179,6 +181,7 @@ def test_overheads_that_are_not_told_are_fitted():
 
 
 def test_the_regret_of_dolbie_keeps_to_its_bound():
+    """DOLBIE, Theorem 1."""
     workers = tuple(WorkerClass(Ar1(1 / g, 0.9, 0.05), Ar1(0.02, 0.9, 0.1)) for g in (3000, 1000, 45))
     drawn = Scenario(workers, draw=12, rounds=60, realizations=20, fractional=True)
     outcome = run(drawn, ["dolbie", "level"])

@@ -253,7 +253,7 @@ def test_a_trace_shorter_than_the_run_says_so():
 
 @pytest.mark.parametrize("backup", ["blind", "blind:times=workers"])
 def test_the_number_waited_for_follows_a_slowdown_of_half_the_workers(backup):
-    """Fig. 9: from n to n / 2 when half of the workers become five times slower."""
+    """Fig. 9: from n to n / 2 when half of the workers become five times slower (DBW, baseline B-DBW)."""
     trips = RoundTrips(8, Constant(1.0), changes=[Change(30.0, (0, 1, 2, 3), 5.0)])
     run, _ = server([0] * 8, backup=backup, trips=trips)
     ks = {u.now: u.quorum for u in run.run(seconds=120.0)}

@@ -40,6 +40,7 @@ def test_bsp_waits_for_everybody():
 
 
 def test_push_wait_lets_late_workers_finish_and_drops_what_they_bring():
+    """DBW, section 2."""
     assert play(sync.create("bsp", 3), 1, 0, 2, 0, 1, quorum=2)[1:] == [
         (),
         (Apply((g(1, 0), g(0, 0))), Release((0, 1), 1, 1)),
@@ -56,6 +57,7 @@ def test_late_gradients_may_enter_the_next_update_weighted_by_staleness():
 
 
 def test_push_interrupt_starts_everybody_at_once():
+    """DBW, section 2."""
     assert play(sync.create("bsp", 3, "push-interrupt"), 1, 0, 2, 0, quorum=2)[2:] == [
         (Apply((g(1, 0), g(0, 0))), Interrupt((2,)), Release((0, 1, 2), 1, 1)),
         (),
@@ -64,6 +66,7 @@ def test_push_interrupt_starts_everybody_at_once():
 
 
 def test_pull_hands_out_old_tokens_first():
+    """DBW, section 2."""
     assert play(sync.create("bsp", 3, "pull"), 1, 0, 0, 0, 2, 1, quorum=2) == [
         (Release((0, 1, 2), 0, 0),),
         (),
@@ -78,6 +81,7 @@ def test_pull_hands_out_old_tokens_first():
 
 
 def test_asp_applies_each_gradient_alone():
+    """LB-BSP, baseline BSP, baseline ASP, baseline SSP, baseline DynSSP."""
     assert play(sync.create("asp:stale=inverse", 2), 1, 1, 0)[1:] == [
         (Apply((g(1, 0),), "batch"), Release((1,), 1, 1)),
         (Apply((g(1, 1),), "batch"), Release((1,), 2, 2)),
@@ -148,6 +152,7 @@ def applied(gate, order):
 @settings(max_examples=40, deadline=None)
 @given(arrivals)
 def test_identities(order):
+    """WLBS, section 3.1."""
     bsp = applied(sync.create("bsp", 5), order)
     assert applied(sync.create("lsp:5:2", 5), order) == bsp
     assert applied(sync.create("ssp:0", 5), order) == bsp
@@ -158,6 +163,7 @@ def test_identities(order):
 @settings(max_examples=40, deadline=None)
 @given(arrivals, st.integers(0, 3))
 def test_ssp_never_lets_anybody_run_further_ahead(order, s):
+    """LB-BSP, baseline BSP, baseline ASP, baseline SSP."""
     gate = sync.create(f"ssp:{s}", 5)
     effects, state = gate.init()
     for pick in order:

@@ -18,7 +18,7 @@ class AdasyncState(NamedTuple):
 
 @dataclass(frozen=True)
 class Adasync(Backup[AdasyncState]):
-    """Waits for few gradients at first and more as the loss falls, by the loss alone.
+    """Waits for few gradients at first and more as the loss falls, by the loss alone (DBW, baseline AdaSync).
 
     first: K_0. window: seconds between decisions; 0 decides after each update.
     kind: "sync" for K-sync SGD (with bsp), "async" for K-async SGD (with lsp:barrier=0,scale=mean).

@@ -53,7 +53,7 @@ def constrained(state: TimesState) -> Array:
     """Seconds for k = 1..n gradients if one always waits for k, shape (n,): the optimum of eq. (17).
 
     Where no sample says anything, the least that the order allows (0 before the first sample): optimistic, so
-    that such k are tried.
+    that such k are tried. DBW, eq. (17).
     """
     known = state.samples > 0
     means = np.divide(state.total, state.samples, out=np.zeros_like(state.total), where=known)

@@ -35,14 +35,14 @@ class GainState(NamedTuple):
 
 
 class Gain(NamedTuple):
-    """Averages over the last D iterations, eqs. (13) to (15); NaN before the first estimate."""
+    """Averages over the last D iterations; NaN before the first estimate (DBW, eqs. (13) to (15))."""
 
     variance: float
     norm2: float
     smoothness: float
 
     def of(self, k: Array, rate: float) -> Array:
-        """Expected decrease of the loss by an update from k gradients, eq. (16); same shape as k."""
+        """Expected decrease of the loss by k gradients; shape as k (DBW, eqs. (7) to (9), (16))."""
         bend = 0.5 * self.smoothness * rate**2
         return (rate - bend) * self.norm2 - bend * self.variance / k
 
@@ -54,7 +54,7 @@ def no_gain(depth: int) -> GainState:
 
 
 def update_gain(state: GainState, happened: Iteration) -> GainState:
-    """Take in one iteration.
+    """Take in one iteration (DBW, eqs. (10) to (12)).
 
     L+ compares the loss with that of the iteration before, so it comes one iteration later.
     """
@@ -77,7 +77,7 @@ def update_gain(state: GainState, happened: Iteration) -> GainState:
 
 
 def estimate(state: GainState) -> Gain:
-    """What the next iteration may expect.
+    """What the next iteration may expect (DBW, eqs. (13) to (15)).
 
     The loss is measured on samples, so about half of the single L+ are negative. Their average is cut off at 0
     (with a negative one the gain would fall with k); cutting each of them off would bias it upwards.
@@ -163,7 +163,7 @@ class DbwState(NamedTuple):
 
 @dataclass(frozen=True)
 class Dbw(Backup[DbwState]):
-    """As many gradients as promise the largest decrease of the loss per second.
+    """As many gradients as promise the largest decrease of the loss per second (DBW, eqs. (18), (19)).
 
     depth: D, iterations that estimates are averaged over.
     beta: a loss that grew by this factor asks for one gradient more.
@@ -231,7 +231,7 @@ class Dbw(Backup[DbwState]):
 
 @dataclass(frozen=True)
 class Blind(Dbw):
-    """As many gradients as come in per second, blind to what they are worth (B-DBW: G_k = k)."""
+    """As many gradients as come in per second, blind to what they are worth (G_k = k: DBW, baseline B-DBW)."""
 
     needs_variance: ClassVar[bool] = False
 

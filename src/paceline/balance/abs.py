@@ -30,7 +30,7 @@ class Abs(Policy[AbsState]):
         share 1/T: without communication it goes to and fro between equal shares and shares by speed, which
         are the paper's radical fluctuations. "share" divides what a worker did by the time it took, and
         settles.
-    window: P, rounds between changes.
+    window: P, rounds between changes. DOLBIE, baseline ABS.
     """
 
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""``dolbie``: distributed online load balancing with a step that cannot overshoot (DOLBIE, Algorithm 1).
+"""``dolbie``: distributed online load balancing with a step that cannot overshoot (DOLBIE, with a master).
 
 Each round, everybody but the straggler moves part of the way towards the share that it could have carried
 within the straggler's time (eq. 5); the straggler gives up what they took (eq. 6). The step is small enough
@@ -34,7 +34,7 @@ class DolbieState(NamedTuple):
 
 @dataclass(frozen=True)
 class Dolbie(Policy[DolbieState]):
-    """DOLBIE: all move towards what the straggler's time allows them, by steps that stay feasible.
+    """All move towards what the straggler's time allows them (DOLBIE, eqs. (5), (6), section IV-B, Algorithm 1).
 
     alpha: the first step alpha_1; ``dolbie:step=0.001`` says the same. By default eq. (7) of the initial
         shares; a larger one is cut to that, since the paper's proof of feasibility starts there. For two
@@ -115,7 +115,7 @@ class Dolbie(Policy[DolbieState]):
 
 
 def feasible_step(share: Array | float, members: NDArray[np.int64] | int) -> Array:
-    """Eq. (7): x / (N - 2 + x); 0 for a share of 0."""
+    """x / (N - 2 + x), the step that is always feasible; 0 for a share of 0 (DOLBIE, eq. (7))."""
     share = np.asarray(share, float)
     return share / np.maximum(np.maximum(members - 2, 0) + share, np.finfo(float).tiny)
 
@@ -131,7 +131,7 @@ def slowest(seconds: Array) -> NDArray[np.int64]:
 def possible_gain(
     cost: Cost, level: Array, shares: Array, most: Array, batch: float, straggler: NDArray[np.int64]
 ) -> Array:
-    """x'_i - x_i of eq. (4): what each could carry in the straggler's time beyond its own; 0 for it."""
+    """x'_i - x_i: what each could carry more in the straggler's time; 0 for it (DOLBIE, eq. (4), section VI-A)."""
     gain = cost.load_at(level) / batch
     np.minimum(gain, most, out=gain)
     gain -= shares
@@ -150,7 +150,7 @@ class Peer(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """To everybody: how long the round took me, and the step I allow (two numbers)."""
+    """To everybody: how long the round took me, and the step I allow (DOLBIE, Alg. 2, line 4)."""
 
     sender: int
     seconds: float
@@ -166,7 +166,7 @@ class Handover(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Messages of a round, each to one receiver, and the numbers in them."""
+    """Messages of a round, each to one receiver, and the numbers in them (DOLBIE, section IV-C)."""
 
     messages: int
     numbers: int
@@ -188,7 +188,7 @@ def decide(peer: Peer, possible: float, heard: list[Announcement]) -> tuple[Peer
     """A worker's next share and what it tells the straggler; the straggler itself waits for ``settle``.
 
     heard: the announcements of all workers, its own too. possible: the share that this worker could carry
-        within the longest of their times, x~ of eq. (4), by its own cost.
+        within the longest of their times, x~ of eq. (4), by its own cost. DOLBIE, Alg. 2, lines 5 to 10.
     """
     straggler = slowest_heard(heard)
     if peer.rank == straggler:
@@ -199,7 +199,7 @@ def decide(peer: Peer, possible: float, heard: list[Announcement]) -> tuple[Peer
 
 
 def settle(peer: Peer, received: list[Handover]) -> Peer:
-    """The straggler's next share, and the smaller step it allows from now on (eq. 8)."""
+    """The straggler's next share, and the step it allows from now on (DOLBIE, eq. (8), Alg. 2, lines 11 to 13)."""
     share = max(1.0 - sum(h.share for h in sorted(received)), 0.0)
     return peer._replace(share=share, alpha=min(peer.alpha, float(feasible_step(share, len(received) + 1))))
 
@@ -210,7 +210,7 @@ def slowest_heard(heard: list[Announcement]) -> int:
 
 
 def play_round(peers: list[Peer], costs: Cost, batch: int) -> tuple[list[Peer], Traffic]:
-    """One round of all workers, in one process. costs: of shape (n,)."""
+    """One round of all workers, in one process (DOLBIE, Alg. 2, lines 1 to 3). costs: of shape (n,)."""
     seconds = costs.seconds(np.array([p.share for p in peers]) * batch)
     heard = [announce(p, float(s)) for p, s in zip(peers, seconds, strict=True)]
     level = np.array([max(a.seconds for a in heard)])

@@ -18,7 +18,7 @@ class EqualState(NamedTuple):
 
 @dataclass(frozen=True)
 class Equal(Policy[EqualState]):
-    """Every present worker gets the same share, within its limits."""
+    """Every present worker gets the same share, within its limits (DOLBIE, baseline EQU)."""
 
     cluster: Cluster
     follows: ClassVar[bool] = False

@@ -30,7 +30,7 @@ class Lbbsp(Policy[LbbspState]):
     delta: samples that change hands. rounds: D, how many in a row it takes; the count starts again after a
         move.
     reading: "loose" counts rounds in which some worker precedes the straggler; "strict" wants it to be the
-        same worker each time, which equal workers keep interrupting.
+        same worker each time, which equal workers keep interrupting. DOLBIE, baseline LB-BSP.
     """
 
     cluster: Cluster

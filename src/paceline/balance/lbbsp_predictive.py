@@ -27,7 +27,7 @@ class PredictiveState(NamedTuple):
 class LbbspCpu(Forecasting, Policy[PredictiveState]):
     """LB-BSP for CPU clusters: shares in proportion to the forecast speeds (communication is ignored).
 
-    forecast: which, with its options after a colon and ";" between them.
+    forecast: which, with its options after a colon and ";" between them. LB-BSP, section 3.2 (processors).
     """
 
     cluster: Cluster
@@ -67,7 +67,7 @@ class LbbspCpu(Forecasting, Policy[PredictiveState]):
 
 @dataclass(frozen=True)
 class LbbspGpu(LbbspCpu):
-    """LB-BSP for GPU clusters: equal times with communication, from the knee to the memory's end.
+    """Equal times with communication, from the knee to the memory's end (LB-BSP, eqs. (3), (5), section 3.3).
 
     knee: x^s, samples below which a GPU is no quicker; every present worker gets at least as many. The
         upper end x^o is the cluster's ``most``; workers with knees of their own have them in its ``least``.

@@ -28,7 +28,7 @@ class Ogd(Policy[OgdState]):
     The round's time is a maximum, so that its subgradient is the straggler's own slope, in seconds for the
     whole batch, and 0 for all others.
 
-    rate: beta, the step. Not free of scale: with seconds the paper's is 0.001.
+    rate: beta, the step. Not free of scale: with seconds the paper's is 0.001. DOLBIE, baseline OGD.
     """
 
     cluster: Cluster

@@ -22,7 +22,7 @@ class OptimumState(NamedTuple):
 
 @dataclass(frozen=True)
 class Optimum(Policy[OptimumState]):
-    """The clairvoyant optimum of each round, for comparison: nothing that knows less is quicker."""
+    """The clairvoyant optimum of each round, for comparison: nothing is quicker (DOLBIE, baseline OPT)."""
 
     cluster: Cluster
     needs_upcoming: ClassVar[bool] = True

@@ -96,7 +96,8 @@ class Wlbs(Policy[WlbsState]):
         return self.micro or max(1, round_half_up(self.cluster.global_batch / (16 * self.cluster.workers)))
 
     def _adjusted(self, loads: Array, cycle: Cycle, unit: int) -> Array:
-        """Moves from the worst to the best, in whole units, what makes the two equally long."""
+        """Moves what makes the worst and the best equally long (WLBS, section 3.2 (adjustments), section 3.2 (stop),
+        section 3.2 (dead node)), in whole units."""
         reported = cycle.reports > 0
         seconds = np.where(reported, cycle.seconds / np.maximum(cycle.reports, 1), np.nan)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -125,7 +126,7 @@ class Wlbs(Policy[WlbsState]):
 
 
 def initial_weights(machines: Machines) -> Array:
-    """Each machine's portion of the cluster's CPUs, cores and memory, averaged; shape (n,), sum 1."""
+    """Mean portions of the CPUs, cores and memory; shape (n,), sum 1 (WLBS, section 3.2 (first division))."""
     portions = [np.asarray(part, float) for part in (machines.cpus, machines.cores, machines.memory)]
     return np.mean([part / part.sum() for part in portions], axis=0)
 

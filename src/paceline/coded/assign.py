@@ -29,14 +29,14 @@ def dedicated(owner: Index, masters: int) -> Array:
 
 
 def uniform(values: Array) -> Array:
-    """Workers in equal, consecutive groups, the first masters taking one more where N / M is not whole."""
+    """Workers in equal groups in a row, the first with one more if N / M is not whole (Sun et al., benchmark 2)."""
     masters, workers = values.shape
     counts = [len(part) for part in np.array_split(np.arange(workers), masters)]
     return dedicated(np.repeat(np.arange(masters), counts), masters)
 
 
 def simple(values: Array) -> Array:
-    """Algorithm 2: a worker for each master, best pair first; then the poorest master picks its best worker."""
+    """Best pairs first, then the poorest master picks its best worker (Sun et al., Algorithm 2)."""
     masters, workers = values.shape
     owner = np.full(workers, -1)
     left = values.astype(float).copy()
@@ -58,8 +58,8 @@ def simple(values: Array) -> Array:
 def iterated(
     values: Array, rule: str = "tie-safe", rounds: int = 60, patience: int | None = None, seed: int = 0
 ) -> Array:
-    """Algorithm 1: local search by insertion and interchange, explored ``rounds`` times or until ``patience`` bring
-    nothing.
+    """Local search, explored ``rounds`` times or until ``patience`` bring nothing (Sun et al., Alg. 1, lines 1 to 6,
+    Alg. 1, lines 23 to 29).
 
     patience: None for 30, and fewer beyond 100 workers, where a round is long and already close to the
         optimum.
@@ -108,7 +108,7 @@ def _local_optimum(values: Array, owner: Index, printed: bool) -> None:
 
 
 def _insert(values: Array, owner: Index, sums: Array, printed: bool) -> bool:
-    """Lines 7-14: offer each worker to the poorest other master."""
+    """Offer each worker to the poorest other master (Sun et al., Alg. 1, lines 7 to 15)."""
     moved = False
     for n in range(len(owner)):
         giver = owner[n]
@@ -132,7 +132,7 @@ def _insert(values: Array, owner: Index, sums: Array, printed: bool) -> bool:
 
 
 def _interchange(values: Array, owner: Index, sums: Array) -> bool:
-    """Lines 16-22: swap two workers where the total rises and both masters stay above the smallest sum."""
+    """Swap two if the total rises and both stay above the least sum (Sun et al., Alg. 1, lines 16 to 22)."""
     moved = False
     workers = len(owner)
     everyone = np.arange(workers)
@@ -169,7 +169,7 @@ def probabilistic(values: Array) -> Array:
 
 
 def exact(values: Array, gap: float = 1e-4, seconds: float = 60.0) -> Array:
-    """The dedicated optimum within ``gap`` (HiGHS), after ``seconds`` the best assignment found so far.
+    """Within ``gap`` of P5's optimum (Sun et al., eq. (9), Proposition 1, benchmark 3); by HiGHS, the best in time.
 
     A greedy answer comes first: the relaxation then shows either that it is good enough already, or which
     pairs no better assignment can use, by their reduced costs.

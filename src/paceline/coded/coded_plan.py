@@ -121,7 +121,7 @@ def finish(problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rat
 def completion(problem: Problem, k: Array, rate: Array) -> Array:
     """t*, shape (M,): milliseconds until L rows are expected, sum_n k rate (t - d)+ = L; inf without workers.
 
-    rate: rows per millisecond, shape (M, N), from ``Delay.peak``.
+    rate: rows per millisecond, shape (M, N), from ``Delay.peak``. Sun et al., eq. (3), Theorem 1.
     """
     brings = k * rate
     served = brings.sum(1) > 0
@@ -133,13 +133,13 @@ def completion(problem: Problem, k: Array, rate: Array) -> Array:
 
 
 def coded_loads(problem: Problem, k: Array, t: Array, phi: Array) -> Array:
-    """l = (t_m - d)+ / phi where k > 0, shape (M, N): fractional rows."""
+    """(t_m - d)+ / phi rows where k > 0, (M, N), not whole (Sun et al., eqs. (4), (5), (7), Lemma 1)."""
     spare = np.maximum(np.where(np.isfinite(t), t, 0.0)[:, None] - problem.wait, 0.0)
     return np.where(k > 0, spare / phi, 0.0)
 
 
 def uncoded_loads(problem: Problem, k: Array, equal: bool) -> Array:
-    """L divided among a master's workers: equally as in the paper's benchmark, else by their mean speed."""
+    """L divided among a master's workers: equally (Sun et al., benchmark 1), else by mean speed."""
     weight = (k > 0) / (1.0 if equal else problem.delay.mean())
     return problem.rows[:, None] * weight / weight.sum(1, keepdims=True)
 

@@ -89,7 +89,7 @@ def combine(coefficients: Array, a: Array) -> Array:
 
 @dataclass(frozen=True)
 class MDS:
-    """n coded blocks of which any k suffice.
+    """n coded blocks of which any k suffice (Sun et al., section II-A).
 
     k: blocks of A; n: coded blocks, k of them A's own; seed: of the parities.
     """

@@ -60,7 +60,7 @@ def never_done(made: CodedPlan) -> Array:
 def by_deadline(made: CodedPlan, t: float, moves: int = 10) -> tuple[CodedPlan, Array]:
     """(plan, P[done by t ms] of each master): loads for the largest probability, then workers moved while all gain.
 
-    made: a dedicated, coded plan, whose assignment is the start. moves: workers moved at most, each from one
+    Sun et al., eq. (2). made: a dedicated, coded plan to start with. moves: workers moved at most, each from one
     master to another, where that raises the probability that all masters are done.
 
     Raises PacelineError for a deadline that is not positive, and plans that are uncoded or probabilistic.

@@ -1,4 +1,4 @@
-"""How long a row takes: the delay of each master-worker pair, Sun et al. (2019), eq. (1) and its footnote 2.
+"""How long a row takes: the delay of each master-worker pair, Sun et al. (2019) with their footnote 2.
 
 A worker that computes l rows takes T(l) = l Z, where Z, milliseconds for one row, is drawn again for every
 product. A delay holds the parameters of Z for many pairs at once, in arrays of one common shape (usually
@@ -119,7 +119,7 @@ class _Pairs(Delay):
 
 @dataclass(frozen=True, slots=True)
 class ShiftedExponential(_Pairs):
-    """Z = a + E / u with E ~ Exp(1): eq. (1).
+    """Z = a + E / u with E ~ Exp(1) (Sun et al., eq. (1)).
 
     u: 1 / (milliseconds a row straggles on average), per millisecond, positive.
     a: least milliseconds for a row, positive.
@@ -144,7 +144,7 @@ class ShiftedExponential(_Pairs):
         return self.a + 1 / self.u
 
     def peak(self) -> tuple[Array, Array]:
-        """Closed form, Theorem 1: phi = s / u and rate = u / (1 + s), s - log(1 + s) = u a."""
+        """Closed form (Sun et al., Theorem 1): phi = s / u and rate = u / (1 + s), s - log(1 + s) = u a."""
         s = shifted_exponential_level(self.u * self.a)
         return s / self.u, self.u / (1 + s)
 

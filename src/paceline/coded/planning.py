@@ -28,7 +28,7 @@ NAMES = (*ASSIGNMENTS, "sca")
 def plan(
     problem: Problem, assign: str = "iterated", coded: bool = True, code: str | None = None
 ) -> CodedPlan:
-    """Assign the workers and divide the rows so that the slowest master's t* is least.
+    """Assign the workers and divide the rows so that the slowest master's t* is least (Sun et al., eq. (6)).
 
     assign: one of ``NAMES``. coded: False divides L without redundancy, so that a master waits for all its
     workers; equally for "uniform", as the paper's benchmark does, else by mean speed.
@@ -57,9 +57,9 @@ def plan(
 
 
 def assignment(problem: Problem, assign: str, rate: Array) -> Array:
-    """k for a problem. With latencies the value of a pair depends on the time, v = rate (1 - d / t)+ / L, so
-    the assignment for one t gives a shorter t, until it gives no shorter one (Dinkelbach's method: exact for
-    the exact assignments)."""
+    """k for a problem (Sun et al., eq. (8)). With latencies the value of a pair depends on the time,
+    v = rate (1 - d / t)+ / L: the assignment for one t gives a shorter t, until it gives none (Dinkelbach's
+    method: exact for the exact assignments)."""
     choose = ASSIGNMENTS[assign]
     values = rate / problem.rows[:, None]
     k = choose(values)

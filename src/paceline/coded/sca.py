@@ -31,7 +31,7 @@ def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> I
 
     Loads are measured in units of the largest L times M / N, and times likewise: in unscaled rows the
     solver's tolerance is larger than the constraint's slack and its answers are infeasible by tens of per
-    cent.
+    cent. Sun et al., eqs. (10), (11), Lemma 2.
     """
     try:
         import cvxpy as cp
@@ -107,7 +107,7 @@ def sca(
     tolerance: float = 1e-6,
     iterations: int = 300,
 ) -> Iterate:
-    """The iterate where |1 - t' / t| < tolerance, or the last of ``iterations``."""
+    """The iterate where |1 - t' / t| < tolerance, or the last of ``iterations`` (Sun et al., Algorithm 3)."""
     before = None
     for count, now in enumerate(successive(delay, rows, alpha)):
         if count >= iterations or (before is not None and abs(1 - now.t / before.t) < tolerance):

@@ -1,4 +1,4 @@
-"""``arima``: autoregression of the d-th difference, moving average of errors (LB-BSP, Table 3: 2, 2, 1).
+"""``arima``: autoregression of the d-th difference, moving average of errors (LB-BSP's Table 3: 2, 2, 1).
 
 All workers are fitted at once by conditional least squares. For a given moving-average weight theta the
 rest is linear least squares, so the fit searches theta alone, within (-1, 1): always invertible, and with
@@ -40,7 +40,7 @@ class ArimaState(NamedTuple):
 class Arima(Forecast[ArimaState]):
     """ARIMA(p, d, q) of each worker's speed, fitted every ``refit`` rounds to the latest ``window``.
 
-    q is 0 or 1. gain: of the EMA that predicts the first 30 rounds.
+    q is 0 or 1. gain: of the EMA that predicts the first 30 rounds. LB-BSP, Table 3 (ARIMA).
     """
 
     p: int = 2

@@ -1,4 +1,4 @@
-"""``ema``: exponential moving average, of speed (LB-BSP, section 5.4) or of seconds per sample."""
+"""``ema``: exponential moving average, of speed (LB-BSP's section 5.4) or of seconds per sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EmaState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ema(Forecast[EmaState]):
-    """s <- gain v + (1 - gain) s.
+    """s <- gain v + (1 - gain) s (LB-BSP, Table 3 (EMA)).
 
     gain: weight of the newest reading, in (0, 1]; the paper's is 0.2.
     of: "speed" averages samples/s as the paper does; "seconds" averages seconds per sample, so that the

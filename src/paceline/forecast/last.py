@@ -17,7 +17,7 @@ class LastState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Last(Forecast[LastState]):
-    """v^{k-1}: quick to follow a change, and misled by every spike."""
+    """v^{k-1}: quick to follow a change, and misled by every spike (LB-BSP, Table 3 (memoryless))."""
 
     def init(self, shape: tuple[int, ...]) -> LastState:
         return LastState(np.full(shape, np.nan))

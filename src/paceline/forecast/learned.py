@@ -114,7 +114,7 @@ def units(state: LearnedState) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class Learned(Forecast[LearnedState]):
-    """Options of every trained forecast.
+    """Options of every trained forecast (LB-BSP, Alg. 1, manager, lines 4 to 6, section 4.2).
 
     pooled: one model for all workers, each in its own units; else one for each worker.
     warmup: rounds in which EMA predicts; 500 in the paper. A saved model (``model``) is used after 20.

@@ -1,4 +1,4 @@
-"""``narx``: speed from past speeds and from processors and memory, now and before (LB-BSP, section 3.2.1)."""
+"""``narx``: speed from past speeds and from processors and memory, now and before (LB-BSP's section 3.2.1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Narx(Learned):
 
     inputs: 8 is eq. (4) as printed, with d = 2; "less than 20 parameters" then allows one hidden unit (11).
         6 reads the window of two as the current reading and one before: two hidden units (17).
-    hidden: hidden units; 0 takes the number above.
+    hidden: hidden units; 0 takes the number above. LB-BSP, eq. (4).
     """
 
     inputs: Literal[6, 8] = 6

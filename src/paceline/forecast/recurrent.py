@@ -1,4 +1,4 @@
-"""``recurrent``: a simple recurrent network or an LSTM on past speeds alone (LB-BSP, Table 3)."""
+"""``recurrent``: a simple recurrent network or an LSTM on past speeds alone (LB-BSP's Table 3)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Recurrent(Learned):
     """v^k from v^{k-look}, ..., v^{k-1}; trained online as ``narx`` is, but blind to processors and memory.
 
     cell: "simple" or "lstm". look: the look-back window, 2 in the paper. hidden: units; the paper does not
-    say.
+    say. LB-BSP, Table 3 (SimpleRNN, LSTM).
     """
 
     fallback: bool = False

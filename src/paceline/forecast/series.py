@@ -74,7 +74,7 @@ def google2011(folder: Path, rng: np.random.Generator, workers: int = 32, hold: 
     ``workers`` machines drawn at random, 288 five-minute samples each, every sample held for ``hold``
     rounds. A worker has what the others leave: c = 1 - cpu, m = 1 - memory (at least 0.05 each). Its speed
     is that of ``bursty`` with these c and m, so the contention model, its noise and its spikes are assumed,
-    not measured. Sizes as in LB-BSP's Table 2: of 32 workers one has 4 cores, 29 have 8 (10 of them of a
+    not measured. Sizes: LB-BSP, Table 2: of 32 workers one has 4 cores, 29 have 8 (10 of them of a
     faster kind), two 16.
     """
     try:

@@ -73,7 +73,7 @@ class Images:
     """A model of ``paceline.learners.models`` on a data set in memory, as a ``Learner``.
 
     standardize: shift and scale the pixels to mean 0 and standard deviation 1 over the training set, as is
-        usual for MNIST and CIFAR-10; otherwise they stay in [0, 1].
+        usual for MNIST and CIFAR-10; otherwise they stay in [0, 1]. DBW, eqs. (1), (2).
     """
 
     def __init__(self, data: Data, model: str, seed: int = 0, standardize: bool = True) -> None:

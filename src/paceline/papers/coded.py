@@ -21,7 +21,7 @@ from paceline.simulate.plots import figure
 
 @dataclass(frozen=True)
 class Setting:
-    """How a cluster is drawn."""
+    """How a cluster is drawn (Sun et al., setting)."""
 
     label: str
     rows: float
@@ -77,7 +77,7 @@ def _mean(values: list[float]) -> float:
 
 
 def fig2(out: Path, quick: bool) -> Found:
-    """CDF of the completion time, 2 masters and 20 workers."""
+    """CDF of the completion time, 2 masters and 20 workers (Sun et al., Fig. 2)."""
     draws, runs = (4, 5_000) if quick else (40, 100_000)
     picture = figure(2)
     rows: list[dict[str, Any]] = []
@@ -113,7 +113,7 @@ def fig2(out: Path, quick: bool) -> Found:
 
 
 def fig3(out: Path, quick: bool) -> Found:
-    """Mean completion time of each master and of the system, 4 masters and 50 workers."""
+    """Mean time of each master and of the system, 4 masters and 50 workers (Sun et al., Fig. 3)."""
     draws, runs = (3, 5_000) if quick else (60, 20_000)
     picture = figure(2)
     rows: list[dict[str, Any]] = []
@@ -164,7 +164,7 @@ def fig3(out: Path, quick: bool) -> Found:
 
 
 def fig4(out: Path, quick: bool) -> Found:
-    """Convergence of the successive convex approximation for several decreasing ratios alpha."""
+    """Successive convex approximation for several decreasing ratios alpha (Sun et al., Fig. 4)."""
     from paceline.coded.sca import successive
 
     masters, workers, iterations = (2, 12, 25) if quick else (4, 50, 200)

@@ -99,7 +99,7 @@ def play(
     changes: Sequence[Change] = (),
     seconds_per_sample: TimingModel | None = None,
 ) -> tuple[list[Update], Server]:
-    """One run until the mean loss of the last updates is below the target, or the limits are reached."""
+    """One run until the mean loss of the last updates is below the target, or a limit is reached (DBW, setting)."""
     learns = learner(name, model, seed)
     config = ServerConfig(WORKERS, WORKERS * batch, mode=mode, backup=backup, policy=policy, rate=rate, lr=lr)
     trips = RoundTrips(WORKERS, delay, seconds_per_sample, seed, changes)

@@ -30,7 +30,7 @@ from paceline.simulate.plots import figure
 
 
 def fig4(out: Path, quick: bool) -> Found:
-    """MNIST, .3 + .7 Exp(1): loss and k over time."""
+    """MNIST, .3 + .7 Exp(1): loss and k over time (DBW, Fig. 4)."""
     ks, control = ((10,), (10,)) if quick else ((6, 8, 10, 12, 16), (8, 10))
     setting: dict[str, Any] = {"target": 1.0 if quick else 0.2, "model": network(quick)}
     configs = [(name, "fixed") for name in DYNAMIC] + statics(ks, control)
@@ -73,7 +73,7 @@ def fig4(out: Path, quick: bool) -> Found:
 
 
 def fig6(out: Path, quick: bool) -> Found:
-    """Time to loss 0.2 under 1 - a + a Exp(1) for a = 0, 0.2 and 1."""
+    """Time to loss 0.2 under 1 - a + a Exp(1) for a = 0, 0.2 and 1 (DBW, Fig. 6)."""
     target = 1.0 if quick else 0.2
     chosen = {0.0: ((16,), ()), 0.2: ((12, 14, 16), (12, 16)), 1.0: ((4, 8, 12), (4, 8))}
     picture = figure(3)
@@ -110,7 +110,7 @@ def fig6(out: Path, quick: bool) -> Found:
 
 
 def fig10(out: Path, quick: bool) -> Found:
-    """Push-and-interrupt: DBW against AdaSync for several alpha."""
+    """Push-and-interrupt: DBW against AdaSync for several alpha (DBW, Fig. 10)."""
     target, alphas = (1.0, (0.2, 1.0)) if quick else (0.07, (0.1, 0.3, 0.7, 1.0))
     setting: dict[str, Any] = {"mode": "push-interrupt", "model": network(quick)}
     picture = figure(1)

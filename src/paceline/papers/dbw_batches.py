@@ -18,7 +18,7 @@ SPARK = Lognormal(0.9, 0.4, 0.03, 3.0)  # the paper's trace is not public; this 
 
 
 def fig7(out: Path, quick: bool) -> Found:
-    """The distribution of round trips that stands in for the Spark cluster's."""
+    """The distribution of round trips that stands in for the Spark cluster's (DBW, Fig. 7)."""
     drawn = next(SPARK.stream((20000,), np.random.default_rng(0)))
     picture = figure(1)
     picture.axes[0].hist(drawn, bins=80, density=True)
@@ -56,7 +56,7 @@ def knee_rates(batch: int, ks: Sequence[int], runs: int, steps: int = 100) -> di
 
 
 def fig8(out: Path, quick: bool) -> Found:
-    """Batch sizes 16, 128 and 500 under the knee rule, Spark-like round trips."""
+    """Batch sizes 16, 128 and 500 under the knee rule, Spark-like round trips (DBW, Fig. 8)."""
     ks = (1, 8, 16) if quick else (1, 4, 6, 8, 12, 16)
     target, most = (1.0, 60) if quick else (0.2, CAP)
     picture = figure(3)

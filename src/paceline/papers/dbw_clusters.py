@@ -27,7 +27,7 @@ from paceline.simulate.timing import Constant, Exponential
 
 
 def fig9(out: Path, quick: bool) -> Found:
-    """Half of the workers become five times slower at 160 s."""
+    """Half of the workers become five times slower at 160 s (DBW, Fig. 9)."""
     at, seconds = (20.0, 40.0) if quick else (160.0, 300.0)
     change = [Change(at, tuple(range(WORKERS // 2)), 5.0)]
     picture = figure(2)
@@ -61,7 +61,7 @@ def fig9(out: Path, quick: bool) -> Found:
 
 
 def fig5(out: Path, quick: bool) -> Found:
-    """CIFAR-10 split among the workers, Exp(1): loss against time."""
+    """CIFAR-10 split among the workers, Exp(1): loss against time (DBW, Fig. 5)."""
     seconds, seeds = (20.0, 1) if quick else (150.0, 2)
     ks = (8,) if quick else (4, 8, 12, 16)
     configs = [("dbw", "fixed"), ("blind", "fixed"), *statics(ks, (8,))]

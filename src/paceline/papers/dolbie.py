@@ -74,7 +74,7 @@ def profile(name: str, realizations: int = 1, rounds: int = 100) -> Scenario:
 
 
 def settings(realizations: int) -> dict[str, Scenario]:
-    """All three clusters, for experiments on ResNet-18."""
+    """All three clusters, for experiments on ResNet-18 (DOLBIE, setting)."""
     return {
         "measured": measured("resnet18", realizations),
         "A": profile("A", realizations),

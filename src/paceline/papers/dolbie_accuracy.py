@@ -34,17 +34,17 @@ RIVALS = ("EQU", "OGD", "LB-BSP", "ABS")
 
 
 def fig6(out: Path, quick: bool) -> Found:
-    """Training accuracy of LeNet-5 against time."""
+    """Training accuracy of LeNet-5 against time (DOLBIE, Fig. 6)."""
     return _accuracy(out, quick, "fig6", "lenet5")
 
 
 def fig7(out: Path, quick: bool) -> Found:
-    """Training accuracy of ResNet-18 against time."""
+    """Training accuracy of ResNet-18 against time (DOLBIE, Fig. 7)."""
     return _accuracy(out, quick, "fig7", "resnet18")
 
 
 def fig8(out: Path, quick: bool) -> Found:
-    """Training accuracy of VGG-16 against time."""
+    """Training accuracy of VGG-16 against time (DOLBIE, Fig. 8)."""
     return _accuracy(out, quick, "fig8", "vgg16")
 
 

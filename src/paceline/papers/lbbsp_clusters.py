@@ -35,7 +35,7 @@ def cluster_a(slowest: float, batch: int, pace: float, rounds: int, realizations
     """32 equal machines; on each a competing process comes and goes, on some more often and heavier than on others.
 
     Processes stay for 100 rounds on average (non-transient stragglers); the heaviest slows its worker ``slowest``
-    times. Paces scatter by 2 %, a round's overhead is 2 % of its computation.
+    times. Paces scatter by 2 %, a round's overhead is 2 % of its computation. LB-BSP, setting.
     """
     factors = np.linspace(1.0, slowest, 32)
     chances = np.resize([0.25, 0.5, 0.75], 32)
@@ -58,12 +58,12 @@ def asp_seconds(outcome: Outcome) -> float:
 
 
 def fig8(out: Path, quick: bool) -> Found:
-    """ResNet-32 on Cluster-A: seconds an update under BSP and LB-BSP."""
+    """ResNet-32 on Cluster-A: seconds an update under BSP and LB-BSP (LB-BSP, Fig. 8)."""
     return _levels(quick, "fig8", "ResNet-32")
 
 
 def fig9(out: Path, quick: bool) -> Found:
-    """Inception-V3 on Cluster-A: seconds an update, and the part of it spent waiting."""
+    """Inception-V3 on Cluster-A: seconds an update, and the part of it spent waiting (LB-BSP, Fig. 9)."""
     return _levels(quick, "fig9", "Inception-V3")
 
 
@@ -119,7 +119,7 @@ def _levels(quick: bool, name: str, model: str) -> Found:
 
 
 def fig10(out: Path, quick: bool) -> Found:
-    """Cluster-B: machines of Table 2 under the load of Google's of 2011."""
+    """Cluster-B: machines of Table 2 under the load of Google's of 2011 (LB-BSP, Fig. 10)."""
     rounds = 200 if quick else 2880
     rng = np.random.default_rng(0)
     try:
@@ -168,7 +168,7 @@ FIXED = 157 * 2.0e-3 - 8 * MEGABYTES / ABUNDANT
 
 
 def cluster_c(rounds: int, period: int) -> Scenario:
-    """Eight GPUs; the bandwidth of the first one's link alternates every ``period`` rounds."""
+    """Eight GPUs; the bandwidth of the first one's link alternates every ``period`` rounds (LB-BSP, setting)."""
     bands = [DEFICIENT if i % 2 else ABUNDANT for i in range(-(-rounds // period))]
     changes = tuple(Change(1 + i * period, mbps) for i, mbps in enumerate(bands) if i)
     classes = []
@@ -192,7 +192,7 @@ def cluster_c(rounds: int, period: int) -> Scenario:
 
 
 def fig12(out: Path, quick: bool) -> Found:
-    """Computation time against batch of Cluster-C's GPUs, as they are simulated in fig13."""
+    """Computation time against batch of Cluster-C's GPUs, as simulated in fig13 (LB-BSP, Fig. 12)."""
     picture = figure(1)
     axes = picture.axes[0]
     rows: list[dict[str, Any]] = []
@@ -218,7 +218,7 @@ def fig12(out: Path, quick: bool) -> Found:
 
 
 def fig13(out: Path, quick: bool) -> Found:
-    """Cluster-C, the link of one worker alternating between 480 and 160 Mbit/s."""
+    """Cluster-C, the link of one worker alternating between 480 and 160 Mbit/s (LB-BSP, Fig. 13)."""
     rounds, period = (120, 30) if quick else (600, 100)
     names = {"BSP": "equal", "LB-BSP": "lbbsp-gpu", "level": "level", "oracle": "optimum"}
     scenario = cluster_c(rounds, period)

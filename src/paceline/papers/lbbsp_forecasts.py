@@ -1,4 +1,4 @@
-"""LB-BSP, section 5.4: how well NARX forecasts speeds (Fig. 11), and what each forecast is worth (Table 3)."""
+"""LB-BSP's section 5.4: how well NARX forecasts speeds (Fig. 11), and what each forecast is worth (Table 3)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _found(quick: bool) -> dict[str, Series]:
 
 
 def fig11(out: Path, quick: bool) -> Found:
-    """Actual and forecast speed of one worker, rounds 1200 to 1300."""
+    """Actual and forecast speed of one worker, rounds 1200 to 1300 (LB-BSP, Fig. 11)."""
     series = bursty(np.random.default_rng(40), rounds=1300)
     found = {name: walk(forecast.create(name), *series[:3]) for name in ("ema", "narx")}
     shown = slice(1200, 1300)
@@ -80,7 +80,7 @@ def fig11(out: Path, quick: bool) -> Found:
 
 
 def table3(out: Path, quick: bool) -> Found:
-    """RMSE of each forecast, and time per round over the equal split's."""
+    """RMSE of each forecast, and time per round over the equal split's (LB-BSP, Table 3)."""
     ratings: dict[str, dict[str, Rating]] = {}
     for label, series in _found(quick).items():
         ratings[label] = {

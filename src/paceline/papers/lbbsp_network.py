@@ -57,7 +57,7 @@ def missing() -> str:
 
 
 def fig13real(out: Path, quick: bool) -> Found:
-    """Three workers in network namespaces, one link alternating between 480 and 16 Mbit/s."""
+    """Three network namespaces, one link alternating between 480 and 16 Mbit/s (LB-BSP, Fig. 13)."""
     claim = (
         "a drop of one worker's bandwidth costs LB-BSP less than 3 %; over 41 % less time than BSP in total"
     )

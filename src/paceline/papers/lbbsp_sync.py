@@ -33,7 +33,7 @@ TARGET = 0.6
 
 
 def fig8sync(out: Path, quick: bool) -> Found:
-    """Updates to convergence, time an update, time to convergence, at three levels of heterogeneity."""
+    """Updates and time to convergence at three levels of heterogeneity (LB-BSP, Fig. 8)."""
     n, batch, seeds, target = (8, 32, 1, 1.5) if quick else (32, 128, 1, TARGET)
     rows: list[dict[str, Any]] = []
     for level, slowest in LEVELS.items():

@@ -112,7 +112,7 @@ def _cuda() -> str | None:
 
 
 def fig3(out: Path, quick: bool) -> Found:
-    """Computation time against batch on a processor: a line through (nearly) zero."""
+    """Computation time against batch on a processor: a line through (nearly) zero (LB-BSP, Fig. 3)."""
     batches = {
         "lenet5": [16, 32, 64, 128, 256] if quick else [16, 32, 64, 128, 256, 512, 1024],
         "resnet18": [2, 4, 8, 16] if quick else [8, 16, 32, 64, 96, 128],
@@ -138,7 +138,7 @@ def fig3(out: Path, quick: bool) -> Found:
 
 
 def fig6(out: Path, quick: bool) -> Found:
-    """Computation time against batch on GPUs: flat to x^s, then a line, up to x^o."""
+    """Computation time against batch on GPUs: flat to x^s, then a line, up to x^o (LB-BSP, Fig. 6)."""
     name = _cuda()
     if name is None:
         measured = _gavel()
@@ -204,7 +204,7 @@ def _drawn(
 
 
 def fig14(out: Path, quick: bool) -> Found:
-    """Seconds to decide, over those of an iteration, with 32, 64 and 96 workers."""
+    """Seconds to decide, over those of an iteration, with 32, 64 and 96 workers (LB-BSP, Fig. 14)."""
     sample = measure("resnet18", [8] if quick else [32], 3, "cpu")
     (batch, seconds), *_ = sample.items()
     iteration = 128 * seconds / batch / 8  # the paper's batch of 128 on the 8 cores of its workers

@@ -31,7 +31,7 @@ SCHEMES = {
 
 
 def faults(out: Path, quick: bool) -> Found:
-    """One node four times slower from 10 s on, another dead from 30 s on: loss against time."""
+    """One node four times slower from 10 s on, another dead from 30 s on: the loss (WLBS, experiments)."""
     from paceline.learners.images import Images
 
     epochs = 3 if quick else 12

@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """step: what the parameters move by, times minus the learning rate.
+    """step: what the parameters move by, times minus the learning rate (DBW, eq. (4)).
 
     loss: mean over the samples. norm2: squared norm of the mean gradient. variance: unbiased estimate of the
     summed variance of one gradient over an average number of samples; NaN from a single gradient.
@@ -101,7 +101,7 @@ class Sum:
 
 
 def aggregate(parts: Sequence[Part], batch: float | None = None) -> Aggregate:
-    """The parts' mean, each sample weighing its part's weight: LB-BSP's weighted aggregation.
+    """The parts' mean, each sample weighing its part's weight (LB-BSP, eq. (8), Alg. 1, server; WLBS, eqs. (6), (7)).
 
     batch: divide the weighted sum by this many samples instead of by the weighted samples that it has.
     Parts are added in the order given, so give them in one that does not depend on their arrival.
@@ -116,7 +116,7 @@ class Parameters:
     """A parameter vector under SGD with momentum, as torch.optim.SGD has it.
 
     in_place: move ``values`` where they are; otherwise each update makes a new array, so that who still reads
-        the old one is not disturbed.
+        the old one is not disturbed. LB-BSP, eqs. (1), (2); WLBS, eqs. (1) to (3); DBW, eq. (3).
     """
 
     def __init__(self, values: Vector, momentum: float = 0.0, in_place: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The parameter server's decisions, for every engine: who computes what, when parameters move, how far.
+"""The parameter server's decisions (WLBS, server's steps): who computes what, when parameters move, how far.
 
 A coordinator joins a gate (when), a backup policy (how many), a balancer (how much each), a learning-rate rule
 and a pool of samples. It reads no clock and computes no gradient: the engine tells it what happened and when

@@ -51,7 +51,7 @@ class Fixed(Rate):
 
 
 class Proportional(Rate):
-    """The full rate times k / n."""
+    """The full rate times k / n (DBW, baseline static-k)."""
 
     def of(self, k: float, norm2: float, variance: float) -> float:
         return self.full * k / self.workers
@@ -73,7 +73,7 @@ class AdaScale(Rate):
 
 @dataclass(frozen=True)
 class Knee(Rate):
-    """A rate of its own for each k, as range tests found them.
+    """A rate of its own for each k, as range tests found them (DBW, baseline static-k).
 
     table: rates for k = 1..n, separated by "/"; the nearest where k is between two.
     """

@@ -4,7 +4,7 @@
         y = coded @ x  # as often as wanted
 
 The rows are encoded and placed once. A product multicasts x, takes what arrives, decodes as soon as that is
-enough, and calls off the rest. Sun et al. (2019), section II; parts that arrive one by one use stragglers'
+enough, and calls off the rest. Sun et al. (2019); parts that arrive one by one use stragglers'
 work too.
 """
 

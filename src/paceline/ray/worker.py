@@ -1,4 +1,4 @@
-"""Workers of the parameter server: Ray actors that compute gradients, and stop when they are told to."""
+"""Workers of the parameter server: Ray actors that compute gradients (LB-BSP, Alg. 1, worker; WLBS, node's steps)."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def regret(played: Played, outcome: Outcome) -> Array:
 
 
 def regret_bound(played: Played, outcome: Outcome) -> Array | None:
-    """Theorem 1 of DOLBIE on these rounds, (R,); None where it says nothing.
+    """DOLBIE, Theorem 1 on these rounds, (R,); None where it says nothing.
 
     It holds for DOLBIE as printed, on fractions, with everybody there and plans in force at once. The text's
     constants are put right: L sqrt(T [(1 + P_T) / alpha_T + T min((N-1)/4, 1) + N(N-1)/2 sum_t alpha_t]).

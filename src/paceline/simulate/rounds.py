@@ -70,7 +70,7 @@ class Outcome(NamedTuple):
 def run(
     scenario: Scenario, names: Sequence[str], progress: Callable[[int, int], None] | None = None
 ) -> Outcome:
-    """Play the scenario under each policy named (``name:key=value,...``).
+    """Play the scenario under each policy named (``name:key=value,...``): DOLBIE, eqs. (1) to (3).
 
     progress: called with the rounds done and their number, after each.
     Raises PacelineError on a name or option that does not exist.

@@ -10,9 +10,9 @@ from paceline.sync.lsp import Lsp
 
 @dataclass(frozen=True)
 class Asp(Lsp):
-    """Every gradient is applied on arrival, a sample counting as much as under BSP: groups of one worker.
+    """Every gradient is applied on arrival, a sample counting as much as under BSP (LB-BSP, baseline ASP).
 
-    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d.
+    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d (LB-BSP, baseline DynSSP).
     """
 
     group: int = field(default=1, init=False)

@@ -40,7 +40,7 @@ class Bsp(Gate[BspState]):
     mode: what a late worker does when the parameters move: "push-wait" ends its computation first,
         "push-interrupt" drops it at once, "pull" takes the next token of a queue with n tokens a version.
     late: what becomes of gradients that come too late: "drop", or "use" in the next update, weighted by
-        1 / (staleness + 1).
+        1 / (staleness + 1). LB-BSP, baseline BSP; DBW, section 2.
     """
 
     workers: int

@@ -29,7 +29,7 @@ class Lsp(Gate[LspState]):
     group: l, from 1 (asp, without barrier) to n (bsp); 0 takes half of the workers, at least 1.
     barrier: m, 1 or more; 0 never waits for all.
     scale: "batch" lets a sample count as much as under BSP, "mean" averages over each group (K-async SGD).
-    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d.
+    stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d. WLBS, eq. (4), section 3.1.
     """
 
     workers: int

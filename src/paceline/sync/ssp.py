@@ -22,7 +22,7 @@ class SspState(NamedTuple):
 
 @dataclass(frozen=True)
 class Ssp(Gate[SspState]):
-    """Nobody runs more than ``staleness`` clocks ahead of the slowest; a sample counts as much as under BSP.
+    """Nobody runs more than ``staleness`` clocks ahead; samples count as under BSP (LB-BSP, baseline SSP).
 
     stale: "full" or "inverse": scale a gradient of staleness d - 1 by 1 / d (DynSSP).
     """
