@@ -114,31 +114,11 @@ def deal(
     """
     n, batch = len(pace), len(lengths)
     overhead = np.zeros(n) if overhead is None else overhead
-<<<<<<< HEAD
-    least, most, micro = (
-        np.minimum(np.broadcast_to(batch if given is None else np.asarray(given), (n,)), batch).astype(
-            np.int64
-        )
-        for given in (0 if room.least is None else room.least, room.most, room.micro_batch)
-    )
-    most = np.where(np.isfinite(pace), most, 0)
+    least, most, micro = room.counts(n, batch)
     if room.micro_steps is not None:
         most = np.minimum(most, room.micro_steps * micro)
-    least = np.minimum(least, most)
-    while least.sum() > batch:  # a short round: the leasts shrink in proportion
-        least = least * batch // least.sum()
-    if most.sum() < batch:
-        raise PacelineError(
-            f"the workers' most loads hold {most.sum()} of the round's {batch} samples; raise the limits"
-        )
-    budget = np.inf if room.budget is None else float(room.budget)
-=======
-    least, most, micro = room.counts(n, batch)
-    if room.turns is not None:
-        most = np.minimum(most, room.turns * micro)
     least, most = limited(batch, pace, least, most)
     budget = room.longest
->>>>>>> shrinkb
     if batch and lengths.max() > budget:
         raise PacelineError(
             f"a sample of length {lengths.max():g} is longer than a micro-batch may be, "
