@@ -2,14 +2,15 @@
 and settled.
 
 One iteration is an epoch of a loader, or some rounds whose samples the loop draws itself; a ``Source`` says what a
-micro-step is given: a round's planned pieces, and between them those that this rank claims.
+micro-step is given: a round's planned pieces, and between them those that this rank claims. A ``Reducer`` says which
+rounds these are, and commits each of them; where its sums fail, the loop runs what is missing and tries again.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -19,8 +20,7 @@ import torch
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers, waits
 from paceline.torch.claims import Claims
-from paceline.torch.counter import Counter
-from paceline.torch.gradients.parallel import Alone as Parallel
+from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
@@ -40,31 +40,29 @@ class Loop:
     A loader iterates ``over`` its source. The loop tells ``passes`` of its backward passes, and of its optimizer's
     step here (``step``, or ``stepped`` after a step of its own).
 
-    listeners: called in turn with each settled round. host: see ``Host``; set it before the first micro-step. meter:
-    of this rank's rounds, and counter: of claims in them; by default those that suit the ranks, which is collective.
+    listeners: called in turn with each settled round. host: see ``Host``; set it before the first micro-step.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
-        parallel: Parallel,
+        reducer: Reducer,
         terms: Terms,
         listeners: list[Callable[[RoundResult], None]],
         on_nan: OnNan,
-        meter: Meter | None = None,
-        counter: Counter | None = None,
     ) -> None:
-        self.terms, self.host = terms, Host()
+        self.terms, self.host, self._reducer = terms, Host(), reducer
+        self.changes = reducer.travels  # who takes part, so that a round is planned when it begins
         self.rank, self.ranks = peers.rank(), peers.ranks()
         parameters = [p for p in model.parameters() if p.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
-        self._claims = self._claiming(device, counter) if terms.moves_work else None
-        if meter is None:
-            meter = Meter(device, terms.balancer.needs_readings, terms.moves_work)
-        self._meter = meter
-        self.passes = Passes(parameters, device, parallel, terms, self._meter, self._halfway, self._ready)
+        self._claims = self._claiming(device) if terms.moves_work else None
+        self._meter = Meter(device, reducer, terms.balancer.needs_readings, terms.moves_work)
+        self.passes = Passes(
+            parameters, device, reducer, terms, self._meter, self._halfway, self._ready, self._commit
+        )
         self._gradients = self.passes.gradients
-        self._steps = Steps(model, parallel.counts, self._step_begins, self._step_ended)
+        self._steps = Steps(model, reducer.travels, self._step_begins, self._step_ended)
         self._rates = LearningRateWatch()
         self.progress = Progress(terms.global_batch, terms.floor)
         self._meter.digest = lambda: terms.balancer.digest
@@ -81,6 +79,7 @@ class Loop:
         self._closing: Callable[[], None] = lambda: None
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
         self._learning_rate = math.nan
+        reducer.begin(self)
 
     def watch_over(self, lookout: Alone) -> None:
         """Let ``lookout`` know of the rounds, and name the ranks that are lost."""
@@ -98,6 +97,7 @@ class Loop:
     def close(self) -> None:
         """Let go of the model; no more micro-steps."""
         self._closing()
+        self._reducer.close(self._failed)
         self.passes.close()
         self._steps.close()
         self._meter.close()
@@ -124,13 +124,13 @@ class Loop:
 
     def loss_now(self) -> float:
         """The mean loss of the round that is complete, or has just been stepped, over all its samples. Collective."""
-        piece = self.passes.piece if self.passes.complete and not self.passes.travels else self.passes.over
+        piece = self.passes.piece if self.passes.complete and not self._reducer.travels else self.passes.over
         if piece is None:
             raise PacelineError(
                 "pace.loss_now() was called where no round is complete; expected it behind a round's last backward "
                 "pass, on all ranks: if pace.step(optimizer): ... pace.loss_now()"
             )
-        if self.passes.travels:  # with the gradients, so that all ranks know it
+        if self._reducer.travels:  # with the gradients, so that all ranks know it
             self.settle()
             return self.loss
         with self.named():
@@ -156,20 +156,7 @@ class Loop:
         """One iteration over ``source``, micro-step by micro-step."""
         running = self._open(source)
         try:
-            while source.more():
-                if self.passes.micro_step is None:
-                    self._round_begins()
-                batch, piece = source.planned()
-                while piece.claims and (claimed := self._claim(piece)) is not None:
-                    left = len(claimed.sizes)
-                    for more, samples, parts in zip(
-                        source.claimed(claimed), claimed.sizes, claimed.parts, strict=True
-                    ):
-                        left -= 1
-                        micro_step = piece._replace(samples=samples, parts=parts, last=False, claims=not left)
-                        self._begin(micro_step, more)
-                        yield self.host.place(more)
-                        self.end_micro_step(running)
+            for batch, piece in self._reducer.micro_steps(self, source):
                 self._begin(piece, batch)
                 yield self.host.place(batch)
                 if source.number is None and piece.last and not source.more():
@@ -182,6 +169,26 @@ class Loop:
         finally:
             source.end()
             self._leave(running)
+
+    def round_begins(self, workers: int | None = None) -> None:
+        """A round's first batch is about to be loaded; its clock starts. workers: ranks that take part."""
+        self._began = time.perf_counter()
+        if self._meter.told:
+            self.settle()
+        self._meter.start(self.progress.rounds, self._carry)
+        if self._claims is not None and not self._meter.light:
+            self._claims.workers = self.ranks if workers is None else workers
+            self._claims.open(time.perf_counter())  # deciding is no part of its first piece
+        self._carry = 0.0
+
+    def claimed(self, source: Source, piece: Piece) -> Iterator[tuple[Any, Piece]]:
+        """The micro-steps of what this rank claims before a piece is due."""
+        while (claimed := self._claim(piece)) is not None:
+            at, left = claimed.start, len(claimed.sizes)
+            for batch, size, parts in zip(source.claimed(claimed), claimed.sizes, claimed.parts, strict=True):
+                left -= 1
+                yield batch, piece._replace(samples=size, parts=parts, last=False, claims=not left, start=at)
+                at += size
 
     def end_micro_step(self, running: object = None) -> None:
         """The loop's micro-step is over, and another may follow. Raises PacelineError where it left something out."""
@@ -203,9 +210,9 @@ class Loop:
         self.flush()
         self.progress.begin(self.progress.epoch + 1)
 
-    def claims_ahead(self, told: Callable[[Claim], object], early: bool) -> None:
-        """From now on ``told`` hears of each claim, from a thread: at the beginning of the piece
-        before it where it is wanted ``early``."""
+    def claims_ahead(self, told: Callable[[Claim], object] | None, early: bool) -> None:
+        """From now on ``told`` hears of each claim, from a thread: at the beginning of the piece before it if it is
+        wanted ``early``."""
         assert self._claims is not None
         self._claims.forget()
         self._claims.claimed, self._claims.early = told, early
@@ -241,6 +248,7 @@ class Loop:
         """``settle``, also what the ranks have not told yet. Collective."""
         with self._lookout.named():
             self._rounds.flush()
+        self._reducer.together()
 
     def abandon(self) -> None:
         """Leave the running round unfinished; the state is the last finished one's. Its gradients are dropped."""
@@ -250,6 +258,7 @@ class Loop:
             self._meter.drop(self.passes.piece.step)
             self._lookout.dropped()
         self.passes.micro_step = self.passes.over = None
+        self._reducer.drop()
 
     def explain(self, error: BaseException) -> None:
         """The loop ends with this error: note what a single sample may have to do with it."""
@@ -273,7 +282,8 @@ class Loop:
         Raises a WorkerError that names the rank where the error only says that another one is lost.
         """
         self._failed = True
-        self._meter.abandon()
+        self._meter.close()
+        self._reducer.close(True)
         if (reason := self._lookout.reason(error)) is not None:
             raise reason from error
         self._lookout.fail(error)
@@ -286,6 +296,10 @@ class Loop:
                 "round's optimizer step, taken by pace.step(optimizer) or told of by pace.stepped()"
             )
         self.settle()
+        return self.stands()
+
+    def stands(self) -> dict[str, Any]:
+        """Where the run stands at the beginning of the running round, or of the next."""
         balancer, policy = self.terms.balancer, self.terms.policy
         return {**self.progress.state(), "policy": policy, "balancer": balancer.state_dict()}
 
@@ -309,6 +323,10 @@ class Loop:
             self._rates.watch(optimizers, micro_step.piece.step, complete)
         if micro_step is not None and not complete:
             return False
+        if micro_step is not None and self._reducer.late:
+            self._steps.taken.extend(optimizers)
+            self.stepped(0.0)  # it was handed over
+            return True
         self._steps.check_once(optimizers)
         if micro_step is not None:
             self._gradients.check_there(micro_step.piece.plan.step, optimizers)
@@ -337,16 +355,36 @@ class Loop:
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _claiming(self, device: torch.device, shared: Counter | None) -> Claims:
-        """This rank's part in rounds whose work moves. Collective, but with a counter that is there already."""
+    def _claiming(self, device: torch.device) -> Claims:
+        """This rank's part in rounds whose work moves. Collective, unless the reducer has a counter."""
         terms = self.terms
         most, largest = int(terms.most[self.rank]), None if terms.cell else terms.micro_batch
-        return Claims(device, terms.unit, largest, most, terms.cell, shared)
+        return Claims(device, terms.unit, largest, most, terms.cell, self._reducer.counter)
 
     def _piece_over(self, piece: Piece) -> None:
         """The micro-step of a piece is over, which is not the round's last on this rank."""
-        if self._claims is not None and not self._meter.light:
+        if self._claims is not None and not (self._meter.light or self._reducer.travels):
             self._claims.done(piece)
+
+    def _commit(self, piece: Piece) -> Piece:
+        """The backward pass of a piece is through, and rows travel with the gradients: sum them if it is the round's
+        last. The piece as it stands, the last one only if the round is complete on all ranks."""
+        reducer, meter, claims = self._reducer, self._meter, self._claims
+        reducer.ran(piece)
+        if claims is not None:
+            claims.done(piece, last=True)
+        meter.ran(piece)
+        if not (piece.last or reducer.retrying):
+            return piece
+        while not (reducer.retrying and reducer.claim()):
+            began, own = time.perf_counter(), waits.now()
+            row = meter.row(None if claims is None else claims.report(as_one=reducer.retrying))
+            if reducer.commit(piece.step, row, meter.counted):
+                meter.committed()
+                return piece._replace(last=True)
+            meter.waited(waits.now() - own)
+            self.waited(time.perf_counter() - began)
+        return piece._replace(last=False)
 
     def _open(self, source: Source) -> object:
         """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one. Returns what tells
@@ -362,16 +400,6 @@ class Loop:
         self._running, self._left = object(), None
         source.open()
         return self._running
-
-    def _round_begins(self) -> None:
-        """A round's first batch is about to be loaded; its clock starts."""
-        self._began = time.perf_counter()
-        if self._meter.told:
-            self.settle()
-        self._meter.start(self.progress.rounds, self._carry)
-        if self._claims is not None and not self._meter.light:
-            self._claims.open(time.perf_counter())  # deciding is no part of its first piece
-        self._carry = 0.0
 
     def _claim(self, piece: Piece) -> Claim | None:
         """This rank's next claim before ``piece``, None when there is none (left)."""

@@ -34,18 +34,13 @@ from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch import options as allowed
 from paceline.torch import peers
-from paceline.torch.elastic.link import Link, company
-from paceline.torch.elastic.loop import Elastic, ElasticLoop
-from paceline.torch.elastic.loop import elastic as unparalleled
-from paceline.torch.elastic.member import Mended
-from paceline.torch.feed.anywhere import ElasticLoader
+from paceline.torch.elastic.member import Member, Mended
 from paceline.torch.feed.costs import agreed_dealer
 from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
 from paceline.torch.feed.pieces import Order
 from paceline.torch.feed.rounds import RoundBatch, Sizes, iterate
 from paceline.torch.feed.streams import StreamLoader, check_stream
-from paceline.torch.gradients.parallel import Alone as Parallel
-from paceline.torch.gradients.parallel import parallel
+from paceline.torch.gradients.reducers import Reducer, reducer_of
 from paceline.torch.gradients.weighing import checked_count
 from paceline.torch.liveness import stall
 from paceline.torch.liveness.monitor import monitor
@@ -151,14 +146,12 @@ class Pace:
         )
         allowed.switches(fill=fill, deterministic=deterministic, elastic=elastic)
         sinks = asked(report_to, metrics_port)
-        link: Link | None = None
         if elastic:
             allowed.check_elastic(loop=loop, weigh=weigh, micro_steps=micro_steps, record=record, sinks=sinks)
-            self._parallel: Parallel = unparalleled(model)
-            link = company()
+            self._reducer: Reducer = Member(model, on_members or (lambda mended: None))
+        else:
+            self._reducer = reducer_of(model, peers.ranks())
         self.rank, self.ranks = peers.rank(), peers.ranks()
-        if link is None:
-            self._parallel = parallel(model, self.ranks)
         self.weigh = weigh
         self.terms = agree(
             model,
@@ -171,7 +164,7 @@ class Pace:
             quantum=quantum,
             weigh=weigh,
             deterministic=deterministic,
-            in_step=self._parallel.in_step,
+            in_step=self._reducer.in_step,
             loop=loop,
             elastic=elastic,
             collect_every=collect_every,
@@ -179,15 +172,11 @@ class Pace:
         self.policy = self.terms.policy
         self._loaders: list[BalancedLoader | StreamLoader] = []
         listeners = [on_round] if on_round else []
-        # What happens micro-step by micro-step; a host takes part in it by ``micro-steps.host``.
-        if isinstance(self._parallel, Elastic) and link is not None:
-            told = on_members or (lambda mended: None)
-            self.loop: Loop = ElasticLoop(model, self._parallel, self.terms, listeners, on_nan, link, told)
-        else:
-            self.loop = Loop(model, self._parallel, self.terms, listeners, on_nan)
+        # What happens micro-step by micro-step; a host takes part in it by ``loop.host``.
+        self.loop = Loop(model, self._reducer, self.terms, listeners, on_nan)
         facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
-        if link is None:  # last, since its threads run until it is closed
+        if not elastic:  # last, since its threads run until it is closed
             self.loop.watch_over(monitor(on_missed, patience))
             self.loop.refuse_collectives()
 
@@ -277,14 +266,9 @@ class Pace:
             dealer = agreed_dealer(self.terms, dataset, collate, cost, padded, micro_batch_cost, self.rounds)
         elif padded is not None or micro_batch_cost is not None:
             raise PacelineError("padded= and micro_batch_cost= say how cost= counts; expected cost=, too")
-        if isinstance(self.loop, ElasticLoop):
-            loader: BalancedLoader = ElasticLoader(
-                self.loop, dataset, order, number, drop_last, options, dealer
-            )
-            self.loop.drawn_ahead(min(max(lags), 1))  # processes load the next round's part
-        else:
-            loader = BalancedLoader(self.loop, dataset, order, number, drop_last, options, dealer)
-            self.loop.drawn_ahead(max(lags))
+        loader = BalancedLoader(self.loop, dataset, order, number, drop_last, options, dealer)
+        # where members change, processes load the next round's part at most
+        self.loop.drawn_ahead(min(max(lags), 1) if self.loop.changes else max(lags))
         self._loaders.append(loader)
         self.loop.progress.samples = loader.samples
         return loader
@@ -487,13 +471,13 @@ class Pace:
     def leave(self) -> None:
         """This rank takes part until the end of the running round, and the others go on without it: where its loop
         asks for the next batch, SystemExit(0) ends its program. Safe to call in a signal handler."""
-        self._elastic("pace.leave()").member.leave()
+        self._elastic("pace.leave()").leave()
 
     @property
     def chief(self) -> bool:
         """Whether this rank does what one rank is to do, such as to write checkpoints: rank 0, or with
         elastic=True the first of those that are there."""
-        return self.loop.member.chief if isinstance(self.loop, ElasticLoop) else self.rank == 0
+        return self._reducer.chief if isinstance(self._reducer, Member) else self.rank == 0
 
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it; the loader does so
@@ -532,7 +516,7 @@ class Pace:
 
     def release(self) -> None:
         """For hosts: let go of DDP, whose last work may abort the process at its end. No backward pass may follow."""
-        self._parallel.release()
+        self._reducer.release()
 
     def close(self) -> None:
         """End cleanly: ``detach`` and ``release``, then leave the process group; one that the script has made it may
@@ -561,13 +545,13 @@ class Pace:
     def _weight(self, loss: torch.Tensor, reduction: str, count: Any) -> float:
         return self.weight(loss, reduction, None if count is None else checked_count(count))
 
-    def _elastic(self, what: str) -> ElasticLoop:
-        if not isinstance(self.loop, ElasticLoop):
+    def _elastic(self, what: str) -> Member:
+        if not isinstance(self._reducer, Member):
             raise PacelineError(f"{what} was called on a Pace without elastic=True; expected it there alone")
-        return self.loop
+        return self._reducer
 
     def _indexed_alone(self, what: str) -> None:
-        if isinstance(self.loop, ElasticLoop):
+        if self.loop.changes:
             raise PacelineError(
                 f"elastic=True: {what} does not tell others what a lost rank was to run; use pace.loader(dataset)"
             )
