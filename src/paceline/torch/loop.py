@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -19,17 +19,16 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers, waits
-from paceline.torch.claims import Claims
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
-from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
 from paceline.torch.passes import MicroStep, Passes
-from paceline.torch.plan import Claim, Piece, Source
+from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
+from paceline.torch.work import Work
 
 LAST_SECONDS = 1.0  # to wait at the end for what other ranks tell of the last rounds
 
@@ -56,24 +55,21 @@ class Loop:
         self.rank, self.ranks = peers.rank(), peers.ranks()
         parameters = [p for p in model.parameters() if p.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
-        self._claims = self._claiming(device) if terms.moves_work else None
-        self._meter = Meter(device, reducer, terms.balancer.needs_readings, terms.moves_work)
-        self.passes = Passes(
-            parameters, device, reducer, terms, self._meter, self._halfway, self._ready, self._commit
-        )
+        self.work = work = Work(device, reducer, terms)
+        self._meter = work.meter
+        calls = work.halfway, work.ready, work.commit
+        self.passes = Passes(parameters, device, reducer, terms, self._meter, *calls)
         self._gradients = self.passes.gradients
         self._steps = Steps(model, reducer.travels, self._step_begins, self._step_ended)
         self._rates = LearningRateWatch()
         self.progress = Progress(terms.global_batch, terms.floor)
-        self._meter.digest = lambda: terms.balancer.digest
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         self.watch_over(Alone())
 
         self._running: object = None  # the iteration that is
         self._counts_epochs = True  # it is over a loader
         # The last micro-step of a loop that draws its own samples is over, and its step to come.
-        self._own_end = False
-        self._failed = False
+        self._own_end = self._failed = False
         self._left: MicroStep | None = None  # in whose middle the newest iteration was left
         self._began = 0.0  # the running round
         self._closing: Callable[[], None] = lambda: None
@@ -85,25 +81,22 @@ class Loop:
         """Let ``lookout`` know of the rounds, and name the ranks that are lost."""
         self._lookout, self._named = lookout, lookout.named()
         lookout.explain = self.explain
-        self._meter.lost = lookout.known
+        self._meter.lost, self.work.lookout = lookout.known, lookout
 
     def refuse_collectives(self) -> None:
         """Refuse the program's collectives within rounds in which ranks take unlike numbers of micro-steps.
 
         Some ranks would wait in them for ever."""
         if self.ranks > 1 and self.terms.fixed_micro_steps is None and not self.terms.in_step:
-            self._closing = waits.listen(self._collective_begins, lambda: None)
+            self._closing = waits.refuse(self._within, self.terms.loop)
 
     def close(self) -> None:
         """Let go of the model; no more micro-steps."""
         self._closing()
-        self._reducer.close(self._failed)
+        self.work.close(self._failed)
         self.passes.close()
         self._steps.close()
-        self._meter.close()
         self._lookout.close()
-        if self._claims is not None:
-            self._claims.close()
 
     # -- where the loop stands -------------------------------------------------------------------------------
 
@@ -175,20 +168,8 @@ class Loop:
         self._began = time.perf_counter()
         if self._meter.told:
             self.settle()
-        self._meter.start(self.progress.rounds, self._carry)
-        if self._claims is not None and not self._meter.light:
-            self._claims.workers = self.ranks if workers is None else workers
-            self._claims.open(time.perf_counter())  # deciding is no part of its first piece
+        self.work.begins(self.progress.rounds, self._carry, workers)
         self._carry = 0.0
-
-    def claimed(self, source: Source, piece: Piece) -> Iterator[tuple[Any, Piece]]:
-        """The micro-steps of what this rank claims before a piece is due."""
-        while (claimed := self._claim(piece)) is not None:
-            at, left = claimed.start, len(claimed.sizes)
-            for batch, size, parts in zip(source.claimed(claimed), claimed.sizes, claimed.parts, strict=True):
-                left -= 1
-                yield batch, piece._replace(samples=size, parts=parts, last=False, claims=not left, start=at)
-                at += size
 
     def end_micro_step(self, running: object = None) -> None:
         """The loop's micro-step is over, and another may follow. Raises PacelineError where it left something out."""
@@ -203,24 +184,12 @@ class Loop:
         if self.last:
             self._end_round()
         else:
-            self._piece_over(self.passes.piece)
+            self.work.over(self.passes.piece)
 
     def close_epoch(self) -> None:
         """Every sample of the epoch has been used."""
         self.flush()
         self.progress.begin(self.progress.epoch + 1)
-
-    def claims_ahead(self, told: Callable[[Claim], object] | None, early: bool) -> None:
-        """From now on ``told`` hears of each claim, from a thread: at the beginning of the piece before it if it is
-        wanted ``early``."""
-        assert self._claims is not None
-        self._claims.forget()
-        self._claims.claimed, self._claims.early = told, early
-
-    def waited(self, seconds: float) -> None:
-        """The next piece was held up by so much, since it was only just claimed."""
-        if self._claims is not None:
-            self._claims.waited(seconds)
 
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it."""
@@ -233,12 +202,8 @@ class Loop:
         until = time.monotonic() + LAST_SECONDS
         self._meter.lost = lambda: WorkerError("it is too late") if time.monotonic() > until else None
         if self.in_round and not self._failed:
-            if (
-                self._own_end and self._steps.taken
-            ):  # by the loop, after a last micro-step that it drew itself
-                self._end_round()
-            else:  # only the rounds before it count
-                self.abandon()
+            # A loop that draws its own samples has stepped after its last micro-step; else the rounds before count.
+            self._end_round() if self._own_end and self._steps.taken else self.abandon()
             self._meter.tell()
         with suppress(WorkerError):
             if self._meter.told and not self._failed:
@@ -263,16 +228,11 @@ class Loop:
     def explain(self, error: BaseException) -> None:
         """The loop ends with this error: note what a single sample may have to do with it."""
         micro_step = self._left
-        if (
-            micro_step is not None
-            and not micro_step.done
-            and micro_step.piece.samples <= 1
-            and not isinstance(error, PacelineError)
-        ):
+        few = micro_step is not None and not micro_step.done and micro_step.piece.samples <= 1
+        if micro_step is not None and few and not isinstance(error, PacelineError):
             error.add_note(
                 f"paceline: rank {self.rank} was given a single sample in round {micro_step.piece.step}; if the "
-                "model or "
-                "the loss needs two, as after squeeze(), give each rank at least as many: "
+                "model or the loss needs two, as after squeeze(), give each rank at least as many: "
                 f"Pace(..., limits=[(2, None)] * {self.ranks}), and drop_last=True if the last round has fewer"
             )
 
@@ -283,7 +243,7 @@ class Loop:
         """
         self._failed = True
         self._meter.close()
-        self._reducer.close(True)
+        self._reducer.close(failed=True)
         if (reason := self._lookout.reason(error)) is not None:
             raise reason from error
         self._lookout.fail(error)
@@ -293,7 +253,7 @@ class Loop:
         if self.in_round:
             raise PacelineError(
                 f"a checkpoint within round {self.passes.piece.step}; expected one between rounds: make it after the "
-                "round's optimizer step, taken by pace.step(optimizer) or told of by pace.stepped()"
+                "round's optimizer step, taken by pace.step(optimizer) or told of by pace.host.stepped()"
             )
         self.settle()
         return self.stands()
@@ -305,11 +265,14 @@ class Loop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` left off. Raises PacelineError for another state, and changes nothing then."""
-        step = self.progress.check(state)  # all is checked before anything changes
+        step, balancer = (
+            self.progress.check(state),
+            self.terms.balancer,
+        )  # all is checked before anything changes
         if state["policy"] == self.terms.policy:
-            self.terms.balancer.load_state_dict(state["balancer"], step)
+            balancer.load_state_dict(state["balancer"], step)
         else:
-            self.terms.balancer.restart(step)
+            balancer.restart(step)
         self.progress.load(state)
         self._rounds.restart(step)
 
@@ -355,37 +318,6 @@ class Loop:
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _claiming(self, device: torch.device) -> Claims:
-        """This rank's part in rounds whose work moves. Collective, unless the reducer has a counter."""
-        terms = self.terms
-        most, largest = int(terms.most[self.rank]), None if terms.cell else terms.micro_batch
-        return Claims(device, terms.unit, largest, most, terms.cell, self._reducer.counter)
-
-    def _piece_over(self, piece: Piece) -> None:
-        """The micro-step of a piece is over, which is not the round's last on this rank."""
-        if self._claims is not None and not (self._meter.light or self._reducer.travels):
-            self._claims.done(piece)
-
-    def _commit(self, piece: Piece) -> Piece:
-        """The backward pass of a piece is through, and rows travel with the gradients: sum them if it is the round's
-        last. The piece as it stands, the last one only if the round is complete on all ranks."""
-        reducer, meter, claims = self._reducer, self._meter, self._claims
-        reducer.ran(piece)
-        if claims is not None:
-            claims.done(piece, last=True)
-        meter.ran(piece)
-        if not (piece.last or reducer.retrying):
-            return piece
-        while not (reducer.retrying and reducer.claim()):
-            began, own = time.perf_counter(), waits.now()
-            row = meter.row(None if claims is None else claims.report(as_one=reducer.retrying))
-            if reducer.commit(piece.step, row, meter.counted):
-                meter.committed()
-                return piece._replace(last=True)
-            meter.waited(waits.now() - own)
-            self.waited(time.perf_counter() - began)
-        return piece._replace(last=False)
-
     def _open(self, source: Source) -> object:
         """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one. Returns what tells
         it from other iterations."""
@@ -401,12 +333,6 @@ class Loop:
         source.open()
         return self._running
 
-    def _claim(self, piece: Piece) -> Claim | None:
-        """This rank's next claim before ``piece``, None when there is none (left)."""
-        if piece.division is None or not piece.last or self._claims is None:
-            return None
-        return self._claims.take(piece.division)
-
     def _begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
         first = self.passes.micro_step is None
@@ -416,8 +342,8 @@ class Loop:
             self._steps.taken = []
             self._rounds.open(piece.plan, self.progress.epoch)
         self.passes.begin(piece, batch)
-        if self._claims is not None and not (piece.last or self._meter.light):
-            self._claims.begin(piece)
+        if self.work.claims is not None and not (piece.last or self._meter.light):
+            self.work.claims.begin(piece)
         self.host.micro_step_begins(piece)
 
     def _end_round(self) -> None:
@@ -453,33 +379,10 @@ class Loop:
                 self._meter.tell()
         self.host.iteration_over()
 
-    def _halfway(self, piece: Piece) -> None:
-        """The backward pass begins: behind it there is time to ask for what comes next."""
-        if self._claims is not None and not (piece.last or self._meter.light):
-            self._claims.halfway(piece)
-
-    def _ready(self, piece: Piece) -> None:
-        """This rank's last gradient of the round is ready."""
-        if self._meter.stopped:
-            return
-        self._lookout.ended(piece.plan.step)
-        if self._claims is None or self._meter.light:
-            self._meter.stop()
-        else:
-            self._claims.done(piece, last=True)
-            self._meter.stop(self._claims.report)
-
-    def _collective_begins(self, name: str) -> None:
-        micro_step = self.passes.micro_step
-        if micro_step is None or self.passes.complete or self._meter.stopped or name == waits.BUFFERS:
-            return
-        if (where := waits.caller()) is not None:
-            raise PacelineError(
-                f"round {micro_step.piece.step}: {where[0]}:{where[1]} calls a collective ({name}) within the "
-                "round, and "
-                f"with loop={self.terms.loop!r} the ranks run it in unlike numbers of pieces, so that some would "
-                "wait for ever; call it after pace.step(optimizer), or use loop='whole'"
-            )
+    def _within(self) -> int | None:
+        """The round of which this rank has not run all yet."""
+        within = self.in_round and not (self.passes.complete or self._meter.stopped)
+        return self.passes.piece.step if within else None
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """Before any step of an optimizer that holds the model's parameters, whoever takes it."""

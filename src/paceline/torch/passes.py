@@ -276,8 +276,8 @@ class Passes:
         assert micro_step is not None
         if not (micro_step.begun or self._by_hook):
             raise PacelineError(
-                f"round {piece.step}: pace.backward_done() was called before pace.weight(loss); expected the loss to "
-                "be multiplied by that weight first"
+                f"round {piece.step}: pace.host.backward_done() was called before pace.host.weight(loss); expected "
+                "the loss to be multiplied by that weight first"
             )
         micro_step.done = True
         if self._commit is not None:
@@ -331,7 +331,7 @@ class Passes:
         piece = self.over
         if piece is None:
             raise PacelineError(
-                "pace.weight() or pace.weighted() was called outside of `for ... in pace.loader(...)`"
+                "pace.host.weight() or pace.weighted() was called outside of `for ... in pace.loader(...)`"
             )
         wrong = (
             "count= is summed over the ranks for the model of this Pace alone"
@@ -385,3 +385,8 @@ def check_loss(loss: Any) -> None:
     if not isinstance(loss, torch.Tensor):
         hint = "the entry that holds it" if isinstance(loss, dict) else "what the criterion returned"
         raise PacelineError(f"the loss is {short(loss)}; expected a tensor: hand over {hint}")
+
+
+def weighed(loss: torch.Tensor, weight: float) -> torch.Tensor:
+    """The loss times its weight; zero if it counts for nothing, though a mean over nothing is NaN."""
+    return loss * weight if weight else torch.nan_to_num(loss) * 0.0

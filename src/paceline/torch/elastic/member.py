@@ -189,7 +189,7 @@ class Member(Reducer):
             if not self.retrying:
                 for piece in spans.pieces(plan, first, self.among):
                     if piece.claims:
-                        yield from loop.claimed(spans, piece)
+                        yield from loop.work.claimed(spans, piece)
                     yield spans.load(piece.start, piece.samples), piece
             elif not self.claim():
                 yield spans.load(first, 0), Piece(plan, 0, True, True)

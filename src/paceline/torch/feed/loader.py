@@ -24,14 +24,16 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from paceline.errors import PacelineError, meant
 from paceline.rounds import Indices
 from paceline.samples.cost import batch_parts
+from paceline.torch import peers
 from paceline.torch.elastic import recovery
 from paceline.torch.elastic.recovery import Missing
-from paceline.torch.feed.costs import Dealer
+from paceline.torch.feed.costs import Dealer, agreed_dealer
 from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.prefetch import Here, Prefetch, as_it_is, fetcher
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.loop import Loop
+from paceline.torch.options import switches, whole
 from paceline.torch.plan import Claim, Piece, RoundPlan
 
 
@@ -49,12 +51,14 @@ def is_indexed(dataset: Any) -> bool:
 
 
 def check_indexed(dataset: Any) -> None:
-    """Raises PacelineError for a stream."""
+    """Raises PacelineError for a stream, and for nothing at all."""
     if not is_indexed(dataset):
         raise PacelineError(
             f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, of which "
             "each rank can be given another part in each round: for a stream use pace.stream(...)"
         )
+    if len(dataset) == 0:
+        raise PacelineError("the dataset is empty; expected at least one sample")
 
 
 # Options of torch's DataLoader, up to its version 2.15: handed on as they are, and decided by the balancing.
@@ -107,27 +111,39 @@ class BalancedLoader:
     iteration is left early, the next one begins a fresh round of the next epoch (of the same one where no round of
     it was done).
 
-    dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses. dealer:
-    divides its rounds by what the samples cost, where they cost differently.
+    dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses. costs:
+    ``cost``, ``padded`` and ``micro_batch_cost`` of ``Pace.loader``, which has the other arguments, too. Constructing
+    it is collective.
     """
 
     def __init__(
         self,
         loop: Loop,
         dataset: Any,
-        order: Order,
         number: int,
+        seed: int,
+        shuffle: bool,
         drop_last: bool,
+        costs: tuple[Any, bool | None, float | None],
         options: dict[str, Any],
-        dealer: Dealer | None = None,
     ) -> None:
         terms = loop.terms
+        check_indexed(dataset)
+        check_options(options, terms.global_batch, loop.ranks)
+        switches(shuffle=shuffle, drop_last=drop_last, padded=costs[1])
+        whole("seed", seed, 0, 2**63 - 1)
         self.dataset, self.number = dataset, number
-        self.samples = order.samples - (order.samples % terms.global_batch if drop_last else 0)
-        self._check_sizes(terms.global_batch, terms.quantum)
-        self._loop, self._order, self._dealer = loop, order, dealer
-        self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
+        self._loop, self._order = loop, Order(len(dataset), seed, shuffle)
+        facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
+        lags = peers.agree(facts | {"cost": "none" if costs[0] is None else "some"}, draws_ahead(options))
         collate = options.pop("collate_fn", None) or default_collate
+        step = loop.progress.rounds
+        self._dealer = agreed_dealer(terms, dataset, collate, *costs, step)
+        self.samples = len(dataset) - (len(dataset) % terms.global_batch if drop_last else 0)
+        self._check_sizes(terms.global_batch, terms.quantum)
+        # where members change, processes load the next round's part at most
+        loop.drawn_ahead(min(max(lags), 1) if loop.changes else max(lags))
+        self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         self._early = bool(options.get("num_workers"))  # processes load
         self._here = Here(dataset, _EmptyToo(dataset, collate))
         # What processes load beside the DataLoader: what is claimed or missing, and what is planned if that is not
@@ -135,7 +151,7 @@ class BalancedLoader:
         others = fetcher(dataset, collate, options) if terms.moves_work else self._here
         self._others = Prefetch(others)
         self._ahead = Prefetch(fetcher(dataset, collate, options) if loop.changes else self._here)
-        self._sampler = _Sampler(loop, order, dealer)
+        self._sampler = _Sampler(loop, self._order, self._dealer)
         self._loader = DataLoader(
             dataset, batch_sampler=self._sampler, collate_fn=_EmptyToo(dataset, collate), **options
         )
@@ -177,8 +193,7 @@ class BalancedLoader:
         self._sampler.open()
         for each in (self._others, self._ahead):
             each.reset()
-        if loop.terms.moves_work:
-            loop.claims_ahead(self._claimed if self._early else None, self._early)
+        loop.work.claims_ahead(self._claimed if self._early else None, self._early)
         if not loop.changes:
             self._source = iter(self._loader)
 
@@ -250,7 +265,7 @@ class BalancedLoader:
         else:
             began = time.perf_counter()
             batch = self._others.next(chosen)
-            self._loop.waited(time.perf_counter() - began)  # else loading is work like any other
+            self._loop.work.waited(time.perf_counter() - began)  # else loading is work like any other
         batch = self._laid(batch)
         return _pinned(batch) if self._pins else batch
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
+from paceline.torch import peers
 from paceline.torch.plan import Piece, Source
 
 Waits = Literal["never", "behind", "within"]
@@ -41,6 +42,21 @@ class Reducer:
     def begin(self, loop: Any) -> None:
         """``loop``, a ``Loop``, is made, and its first round to come."""
 
+    def join(self, *things: Any) -> None:
+        """See ``Pace.register``. Raises PacelineError if ranks cannot be lost or join."""
+        raise PacelineError(
+            "pace.register() was called on a Pace without elastic=True; expected it there alone"
+        )
+
+    def leave(self) -> None:
+        """See ``Pace.leave``. Raises PacelineError if ranks cannot be lost or join."""
+        raise PacelineError("pace.leave() was called on a Pace without elastic=True; expected it there alone")
+
+    @property
+    def chief(self) -> bool:
+        """Whether this rank does what one rank is to do."""
+        return peers.rank() == 0
+
     def micro_steps(self, loop: Any, source: Source) -> Iterator[tuple[Any, Piece]]:
         """What this rank runs in one iteration over ``source``: each micro-step's batch, and what it is."""
         while source.more():
@@ -48,7 +64,7 @@ class Reducer:
                 loop.round_begins()
             batch, piece = source.planned()
             if piece.claims:
-                yield from loop.claimed(source, piece)
+                yield from loop.work.claimed(source, piece)
             yield batch, piece
 
     def claim(self) -> bool:
