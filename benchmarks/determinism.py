@@ -120,7 +120,7 @@ def trained(case: str, quantum: int, rank: int, repetition: int) -> Outcome:
         pace.step(optimizer)
     pace.flush()
     pace.detach()
-    pace.release()
+    pace.host.release()
     parameters = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     division = str([result.loads.tolist() for result in rounds])
     return Outcome(

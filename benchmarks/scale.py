@@ -118,7 +118,7 @@ def rank_of(
                 optimizer.zero_grad()
         while pace is not None and pace.rounds < steps:
             for x, y in loader:
-                if pace.rounds == WARM_UP and pace.piece.first:
+                if pace.rounds == WARM_UP and pace.host.piece.first:
                     mark()
                 time.sleep(speeds[pace.rounds, rank] * len(x) / 1e3)
                 pace.backward(loss_of(ddp(x), y))

@@ -125,7 +125,7 @@ def rank_of(
             loader = pace.loader(Batched(inputs, labels), collate_fn=lambda batch: batch)
             while pace.rounds < steps:
                 for x, y in loader:
-                    if pace.first:
+                    if pace.host.first:
                         stamps.append(time.perf_counter())
                     sleep(pace.rounds, len(x))
                     pace.backward(loss_of(ddp(x), y))

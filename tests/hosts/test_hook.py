@@ -10,7 +10,7 @@ from paceline.hosts.fabric import FabricPace
 from paceline.hosts.ray_train import RayTrainPace
 from paceline.torch import Pace
 
-HANDLES = {"__init__", "backward", "close", "state_dict", "weight"}  # of whom a host's user has one in hand
+HANDLES = {"__init__", "backward", "close", "state_dict", "weighted"}  # of whom a host's user has one in hand
 
 
 @pytest.mark.parametrize("adapter", [AcceleratePace, FabricPace, RayTrainPace])

@@ -41,7 +41,7 @@ def _stopped(rank: int, who: int, when: int, policy: str) -> list[Missing]:
     seen: list[Missing] = []
     pace = Pace(ddp, 60, policy, loop="pieces", on_missed=seen.append, patience=0.8)
     for x, y, _ in pace.loader(Samples(60 * 4), seed=5):
-        if rank == who and pace.rounds == when and pace.first:
+        if rank == who and pace.rounds == when and pace.host.first:
             stop(2.0)
         pace.backward(loss_of(ddp(x), y))
         pace.step(optimizer)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.torch import claims
-from paceline.torch.elastic import buckets, group, link, loop, member, rendezvous
+from paceline.torch.elastic import buckets, group, link, member, rendezvous
 from paceline.torch.elastic.supervisor import Supervisor
 from support.elastic_jobs import Fault, Plan, Told
 
@@ -77,9 +77,9 @@ class Orders:
         around(buckets.Buckets, "_start", "backward")
         around(group.Group, "all_done", "sums")
         around(member.Member, "_over", None, "committed")
-        around(member.Member, "_claim", "claim")
+        around(member.Member, "claim", "claim")
         around(claims.Claims, "take", "claiming")
-        around(loop.StoreCounter, "add", None, "counted")
+        around(member.StoreCounter, "add", None, "counted")
         around(link.Link, "meet", "meeting", "met")
         around(group, "connect", "connecting", "connected")
         around(link.Link, "entered", "entering")

@@ -118,15 +118,15 @@ class InPieces(Loop):
 class ByTheUser(Loop):
     def backward(self, pace: Pace, loss: torch.Tensor) -> None:
         pace.weighted(loss).backward()
-        pace.backward_done()
+        pace.host.backward_done()
 
 
 class ByAHost(Loop):
     """Which only asks for the weight, in every other round."""
 
     def backward(self, pace: Pace, loss: torch.Tensor) -> None:
-        (loss * pace.weight(loss)).backward()
-        pace.backward_done()
+        (loss * pace.host.weight(loss)).backward()
+        pace.host.backward_done()
 
 
 class Reentrant(Loop):
@@ -176,7 +176,7 @@ def _hooked_after(rank: int, loop: Loop) -> bool:
     meter.stop = telling  # type: ignore[method-assign]
     for x, y, _ in pace.loader(Samples(BATCH * ROUNDS)):
         loss = loop.loss(ddp, x, y)
-        if rank == 1 and pace.last:
+        if rank == 1 and pace.host.last:
             store.wait([f"{name}{pace.rounds}"], SECONDS)
         loop.backward(pace, loss)
         pace.step(optimizer)

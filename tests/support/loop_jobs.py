@@ -84,7 +84,7 @@ def _loop(
 
     def loss_of(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         time.sleep(4e-4 * stalls.expovariate(1.0))
-        if pace.first:
+        if pace.host.first:
             used.append([])
         if pace.counts:
             used[-1] += index.tolist()
@@ -105,7 +105,7 @@ def _loop(
             pace.round(batch, lambda *parts: loss_of(*(drawn(*parts) if own else parts)), scaler=scaler)
         else:
             loss = loss_of(*(drawn(batch) if own else batch))
-            if pace.weigh == "hook":
+            if pace.terms.weigh == "hook":
                 loss.backward()
             else:
                 pace.backward(loss, scaler=scaler)
@@ -195,7 +195,8 @@ MUTABLE = {
     ],
 }
 INSTEAD = {
-    "pace.backward(loss)": ["loss.backward()", "(2 * loss).backward()", "pace.weight(loss)", "pace.backward_done()"],
+    "pace.backward(loss)": ["loss.backward()", "(2 * loss).backward()", "pace.host.weight(loss)",
+                            "pace.host.backward_done()"],
     "pace.step(optimizer)": ["optimizer.step()", "optimizer.step(); pace.step(optimizer)",
                              "pace.step(optimizer); optimizer.step()"],
     "stepped = pace.step(optimizer)": ["optimizer.step()", "stepped = None; optimizer.step(); pace.step(optimizer)"],

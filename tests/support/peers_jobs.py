@@ -17,7 +17,7 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.torch import counter as claiming
 from paceline.torch import memory, peers
 from paceline.torch.measuring import exchange, mesh, piece_reports
-from paceline.torch.measuring.meter import ROW_WITH_PIECES
+from paceline.torch.measuring.meter import layout
 
 
 def left_early(rank: int, ranks: int, seconds: float) -> str:
@@ -59,8 +59,8 @@ def own_store(timeout: float) -> str:
 def exchanged(rank: int, ranks: int) -> dict[str, list[dict[str, Any]]]:
     """What this rank receives of all ranks' reports by either exchange; rank r has run r + 1 pieces."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for kind in (exchange.MeshExchange(ROW_WITH_PIECES), exchange.GroupExchange(ROW_WITH_PIECES, ranks)):
-        row = np.zeros((), ROW_WITH_PIECES)
+    for kind in (exchange.MeshExchange(layout(True)), exchange.GroupExchange(layout(True), ranks)):
+        row = np.zeros((), layout(True))
         row["first"], row["overhead"] = 7, rank / 2
         numbers = piece_reports.report(range(1, rank + 2), [1.0] * (rank + 1), 1e-3)
         row["pieces"] = np.array(numbers).view(piece_reports.ROW)[0]

@@ -68,7 +68,7 @@ def _case(
     used: list[list[int]] = []
 
     def function(x: torch.Tensor, y: Any, index: torch.Tensor) -> torch.Tensor:
-        if pace.first:
+        if pace.host.first:
             used.append([])
         if pace.counts:
             used[-1] += index.tolist()

@@ -121,7 +121,7 @@ def _difference_from_one_process(
         for x, y, _ in loader:
             time.sleep(jitter * stalls.expovariate(1.0))
             loss = loss_of(ddp(x), y)
-            if pace.weigh == "hook":
+            if pace.terms.weigh == "hook":
                 loss.backward()
             else:
                 pace.backward(loss, reduction, scaler)
@@ -387,15 +387,15 @@ def samples_and_ahead(rank: int, ranks: int, loader_workers: int) -> tuple[list[
     ahead: list[float] = []
     with Pace(ddp, 120, "factoring:portion=0.3", loop="pieces") as pace:
         loader = pace.loader(Slow(120 * 4), seed=5, num_workers=loader_workers)
-        fetch = loader._fetch
+        load = loader.load
 
-        def timed(micro_step: Any) -> Any:
+        def timed(start: int, size: int) -> Any:
             asked = time.monotonic()
-            batch = fetch(micro_step)
+            batch = load(start, size)
             ahead.append(float((batch[-1] < asked).double().mean()))
             return batch
 
-        loader._fetch = timed  # type: ignore[method-assign]
+        loader.load = timed  # type: ignore[method-assign]
         for x, y, index, _ in loader:
             used += index.tolist()
             loss = loss_of(ddp(x), y)
@@ -414,7 +414,7 @@ def frozen(rank: int, ranks: int, steps: int, seconds: float) -> tuple[float, li
     count, me = 60 * steps, os.getpid()
     with Pace(ddp, 60, "factoring:portion=0.3", loop="pieces", on_round=results.append) as pace:
         for x, y, _ in pace.loader(Samples(count), seed=5):
-            if rank == 1 and pace.rounds == 5 and pace.first:
+            if rank == 1 and pace.rounds == 5 and pace.host.first:
                 with subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {me}"]):
                     os.kill(me, signal.SIGSTOP)
             time.sleep(1e-3 * len(x))

@@ -94,7 +94,7 @@ def _unfrozen(anew: bool) -> float:
         optimizer.param_groups[1]["lr"] = 0.1
         if anew:
             pace.detach()
-            pace.release()
+            pace.host.release()
             module.second.requires_grad_(True)
             ddp = DistributedDataParallel(module)
             pace = Pace(ddp, 16, TWO, limits=[(0, None)] * 2)

@@ -20,7 +20,7 @@ from paceline.rounds import Cluster, PiecePlan
 from paceline.torch.claims import Claims
 from paceline.torch.counter import Count, LocalCounter
 from paceline.torch.feed.pieces import Order
-from paceline.torch.measuring.meter import ROW_WITH_PIECES
+from paceline.torch.measuring.meter import layout
 from paceline.torch.measuring.open_rounds import OpenRounds
 from paceline.torch.plan import Division, Piece, RoundPlan
 
@@ -73,7 +73,7 @@ def test_a_claim_ends_with_the_pool_whatever_was_claimed_meanwhile(others: int, 
 
 @pytest.mark.parametrize("ran", [(5, 5), (5, 4), (6, 5)])
 def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, int]) -> None:
-    rows: Any = np.zeros(2, ROW_WITH_PIECES)
+    rows: Any = np.zeros(2, layout(True))
     rows["rounds"], rows["told"], rows["seconds"], rows["count"] = 1, 1, 0.2, np.nan
     rows["pieces"]["samples"], rows["pieces"]["pieces"] = ran, 1
     rows["pieces"]["sizes"][:, 0] = rows["pieces"]["amounts"][:, 0] = ran

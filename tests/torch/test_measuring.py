@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from paceline.torch.measuring import piece_reports
 from paceline.torch.measuring.measure import CudaStopwatch
-from paceline.torch.measuring.meter import ROW, ROW_WITH_PIECES
+from paceline.torch.measuring.meter import layout
 from paceline.torch.measuring.open_rounds import mean_losses
 from support.peers_jobs import exchanged
 from support.ranks import run_ranks
@@ -100,7 +100,7 @@ def test_every_exchange_brings_each_rank_all_rows_by_their_names() -> None:
 
 
 def test_what_ranks_exchange_is_one_array_of_float64() -> None:
-    for dtype in (ROW, ROW_WITH_PIECES):
+    for dtype in (layout(False), layout(True)):
         assert np.full((), np.nan, dtype).tobytes() == np.full(dtype.itemsize // 8, np.nan).tobytes()
 
 

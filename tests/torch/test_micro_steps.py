@@ -36,7 +36,7 @@ def test_every_round_takes_as_many_turns() -> None:
     optimizer, seen = optimizer_of(model), []
     with Pace(model, 8, micro_steps=3, fill=True) as pace:
         for x, y, _ in pace.loader(Samples(17, torch.float32)):
-            seen.append((len(x), pace.counts, pace.first, pace.last))
+            seen.append((len(x), pace.counts, pace.host.first, pace.host.last))
             pace.backward(torch.nn.functional.cross_entropy(model(x), y))
             pace.step(optimizer)
     whole = [(3, True, True, False), (3, True, False, False), (2, True, False, True)]
@@ -88,8 +88,8 @@ def test_a_host_takes_part_in_every_turn() -> None:
     model = fresh(torch.float32)
     optimizer, host = optimizer_of(model), Heard()
     with Pace(model, 8, micro_steps=2) as pace:
-        pace.loop.host = host
-        assert len(pace.place((torch.zeros(6),))[0]) == 3
+        pace.host.adapter = host
+        assert len(pace.host.place((torch.zeros(6),))[0]) == 3
         for number, (x, y, _) in enumerate(pace.loader(Samples(16, torch.float32))):
             assert len(x) == 2
             pace.backward(torch.nn.functional.cross_entropy(model(x), y))

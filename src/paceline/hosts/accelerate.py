@@ -96,7 +96,9 @@ class AcceleratePace(Windows):
             model, global_batch, policy, loop=loop, micro_batch=micro_batch, accumulate=accumulate, **options
         )
         self._accelerator = accelerator
-        self.loop.host = _UnderAccelerate(self, accelerator, max(steps if loop == "whole" else 1, accumulate))
+        self.host.adapter = _UnderAccelerate(
+            self, accelerator, max(steps if loop == "whole" else 1, accumulate)
+        )
         if loop == "pieces":
             # With one step, accumulate() would take every micro-step for a complete round.
             accelerator.gradient_accumulation_steps = max(2, steps)
@@ -111,7 +113,7 @@ class AcceleratePace(Windows):
         accelerator = self._accelerator
         divided = accelerator.gradient_accumulation_steps  # by accelerator.backward
         weighted = self.weighted(loss, reduction, count) * divided
-        if self.terms.loop != "round" and accelerator.sync_gradients != self.last:
+        if self.terms.loop != "round" and accelerator.sync_gradients != self.host.last:
             raise PacelineError(
                 f"accelerator.sync_gradients was changed to {accelerator.sync_gradients} within a micro-step of "
                 "round "
@@ -119,11 +121,11 @@ class AcceleratePace(Windows):
                 "accelerator.accumulate that counts otherwise out of this loop"
             )
         accelerator.backward(weighted)
-        self.backward_done()
+        self.host.backward_done()
 
     def state_dict(self) -> dict[str, Any]:
         if self.complete and self._accelerator.optimizer_step_was_skipped:  # by the scaler, on an overflow
-            self.stepped()
+            self.host.stepped()
         return super().state_dict()
 
 
@@ -161,7 +163,7 @@ class _UnderAccelerate(Host):
 
     def step_ended(self, seconds: float) -> None:
         if self._pace.complete:
-            self._pace.stepped(seconds)
+            self._pace.host.stepped(seconds)
 
     def without_step(self, step: int, ever: bool, finite: Callable[[], bool]) -> str:
         if self._accelerator.optimizer_step_was_skipped or not finite():

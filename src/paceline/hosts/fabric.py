@@ -60,7 +60,7 @@ class FabricPace(Windows):
         check_strategy(fabric.strategy)
         self._fabric, self._module = fabric, model
         super().__init__(model, global_batch, policy, **options)
-        self.loop.host = _OnFabric(fabric)
+        self.host.adapter = _OnFabric(fabric)
 
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
@@ -70,7 +70,7 @@ class FabricPace(Windows):
                 "scaler= was given, but Fabric scales by itself: set its precision and leave scaler out"
             )
         self._fabric.backward(self.weighted(loss, reduction, count), model=self._module)
-        self.backward_done()
+        self.host.backward_done()
 
 
 class _OnFabric(Host):

@@ -118,12 +118,14 @@ class LightningBalancer(Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             whole = whole / scaler.get_scale()
-        weight = pace.weight(None if self._noted else whole, self.reduction) * trainer.accumulate_grad_batches
+        weight = (
+            pace.host.weight(None if self._noted else whole, self.reduction) * trainer.accumulate_grad_batches
+        )
         self._noted = True
         loss.register_hook(lambda gradient: gradient * weight)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._running().backward_done()
+        self._running().host.backward_done()
 
     def on_before_optimizer_step(self, *_: Any) -> None:
         self._stepping = time.perf_counter()
@@ -132,13 +134,13 @@ class LightningBalancer(Callback):
         pace, loader = self._running(), self._loader
         assert loader is not None
         if pace.complete:
-            pace.stepped(time.perf_counter() - self._stepping)
+            pace.host.stepped(time.perf_counter() - self._stepping)
         else:
-            pace.loop.end_micro_step()
+            pace.host.end_micro_step()
         if pace.samples_done == len(
             loader.dataset
         ):  # Lightning counts batches, and does not ask for one more
-            pace.loop.close_epoch()
+            pace.host.close_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         pace = self._running()
@@ -148,7 +150,7 @@ class LightningBalancer(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self.pace is not None:
-            self.pace.release()
+            self.pace.host.release()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if not self._fitting:
@@ -202,7 +204,7 @@ class Loader:
         assert trainer is not None
         ran = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         if not ran:  # the last fit may have ended within its epoch, which Lightning begins again
-            pace.loop.progress.begin(pace.epoch)
+            pace.host.progress.begin(pace.epoch)
         left = len(loader)
         if ran + left != len(self):
             raise PacelineError(

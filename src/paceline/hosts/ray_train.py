@@ -48,12 +48,12 @@ class RayTrainPace(Windows):
                 "train_loop_per_worker that a TorchTrainer runs"
             )
         super().__init__(model, global_batch, *options, **named)
-        self.loop.host = _OnWorker(ray.train.torch.get_device())
+        self.host.adapter = _OnWorker(ray.train.torch.get_device())
 
     def close(self) -> None:
         """Let go of the model; the process group is Ray's to end."""
         self.detach()
-        self.release()
+        self.host.release()
 
 
 class _OnWorker(Host):

@@ -162,10 +162,10 @@ class BalancedTrainer(Trainer):
             return
         if self._count is not None:  # a mean over no labels at all is NaN
             loss = loss * self._count if self._count else torch.nan_to_num(loss) * 0.0
-        weighted = loss * pace.weight(loss, "mean" if self._count is None else "sum")
+        weighted = loss * pace.host.weight(loss, "mean" if self._count is None else "sum")
         self._loss = self._loss + weighted.detach()
         self._plain_backward(weighted, **options)
-        pace.backward_done()
+        pace.host.backward_done()
 
     def _gathered(self, tensor: Any) -> Any:
         """``Accelerator.gather``; within a round, of tensors of any length on each rank."""
@@ -237,7 +237,7 @@ class Rounds:
         """Epochs done so far, with the part of the running one."""
         pace = self.pace
         assert pace is not None
-        left = pace.loop.progress.left
+        left = pace.host.progress.left
         return pace.epoch + 1 - left / len(self)
 
     def set_epoch(self, epoch: int) -> None:
@@ -250,7 +250,7 @@ class Rounds:
     def __iter__(self) -> Iterator[Round]:
         pace, micro_steps = self.pace, iter(self._loader)
         assert pace is not None
-        for _, size in list(pace.loop.progress.remaining()):
+        for _, size in list(pace.host.progress.remaining()):
             yield Round(pace, micro_steps, size)
 
 
@@ -270,7 +270,7 @@ class Round(dict[str, Any]):
         """This rank's micro-batches."""
         while True:
             yield next(self._loop)
-            if self._pace.last:
+            if self._pace.host.last:
                 return
 
     def note(self, main: str, batch: Any) -> None:
@@ -310,7 +310,7 @@ class Pacing(TrainerCallback, ExportableState):
         self._began = time.perf_counter()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._pace().stepped(time.perf_counter() - self._began)
+        self._pace().host.stepped(time.perf_counter() - self._began)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         assert self._rounds is not None

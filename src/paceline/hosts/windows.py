@@ -43,8 +43,10 @@ class Windows(Pace):
         super().__init__(model, global_batch, policy, **options)
         self._divides = accumulate  # the loop, its loss
 
-    def weight(
-        self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
-    ) -> float:
-        whole = None if loss is None else loss * self._divides
-        return self._divides * super().weight(whole, reduction, count)
+    def backward(
+        self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
+    ) -> None:
+        super().backward(loss * self._divides, reduction, scaler, count)
+
+    def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
+        return super().weighted(loss * self._divides, reduction, count)

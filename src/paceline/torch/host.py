@@ -9,7 +9,7 @@ from paceline.torch.plan import Piece
 
 
 class Host:
-    """The place where a framework takes part: an adapter overrides what it needs, and sets ``pace.loop.host``.
+    """The place where a framework takes part: an adapter overrides what it needs, and sets ``pace.host.adapter``.
 
     As it stands it is the host of a loop of one's own, and does nothing.
     """
@@ -30,7 +30,8 @@ class Host:
         piece: of the running micro-step, None where no round is under way."""
 
     def step_ended(self, seconds: float) -> None:
-        """It has stepped, and took so long. A host whose loop does not call ``pace.step`` tells ``pace.stepped``."""
+        """It has stepped, and took so long. An adapter whose loop does not call ``pace.step`` calls
+        ``pace.host.stepped``."""
 
     def without_step(self, step: int, ever: bool, finite: Callable[[], bool]) -> str:
         """The loop goes on after round ``step`` was complete, and no optimizer has been stepped: what is wrong with

@@ -2,7 +2,8 @@
 and settled.
 
 One iteration is an epoch of a loader, or some rounds whose samples the loop draws itself; a ``Source`` says what a
-micro-step is given: a round's planned pieces, and between them those that this rank claims.
+micro-step is given: a round's planned pieces, and between them those that this rank claims. A ``Reducer`` says which
+rounds these are, and commits each of them; where its sums fail, the loop runs what is missing and tries again.
 """
 
 from __future__ import annotations
@@ -18,18 +19,16 @@ import torch
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers, waits
-from paceline.torch.claims import Claims
-from paceline.torch.counter import Counter
-from paceline.torch.gradients.parallel import Alone as Parallel
+from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
-from paceline.torch.measuring.meter import Meter
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
 from paceline.torch.passes import MicroStep, Passes
-from paceline.torch.plan import Claim, Piece, Source
+from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
+from paceline.torch.work import Work
 
 LAST_SECONDS = 1.0  # to wait at the end for what other ranks tell of the last rounds
 
@@ -40,70 +39,64 @@ class Loop:
     A loader iterates ``over`` its source. The loop tells ``passes`` of its backward passes, and of its optimizer's
     step here (``step``, or ``stepped`` after a step of its own).
 
-    listeners: called in turn with each settled round. host: see ``Host``; set it before the first micro-step. meter:
-    of this rank's rounds, and counter: of claims in them; by default those that suit the ranks, which is collective.
+    listeners: called in turn with each settled round. host: see ``Host``; set it before the first micro-step.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
-        parallel: Parallel,
+        reducer: Reducer,
         terms: Terms,
         listeners: list[Callable[[RoundResult], None]],
         on_nan: OnNan,
-        meter: Meter | None = None,
-        counter: Counter | None = None,
     ) -> None:
-        self.terms, self.host = terms, Host()
+        self.terms, self.host, self._reducer = terms, Host(), reducer
+        self.changes = reducer.travels  # who takes part, so that a round is planned when it begins
         self.rank, self.ranks = peers.rank(), peers.ranks()
         parameters = [p for p in model.parameters() if p.requires_grad]
         device = parameters[0].device if parameters else torch.device("cpu")
-        self._claims = self._claiming(device, counter) if terms.moves_work else None
-        if meter is None:
-            meter = Meter(device, terms.balancer.needs_readings, terms.moves_work)
-        self._meter = meter
-        self.passes = Passes(parameters, device, parallel, terms, self._meter, self._halfway, self._ready)
+        self.work = work = Work(device, reducer, terms)
+        self._meter = work.meter
+        calls = work.halfway, work.ready, work.commit
+        self.passes = Passes(parameters, device, reducer, terms, self._meter, *calls)
         self._gradients = self.passes.gradients
-        self._steps = Steps(model, parallel.counts, self._step_begins, self._step_ended)
+        self._steps = Steps(model, reducer.travels, self._step_begins, self._step_ended)
         self._rates = LearningRateWatch()
         self.progress = Progress(terms.global_batch, terms.floor)
-        self._meter.digest = lambda: terms.balancer.digest
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         self.watch_over(Alone())
 
         self._running: object = None  # the iteration that is
         self._counts_epochs = True  # it is over a loader
         # The last micro-step of a loop that draws its own samples is over, and its step to come.
-        self._own_end = False
-        self._failed = False
+        self._own_end = self._failed = False
         self._left: MicroStep | None = None  # in whose middle the newest iteration was left
         self._began = 0.0  # the running round
         self._closing: Callable[[], None] = lambda: None
         self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
         self._learning_rate = math.nan
+        reducer.begin(self)
 
     def watch_over(self, lookout: Alone) -> None:
         """Let ``lookout`` know of the rounds, and name the ranks that are lost."""
         self._lookout, self._named = lookout, lookout.named()
         lookout.explain = self.explain
-        self._meter.lost = lookout.known
+        self._meter.lost, self.work.lookout = lookout.known, lookout
 
     def refuse_collectives(self) -> None:
         """Refuse the program's collectives within rounds in which ranks take unlike numbers of micro-steps.
 
         Some ranks would wait in them for ever."""
         if self.ranks > 1 and self.terms.fixed_micro_steps is None and not self.terms.in_step:
-            self._closing = waits.listen(self._collective_begins, lambda: None)
+            self._closing = waits.refuse(self._within, self.terms.loop)
 
     def close(self) -> None:
         """Let go of the model; no more micro-steps."""
         self._closing()
+        self.work.close(self._failed)
         self.passes.close()
         self._steps.close()
-        self._meter.close()
         self._lookout.close()
-        if self._claims is not None:
-            self._claims.close()
 
     # -- where the loop stands -------------------------------------------------------------------------------
 
@@ -124,13 +117,13 @@ class Loop:
 
     def loss_now(self) -> float:
         """The mean loss of the round that is complete, or has just been stepped, over all its samples. Collective."""
-        piece = self.passes.piece if self.passes.complete and not self.passes.travels else self.passes.over
+        piece = self.passes.piece if self.passes.complete and not self._reducer.travels else self.passes.over
         if piece is None:
             raise PacelineError(
                 "pace.loss_now() was called where no round is complete; expected it behind a round's last backward "
                 "pass, on all ranks: if pace.step(optimizer): ... pace.loss_now()"
             )
-        if self.passes.travels:  # with the gradients, so that all ranks know it
+        if self._reducer.travels:  # with the gradients, so that all ranks know it
             self.settle()
             return self.loss
         with self.named():
@@ -156,20 +149,7 @@ class Loop:
         """One iteration over ``source``, micro-step by micro-step."""
         running = self._open(source)
         try:
-            while source.more():
-                if self.passes.micro_step is None:
-                    self._round_begins()
-                batch, piece = source.planned()
-                while piece.claims and (claimed := self._claim(piece)) is not None:
-                    left = len(claimed.sizes)
-                    for more, samples, parts in zip(
-                        source.claimed(claimed), claimed.sizes, claimed.parts, strict=True
-                    ):
-                        left -= 1
-                        micro_step = piece._replace(samples=samples, parts=parts, last=False, claims=not left)
-                        self._begin(micro_step, more)
-                        yield self.host.place(more)
-                        self.end_micro_step(running)
+            for batch, piece in self._reducer.micro_steps(self, source):
                 self._begin(piece, batch)
                 yield self.host.place(batch)
                 if source.number is None and piece.last and not source.more():
@@ -182,6 +162,14 @@ class Loop:
         finally:
             source.end()
             self._leave(running)
+
+    def round_begins(self, workers: int | None = None) -> None:
+        """A round's first batch is about to be loaded; its clock starts. workers: ranks that take part."""
+        self._began = time.perf_counter()
+        if self._meter.told:
+            self.settle()
+        self.work.begins(self.progress.rounds, self._carry, workers)
+        self._carry = 0.0
 
     def end_micro_step(self, running: object = None) -> None:
         """The loop's micro-step is over, and another may follow. Raises PacelineError where it left something out."""
@@ -196,24 +184,12 @@ class Loop:
         if self.last:
             self._end_round()
         else:
-            self._piece_over(self.passes.piece)
+            self.work.over(self.passes.piece)
 
     def close_epoch(self) -> None:
         """Every sample of the epoch has been used."""
         self.flush()
         self.progress.begin(self.progress.epoch + 1)
-
-    def claims_ahead(self, told: Callable[[Claim], object], early: bool) -> None:
-        """From now on ``told`` hears of each claim, from a thread: at the beginning of the piece
-        before it where it is wanted ``early``."""
-        assert self._claims is not None
-        self._claims.forget()
-        self._claims.claimed, self._claims.early = told, early
-
-    def waited(self, seconds: float) -> None:
-        """The next piece was held up by so much, since it was only just claimed."""
-        if self._claims is not None:
-            self._claims.waited(seconds)
 
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it."""
@@ -226,12 +202,8 @@ class Loop:
         until = time.monotonic() + LAST_SECONDS
         self._meter.lost = lambda: WorkerError("it is too late") if time.monotonic() > until else None
         if self.in_round and not self._failed:
-            if (
-                self._own_end and self._steps.taken
-            ):  # by the loop, after a last micro-step that it drew itself
-                self._end_round()
-            else:  # only the rounds before it count
-                self.abandon()
+            # A loop that draws its own samples has stepped after its last micro-step; else the rounds before count.
+            self._end_round() if self._own_end and self._steps.taken else self.abandon()
             self._meter.tell()
         with suppress(WorkerError):
             if self._meter.told and not self._failed:
@@ -241,6 +213,7 @@ class Loop:
         """``settle``, also what the ranks have not told yet. Collective."""
         with self._lookout.named():
             self._rounds.flush()
+        self._reducer.together()
 
     def abandon(self) -> None:
         """Leave the running round unfinished; the state is the last finished one's. Its gradients are dropped."""
@@ -250,20 +223,16 @@ class Loop:
             self._meter.drop(self.passes.piece.step)
             self._lookout.dropped()
         self.passes.micro_step = self.passes.over = None
+        self._reducer.drop()
 
     def explain(self, error: BaseException) -> None:
         """The loop ends with this error: note what a single sample may have to do with it."""
         micro_step = self._left
-        if (
-            micro_step is not None
-            and not micro_step.done
-            and micro_step.piece.samples <= 1
-            and not isinstance(error, PacelineError)
-        ):
+        few = micro_step is not None and not micro_step.done and micro_step.piece.samples <= 1
+        if micro_step is not None and few and not isinstance(error, PacelineError):
             error.add_note(
                 f"paceline: rank {self.rank} was given a single sample in round {micro_step.piece.step}; if the "
-                "model or "
-                "the loss needs two, as after squeeze(), give each rank at least as many: "
+                "model or the loss needs two, as after squeeze(), give each rank at least as many: "
                 f"Pace(..., limits=[(2, None)] * {self.ranks}), and drop_last=True if the last round has fewer"
             )
 
@@ -273,7 +242,8 @@ class Loop:
         Raises a WorkerError that names the rank where the error only says that another one is lost.
         """
         self._failed = True
-        self._meter.abandon()
+        self._meter.close()
+        self._reducer.close(failed=True)
         if (reason := self._lookout.reason(error)) is not None:
             raise reason from error
         self._lookout.fail(error)
@@ -283,19 +253,26 @@ class Loop:
         if self.in_round:
             raise PacelineError(
                 f"a checkpoint within round {self.passes.piece.step}; expected one between rounds: make it after the "
-                "round's optimizer step, taken by pace.step(optimizer) or told of by pace.stepped()"
+                "round's optimizer step, taken by pace.step(optimizer) or told of by pace.host.stepped()"
             )
         self.settle()
+        return self.stands()
+
+    def stands(self) -> dict[str, Any]:
+        """Where the run stands at the beginning of the running round, or of the next."""
         balancer, policy = self.terms.balancer, self.terms.policy
         return {**self.progress.state(), "policy": policy, "balancer": balancer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` left off. Raises PacelineError for another state, and changes nothing then."""
-        step = self.progress.check(state)  # all is checked before anything changes
+        step, balancer = (
+            self.progress.check(state),
+            self.terms.balancer,
+        )  # all is checked before anything changes
         if state["policy"] == self.terms.policy:
-            self.terms.balancer.load_state_dict(state["balancer"], step)
+            balancer.load_state_dict(state["balancer"], step)
         else:
-            self.terms.balancer.restart(step)
+            balancer.restart(step)
         self.progress.load(state)
         self._rounds.restart(step)
 
@@ -309,6 +286,10 @@ class Loop:
             self._rates.watch(optimizers, micro_step.piece.step, complete)
         if micro_step is not None and not complete:
             return False
+        if micro_step is not None and self._reducer.late:
+            self._steps.taken.extend(optimizers)
+            self.stepped(0.0)  # it was handed over
+            return True
         self._steps.check_once(optimizers)
         if micro_step is not None:
             self._gradients.check_there(micro_step.piece.plan.step, optimizers)
@@ -337,17 +318,6 @@ class Loop:
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _claiming(self, device: torch.device, shared: Counter | None) -> Claims:
-        """This rank's part in rounds whose work moves. Collective, but with a counter that is there already."""
-        terms = self.terms
-        most, largest = int(terms.most[self.rank]), None if terms.cell else terms.micro_batch
-        return Claims(device, terms.unit, largest, most, terms.cell, shared)
-
-    def _piece_over(self, piece: Piece) -> None:
-        """The micro-step of a piece is over, which is not the round's last on this rank."""
-        if self._claims is not None and not self._meter.light:
-            self._claims.done(piece)
-
     def _open(self, source: Source) -> object:
         """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one. Returns what tells
         it from other iterations."""
@@ -363,22 +333,6 @@ class Loop:
         source.open()
         return self._running
 
-    def _round_begins(self) -> None:
-        """A round's first batch is about to be loaded; its clock starts."""
-        self._began = time.perf_counter()
-        if self._meter.told:
-            self.settle()
-        self._meter.start(self.progress.rounds, self._carry)
-        if self._claims is not None and not self._meter.light:
-            self._claims.open(time.perf_counter())  # deciding is no part of its first piece
-        self._carry = 0.0
-
-    def _claim(self, piece: Piece) -> Claim | None:
-        """This rank's next claim before ``piece``, None when there is none (left)."""
-        if piece.division is None or not piece.last or self._claims is None:
-            return None
-        return self._claims.take(piece.division)
-
     def _begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
         first = self.passes.micro_step is None
@@ -388,8 +342,8 @@ class Loop:
             self._steps.taken = []
             self._rounds.open(piece.plan, self.progress.epoch)
         self.passes.begin(piece, batch)
-        if self._claims is not None and not (piece.last or self._meter.light):
-            self._claims.begin(piece)
+        if self.work.claims is not None and not (piece.last or self._meter.light):
+            self.work.claims.begin(piece)
         self.host.micro_step_begins(piece)
 
     def _end_round(self) -> None:
@@ -425,33 +379,10 @@ class Loop:
                 self._meter.tell()
         self.host.iteration_over()
 
-    def _halfway(self, piece: Piece) -> None:
-        """The backward pass begins: behind it there is time to ask for what comes next."""
-        if self._claims is not None and not (piece.last or self._meter.light):
-            self._claims.halfway(piece)
-
-    def _ready(self, piece: Piece) -> None:
-        """This rank's last gradient of the round is ready."""
-        if self._meter.stopped:
-            return
-        self._lookout.ended(piece.plan.step)
-        if self._claims is None or self._meter.light:
-            self._meter.stop()
-        else:
-            self._claims.done(piece, last=True)
-            self._meter.stop(self._claims.report)
-
-    def _collective_begins(self, name: str) -> None:
-        micro_step = self.passes.micro_step
-        if micro_step is None or self.passes.complete or self._meter.stopped or name == waits.BUFFERS:
-            return
-        if (where := waits.caller()) is not None:
-            raise PacelineError(
-                f"round {micro_step.piece.step}: {where[0]}:{where[1]} calls a collective ({name}) within the "
-                "round, and "
-                f"with loop={self.terms.loop!r} the ranks run it in unlike numbers of pieces, so that some would "
-                "wait for ever; call it after pace.step(optimizer), or use loop='whole'"
-            )
+    def _within(self) -> int | None:
+        """The round of which this rank has not run all yet."""
+        within = self.in_round and not (self.passes.complete or self._meter.stopped)
+        return self.passes.piece.step if within else None
 
     def _step_begins(self, optimizer: torch.optim.Optimizer, closure: bool) -> None:
         """Before any step of an optimizer that holds the model's parameters, whoever takes it."""

@@ -6,51 +6,171 @@ All is said in a sentence before anything is made of it.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import torch
 
 from paceline.errors import PacelineError, meant, short
+from paceline.policies import Policy
+from paceline.rounds import Cluster
 
 LOOPS = ("whole", "round", "pieces")
 MANY = 2**31 - 1
 Limits = Sequence[tuple[int | None, int | None]]  # (least, most) of each rank
 
 
-def check_kinds(
-    model: Any,
-    global_batch: Any,
-    policy: Any,
-    *,
-    limits: Any = None,
-    micro_batch: Any = None,
-    micro_steps: Any = None,
-    quantum: Any = 1,
-    record: Any = None,
-    on_round: Any = None,
-) -> None:
-    """Raises PacelineError for the first that is of another kind than ``Pace`` says, or out of range."""
-    if not isinstance(model, torch.nn.Module):
-        raise PacelineError(
-            f"model is {_kind(model)}; expected a torch.nn.Module, as DistributedDataParallel is"
+@dataclass(kw_only=True)
+class Options:
+    """What was chosen for one Pace, whose docstring says what each option is.
+
+    ``check_kinds`` first, then ``check_together``; ``terms.agree`` makes of it what the ranks go by.
+    """
+
+    global_batch: int
+    policy: str | Callable[[Cluster], Policy[Any]]
+    limits: Limits | None
+    micro_batch: int | None
+    micro_steps: int | None
+    loop: str
+    fill: bool | None
+    quantum: int
+    weigh: str
+    deterministic: bool
+    record: str | os.PathLike[str] | None
+    report_to: str | Sequence[str]
+    metrics_port: int | str | None
+    on_round: Callable[..., None] | None
+    elastic: bool
+    collect_every: int | None
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, Any]) -> Options:
+        """From all that was given to ``Pace``, by name."""
+        return cls(**{each.name: chosen[each.name] for each in fields(cls)})
+
+    @property
+    def fills(self) -> bool:
+        """Whether a micro-step with nothing to do gets samples that count for nothing."""
+        return self.loop != "pieces" if self.fill is None else bool(self.fill)
+
+    @property
+    def fixed_micro_steps(self) -> int | None:
+        """Micro-steps of every rank in every round; None if that is a rank's own affair."""
+        return 1 if self.micro_steps is None and self.loop == "whole" else self.micro_steps
+
+    def check_kinds(self, model: Any) -> None:
+        """Raises PacelineError for the first that is of another kind than ``Pace`` says, or out of range."""
+        if self.collect_every is not None:
+            whole("collect_every", self.collect_every, 1, 2**31)
+        if not isinstance(model, torch.nn.Module):
+            raise PacelineError(
+                f"model is {_kind(model)}; expected a torch.nn.Module, as DistributedDataParallel is"
+            )
+        whole("global_batch", self.global_batch)
+        if not isinstance(self.policy, str) and not callable(self.policy):
+            raise PacelineError(
+                f"policy={short(self.policy)}: expected the name of a policy, or a function that makes one"
+            )
+        for name in ("micro_batch", "micro_steps"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name))
+        whole("quantum", self.quantum)
+        if self.limits is not None:
+            _pairs(self.limits)
+        if self.record is not None and not isinstance(self.record, str | os.PathLike):
+            raise PacelineError(f"record={short(self.record)}: expected the path of a new directory")
+        if self.on_round is not None and not callable(self.on_round):
+            raise PacelineError(
+                f"on_round={short(self.on_round)}: expected a function that takes a RoundResult"
+            )
+        switches(fill=self.fill, deterministic=self.deterministic, elastic=self.elastic)
+
+    def check_together(self) -> None:
+        """Raises PacelineError for a form of the loop, or a way of weighing, that is none, or where they do not go
+        together."""
+        loop, weigh, micro_steps = self.loop, self.weigh, self.micro_steps
+        check_weigh(weigh)
+        if micro_steps is not None and (micro_steps < 1 or weigh == "hook"):
+            raise PacelineError(
+                f"micro_steps={micro_steps}, weigh={weigh!r}: expected at least one micro-step, and weigh='loss'"
+            )
+        if loop not in LOOPS:
+            raise PacelineError(
+                f"loop={loop!r}: expected one of {', '.join(map(repr, LOOPS))}{meant(loop, LOOPS)}"
+            )
+        if self.deterministic and loop == "whole":
+            raise PacelineError(
+                "deterministic=True runs each round in many small pieces, and loop='whole' takes it in one "
+                "micro-step; use loop='round' and pace.round(batch, function), or loop='pieces'"
+            )
+
+    def check_elastic(self) -> None:
+        """Raises PacelineError for what does not go together with ranks that may be lost or join."""
+        wrong = (
+            "a round whose rank is lost takes more micro-steps than one on the others; use loop='round' and "
+            "pace.round(batch, function), or loop='pieces'"
+            if self.loop == "whole"
+            else "weigh='hook' leaves the sum to DDP, which ends with a lost rank; use weigh='loss'"
+            if self.weigh == "hook"
+            else f"micro_steps={self.micro_steps} fixes what the loss of a rank changes; leave it out"
+            if self.micro_steps is not None
+            else "record= would end with the rank that writes it; take the rounds from on_round, or use "
+            "paceline train, whose launcher writes the record"
+            if self.record is not None
+            else "report_to= and metrics_port= would end with rank 0; use on_round"
+            if self.report_to or self.metrics_port is not None
+            else ""
         )
-    whole("global_batch", global_batch)
-    if not isinstance(policy, str) and not callable(policy):
-        raise PacelineError(
-            f"policy={short(policy)}: expected the name of a policy, or a function that makes one"
+        if wrong:
+            raise PacelineError(f"elastic=True: {wrong}")
+
+    def check_pieces(self, policy: str, moves_work: bool, in_step: bool, fills: bool) -> None:
+        """Raises PacelineError where rounds cannot be run in pieces, as ``policy`` would have it (``moves_work``).
+
+        in_step: every rank must run as many micro-steps. fills: a micro-step with nothing to do gets samples all the
+            same.
+        """
+        if not moves_work:
+            return
+        fixed = self.micro_steps is not None
+        if not fixed and not in_step and self.loop == "whole":
+            raise PacelineError(
+                f"policy {policy} moves work within the round, and loop='whole' takes each round in one micro-step; "
+                "use loop='round' and pace.round(batch, function), or a policy that plans whole rounds, such as level"
+            )
+        if fixed or in_step:
+            raise PacelineError(
+                f"policy {policy} moves work within the round, so ranks take unlike numbers of micro-steps, and "
+                f"{'micro_steps=' + str(self.micro_steps) if fixed else 'FSDP'} needs as many on each; "
+                "use a policy that plans whole rounds, such as level"
+            )
+        if fills and self.weigh == "hook":
+            raise PacelineError(
+                f"policy {policy} with weigh='hook': a rank's last micro-step in a round may be one that counts for "
+                "nothing, and the hook cannot leave its gradient out of what it claimed before; use weigh='loss'"
+            )
+
+    def check_deterministic(self, policy: str, moves_work: bool, norms: bool, cell: int) -> None:
+        """Raises PacelineError where results cannot have the same bits whoever runs what.
+
+        norms: the model has batch norm. cell: samples of every micro-step.
+        """
+        wrong = (
+            f"policy {policy} does not move work within the round; use factoring or auto"
+            if not moves_work
+            else "weigh='hook' leaves the sum to DDP; use weigh='loss'"
+            if self.weigh == "hook"
+            else "the model has batch norm, whose running statistics depend on who runs what; use another norm"
+            if norms
+            else f"micro_batch={self.micro_batch} holds no cell of {cell} samples; set a smaller quantum"
+            if self.micro_batch is not None and self.micro_batch < cell
+            else ""
         )
-    for name, value in (("micro_batch", micro_batch), ("micro_steps", micro_steps)):
-        if value is not None:
-            whole(name, value)
-    whole("quantum", quantum)
-    if limits is not None:
-        _pairs(limits)
-    if record is not None and not isinstance(record, str | os.PathLike):
-        raise PacelineError(f"record={short(record)}: expected the path of a new directory")
-    if on_round is not None and not callable(on_round):
-        raise PacelineError(f"on_round={short(on_round)}: expected a function that takes a RoundResult")
+        if wrong:
+            raise PacelineError(f"deterministic=True: {wrong}")
 
 
 def whole(name: str, value: Any, least: int = 1, most: int = MANY) -> None:
@@ -65,6 +185,12 @@ def switches(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and not (isinstance(value, int | np.bool_) and value in (0, 1)):
             raise PacelineError(f"{name}={short(value)}: expected True or False")
+
+
+def check_weigh(weigh: str) -> None:
+    """Raises PacelineError for a way of weighing that is none."""
+    if weigh not in ("loss", "hook"):
+        raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'{meant(weigh, ('loss', 'hook'))}")
 
 
 def has_batch_norm(model: torch.nn.Module) -> bool:
@@ -88,19 +214,6 @@ def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) ->
                 f"limits of rank {rank}: least {low}; the model has batch norm, which needs 0 or at least {floor}"
             )
     return least, most
-
-
-def check_loop(loop: str, deterministic: bool) -> None:
-    """Raises PacelineError for a form of the training loop that is none, or that cannot run pieces where it must."""
-    if loop not in LOOPS:
-        raise PacelineError(
-            f"loop={loop!r}: expected one of {', '.join(map(repr, LOOPS))}{meant(loop, LOOPS)}"
-        )
-    if deterministic and loop == "whole":
-        raise PacelineError(
-            "deterministic=True runs each round in many small pieces, and loop='whole' takes it in one micro-step; "
-            "use loop='round' and pace.round(batch, function), or loop='pieces'"
-        )
 
 
 def check_dealt(
@@ -150,72 +263,6 @@ def check_room(most: Sequence[int], global_batch: int, loop: str) -> None:
         )
 
 
-def check_weigh(weigh: str, micro_steps: int | None) -> None:
-    """Raises PacelineError for a way of weighing that is none, or that a fixed number of micro-steps rules out."""
-    if weigh not in ("loss", "hook"):
-        raise PacelineError(f"weigh={weigh!r}: expected 'loss' or 'hook'{meant(weigh, ('loss', 'hook'))}")
-    if micro_steps is not None and (micro_steps < 1 or weigh == "hook"):
-        raise PacelineError(
-            f"micro_steps={micro_steps}, weigh={weigh!r}: expected at least one micro-step, and weigh='loss'"
-        )
-
-
-def check_pieces(
-    policy: str,
-    moves_work: bool,
-    *,
-    loop: str,
-    micro_steps: int | None,
-    in_step: bool,
-    fills: bool,
-    weigh: str,
-) -> None:
-    """Raises PacelineError where rounds cannot be run in pieces, as the policy would have it (``moves_work``).
-
-    in_step: every rank must run as many micro-steps. fills: a micro-step with nothing to do gets samples all the
-        same.
-    """
-    if moves_work and micro_steps is None and not in_step and loop == "whole":
-        raise PacelineError(
-            f"policy {policy} moves work within the round, and loop='whole' takes each round in one micro-step; use "
-            "loop='round' and pace.round(batch, function), or a policy that plans whole rounds, such as level"
-        )
-    if moves_work and (micro_steps is not None or in_step):
-        raise PacelineError(
-            f"policy {policy} moves work within the round, so ranks take unlike numbers of micro-steps, and "
-            f"{'micro_steps=' + str(micro_steps) if micro_steps is not None else 'FSDP'} needs as many on each; "
-            "use a policy that plans whole rounds, such as level"
-        )
-    if moves_work and fills and weigh == "hook":
-        raise PacelineError(
-            f"policy {policy} with weigh='hook': a rank's last micro-step in a round may be one that counts for "
-            "nothing, and the hook cannot leave its gradient out of what it claimed before; use weigh='loss'"
-        )
-
-
-def check_elastic(
-    *, loop: str, weigh: str, micro_steps: int | None, record: Any, sinks: Sequence[str]
-) -> None:
-    """Raises PacelineError for what does not go together with ranks that may be lost or join."""
-    wrong = (
-        "a round whose rank is lost takes more micro-steps than one on the others; use loop='round' and "
-        "pace.round(batch, function), or loop='pieces'"
-        if loop == "whole"
-        else "weigh='hook' leaves the sum to DDP, which ends with a lost rank; use weigh='loss'"
-        if weigh == "hook"
-        else f"micro_steps={micro_steps} fixes what the loss of a rank changes; leave it out"
-        if micro_steps is not None
-        else "record= would end with the rank that writes it; take the rounds from on_round, or use "
-        "paceline train, whose launcher writes the record"
-        if record is not None
-        else "report_to= and metrics_port= would end with rank 0; use on_round"
-        if sinks
-        else ""
-    )
-    if wrong:
-        raise PacelineError(f"elastic=True: {wrong}")
-
-
 def check_joins(policy: str, trains: bool) -> None:
     """Raises PacelineError for a policy of which a rank that joins cannot be handed over what it knows."""
     if trains:
@@ -223,28 +270,6 @@ def check_joins(policy: str, trains: bool) -> None:
             f"elastic=True: policy {policy} decides beside the training, which a rank that joins cannot take part "
             "in yet; use auto, level or another that does not train"
         )
-
-
-def check_deterministic(
-    policy: str, moves_work: bool, *, weigh: str, norms: bool, micro_batch: int | None, cell: int
-) -> None:
-    """Raises PacelineError where results cannot have the same bits whoever runs what.
-
-    norms: the model has batch norm. cell: samples of every micro-step.
-    """
-    wrong = (
-        f"policy {policy} does not move work within the round; use factoring or auto"
-        if not moves_work
-        else "weigh='hook' leaves the sum to DDP; use weigh='loss'"
-        if weigh == "hook"
-        else "the model has batch norm, whose running statistics depend on who runs what; use another norm"
-        if norms
-        else f"micro_batch={micro_batch} holds no cell of {cell} samples; set a smaller quantum"
-        if micro_batch is not None and micro_batch < cell
-        else ""
-    )
-    if wrong:
-        raise PacelineError(f"deterministic=True: {wrong}")
 
 
 def _pairs(limits: Any) -> None:

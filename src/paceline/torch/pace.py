@@ -27,37 +27,27 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import default_collate
 
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch import options as allowed
 from paceline.torch import peers
-from paceline.torch.elastic.link import Link, company
-from paceline.torch.elastic.loop import Elastic, ElasticLoop
-from paceline.torch.elastic.loop import elastic as unparalleled
-from paceline.torch.elastic.member import Mended
-from paceline.torch.feed.anywhere import ElasticLoader
-from paceline.torch.feed.costs import agreed_dealer
-from paceline.torch.feed.loader import BalancedLoader, check_indexed, check_options, draws_ahead
-from paceline.torch.feed.pieces import Order
-from paceline.torch.feed.rounds import RoundBatch, Sizes, iterate
-from paceline.torch.feed.streams import StreamLoader, check_stream
-from paceline.torch.gradients.parallel import Alone as Parallel
-from paceline.torch.gradients.parallel import parallel
+from paceline.torch.elastic.member import Member, Mended
+from paceline.torch.feed.loader import BalancedLoader
+from paceline.torch.feed.rounds import Sizes, iterate, run_round
+from paceline.torch.feed.streams import StreamLoader
+from paceline.torch.gradients.reducers import Reducer, reducer_of
 from paceline.torch.gradients.weighing import checked_count
-from paceline.torch.liveness import stall
+from paceline.torch.hosting import Hosting
 from paceline.torch.liveness.monitor import monitor
 from paceline.torch.liveness.shutdown import leave_in_time
-from paceline.torch.liveness.stall import OnMissed
+from paceline.torch.liveness.stall import SECONDS, OnMissed
 from paceline.torch.loop import Loop
 from paceline.torch.measuring.audience import Audience
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
 from paceline.torch.measuring.outlets import asked
-from paceline.torch.options import Limits
-from paceline.torch.passes import check_loss
-from paceline.torch.plan import Piece
+from paceline.torch.options import Limits, Options
+from paceline.torch.passes import weighed
 from paceline.torch.terms import agree
 
 
@@ -130,64 +120,29 @@ class Pace:
         metrics_port: int | str | None = None,
         on_round: Callable[[RoundResult], None] | None = None,
         on_missed: OnMissed = "warn",
-        patience: float = stall.SECONDS,
+        patience: float = SECONDS,
         on_nan: OnNan = "warn",
         elastic: bool = False,
         on_members: Callable[[Mended], None] | None = None,
         collect_every: int | None = None,
     ) -> None:
-        if collect_every is not None:
-            allowed.whole("collect_every", collect_every, 1, 2**31)
-        allowed.check_kinds(
-            model,
-            global_batch,
-            policy,
-            limits=limits,
-            micro_batch=micro_batch,
-            micro_steps=micro_steps,
-            quantum=quantum,
-            record=record,
-            on_round=on_round,
-        )
-        allowed.switches(fill=fill, deterministic=deterministic, elastic=elastic)
+        given = Options.of(locals())
+        given.check_kinds(model)
         sinks = asked(report_to, metrics_port)
-        link: Link | None = None
         if elastic:
-            allowed.check_elastic(loop=loop, weigh=weigh, micro_steps=micro_steps, record=record, sinks=sinks)
-            self._parallel: Parallel = unparalleled(model)
-            link = company()
-        self.rank, self.ranks = peers.rank(), peers.ranks()
-        if link is None:
-            self._parallel = parallel(model, self.ranks)
-        self.weigh = weigh
-        self.terms = agree(
-            model,
-            int(global_batch),
-            policy,
-            limits=limits,
-            micro_batch=micro_batch,
-            micro_steps=micro_steps,
-            fill=loop != "pieces" if fill is None else fill,
-            quantum=quantum,
-            weigh=weigh,
-            deterministic=deterministic,
-            in_step=self._parallel.in_step,
-            loop=loop,
-            elastic=elastic,
-            collect_every=collect_every,
-        )
-        self.policy = self.terms.policy
-        self._loaders: list[BalancedLoader | StreamLoader] = []
-        listeners = [on_round] if on_round else []
-        # What happens micro-step by micro-step; a host takes part in it by ``micro-steps.host``.
-        if isinstance(self._parallel, Elastic) and link is not None:
-            told = on_members or (lambda mended: None)
-            self.loop: Loop = ElasticLoop(model, self._parallel, self.terms, listeners, on_nan, link, told)
+            given.check_elastic()
+            self._reducer: Reducer = Member(model, on_members or (lambda mended: None))
         else:
-            self.loop = Loop(model, self._parallel, self.terms, listeners, on_nan)
+            self._reducer = reducer_of(model, peers.ranks())
+        self.rank, self.ranks = peers.rank(), peers.ranks()
+        self.terms = agree(model, given, self._reducer.in_step)
+        self.policy, listeners = self.terms.policy, [on_round] if on_round else []
+        self._loaders: list[BalancedLoader | StreamLoader] = []
+        self.loop = Loop(model, self._reducer, self.terms, listeners, on_nan)
+        self.host = Hosting(self.loop, self._reducer)  # for frameworks that run the loop
         facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
-        if link is None:  # last, since its threads run until it is closed
+        if not elastic:  # last, since its threads run until it is closed
             self.loop.watch_over(monitor(on_missed, patience))
             self.loop.refuse_collectives()
 
@@ -256,35 +211,8 @@ class Pace:
         Further options go to torch's DataLoader (num_workers, collate_fn, pin_memory, ...). Several loaders may be
         iterated in turn.
         """
-        check_indexed(dataset)
-        check_options(options, self.global_batch, self.ranks)
-        allowed.switches(shuffle=shuffle, drop_last=drop_last, padded=padded)
-        allowed.whole("seed", seed, 0, 2**63 - 1)
-        if len(dataset) == 0:
-            raise PacelineError("the dataset is empty; expected at least one sample")
-        order, number = Order(len(dataset), seed, shuffle), len(self._loaders)
-        facts: dict[str, Any] = {
-            "samples": len(dataset),
-            "seed": seed,
-            "shuffle": shuffle,
-            "drop_last": drop_last,
-        }
-        facts["cost"] = "none" if cost is None else "some"
-        lags = peers.agree(facts, draws_ahead(options))
-        dealer = None
-        if cost is not None:
-            collate = options.get("collate_fn") or default_collate
-            dealer = agreed_dealer(self.terms, dataset, collate, cost, padded, micro_batch_cost, self.rounds)
-        elif padded is not None or micro_batch_cost is not None:
-            raise PacelineError("padded= and micro_batch_cost= say how cost= counts; expected cost=, too")
-        if isinstance(self.loop, ElasticLoop):
-            loader: BalancedLoader = ElasticLoader(
-                self.loop, dataset, order, number, drop_last, options, dealer
-            )
-            self.loop.drawn_ahead(min(max(lags), 1))  # processes load the next round's part
-        else:
-            loader = BalancedLoader(self.loop, dataset, order, number, drop_last, options, dealer)
-            self.loop.drawn_ahead(max(lags))
+        costs, number = (cost, padded, micro_batch_cost), len(self._loaders)
+        loader = BalancedLoader(self.loop, dataset, number, seed, shuffle, drop_last, costs, options)
         self._loaders.append(loader)
         self.loop.progress.samples = loader.samples
         return loader
@@ -302,13 +230,7 @@ class Pace:
             size instead of samples; they are cut and joined along their first dimension.
         Further options: collate_fn, and for an IterableDataset those of torch's DataLoader (num_workers, ...).
         """
-        check_stream(stream)
-        allowed.switches(drop_last=drop_last, batches=batches)
-        self._indexed_alone("pace.stream()")
-        check_options(options, self.global_batch, self.ranks, streamed=True)
-        peers.agree({"drop_last": drop_last, "batches": batches})
         loader = StreamLoader(self.loop, stream, len(self._loaders), drop_last, batches, options)
-        self.loop.drawn_ahead()
         self._loaders.append(loader)
         return loader
 
@@ -325,19 +247,6 @@ class Pace:
         loop="pieces" a round may take several micro-steps, so that ``pace.sizes(1)`` is one step's; with
         loop="round" each item is handed to ``pace.round``, whose function is called with the size of each piece.
         """
-        if rounds is not None and rounds < 1:
-            raise PacelineError(f"pace.sizes({rounds}): expected at least one round, or None for no end")
-        self._indexed_alone("pace.sizes()")
-        if self.terms.cell:
-            raise PacelineError(
-                "deterministic=True fixes who runs which sample, and a loop that draws its own cannot; leave it out"
-            )
-        if self.terms.moves_work and self.weigh == "hook":
-            raise PacelineError(
-                f"policy {self.policy} moves work within the round, and with weigh='hook' a loop that draws its own "
-                "samples cannot have a micro-step that counts for nothing; use weigh='loss', or policy='level'"
-            )
-        self.loop.drawn_ahead()
         return iterate(self.loop, Sizes(self.loop, rounds))
 
     def round(
@@ -358,25 +267,7 @@ class Pace:
         Returns the loss of this rank's part, detached: the mean over its samples, or the sum where that is the
         reduction.
         """
-        pieces = batch.pieces() if isinstance(batch, RoundBatch) else iter([batch])
-        total: torch.Tensor | None = None
-        count, last = 0.0, None
-        for part in pieces:
-            returned = function(*part) if isinstance(part, list | tuple) else function(part)
-            loss, own = returned if isinstance(returned, tuple) else (returned, None)
-            own = None if own is None else checked_count(own)
-            self.backward(loss, reduction, scaler, own)
-            last = loss.detach()
-            samples = self.piece.samples
-            many = samples if own is None else own * (samples > 0)
-            if many:
-                counted = last * many if reduction == "mean" else last
-                total = counted if total is None else total + counted
-                count += many
-        assert last is not None
-        if total is None:
-            return last
-        return total / count if reduction == "mean" else total
+        return run_round(self.loop, self.backward, batch, function, reduction, scaler)
 
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
@@ -394,65 +285,29 @@ class Pace:
         passes.begins(loss)
         with self.loop.named():
             if weight != 1.0:
-                loss = _times(loss, weight)
+                loss = weighed(loss, weight)
             (loss if scaler is None else scaler.scale(loss)).backward()
         passes.ended()
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
-        """``loss`` times its ``weight``; zero where it counts for nothing, though a mean over nothing is NaN.
+        """``loss`` times what it counts; zero if it counts for nothing, though a mean over nothing is NaN.
 
         Behind ``pace.step`` it weighs the loss of a second model, of the same batch, whose gradients are averaged by
         a DistributedDataParallel of its own: ``pace.weighted(loss).backward()``, then its optimizer's step.
         """
-        weighted = _times(loss, self._weight(loss, reduction, count))
+        weight = self.host.weight(loss, reduction, None if count is None else checked_count(count))
+        weighted = weighed(loss, weight)
         self.loop.passes.begins(weighted)
         return weighted
-
-    def weight(
-        self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
-    ) -> float:
-        """For hosts that run the backward pass themselves: what this micro-batch's gradient counts. Multiply the
-        loss by it, and call ``backward_done`` afterwards. The loss, where given, is taken down for the record."""
-        if loss is not None:
-            check_loss(loss)
-        return self.loop.passes.weight(loss, reduction, count)
-
-    def backward_done(self) -> None:
-        """For hosts: the backward pass of this micro-batch is through."""
-        self.loop.passes.ended()
-
-    def place(self, batch: Any) -> Any:
-        """For hosts: a batch on its way to the user, where a host moves it to its device."""
-        return self.loop.host.place(batch)
 
     def loads(self, step: int, batch: int) -> NDArray[np.int64]:
         """Samples of each rank in round ``step`` of ``batch`` samples as planned, shape (n,)."""
         return self.terms.balancer.loads(step, batch)
 
     @property
-    def piece(self) -> Piece:
-        """For hosts: what the running micro-step is given. Raises PacelineError between rounds."""
-        return self.loop.passes.piece
-
-    @property
-    def in_round(self) -> bool:
-        """For hosts: true from a round's first micro-step to its optimizer step."""
-        return self.loop.in_round
-
-    @property
-    def first(self) -> bool:
-        """For hosts: true in a round's first micro-batch."""
-        return self.in_round and self.piece.first
-
-    @property
-    def last(self) -> bool:
-        """For hosts: true in a round's last micro-batch, whose backward pass reduces the gradients."""
-        return self.loop.last
-
-    @property
     def counts(self) -> bool:
         """False in the micro-step of a rank that has nothing to do in this round, and only joins the others."""
-        return self.in_round and self.piece.samples > 0
+        return self.loop.in_round and self.loop.passes.piece.samples > 0
 
     @property
     def complete(self) -> bool:
@@ -470,10 +325,6 @@ class Pace:
         several = isinstance(optimizer, (list, tuple))
         return self.loop.step(list(optimizer) if several else [optimizer], scaler)  # type: ignore[arg-type]
 
-    def stepped(self, seconds: float = 0.0) -> None:
-        """For hosts that step by themselves: the round's optimizer step is done and took so long."""
-        self.loop.stepped(seconds)
-
     def register(self, *things: Any) -> None:
         """With elastic=True, call it just before the loop: with the optimizers, schedulers, GradScaler and whatever
         else has ``state_dict`` and ``load_state_dict`` and is to be the same on every rank. The model need not be
@@ -482,18 +333,18 @@ class Pace:
         It returns when this rank takes part. One that joins a run under way has by then been handed over the model,
         all that is registered, and where the run stands: loop over ``range(pace.epoch, epochs)``.
         """
-        self._elastic("pace.register()").join(*things)
+        self._reducer.join(*things)
 
     def leave(self) -> None:
         """This rank takes part until the end of the running round, and the others go on without it: where its loop
         asks for the next batch, SystemExit(0) ends its program. Safe to call in a signal handler."""
-        self._elastic("pace.leave()").member.leave()
+        self._reducer.leave()
 
     @property
     def chief(self) -> bool:
         """Whether this rank does what one rank is to do, such as to write checkpoints: rank 0, or with
         elastic=True the first of those that are there."""
-        return self.loop.member.chief if isinstance(self.loop, ElasticLoop) else self.rank == 0
+        return self._reducer.chief
 
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it; the loader does so
@@ -530,15 +381,11 @@ class Pace:
             loader.close()
         self.loop.close()
 
-    def release(self) -> None:
-        """For hosts: let go of DDP, whose last work may abort the process at its end. No backward pass may follow."""
-        self._parallel.release()
-
     def close(self) -> None:
         """End cleanly: ``detach`` and ``release``, then leave the process group; one that the script has made it may
         still use and destroy, and it is left at the program's end. Safe to call twice."""
         self.detach()
-        self.release()
+        self._reducer.release()
         leave_in_time()
 
     def __enter__(self) -> Pace:
@@ -547,31 +394,6 @@ class Pace:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is not None:
-                self.failed(error)
+                self.loop.failed(error)
         finally:
             self.close()
-
-    def failed(self, error: BaseException) -> None:
-        """For hosts: the loop ends with this error: tell the other ranks, which cannot go on without this one.
-
-        Raises a WorkerError that names the rank where the error only says that another one is lost.
-        """
-        self.loop.failed(error)
-
-    def _weight(self, loss: torch.Tensor, reduction: str, count: Any) -> float:
-        return self.weight(loss, reduction, None if count is None else checked_count(count))
-
-    def _elastic(self, what: str) -> ElasticLoop:
-        if not isinstance(self.loop, ElasticLoop):
-            raise PacelineError(f"{what} was called on a Pace without elastic=True; expected it there alone")
-        return self.loop
-
-    def _indexed_alone(self, what: str) -> None:
-        if isinstance(self.loop, ElasticLoop):
-            raise PacelineError(
-                f"elastic=True: {what} does not tell others what a lost rank was to run; use pace.loader(dataset)"
-            )
-
-
-def _times(loss: torch.Tensor, weight: float) -> torch.Tensor:
-    return loss * weight if weight else torch.nan_to_num(loss) * 0.0  # a mean over nothing is NaN

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from paceline.errors import PacelineError, short
-from paceline.torch.gradients.parallel import Alone, weigh_in_hook
+from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import Weighing
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Piece
@@ -153,42 +153,42 @@ class Passes:
     which DDP tells under the hook. ``micro_step`` is None again when the round is over or left.
 
     halfway: called with the running piece when its backward pass begins; ready: when the last gradient of a round's
-    last piece is there, perhaps several times.
+    last piece is there, perhaps several times; commit: after each backward pass where rows travel with the gradients;
+    it returns the piece as it stands, the last one only if the round is complete.
     """
 
     def __init__(
         self,
         parameters: Sequence[torch.nn.Parameter],
         device: torch.device,
-        parallel: Alone,
+        reducer: Reducer,
         terms: Terms,
         meter: Meter,
         halfway: Callable[[Piece], None],
         ready: Callable[[Piece], None],
+        commit: Callable[[Piece], Piece],
     ) -> None:
         self.micro_step: MicroStep | None = None  # that is running
         self.over: Piece | None = None  # the last of the round that is over, until the next micro-step
-        # Called after each backward pass: the piece as it stands, the last one only if the round is complete.
-        self.summed: Callable[[Piece], Piece] = _as_planned
         self._meter, self._halfway, self._ready = meter, halfway, ready
-        self.travels = parallel.counts  # what is told of a round, with its gradients
+        self._commit = commit if reducer.travels else None
         self._by_hook = terms.weigh == "hook"
-        self._parallel, self._on_cpu = parallel, device.type == "cpu"
+        self._reducer, self._on_cpu = reducer, device.type == "cpu"
         self.gradients = Weighing(
             parameters,
             device,
-            parallel,
+            reducer,
             by_hook=self._by_hook,
-            exact=bool(terms.cell) and not parallel.counts,  # which sums without rounding by itself
+            exact=bool(terms.cell) and not reducer.travels,  # which sums without rounding by itself
             counted=meter.counted_by_all,
         )
         self._rows, self._hooks = RowCheck(), list[Any]()
         self._last: LastGradient | None = None  # else ``ended`` is early enough
-        if parallel.waits != "never" or self._by_hook:
+        if reducer.waits != "never" or self._by_hook:
             self._last = LastGradient(parameters, self._gradients_ready)
             self._hooks.append(self._last)
         if self._by_hook:
-            parallel.register_comm_hook(self._hook_weight, weigh_in_hook)
+            reducer.register_comm_hook(self._hook_weight, weigh_in_hook)
             hook = torch.autograd.graph.register_multi_grad_hook
             self._hooks.append(hook(parameters, self._backward_begins, mode="any"))
 
@@ -235,7 +235,7 @@ class Passes:
         if self._last is None or self.micro_step is None or not self.micro_step.piece.last:
             return
         # On a device a pass is through long before its gradients are, and hooks tell on which stream these will be.
-        if self._on_cpu and self._parallel.waits == "behind":
+        if self._on_cpu and self._reducer.waits == "behind":
             self._last.begins(loss)
 
     def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
@@ -276,11 +276,12 @@ class Passes:
         assert micro_step is not None
         if not (micro_step.begun or self._by_hook):
             raise PacelineError(
-                f"round {piece.step}: pace.backward_done() was called before pace.weight(loss); expected the loss to "
-                "be multiplied by that weight first"
+                f"round {piece.step}: pace.host.backward_done() was called before pace.host.weight(loss); expected "
+                "the loss to be multiplied by that weight first"
             )
         micro_step.done = True
-        micro_step.piece = piece = self.summed(piece)
+        if self._commit is not None:
+            micro_step.piece = piece = self._commit(piece)
         if piece.last:
             if self._last is not None:
                 self._last.ended()
@@ -330,7 +331,7 @@ class Passes:
         piece = self.over
         if piece is None:
             raise PacelineError(
-                "pace.weight() or pace.weighted() was called outside of `for ... in pace.loader(...)`"
+                "pace.host.weight() or pace.weighted() was called outside of `for ... in pace.loader(...)`"
             )
         wrong = (
             "count= is summed over the ranks for the model of this Pace alone"
@@ -338,7 +339,7 @@ class Passes:
             else "a round takes several micro-steps, and its samples are gone; use loop='whole'"
             if not piece.first
             else "elastic=True sums the gradients of one model"
-            if self._parallel.counts
+            if self._reducer.travels
             else ""
         )
         if wrong:
@@ -386,5 +387,6 @@ def check_loss(loss: Any) -> None:
         raise PacelineError(f"the loss is {short(loss)}; expected a tensor: hand over {hint}")
 
 
-def _as_planned(piece: Piece) -> Piece:
-    return piece
+def weighed(loss: torch.Tensor, weight: float) -> torch.Tensor:
+    """The loss times its weight; zero if it counts for nothing, though a mean over nothing is NaN."""
+    return loss * weight if weight else torch.nan_to_num(loss) * 0.0

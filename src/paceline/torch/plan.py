@@ -58,6 +58,7 @@ class Piece(NamedTuple):
     last: bool
     claims: bool = False  # work may be claimed after this piece; before it, where it is the last
     parts: Array | None = None  # what it adds up to, see ``Deal.parts``, (3,), where samples cost differently
+    start: int = -1  # its first sample in the epoch's order, if it was claimed or may be another rank's
 
     @property
     def amount(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +13,10 @@ from paceline import policies
 from paceline.balance import factoring
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
-from paceline.policies import Policy
 from paceline.rounds import Cluster, Indices, PiecePlan
 from paceline.torch import options, peers, plan
 from paceline.torch.gradients import same_bits
-from paceline.torch.options import Limits, has_batch_norm, least_and_most
+from paceline.torch.options import Options, has_batch_norm, least_and_most
 from paceline.torch.plan import RoundPlan
 
 CELLS = 32  # of a round, by default, where results are to have the same bits
@@ -72,30 +70,15 @@ class Terms:
         return self.fixed_micro_steps
 
 
-def agree(
-    model: torch.nn.Module,
-    global_batch: int,
-    policy: str | Callable[[Cluster], Policy[Any]],
-    *,
-    limits: Limits | None,
-    micro_batch: int | None,
-    micro_steps: int | None,
-    fill: bool,
-    quantum: int,
-    weigh: str,
-    deterministic: bool,
-    in_step: bool,
-    loop: str,
-    elastic: bool = False,
-    collect_every: int | None = None,
-) -> Terms:
+def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     """Check what a user chose, on this rank and against the others. Collective.
 
-    in_step: all ranks must take as many micro-steps in a round. elastic: ranks may be lost or join.
+    in_step: all ranks must take as many micro-steps in a round.
     Raises PacelineError for what cannot be, or differs.
     """
-    options.check_weigh(weigh, micro_steps)
-    options.check_loop(loop, deterministic)
+    given.check_together()
+    global_batch, policy, fixed = int(given.global_batch), given.policy, given.fixed_micro_steps
+    quantum, micro_batch = given.quantum, given.micro_batch
     norms, ranks = has_batch_norm(model), peers.ranks()
     floor = 2 if norms else 1
     if micro_batch is not None and micro_batch < 2 * floor - 1:
@@ -104,46 +87,31 @@ def agree(
         if micro_batch < quantum:
             raise PacelineError(f"micro_batch={micro_batch}: expected at least quantum={quantum} samples")
         micro_batch = micro_batch // quantum * quantum
-    least, most = least_and_most(limits, ranks, global_batch, floor)
-    fixed = 1 if micro_steps is None and loop == "whole" else micro_steps
+    least, most = least_and_most(given.limits, ranks, global_batch, floor)
     if fixed is not None:
         most = [min(m, fixed * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
-        options.check_room(most, global_batch, loop)
+        options.check_room(most, global_batch, given.loop)
     cluster = Cluster(ranks, global_batch, np.array(least, float), np.array(most, float), peers.machines())
     chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
     name = policy if isinstance(policy, str) else type(chosen).__name__
-    whole = fixed is not None or in_step or norms or (fill and weigh == "hook")
-    if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not deterministic:
+    whole = fixed is not None or in_step or norms or (given.fills and given.weigh == "hook")
+    if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not given.deterministic:
         # Pieces can't be, gain nothing, or leave batch norm only few samples.
         plans: Any = chosen.planner()
         chosen, name = plans, "level"
     balancer = Balancer(chosen, quantum=quantum, floor=floor)
-    largest = peers.agree(
-        {
-            "global_batch": global_batch,
-            "policy": name,
-            "limits": (least, most),
-            "quantum": quantum,
-            "micro_steps": micro_steps,
-            "loop": loop,
-            "weigh": weigh,
-            "deterministic": deterministic,
-            "collect_every": collect_every,
-        },
-        global_batch if micro_batch is None else micro_batch,
-    )
-    moves_work, fills = balancer.piece_plan(0) is not None, fill or norms
-    options.check_pieces(
-        name, moves_work, loop=loop, micro_steps=micro_steps, in_step=in_step, fills=fills, weigh=weigh
-    )
-    if elastic:
+    facts = {"global_batch": global_batch, "policy": name, "limits": (least, most)}
+    for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "collect_every"):
+        facts[other] = getattr(given, other)
+    largest = peers.agree(facts, global_batch if micro_batch is None else micro_batch)
+    moves_work, fills = balancer.piece_plan(0) is not None, given.fills or norms
+    given.check_pieces(name, moves_work, in_step, fills)
+    if given.elastic:
         options.check_joins(name, balancer.policy.trains)
     unit, cell = quantum if quantum >= floor else floor, 0
-    if deterministic:
+    if given.deterministic:
         unit = cell = quantum if quantum > 1 else max(1, global_batch // CELLS)
-        options.check_deterministic(
-            name, moves_work, weigh=weigh, norms=norms, micro_batch=micro_batch, cell=cell
-        )
+        given.check_deterministic(name, moves_work, norms, cell)
         peers.together(lambda: same_bits.check_model(model))
         same_bits.check_ranks()
         micro_batch = cell
@@ -158,12 +126,10 @@ def agree(
         most=np.array(most),
         largest=np.array(largest),
         unit=unit,
-        quantum=1
-        if cell
-        else quantum,  # cells are cut from the claimed samples, the last of which may be short
+        quantum=1 if cell else quantum,  # of claimed samples, the last of which may be short
         cell=cell,
         fixed_micro_steps=fixed,
         in_step=in_step,
-        loop=loop,
-        weigh=weigh,
+        loop=given.loop,
+        weigh=given.weigh,
     )

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.errors import PacelineError
+
 COLLECTIVES = (
     *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "barrier", "monitored_barrier"),
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "gather"),
@@ -70,6 +72,23 @@ def listen(begins: Callable[[str], object], ends: Callable[[], object]) -> Calla
                 _put_back()
 
     return stop
+
+
+def refuse(running: Callable[[], int | None], loop: str) -> Callable[[], None]:
+    """Raise a PacelineError for each collective that the program calls while ``running`` gives the number of a round,
+    until the function that is returned is called: ranks that run a round in unlike numbers of pieces would wait in it
+    for ever. loop: how the training loop takes a round."""
+
+    def begins(name: str) -> None:
+        if name == BUFFERS or (step := running()) is None or (where := caller()) is None:
+            return
+        raise PacelineError(
+            f"round {step}: {where[0]}:{where[1]} calls a collective ({name}) within the round, and with "
+            f"loop={loop!r} the ranks run it in unlike numbers of pieces, so that some would wait for ever; call it "
+            "after pace.step(optimizer), or use loop='whole'"
+        )
+
+    return listen(begins, lambda: None)
 
 
 def now() -> float:

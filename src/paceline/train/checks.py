@@ -34,7 +34,7 @@ def check(config: TrainConfig, data: Data) -> None:
         raise PacelineError(f"lr={config.lr:g}: expected a positive learning rate")
     if not 0 <= config.momentum < 1:
         raise PacelineError(f"momentum={config.momentum:g}: expected 0 or more, and less than 1")
-    options.check_weigh(config.weigh, None)
+    options.check_weigh(config.weigh)
     stall.check(config.patience)
     _check_slowdown(config, data)
     model = models.create(config.model, data.shape, data.classes)

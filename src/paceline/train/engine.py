@@ -106,7 +106,7 @@ def train(
             while pace.rounds < last:
                 for images, labels in loader:
                     if slowed is not None:
-                        time.sleep(slowed(pace.rank, pace.rounds, len(labels), first=pace.first))
+                        time.sleep(slowed(pace.rank, pace.rounds, len(labels), first=pace.host.first))
                     pace.backward(loss_of(trained(images), labels))
                     if pace.step(optimizer):
                         if pace.rounds - due >= config.checkpoint_every:

@@ -1,23 +1,34 @@
-"""This rank's part in the rounds of a run that goes on when others are lost or join."""
+"""This rank's part in the rounds of a run that goes on when others are lost or join: a reducer whose sums may fail.
+
+The gradients are summed beside DistributedDataParallel, not by it. A round ends when all of it is in its gradient.
+"""
 
 from __future__ import annotations
 
 import base64
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from paceline.errors import PacelineError
+from paceline.torch.counter import Count, count_of, packed
 from paceline.torch.elastic import commit
 from paceline.torch.elastic.buckets import Buckets, ExactBuckets
-from paceline.torch.elastic.commit import CommitRecord, ElasticMeter
-from paceline.torch.elastic.link import Link
-from paceline.torch.elastic.recovery import FRESH, MicroStep, Missing, Running, Span
+from paceline.torch.elastic.commit import CommitRecord
+from paceline.torch.elastic.link import Link, company
+from paceline.torch.elastic.recovery import FRESH, Missing, Running
 from paceline.torch.elastic.rendezvous import Handover, Rendezvous
-from paceline.torch.plan import Piece, RoundPlan
+from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.measuring.exchange import Lost, Rows
+from paceline.torch.measuring.meter import layout
+from paceline.torch.plan import Piece, RoundPlan, Source
 from paceline.torch.terms import Terms
 
 LOOK = 0.001  # seconds between two looks at who has come to the end of a loop
@@ -34,54 +45,122 @@ class Mended(NamedTuple):
     within: bool  # the round was running
 
 
-class Member:
-    """For each round ``begin``; then each micro-step of ``micro_steps``, and after its backward pass ``ended``.
+class Spans(Source, Protocol):
+    """A source that can give any samples of its epoch, and whose rounds are planned when they begin."""
 
-    told: called with each change of members that this rank takes part in.
+    def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_]) -> RoundPlan:
+        """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on; among: places, (places,)."""
+        ...
+
+    def pieces(self, plan: RoundPlan, first: int, among: NDArray[np.bool_]) -> list[Piece]:
+        """This rank's pieces of a round as planned, whose samples begin at ``first``; among: as for ``divided``."""
+        ...
+
+    def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Piece]:
+        """What is missing of a round whose samples begin at ``first``, in pieces: the same on all members."""
+        ...
+
+    def load(self, start: int, size: int) -> Any:
+        """A batch of these samples of the epoch's order; of none, one that counts for nothing."""
+        ...
+
+
+class StoreCounter:
+    """The counter behind claims within a round: on the launcher's store, a key for each round. ``open`` for each
+    round; then ``add`` from any thread, see ``counter.Counter``.
+
+    What a lost rank has claimed is not given back: it is missing when the round's sums fail, and found then."""
+
+    keeper = "the launcher"
+    quick = False
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._key = self._before = ""
+
+    def open(self, key: str, first: bool) -> None:
+        """A round begins. key: of it and these members; first: whether this rank is the first of the members."""
+        if first and self._before:  # all have left that round: its sums, and those of the next, are there
+            self._link.forget(self._before)
+        self._before, self._key = self._key, f"pool/{key}"
+
+    def add(self, step: int, samples: int = 0, told: int = 0, speed: int = 0) -> Count:
+        """Add to the counts of the round that is open."""
+        return count_of(self._link.add(self._key, packed(samples, told, speed)), samples)
+
+    def close(self) -> None:
+        """The link stays."""
+
+
+class Member(Reducer):
+    """See ``Reducer``; ``join`` before the first iteration.
+
+    model: a plain module, or one in a DistributedDataParallel of one rank, which sums nothing. told: called with each
+    change of members that this rank takes part in. Raises PacelineError for a model that cannot go on without a rank,
+    or if no launcher of ours has started this process.
     """
 
-    def __init__(
-        self,
-        link: Link,
-        parameters: list[torch.nn.Parameter],
-        sums: Buckets | ExactBuckets,
-        terms: Terms,
-        meter: ElasticMeter,
-        given: Handover,
-        told: Callable[[Mended], None],
-    ) -> None:
-        self._link, self._parameters, self._terms = link, parameters, terms
-        self._meter, self._given, self._told, self._sums = meter, given, told, sums
-        self._rendezvous = Rendezvous(link, given)
+    travels = True
+
+    def __init__(self, model: nn.Module, told: Callable[[Mended], None]) -> None:
+        self._ddp = check_model(model)
+        if self._ddp is not None:
+            self._ddp.require_backward_grad_sync = False
+        self._model, self._told = model, told
+        self._link = company()
+        self.counter = StoreCounter(self._link)
         self._round = Running()
+        self._joined = self._closed = False
         self._switch = False  # the members change before the next round
         self._together = ""  # the key under which this rank has told which round it has completed
-        self._cut: Callable[[Missing], list[MicroStep]] = lambda missing: []
-        self._parts: list[MicroStep] | None = None  # of what is missing of the round, for whoever claims them
-        self._claimed: MicroStep | None = None  # by this rank
-        self._span: Span | None = None  # that the running micro-step is
+        self._cut: Callable[[Missing], list[Piece]] = lambda missing: []
+        self._parts: list[Piece] | None = None  # of what is missing of the round, for whoever claims them
+        self._claimed: Piece | None = None  # by this rank
         self._record: torch.Tensor | None = None  # of the last commit
         # What was handed over within a round that others had completed.
         self._late: torch.Tensor | None = None
 
-    # -- what the micro-steps ask ------------------------------------------------------------------------------------
+    def begin(self, loop: Any) -> None:
+        self._terms: Terms = loop.terms
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._sums = (ExactBuckets if self._terms.cell else Buckets)(self._parameters)
+        self._given = Handover(self._model, loop.stands, loop.load_state_dict)
+        self._rendezvous = Rendezvous(self._link, self._given)
+        self._layout = layout(loop.terms.moves_work, travels=True)
 
-    @property
-    def behind(self) -> bool:
-        """The others took the running round's step before this rank had its gradients: all of it was handed over, and
-        its own step is not to be taken."""
-        return self._late is not None
+    # -- what Pace asks -------------------------------------------------------------------------------------------
 
-    @property
-    def mending(self) -> bool:
-        """Whether the running round is mended: what nobody had run of it is run by whoever claims it."""
-        return self._round.missing is not None
+    def join(self, *things: Any) -> None:
+        """Take part, with these states to hand over; returns when this rank has all that the others have."""
+        if self._joined:
+            raise PacelineError("pace.register() was called twice; expected once, with all that has a state")
+        self._given.register(things)
+        self._joined = True
+        self._link.join()
+        self._enter()
+
+    def leave(self) -> None:
+        """Take part until the end of the running round."""
+        self._link.leave()
 
     @property
     def chief(self) -> bool:
         """Whether this rank is the first of the members, which does what one of them is to do."""
         epoch = self._rendezvous.epoch
         return epoch is not None and epoch.members[0].ident == self._link.ident
+
+    # -- what the loop asks -----------------------------------------------------------------------------------------
+
+    @property
+    def late(self) -> bool:  # type: ignore[override]
+        """The others took the running round's step before this rank had its gradients: all of it was handed over, and
+        its own step is not to be taken."""
+        return self._late is not None
+
+    @property
+    def retrying(self) -> bool:
+        """Whether what nobody had run of the running round is run by whoever claims it."""
+        return self._round.missing is not None
 
     @property
     def among(self) -> NDArray[np.bool_]:
@@ -90,84 +169,88 @@ class Member:
         mask[list(self._round.among)] = True
         return mask
 
-    @property
-    def key(self) -> str:
-        """Of the running round, as these members run it."""
-        return f"{self._rendezvous.number}/{self._round.step}"
+    def micro_steps(self, loop: Any, source: Any) -> Iterator[tuple[Any, Piece]]:
+        """As its base. May raise Left, a SystemExit, after ``leave``."""
+        if not self._joined:
+            raise PacelineError(
+                "elastic=True: the loop began before pace.register(optimizer, ...), which says what a rank that "
+                "joins is handed over; call it just before the loop"
+            )
+        spans: Spans = source
+        while (coming := next(loop.progress.remaining(), None)) is not None:
+            loop.settle()
+            step, (first, size) = loop.progress.rounds, coming
+            self._begin_round(step, first, size)
+            plan = spans.divided(step, first, size, self.among)
+            loop.round_begins(int(self.among.sum()))
+            if loop.terms.moves_work:
+                self.counter.open(self._key, self.chief)
+            self._cut = partial(spans.parts, plan, first)
+            if not self.retrying:
+                for piece in spans.pieces(plan, first, self.among):
+                    if piece.claims:
+                        yield from loop.work.claimed(spans, piece)
+                    yield spans.load(piece.start, piece.samples), piece
+            elif not self.claim():
+                yield spans.load(first, 0), Piece(plan, 0, True, True)
+            while self._round.within:
+                assert self._claimed is not None
+                yield spans.load(self._claimed.start, self._claimed.samples), self._claimed
 
-    def join(self) -> None:
-        """Take part; returns when this rank has all that the others have."""
-        self._link.join()
-        self._enter()
-
-    def leave(self) -> None:
-        """Take part until the end of the running round."""
-        self._link.leave()
-
-    def begin(self, step: int, first: int, size: int) -> None:
-        """Round ``step`` of ``size`` samples from ``first`` on begins. May raise Left."""
-        self._take_late()
-        running = self._round
-        running.begin(step, first, size)
-        if running.dropped:  # the sums of this epoch, and the parts, go on with what is not there any more
-            running.dropped = False
-            self._link.broken(self._rendezvous.number)
-            self._enter()
-        elif self._switch or self._rendezvous.lost():
-            self._enter()
-        running.within = True
-        if running.missing is None:
-            running.among = self._places
-
-    def micro_steps(
-        self, plan: RoundPlan, planned: Iterator[MicroStep], cut: Callable[[Missing], list[MicroStep]]
-    ) -> Iterator[MicroStep]:
-        """This rank's micro-steps of the round: those that are planned, and then those that it claims of what is
-        missing.
-
-        cut: what is missing as micro-steps, the same on all members."""
-        self._cut = cut
-        if not self.mending:
-            for self._span, piece in planned:
-                yield self._span, piece
-        elif not self._claim():
-            self._span = None
-            yield None, Piece(plan, 0, True, True)
-        while self._round.within:
-            assert self._claimed is not None
-            self._span = self._claimed[0]
-            yield self._claimed
-
-    def backward_begins(self, last: bool) -> None:
+    def check_sync(self, last: bool) -> None:
         """A backward pass begins, of a round's last planned piece if ``last``."""
-        if last and not self.mending and not self._rendezvous.lost():
+        if last and not self.retrying and not self._rendezvous.lost():
             self._sums.begin(self._rendezvous.group.sum)
 
-    def ended(self, piece: Piece) -> Piece:
-        """The backward pass of a piece is through. The piece, which is the last one if the round is complete."""
+    def ran(self, piece: Piece) -> None:
         self._sums.add()
-        self._meter.ran(piece)
-        if self._span is not None:
-            start, size = self._span
-            self._round.ran.append((int(start), int(size)))
-        if not self.mending and (not piece.last or self._commit()):
-            return piece
-        while self._round.within:
-            if self._claim():
-                return piece._replace(last=False)
-            self._commit()
-        return piece._replace(last=True)
+        if piece.samples:
+            self._round.ran.append((int(piece.start), int(piece.samples)))
+
+    def claim(self) -> bool:
+        if self._parts is None:
+            assert self._round.missing is not None
+            self._parts = self._cut(self._round.missing)
+        number = self._link.claim(self._key) if self._parts else 0
+        self._claimed = self._parts[number] if number < len(self._parts) else None
+        return self._claimed is not None
+
+    def commit(self, step: int, row: Rows, counted: float | None = None) -> bool:
+        group, running, number = self._rendezvous.group, self._round, self._rendezvous.number
+        mine = commit.write(
+            switch=self._link.newer(number),
+            ran=running.ran,
+            first=running.first,
+            counted=counted,
+            used=self._sums.used(),
+            row=row,
+            place=self._link.place,
+            places=self._link.places,
+        )
+        works = [*self._sums.finish(group.sum), group.sum(mine)]
+        if not group.all_done(works, self._rendezvous.lost):
+            if not self._link.newer(number):
+                self._link.broken(number)
+            self._enter()
+            return not self._round.within  # others may have completed it
+        found = self._read(mine)
+        factor = 1.0
+        if found.counted is not None:
+            factor = running.size / found.counted if found.counted else 0.0
+        self._sums.apply(found.used.tolist(), factor)
+        self._over(found, mine)
+        return True
+
+    def rows(self, step: int, lost: Lost) -> Rows:
+        return self._rows
 
     def drop(self) -> None:
-        """The running round, if there is one, was left: nothing that this rank has run of it counts."""
-        if self._round.within:
+        if self._round.within:  # nothing that this rank has run of it counts
             self._round.drop()
             self._sums.drop()
 
     def together(self) -> None:
-        """The loop, or its epoch, is over: wait until the round before is complete on all members.
-
-        One in which its sums have failed needs this rank, which may have no other round."""
+        """As its base: a round whose sums have failed needs this rank, which may have no other round."""
         self._take_late()
         if self._rendezvous.epoch is None or self._round.within or self._round.dropped:
             return
@@ -181,50 +264,45 @@ class Member:
                 self._take_late()
             time.sleep(LOOK)
 
-    def close(self) -> None:
-        """Let go of the model."""
+    def close(self, failed: bool) -> None:
+        if not (failed or self._closed):
+            self.together()
+        self._closed = True
         self._sums.close()
+
+    def release(self) -> None:
+        if self._ddp is not None:
+            self._ddp.reducer = None  # type: ignore[assignment]
 
     # -- a round ------------------------------------------------------------------------------------------------
 
-    def _commit(self) -> bool:
-        """Sum the gradients over the members. True if it has worked, and the round is complete; if not, nothing has
-        changed on this rank, which goes on with those who are there."""
-        began, group, running = time.perf_counter(), self._rendezvous.group, self._round
-        number = self._rendezvous.number
-        mine = commit.write(
-            switch=self._link.newer(number),
-            ran=running.ran,
-            first=running.first,
-            counted=self._meter.counted,
-            used=self._sums.used(),
-            row=self._meter.row(self.mending),
-            place=self._link.place,
-            places=self._link.places,
-        )
-        works = [*self._sums.finish(group.sum), group.sum(mine)]
-        if not group.all_done(works, self._rendezvous.lost):
-            if not self._link.newer(number):
-                self._link.broken(number)
+    @property
+    def _key(self) -> str:
+        """Of the running round, as these members run it."""
+        return f"{self._rendezvous.number}/{self._round.step}"
+
+    def _begin_round(self, step: int, first: int, size: int) -> None:
+        """Round ``step`` of ``size`` samples from ``first`` on begins."""
+        self._take_late()
+        running = self._round
+        running.begin(step, first, size)
+        if running.dropped:  # the sums of this epoch, and the parts, go on with what is not there any more
+            running.dropped = False
+            self._link.broken(self._rendezvous.number)
             self._enter()
-            self._meter.waited(time.perf_counter() - began)
-            return False
-        found = self._read(mine)
-        factor = 1.0
-        if found.counted is not None:
-            factor = running.size / found.counted if found.counted else 0.0
-        self._sums.apply(found.used.tolist(), factor)
-        self._over(found, mine)
-        return True
+        elif self._switch or self._rendezvous.lost():
+            self._enter()
+        running.within = True
+        if running.missing is None:
+            running.among = self._places
 
     def _read(self, total: torch.Tensor) -> CommitRecord:
         running = self._round
-        return commit.read(total.numpy(), self._link.places, self._meter.dtype, running.size, running.step)
+        return commit.read(total.numpy(), self._link.places, self._layout, running.size, running.step)
 
     def _over(self, found: CommitRecord, total: torch.Tensor) -> None:
         """The round is complete."""
-        self._meter.complete(self._round.step, found.rows, found.present)
-        self._switch, self._record = found.switch, total
+        self._rows, self._switch, self._record = found.rows, found.switch, total
         self._parts = self._claimed = None
         self._round.over()
 
@@ -234,20 +312,11 @@ class Member:
             self._given.take(self._late, run=False)
             self._late = None
 
-    def _claim(self) -> bool:
-        """Whether there is another part of a mended round for this rank."""
-        if self._parts is None:
-            assert self._round.missing is not None
-            self._parts = self._cut(self._round.missing)
-        number = self._link.claim(self.key) if self._parts else 0
-        self._claimed = self._parts[number] if number < len(self._parts) else None
-        return self._claimed is not None
-
     # -- membership epochs ----------------------------------------------------------------------------------------
 
     @property
     def _places(self) -> tuple[int, ...]:
-        """Of the members."""
+        """The members' places."""
         assert self._rendezvous.epoch is not None
         return self._rendezvous.epoch.places
 
@@ -271,7 +340,7 @@ class Member:
 
     def _arrive(self) -> None:
         """Tell the members that this rank has completed the round before, once for each."""
-        key = f"together/{self.key}"
+        key = f"together/{self._key}"
         if self._together != key:
             self._together = key
             self._link.add(key, 1)
@@ -289,3 +358,26 @@ class Member:
         total = torch.frombuffer(bytearray(base64.b64decode(last)), dtype=torch.float64)
         self._over(self._read(total), total)
         self._late = packed
+
+
+def check_model(model: nn.Module) -> DistributedDataParallel | None:
+    """The DistributedDataParallel of one rank in it, if there is one. Raises PacelineError for what cannot go on
+    without a rank."""
+    modules = list(model.modules())
+    wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    wrong = (
+        "its gradients are summed by gloo, on processors; the model is on " + str(device)
+        if device.type != "cpu"
+        else "the model was given to fully_shard, and a rank's part of it would be lost with the rank"
+        if any(hasattr(module, "set_requires_gradient_sync") for module in modules)
+        else "the DistributedDataParallel module is in a group of several ranks, which one lost rank ends: start the "
+        "script with python -m paceline.torch.launcher, where each is in a group of its own"
+        if any(module.process_group.size() > 1 for module in wrapped)
+        else "an embedding has sparse gradients, which are not summed yet; use sparse=False"
+        if any(getattr(module, "sparse", False) is True for module in modules)
+        else ""
+    )
+    if wrong:
+        raise PacelineError(f"elastic=True: {wrong}")
+    return wrapped[0] if wrapped else None

@@ -14,13 +14,9 @@ import numpy as np
 from paceline.rounds import Array
 from paceline.samples.cost import CostModel
 from paceline.samples.deal import at_least
-from paceline.torch.plan import Piece
 
 FRESH = -1  # rounds behind a rank that has nothing yet
 Span = tuple[int, int]  # first sample of the epoch's order, and how many
-MicroStep = tuple[
-    Span | None, Piece
-]  # the samples of a micro-step, None for one that counts for nothing; and its piece
 
 
 class Missing(NamedTuple):

@@ -190,11 +190,15 @@ def agreed_dealer(
     padded: bool | None,
     budget: float | None,
     step: int,
-) -> Dealer:
-    """The dealer that a user asked for, see ``Pace.loader``, from round ``step`` on. Collective.
+) -> Dealer | None:
+    """The dealer that a user asked for, see ``Pace.loader``, from round ``step`` on; None without costs. Collective.
 
     Raises PacelineError, on every rank, for what cannot be, or differs.
     """
+    if cost is None:
+        if padded is not None or budget is not None:
+            raise PacelineError("padded= and micro_batch_cost= say how cost= counts; expected cost=, too")
+        return None
 
     def made() -> tuple[Dealer, dict[str, Any]]:
         costs = read(cost, dataset)

@@ -3,6 +3,9 @@
 A prefetching DataLoader draws its indices ahead of the rounds that use them, so a plan takes effect only as
 many rounds later as the loader may draw ahead (its lag): then every rank cuts a round by the same plan, however
 far its own loader happens to be.
+
+What nobody knows ahead is loaded by spans of the epoch's order: what a rank claims within a round, and all of a round
+that is divided among those who are there when it begins.
 """
 
 from __future__ import annotations
@@ -10,20 +13,27 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError, meant
 from paceline.rounds import Indices
-from paceline.torch.feed.costs import Dealer
+from paceline.samples.cost import batch_parts
+from paceline.torch import peers
+from paceline.torch.elastic import recovery
+from paceline.torch.elastic.recovery import Missing
+from paceline.torch.feed.costs import Dealer, agreed_dealer
 from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
-from paceline.torch.feed.prefetch import as_it_is, fetcher
+from paceline.torch.feed.prefetch import Here, Prefetch, as_it_is, fetcher
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.loop import Loop
+from paceline.torch.options import switches, whole
 from paceline.torch.plan import Claim, Piece, RoundPlan
 
 
@@ -41,12 +51,14 @@ def is_indexed(dataset: Any) -> bool:
 
 
 def check_indexed(dataset: Any) -> None:
-    """Raises PacelineError for a stream."""
+    """Raises PacelineError for a stream, and for nothing at all."""
     if not is_indexed(dataset):
         raise PacelineError(
             f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, of which "
             "each rank can be given another part in each round: for a stream use pace.stream(...)"
         )
+    if len(dataset) == 0:
+        raise PacelineError("the dataset is empty; expected at least one sample")
 
 
 # Options of torch's DataLoader, up to its version 2.15: handed on as they are, and decided by the balancing.
@@ -99,32 +111,50 @@ class BalancedLoader:
     iteration is left early, the next one begins a fresh round of the next epoch (of the same one where no round of
     it was done).
 
-    dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses. dealer:
-    divides its rounds by what the samples cost, where they cost differently.
+    dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses. costs:
+    ``cost``, ``padded`` and ``micro_batch_cost`` of ``Pace.loader``, which has the other arguments, too. Constructing
+    it is collective.
     """
 
     def __init__(
         self,
         loop: Loop,
         dataset: Any,
-        order: Order,
         number: int,
+        seed: int,
+        shuffle: bool,
         drop_last: bool,
+        costs: tuple[Any, bool | None, float | None],
         options: dict[str, Any],
-        dealer: Dealer | None = None,
     ) -> None:
         terms = loop.terms
+        check_indexed(dataset)
+        check_options(options, terms.global_batch, loop.ranks)
+        switches(shuffle=shuffle, drop_last=drop_last, padded=costs[1])
+        whole("seed", seed, 0, 2**63 - 1)
         self.dataset, self.number = dataset, number
-        self.samples = order.samples - (order.samples % terms.global_batch if drop_last else 0)
-        self._check_sizes(terms.global_batch, terms.quantum)
-        self._loop, self._order = loop, order
-        self._sampler = _Sampler(loop, order, dealer)
-        self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
+        self._loop, self._order = loop, Order(len(dataset), seed, shuffle)
+        facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
+        lags = peers.agree(facts | {"cost": "none" if costs[0] is None else "some"}, draws_ahead(options))
         collate = options.pop("collate_fn", None) or default_collate
-        self._early = bool(options.get("num_workers"))
-        self._fetcher = fetcher(dataset, collate, options) if terms.moves_work else None
-        collate = _EmptyToo(dataset, collate)
-        self._loader = DataLoader(dataset, batch_sampler=self._sampler, collate_fn=collate, **options)
+        step = loop.progress.rounds
+        self._dealer = agreed_dealer(terms, dataset, collate, *costs, step)
+        self.samples = len(dataset) - (len(dataset) % terms.global_batch if drop_last else 0)
+        self._check_sizes(terms.global_batch, terms.quantum)
+        # where members change, processes load the next round's part at most
+        loop.drawn_ahead(min(max(lags), 1) if loop.changes else max(lags))
+        self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
+        self._early = bool(options.get("num_workers"))  # processes load
+        self._here = Here(dataset, _EmptyToo(dataset, collate))
+        # What processes load beside the DataLoader: what is claimed or missing, and what is planned if that is not
+        # drawn ahead, of this round and the next.
+        others = fetcher(dataset, collate, options) if terms.moves_work else self._here
+        self._others = Prefetch(others)
+        self._ahead = Prefetch(fetcher(dataset, collate, options) if loop.changes else self._here)
+        self._sampler = _Sampler(loop, self._order, self._dealer)
+        self._loader = DataLoader(
+            dataset, batch_sampler=self._sampler, collate_fn=_EmptyToo(dataset, collate), **options
+        )
         self._laid = aligned if terms.cell else as_it_is
         self._source: Iterator[Any] = iter(())
         self._length: int | None = None  # rounds of the running iteration
@@ -150,20 +180,22 @@ class BalancedLoader:
         return iterate(self._loop, self)
 
     def close(self) -> None:
-        """No more claims."""
-        if self._fetcher is not None:
-            self._fetcher.close()
+        """No more samples."""
+        for each in (self._others, self._ahead):
+            each.close()
 
-    # -- what Loop ask of a Source ----------------------------------------------------------------------------
+    # -- what a reducer asks of a Source -------------------------------------------------------------------------
 
     def open(self) -> None:
         self._check_length()
-        self._length = self._loop.progress.left
-        self._sampler.queue.clear()
-        if self._fetcher is not None:
-            self._loop.claims_ahead(self._claimed, self._early)
-            self._fetcher.reset()
-        self._source = iter(self._loader)
+        loop = self._loop
+        self._length = loop.progress.left
+        self._sampler.open()
+        for each in (self._others, self._ahead):
+            each.reset()
+        loop.work.claims_ahead(self._claimed if self._early else None, self._early)
+        if not loop.changes:
+            self._source = iter(self._loader)
 
     def end(self) -> None:
         self._length = None
@@ -179,8 +211,63 @@ class BalancedLoader:
         return self._laid(batch), self._sampler.queue.popleft()
 
     def claimed(self, claim: Claim) -> Iterator[Any]:
-        for micro_step in self._cut(claim):
-            yield self._laid(self._fetch(micro_step))
+        at = claim.start
+        for size in claim.sizes:
+            yield self.load(at, size)
+            at += size
+
+    # -- and where ranks may be lost or join, see ``elastic.member.Spans`` --------------------------------------
+
+    def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_]) -> RoundPlan:
+        """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on; among: places, (places,)."""
+        return self._sampler.divided(step, first, size, among)
+
+    def pieces(self, plan: RoundPlan, first: int, among: NDArray[np.bool_]) -> list[Piece]:
+        """This rank's pieces of a round as planned, whose samples begin at ``first``.
+
+        Processes load them, and already the next round's as they will be if the members stay the same; what is loaded
+        for nothing is thrown away."""
+        pieces = self._as_planned(plan, first)
+        if self._early:
+            self._ahead.expect(self._spans(pieces))
+            for ahead, (start, size) in enumerate(islice(self._loop.progress.remaining(), 1, 2), 1):
+                following = self.divided(plan.step + ahead, start, size, among)
+                self._ahead.begin(self._spans(self._as_planned(following, start)))
+        return pieces
+
+    def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Piece]:
+        """What is missing of a round whose samples begin at ``first``, in pieces: the same on all members."""
+        terms, deal = self._loop.terms, plan.deal
+        spans, members, fits = missing
+        if deal is None or self._dealer is None:
+            cut = recovery.parts(spans, members, fits, terms.cell or terms.quantum, terms.floor)
+            return [Piece(plan, size, False, False, start=start) for start, size in cut]
+        each = [deal.lengths[start - first :][:size] for start, size in spans]
+        budget, pieces = self._dealer.budget, []
+        for start, size in recovery.parts_by_cost(
+            spans, each, deal.model, members, fits, budget, terms.floor
+        ):
+            lengths = deal.lengths[start - first :][:size]
+            parts = batch_parts(lengths, np.array([size]), deal.model.padded)
+            pieces.append(Piece(plan, size, False, False, parts=parts, start=start))
+        return pieces
+
+    def load(self, start: int, size: int) -> Any:
+        """A batch of these samples of the epoch's order; of none, one that counts for nothing."""
+        chosen = self._sampler.indices[start : start + size].copy()
+        if not size:
+            terms = self._loop.terms
+            batch = self._here.next(self._sampler.indices[: terms.floor if terms.fills else 0])
+        elif not self._early:
+            batch = self._here.next(chosen)
+        elif self._ahead.comes(chosen):
+            batch = self._ahead.next(chosen)
+        else:
+            began = time.perf_counter()
+            batch = self._others.next(chosen)
+            self._loop.work.waited(time.perf_counter() - began)  # else loading is work like any other
+        batch = self._laid(batch)
+        return _pinned(batch) if self._pins else batch
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -204,26 +291,26 @@ class BalancedLoader:
                 "drop_last=True, which leaves it out, or another quantum"
             )
 
-    def _cut(self, claim: Claim) -> list[Indices]:
-        """What is claimed, cut into micro-steps."""
-        micro_steps, at = [], claim.start
-        for size in claim.sizes:
-            micro_steps.append(self._sampler.indices[at : at + size])
-            at += size
-        return micro_steps
+    def _as_planned(self, plan: RoundPlan, first: int) -> list[Piece]:
+        terms, rank, division = self._loop.terms, self._loop.rank, plan.division
+        own = plan.loads if division is None else division.first + division.kept
+        start, pieces = first + int(own[:rank].sum()), []
+        for _, piece in planned_pieces(terms, rank, plan, 0, np.arange(plan.batch), False):
+            pieces.append(piece._replace(start=start))
+            start += piece.samples
+        return pieces
+
+    def _spans(self, pieces: list[Piece]) -> list[Indices]:
+        """The samples of each that has any."""
+        indices = self._sampler.indices
+        return [indices[each.start :][: each.samples].copy() for each in pieces if each.samples]
 
     def _claimed(self, claim: Claim) -> None:
         """Called from the thread that claims."""
-        assert self._fetcher is not None
-        self._fetcher.begin(self._cut(claim))
-
-    def _fetch(self, micro_step: Indices) -> Any:
-        assert self._fetcher is not None
-        began = time.perf_counter()
-        batch = self._fetcher.next(micro_step)
-        if self._loader.num_workers:  # else loading is work like any other
-            self._loop.waited(time.perf_counter() - began)
-        return _pinned(batch) if self._pins else batch
+        at = claim.start
+        for size in claim.sizes:
+            self._others.begin([self._sampler.indices[at : at + size].copy()])
+            at += size
 
 
 class _EmptyToo:
@@ -237,16 +324,34 @@ class _EmptyToo:
 
 
 class _Sampler:
-    """Yields the indices of this rank's micro-batches, and keeps beside them what each one is."""
+    """The rounds of an epoch, divided.
+
+    As a batch sampler it yields the indices of this rank's micro-batches, and keeps beside them what each one is.
+    """
 
     def __init__(self, loop: Loop, order: Order, dealer: Dealer | None) -> None:
         self._loop, self._order, self._dealer = loop, order, dealer
         self.queue: deque[Piece] = deque()
-        self.indices: Indices = np.empty(0, np.int64)  # this epoch's order
+        # This epoch's order, and the same with each round's samples as they are dealt.
+        self._drawn: Indices = np.empty(0, np.int64)
+        self.indices = self._drawn
+
+    def open(self) -> None:
+        """The epoch that comes next."""
+        self._drawn = self._order.epoch(self._loop.progress.epoch)
+        self.indices = self._drawn.copy()
+        self.queue.clear()
+
+    def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_] | None = None) -> RoundPlan:
+        """Round ``step`` of ``size`` samples from ``first`` on. among: who takes part, (places,); by default all."""
+        terms = self._loop.terms
+        if self._dealer is None:
+            return terms.divided(step, terms.balancer.loads(step, size, among), first, among)
+        self.indices[first : first + size] = self._drawn[first : first + size]
+        return self._dealer.divided(step, self.indices, first, size, among)
 
     def __iter__(self) -> Iterator[list[int]]:
-        loop, terms = self._loop, self._loop.terms
-        self.indices = indices = self._order.epoch(loop.progress.epoch)
+        loop, terms, indices = self._loop, self._loop.terms, self.indices
         step = loop.progress.rounds
         plan_of, append = terms.balancer.plan, self.queue.append
         # What the round before was cut by, its size, loads and cuts, if this one may be cut as it was.
@@ -262,10 +367,7 @@ class _Sampler:
                     yield indices[at : at + many].tolist()
                 step += 1
                 continue
-            if self._dealer is None:
-                plan = terms.divided(step, terms.balancer.loads(step, size), first)
-            else:
-                plan = self._dealer.divided(step, indices, first, size)
+            plan = self.divided(step, first, size)
             at, cuts = int(plan.loads[: loop.rank].sum()), []
             for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.fills):
                 cuts.append((at, piece.samples, piece.first, piece.last))

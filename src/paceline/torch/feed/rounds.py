@@ -3,14 +3,16 @@ runs its pieces; and rounds whose samples the loop draws itself, so that Pacelin
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
 from paceline.torch.feed.pieces import planned_pieces
+from paceline.torch.gradients.weighing import checked_count
 from paceline.torch.loop import Loop
 from paceline.torch.plan import Claim, Piece, Source
 
@@ -46,6 +48,44 @@ class RoundBatch:
     __getitem__ = __len__ = to = __iter__
 
 
+def run_round(
+    loop: Loop,
+    backward: Callable[..., None],
+    batch: Any,
+    function: Callable[..., Any],
+    reduction: str,
+    scaler: Any,
+) -> torch.Tensor:
+    """See ``Pace.round``, whose ``backward`` is called with the loss of each piece."""
+    pieces = batch.pieces() if isinstance(batch, RoundBatch) else iter([batch])
+    total: torch.Tensor | None = None
+    count, last = 0.0, None
+    for part in pieces:
+        returned = function(*part) if isinstance(part, list | tuple) else function(part)
+        loss, own = returned if isinstance(returned, tuple) else (returned, None)
+        own = None if own is None else checked_count(own)
+        backward(loss, reduction, scaler, own)
+        last = loss.detach()
+        samples = loop.passes.piece.samples
+        many = samples if own is None else own * (samples > 0)
+        if many:
+            counted = last * many if reduction == "mean" else last
+            total = counted if total is None else total + counted
+            count += many
+    assert last is not None
+    if total is None:
+        return last
+    return total / count if reduction == "mean" else total
+
+
+def check_unchanging(loop: Loop, what: str) -> None:
+    """Raises PacelineError if ranks may be lost or join."""
+    if loop.changes:
+        raise PacelineError(
+            f"elastic=True: {what} does not tell others what a lost rank was to run; use pace.loader(dataset)"
+        )
+
+
 def iterate(loop: Loop, source: Source) -> Iterator[Any]:
     """One iteration over ``source``: what each micro-step is given, or a ``RoundBatch`` for each round."""
     each = loop.over(source)
@@ -74,7 +114,21 @@ class Sizes:
     samples: int | None = None
 
     def __init__(self, loop: Loop, rounds: int | None) -> None:
+        terms = loop.terms
+        if rounds is not None and rounds < 1:
+            raise PacelineError(f"pace.sizes({rounds}): expected at least one round, or None for no end")
+        check_unchanging(loop, "pace.sizes()")
+        if terms.cell:
+            raise PacelineError(
+                "deterministic=True fixes who runs which sample, and a loop that draws its own cannot; leave it out"
+            )
+        if terms.moves_work and terms.weigh == "hook":
+            raise PacelineError(
+                f"policy {terms.policy} moves work within the round, and with weigh='hook' a loop that draws its own "
+                "samples cannot have a micro-step that counts for nothing; use weigh='loss', or policy='level'"
+            )
         self._loop, self._left = loop, rounds
+        loop.drawn_ahead()
         self._all = np.arange(loop.terms.global_batch)
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
 

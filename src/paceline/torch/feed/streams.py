@@ -17,12 +17,15 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from paceline.errors import PacelineError
 from paceline.rounds import Indices
+from paceline.torch import peers
+from paceline.torch.feed.loader import check_options
 from paceline.torch.feed.nested import joined, length, nothing_of, part
 from paceline.torch.feed.pieces import pieces
 from paceline.torch.feed.prefetch import as_it_is
-from paceline.torch.feed.rounds import iterate
+from paceline.torch.feed.rounds import check_unchanging, iterate
 from paceline.torch.loop import Loop
 from paceline.torch.measuring import exchange
+from paceline.torch.options import switches
 from paceline.torch.plan import Claim, Piece, RoundPlan
 
 
@@ -177,6 +180,11 @@ class StreamLoader:
         options: dict[str, Any],
     ) -> None:
         terms = loop.terms
+        check_stream(dataset)
+        switches(drop_last=drop_last, batches=batches)
+        check_options(options, terms.global_batch, loop.ranks, streamed=True)
+        check_unchanging(loop, "pace.stream()")
+        peers.agree({"drop_last": drop_last, "batches": batches})
         if terms.cell:
             raise PacelineError(
                 "deterministic=True fixes who runs which sample, and each rank has a stream of its own; leave it out"
@@ -199,6 +207,7 @@ class StreamLoader:
                 f"stream is a {type(dataset).__name__}; leave them out"
             )
         self._exchange = exchange.connect(ROW)
+        loop.drawn_ahead()
         self._told = -1  # messages sent
         self._source: Iterator[Any] | None = None
         self._ended = self._resumed = False

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
-from paceline.torch.gradients.parallel import Alone
+from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.same_bits import ExactSum
 from paceline.torch.gradients.steps import held
 from paceline.torch.plan import Piece
@@ -152,14 +152,14 @@ class Weighing(GradientStash):
         self,
         parameters: Sequence[torch.nn.Parameter],
         device: torch.device,
-        parallel: Alone,
+        reducer: Reducer,
         *,
         by_hook: bool,
         exact: bool,
         counted: Callable[[int], float | None] = lambda step: None,
     ) -> None:
-        self._parallel, self._by_hook = parallel, by_hook
-        self._ranks = peers.ranks() if parallel.averages else 1
+        self._reducer, self._by_hook = reducer, by_hook
+        self._ranks = peers.ranks() if reducer.averages else 1
         self._sum = ExactSum(parameters) if exact else None
         super().__init__(parameters)
         self._counts = Counts(device, counted)
@@ -173,7 +173,7 @@ class Weighing(GradientStash):
         if self._no_sync is not None:
             self.release()
         if not piece.last or self._sum is not None:
-            self._no_sync = self._parallel.no_sync()
+            self._no_sync = self._reducer.no_sync()
             self._no_sync.__enter__()
         self._many = float(piece.samples)
         if piece.first:
@@ -183,7 +183,7 @@ class Weighing(GradientStash):
 
     def check_sync(self, piece: Piece) -> None:
         """Raises PacelineError where the coming backward pass would not reduce just when it should."""
-        self._parallel.check_sync(piece.last and self._sum is None)
+        self._reducer.check_sync(piece.last and self._sum is None)
 
     def weigh(self, piece: Piece, count: float | None) -> None:
         """The first backward pass of a micro-step begins, whose loss is over ``count`` where that is not its
@@ -192,7 +192,7 @@ class Weighing(GradientStash):
             self.bring_back(piece.step)
         elif count is not None:
             self._many = count
-        if not self._parallel.counts and (count is not None or self._counts.given or not piece.last):
+        if not self._reducer.travels and (count is not None or self._counts.given or not piece.last):
             self._counts.add(piece.step, count, piece.last)
 
     def weight(self, piece: Piece, part: float) -> float:

@@ -3,6 +3,8 @@
 For each round, in this order: ``start`` before its first micro-batch is loaded, ``add_loss`` for each micro-batch,
 ``stop`` when its last gradient is ready. Rounds are told of in intervals: with the end of the round that is ``due``,
 one row goes to the other ranks (before the optimizer step), and ``collect`` gives what all of them told (after it).
+Where rows travel with the gradients, whose sums may fail, ``row`` takes the place of ``stop``, as often as they are
+tried, and ``committed`` follows.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ import numpy as np
 import torch
 
 from paceline.errors import PacelineError, WorkerError
+from paceline.rounds import Array
+from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.liveness.stall import named
 from paceline.torch.measuring import exchange, measure, piece_reports
-from paceline.torch.measuring.exchange import Exchange, Rows
+from paceline.torch.measuring.exchange import Rows
+from paceline.torch.plan import Piece
 
 MOST_ROUNDS = 32  # of an interval
 COUNT_SECONDS = 10.0  # for others to give a count, too, in the first round in which this rank does
@@ -45,10 +50,14 @@ def fields(rounds: int) -> list[Any]:
     ]
 
 
-ROW = np.dtype(fields(MOST_ROUNDS))
-ROW_WITH_PIECES = np.dtype(
-    [*fields(MOST_ROUNDS), ("pieces", piece_reports.ROW)]
-)  # work may move within a round
+def layout(pieces: bool, travels: bool = False) -> np.dtype[np.void]:
+    """Of a rank's row. pieces: work may move within a round. travels: the row goes with each round's gradients."""
+    if pieces:
+        tail: list[Any] = [("pieces", piece_reports.ROW)]
+    else:  # what a rank that is lost was to run is run by others
+        tail = [("samples", "f8"), ("parts", "f8", (3,))] if travels else []
+    return np.dtype([*fields(1 if travels else MOST_ROUNDS), *tail])
+
 
 Summed = torch.Tensor | float | None
 """A round's loss so far, summed over the rank's samples: the number, or where it is on a device; None before a loss
@@ -61,28 +70,23 @@ class _Round:
     reading: Any = None
     loss: Summed = None
     count = math.nan
-    pieces: list[float] | None = None
+    pieces: list[float] | None = None  # the numbers of its ``piece_reports.ROW``
+    samples = 0  # that this rank has run
+    parts: Array = np.zeros(3)  # what they add up to, see ``Deal.parts``
 
     def __init__(self, step: int, carry: float, mark: Any) -> None:
         self.step, self.carry, self.mark = step, carry, mark
 
 
 class Meter:
-    """This rank's stopwatch, and the exchange with the others.
+    """This rank's stopwatch, and what it tells the others.
 
-    readings: also report CPU and memory of the machine, for forecasts that use them.
-    pieces: each round's ``stop`` also hands in what became of its pieces.
-    way: how what is told travels, by default the one that suits the ranks.
+    reducer: by which rows travel. readings: also report CPU and memory of the machine, for forecasts that use them.
+    pieces: work may move within a round, and each row also tells what became of its pieces.
     """
 
-    intervals = True  # several rounds may be told of at once
-
     def __init__(
-        self,
-        device: torch.device,
-        readings: bool = False,
-        pieces: bool = False,
-        way: Exchange | None = None,
+        self, device: torch.device, reducer: Reducer, readings: bool = False, pieces: bool = False
     ) -> None:
         self.lost = exchange.nobody  # tells of a rank that need not be waited for any more
         self.digest: Callable[[], int] = int  # of the plan in force
@@ -91,11 +95,13 @@ class Meter:
         self.told = False  # the row of an interval is on its way, and not collected yet
         self.stopped = True  # the running round's last gradient has been seen
         self.deciding = 0.0  # processor seconds that this rank's newest decision took
+        self.intervals = not reducer.travels  # several rounds may be told of at once
         self._watch = measure.stopwatch(device)
         self.lag = self._watch.lag  # rounds by which a measurement comes in late
-        self._on_cpu = device.type == "cpu"
-        self._row = ROW_WITH_PIECES if pieces else ROW
-        self._exchange = exchange.connect(self._row) if way is None else way
+        self._pieces, self._reducer = pieces, reducer
+        self._layout = layout(pieces, reducer.travels)
+        if not reducer.travels:
+            reducer.way = exchange.connect(self._layout)
         self._readings = measure.Readings() if readings else None
         self._running: _Round | None = None
         self._untold: list[_Round] = []  # stopped, and not collected yet
@@ -147,6 +153,37 @@ class Meter:
         elif self._counts or running.count == running.count:
             self._announce()
 
+    def ran(self, piece: Piece) -> None:
+        """This rank has run a piece of the running round."""
+        running = self._running
+        assert running is not None
+        running.samples += piece.samples
+        if piece.parts is not None and piece.samples:
+            running.parts = running.parts + piece.parts
+
+    def row(self, pieces: list[float] | None) -> Rows:
+        """What this rank tells of the running round alone, as it stands; shape ().
+
+        pieces: the numbers of its ``piece_reports.ROW``, if work may move within a round."""
+        running = self._running
+        assert running is not None
+        running.reading, running.pieces = self._watch.stop(running.mark), pieces
+        return self._row([running], True)
+
+    @property
+    def counted(self) -> float | None:
+        """What this rank's losses of the running round are means over, if that is not the samples."""
+        return None if self._running is None or math.isnan(self._running.count) else self._running.count
+
+    def waited(self, seconds: float) -> None:
+        """The running round was held up by other ranks for so long."""
+        assert self._running is not None
+        self._running.mark += seconds
+
+    def committed(self) -> None:
+        """The running round's gradients are there, and all ranks' rows with them."""
+        self._newest, self.told, self.stopped = None, True, True
+
     def restart(self, rounds: int) -> None:
         """Go on after so many rounds: nothing of those before them is told any more."""
         self.due, self.light, self.told = rounds, False, False
@@ -156,7 +193,7 @@ class Meter:
         """Round ``step`` was left unfinished, and may be run again."""
         if self._untold and self._untold[-1].step == step:
             self._untold.pop()
-        self._running, self.told = None, False
+        self._running, self.told = None, self.told and not self.intervals
 
     def tell(self) -> None:
         """The loop was left, on all ranks: announce what has not been told yet. Returns at once."""
@@ -209,13 +246,8 @@ class Meter:
         return float(sum(counts))
 
     def close(self) -> None:
+        """No more rounds."""
         self._watch.close()
-        self._exchange.close()
-
-    def abandon(self) -> None:
-        """``close`` after a failure: nobody is waited for."""
-        self._watch.close()
-        self._exchange.abandon()
 
     def _late(self) -> exchange.Lost:
         """Who is not heard of soon has given no count, since no other rank announces this round."""
@@ -234,26 +266,32 @@ class Meter:
     def _received(self, lost: exchange.Lost | None = None) -> Rows:
         """What came with the newest announcement."""
         if self._newest is None or self._newest[0] != self._sequence:
-            self._newest = self._sequence, self._exchange.receive(self._sequence, lost or self.lost)
+            self._newest = self._sequence, self._reducer.rows(self._sequence, lost or self.lost)
         return self._newest[1]
 
     def _announce(self, lag: int | None = None) -> None:
         known = self._untold[: len(self._untold) - (self.lag if lag is None else lag)]
+        self._reducer.commit(self._sequence, self._row(known, self.told))
+
+    def _row(self, known: list[_Round], whole: bool) -> Rows:
+        """What this rank tells of the rounds that are ``known``, which are an interval if ``whole``; shape ()."""
         rounds = len(known)
-        row = np.full((), np.nan, self._row)
+        row = np.full(1, np.nan, self._layout)
         row["first"], row["rounds"], row["digest"] = known[0].step if known else -1, rounds, self.digest()
         row["deciding"] = self.deciding
         if known:
             row["overhead"] = sum(each.carry for each in known) / rounds
             row["told"] = all(each.loss is not None for each in known)
-            row["seconds"][:rounds] = [self._watch.seconds(each.reading) + each.carry for each in known]
-            row["loss"][:rounds] = [math.nan if each.loss is None else float(each.loss) for each in known]
-            row["count"][:rounds] = [each.count for each in known]
-            if self._readings and self.told:
+            row["seconds"][0, :rounds] = [self._watch.seconds(each.reading) + each.carry for each in known]
+            row["loss"][0, :rounds] = [math.nan if each.loss is None else float(each.loss) for each in known]
+            row["count"][0, :rounds] = [each.count for each in known]
+            if self._readings and whole:
                 row["cpu"], row["memory"] = self._readings.take()
-            if self._row is ROW_WITH_PIECES and known[-1].pieces is not None:
-                row["pieces"] = np.array(known[-1].pieces).view(piece_reports.ROW)[0]
-        self._exchange.send(self._sequence, row.tobytes())
+            if self._pieces and known[-1].pieces is not None:
+                row["pieces"] = np.array(known[-1].pieces).view(piece_reports.ROW)
+            elif not (self._pieces or self.intervals):
+                row["samples"], row["parts"] = known[-1].samples, known[-1].parts
+        return row[0]
 
 
 def check_counts(step: int, counts: list[float]) -> None:

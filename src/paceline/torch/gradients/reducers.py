@@ -2,7 +2,7 @@
 
 Both leave the mean over the ranks in ``grad``, so one weight of the loss serves both. They differ in how an average
 is put off to the round's last micro-batch, and in where a rank waits for the others: in DDP once a round, after its
-last gradient; in FSDP2 in each layer.
+last gradient; in FSDP2 in each layer. ``elastic.member.Member`` is a third way, whose sums may fail.
 """
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations as types.
@@ -15,25 +15,102 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
+from paceline.torch import peers
+from paceline.torch.plan import Piece, Source
 
 Waits = Literal["never", "behind", "within"]
 """Where a backward pass waits for other ranks: behind the callbacks that were queued while it ran, or within."""
 
 
-class Alone:
-    """One process: nothing to average."""
+class Reducer:
+    """Makes the ranks' gradients those of the whole round, and commits it: as it stands, in one process.
+
+    ``begin`` first. For each iteration ``micro_steps``; with the last gradient of a round ``commit``, and ``rows``
+    after its step; ``drop`` if a round is left, ``together`` where a loop or its epoch ends, ``close`` at the end.
+    """
 
     averages = False  # what is in ``grad`` after a round is the mean over the ranks; else it is the sum
-    counts = False  # it sums what the losses are means over, too
+    travels = (
+        False  # the ranks' rows travel with the gradients, and so do counts of what losses are means over
+    )
     in_step = False  # all ranks must take as many micro-steps in a round
     waits: Waits = "never"
+    counter: Any = None  # for claims, a ``Counter``; by default what suits the process group
+    way: Any = None  # by which rows travel, an ``Exchange``; the loop sets it where they do not go with the gradients
+    late = False  # this rank was handed over the round with its step taken, and takes none
+
+    def begin(self, loop: Any) -> None:
+        """``loop``, a ``Loop``, is made, and its first round to come."""
+
+    def join(self, *things: Any) -> None:
+        """See ``Pace.register``. Raises PacelineError if ranks cannot be lost or join."""
+        raise PacelineError(
+            "pace.register() was called on a Pace without elastic=True; expected it there alone"
+        )
+
+    def leave(self) -> None:
+        """See ``Pace.leave``. Raises PacelineError if ranks cannot be lost or join."""
+        raise PacelineError("pace.leave() was called on a Pace without elastic=True; expected it there alone")
+
+    @property
+    def chief(self) -> bool:
+        """Whether this rank does what one rank is to do."""
+        return peers.rank() == 0
+
+    def micro_steps(self, loop: Any, source: Source) -> Iterator[tuple[Any, Piece]]:
+        """What this rank runs in one iteration over ``source``: each micro-step's batch, and what it is."""
+        while source.more():
+            if loop.passes.micro_step is None:
+                loop.round_begins()
+            batch, piece = source.planned()
+            if piece.claims:
+                yield from loop.work.claimed(source, piece)
+            yield batch, piece
+
+    def claim(self) -> bool:
+        """Whether another part of a round whose sums have failed is there for this rank."""
+        return False
+
+    @property
+    def retrying(self) -> bool:
+        """Whether the running round's sums have failed."""
+        return False
+
+    def ran(self, piece: Piece) -> None:
+        """The backward pass of a piece is through."""
+
+    def commit(self, step: int, row: Any, counted: float | None = None) -> bool:
+        """This rank's gradients are ready, or being summed, and its ``row`` goes to all others with announcement
+        ``step``. False if the sums have failed: nothing has changed on this rank, and what is missing of the round is
+        to be run by whoever claims it, before they are tried again.
+
+        counted: what this rank's losses are means over, if that is not the samples."""
+        self.way.send(step, row)
+        return True
+
+    def rows(self, step: int, lost: Any) -> Any:
+        """All ranks' rows of announcement ``step``, (n,). lost: see ``Exchange.receive``."""
+        return self.way.receive(step, lost)
+
+    def drop(self) -> None:
+        """The running round was left."""
+
+    def together(self) -> None:
+        """The loop, or its epoch, is over on this rank: wait until the others need it for no round any more."""
+
+    def close(self, failed: bool) -> None:
+        """No more rounds. failed: nobody is to be waited for."""
+        if failed:
+            self.way.abandon()
+        else:
+            self.way.close()
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Backward passes in here leave the gradients on this rank."""
         return nullcontext()
 
     def check_sync(self, last: bool) -> None:
-        """Raises PacelineError where the coming backward pass would not reduce the gradients in a round's last piece
+        """Raises PacelineError if the coming backward pass would not reduce the gradients in a round's last piece
         alone."""
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
@@ -43,7 +120,7 @@ class Alone:
         """Let go of the model before the process group ends."""
 
 
-class Replicated(Alone):
+class Replicated(Reducer):
     """DistributedDataParallel."""
 
     averages = True
@@ -74,7 +151,7 @@ class Replicated(Alone):
         self._ddp.reducer = None  # type: ignore[assignment]
 
 
-class Sharded(Alone):
+class Sharded(Reducer):
     """FSDP2: modules that were given to ``fully_shard``."""
 
     averages = True
@@ -100,7 +177,7 @@ class Sharded(Alone):
             shard.set_requires_gradient_sync(now, recurse=False)
 
 
-def parallel(model: torch.nn.Module, ranks: int) -> Alone:
+def reducer_of(model: torch.nn.Module, ranks: int) -> Reducer:
     """How ``model``, or what it wraps, averages its gradients. Raises PacelineError where it does not, or in a way
     that is not supported."""
     modules = list(model.modules())
@@ -113,7 +190,7 @@ def parallel(model: torch.nn.Module, ranks: int) -> Alone:
             )
         return Replicated(wrapped[0])
     if not wrapped and ranks == 1:
-        return Alone()
+        return Reducer()
     if wrapped:
         raise PacelineError(
             f"{type(model).__name__} holds {len(wrapped)} DistributedDataParallel modules; expected one"

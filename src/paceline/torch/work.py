@@ -1,0 +1,113 @@
+"""This rank's part of the running round: timed, claimed where work moves, committed when its gradients are there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from paceline.torch import peers, waits
+from paceline.torch.claims import Claims
+from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.liveness.monitor import Alone
+from paceline.torch.measuring.meter import Meter
+from paceline.torch.plan import Claim, Piece, Source
+from paceline.torch.terms import Terms
+
+
+class Work:
+    """For each round ``begins``; for each piece ``halfway`` in its backward pass, then ``over``, or ``ready`` with
+    the round's last gradient. Where rows travel with the gradients, ``commit`` after each backward pass.
+
+    Constructing it is collective, unless the reducer has a counter of its own.
+    """
+
+    def __init__(self, device: torch.device, reducer: Reducer, terms: Terms) -> None:
+        self.reducer, self.lookout = reducer, Alone()
+        self.claims: Claims | None = None
+        if terms.moves_work:
+            most, largest = int(terms.most[peers.rank()]), None if terms.cell else terms.micro_batch
+            self.claims = Claims(device, terms.unit, largest, most, terms.cell, reducer.counter)
+        self.meter = Meter(device, reducer, terms.balancer.needs_readings, terms.moves_work)
+        self.meter.digest = lambda: terms.balancer.digest
+
+    def begins(self, step: int, carry: float, workers: int | None) -> None:
+        """A round's first batch is about to be loaded; its clock starts. carry: seconds of the optimizer step before
+        it. workers: ranks that take part, by default all."""
+        self.meter.start(step, carry)
+        if self.claims is not None and not self.meter.light:
+            self.claims.workers = peers.ranks() if workers is None else workers
+            self.claims.open(time.perf_counter())  # deciding is no part of its first piece
+
+    def claimed(self, source: Source, piece: Piece) -> Iterator[tuple[Any, Piece]]:
+        """The micro-steps of what this rank claims before a piece is due."""
+        if piece.division is None or not piece.last or self.claims is None:
+            return
+        while (claimed := self.claims.take(piece.division)) is not None:
+            at, left = claimed.start, len(claimed.sizes)
+            for batch, size, parts in zip(source.claimed(claimed), claimed.sizes, claimed.parts, strict=True):
+                left -= 1
+                yield batch, piece._replace(samples=size, parts=parts, last=False, claims=not left, start=at)
+                at += size
+
+    def claims_ahead(self, told: Callable[[Claim], object] | None, early: bool) -> None:
+        """From now on ``told`` hears of each claim, from a thread: at the beginning of the piece before it if it is
+        wanted ``early``."""
+        if self.claims is not None:
+            self.claims.forget()
+            self.claims.claimed, self.claims.early = told, early
+
+    def waited(self, seconds: float) -> None:
+        """The next piece was held up by so much, since it was only just claimed."""
+        if self.claims is not None:
+            self.claims.waited(seconds)
+
+    def halfway(self, piece: Piece) -> None:
+        """The backward pass begins: behind it there is time to ask for what comes next."""
+        if self.claims is not None and not (piece.last or self.meter.light):
+            self.claims.halfway(piece)
+
+    def over(self, piece: Piece) -> None:
+        """The micro-step of a piece is over, which is not the round's last on this rank."""
+        if self.claims is not None and not (self.meter.light or self.reducer.travels):
+            self.claims.done(piece)
+
+    def ready(self, piece: Piece) -> None:
+        """This rank's last gradient of the round is ready."""
+        if self.meter.stopped:
+            return
+        self.lookout.ended(piece.plan.step)
+        if self.claims is None or self.meter.light:
+            self.meter.stop()
+        else:
+            self.claims.done(piece, last=True)
+            self.meter.stop(self.claims.report)
+
+    def commit(self, piece: Piece) -> Piece:
+        """The backward pass of a piece is through, and rows travel with the gradients: sum them if it is the round's
+        last. The piece as it stands, the last one only if the round is complete on all ranks."""
+        reducer, meter, claims = self.reducer, self.meter, self.claims
+        reducer.ran(piece)
+        if claims is not None:
+            claims.done(piece, last=True)
+        meter.ran(piece)
+        if not (piece.last or reducer.retrying):
+            return piece
+        while not (reducer.retrying and reducer.claim()):
+            began, own = time.perf_counter(), waits.now()
+            row = meter.row(None if claims is None else claims.report(as_one=reducer.retrying))
+            if reducer.commit(piece.step, row, meter.counted):
+                meter.committed()
+                return piece._replace(last=True)
+            meter.waited(waits.now() - own)
+            self.waited(time.perf_counter() - began)
+        return piece._replace(last=False)
+
+    def close(self, failed: bool) -> None:
+        """No more rounds. failed: nobody is to be waited for."""
+        self.reducer.close(failed)
+        self.meter.close()
+        if self.claims is not None:
+            self.claims.close()
