@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PAPERS = {
     "dolbie": ("dolbie_rounds", "dolbie_accuracy"),
     "coded": ("coded",),
-    "dbw": ("dbw_estimates", "dbw_alphas", "dbw_batches", "dbw_clusters"),
+    "dbw": ("dbw_estimates", "dbw_training"),
     "lbbsp": ("lbbsp_timing", "lbbsp_clusters", "lbbsp_sync", "lbbsp_forecasts", "lbbsp_network"),
     "wlbs": ("wlbs",),
 }
