@@ -47,11 +47,8 @@ class Worker:
         self._first, self._gradient = program(rank)
         self._whole: Any = None  # the parts' parameters together, in memory that is used again
         self._newest = -1  # version of these
-        self._sum, self._round, self._run = (
-            Sum(statistics=False),
-            -1,
-            0,
-        )  # of a round in pieces: its task, samples
+        self._sum = Sum(statistics=False)
+        self._round, self._run = -1, 0  # the task that the sum is of, and its samples
         self._cancelled = -1
         self._changed = threading.Condition()
 
@@ -73,33 +70,13 @@ class Worker:
         A cancelled gradient is None.
         """
         began = time.perf_counter()
-        whole = self._joined(version, values)
-        total: Any = None
-        loss, done = 0.0, False
-        if self._delay is not None:
-            self._sleep(self._delay(self._rank, version, len(samples)), number)
         for piece in np.array_split(samples, min(self._pieces, len(samples))):
-            if self._cancelled >= number:
-                break
-            gradient, mean = self._gradient(whole, piece)
-            if len(piece) == len(samples):
-                total, loss, done = gradient, mean, True
-                break
-            part = gradient * gradient.dtype.type(len(piece) / len(samples))
-            total = part if total is None else total + part
-            loss += mean * len(piece) / len(samples)
-        else:
-            done = True
-        buffers = getattr(self._gradient, "buffers", None)
-        report = Report(
-            number, loss, time.perf_counter() - began, not done, buffers() if buffers and done else None
-        )
-        if not done or total is None:
-            return (*(None,) * len(values), report)
-        return (*np.array_split(total, len(values)), report)
+            self.piece(number, version, piece, *values)
+        *gradient, report = self.deliver(number, len(values))
+        return (*gradient, report._replace(seconds=time.perf_counter() - began))
 
     def piece(self, number: int, version: int, samples: Indices, *values: Vector) -> Report:
-        """Add the gradient over these samples to what the round's task has; a Report."""
+        """Add the gradient over these samples to what the task has; a Report."""
         began = time.perf_counter()
         if number != self._round:
             self._round, self._run = number, 0
