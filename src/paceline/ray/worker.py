@@ -27,11 +27,10 @@ Delay = Callable[[int, int, int], float]
 class Report(NamedTuple):
     """What comes back beside a gradient. seconds: of the computation, sleeps included."""
 
-    number: int
-    loss: float
-    seconds: float
-    cancelled: bool
-    buffers: Vector | None
+    loss: float = 0.0
+    seconds: float = 0.0
+    cancelled: bool = False
+    buffers: Vector | None = None
 
 
 class Worker:
@@ -85,19 +84,19 @@ class Worker:
             before = self._delay(self._rank, version, self._run) if self._run else 0.0
             self._sleep(self._delay(self._rank, version, self._run + len(samples)) - before, number)
         if self._cancelled >= number:
-            return Report(number, 0.0, time.perf_counter() - began, True, None)
+            return Report(cancelled=True)
         gradient, loss = self._gradient(self._joined(version, values), samples)
         self._sum.add(Part(gradient, loss, len(samples)))
         self._run += len(samples)
-        return Report(number, loss, time.perf_counter() - began, False, None)
+        return Report(loss, time.perf_counter() - began)
 
     def deliver(self, number: int, parts: int) -> tuple[Any, ...]:
         """The mean gradient over what the task has had since it last delivered, and a Report."""
         if number != self._round or self._cancelled >= number:
-            return (*(None,) * parts, Report(number, 0.0, 0.0, True, None))
+            return (*(None,) * parts, Report(cancelled=True))
         found = self._sum.take()
         buffers = getattr(self._gradient, "buffers", None)
-        report = Report(number, found.loss, 0.0, False, buffers() if buffers else None)
+        report = Report(found.loss, buffers=buffers() if buffers else None)
         return (*np.array_split(found.step, parts), report)
 
     def cancel(self, number: int) -> None:
