@@ -166,15 +166,15 @@ def test_arrivals_count_late_ones():
     book = Arrivals(3)
     book.arrived(1, 0, 1.0, 1.0)
     book.arrived(0, 0, 1.5, 1.5)
-    book.updated(1, 1.5, 2)
+    first = book.updated(1, 1.5, 2)
     book.arrived(1, 1, 2.5, 1.0)
     book.arrived(2, 0, 4.0, 4.0)
-    found = book.take()
+    found = Timings(*map(np.concatenate, zip(first, book.updated(2, 4.5, 1), strict=True)))
     assert found.before.tolist() == [3, 3, 2, 3]
     assert found.place.tolist() == [1, 2, 1, 3]
     assert found.seconds.tolist() == [1.0, 1.5, 1.0, 4.0]
     assert found.worker.tolist() == [1, 0, 1, 2]
-    assert len(book.take().place) == 0
+    assert len(book.updated(3, 5.0, 1).place) == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from paceline.data import datasets
 from paceline.learners.images import Images
-from paceline.papers import data_folder, dbw, dbw_alphas, dbw_clusters, dbw_estimates, experiments
+from paceline.papers import data_folder, dbw, dbw_estimates, dbw_training, experiments
 from paceline.papers.dbw import Remembering
 from paceline.paramserver.samples import Draws
 
@@ -65,8 +65,8 @@ def test_a_slowdown_of_half_of_the_workers_is_noticed(tmp_path: Path) -> None:
 
 def test_seconds_are_counted_by_what_an_update_waited_for() -> None:
     updates = [SimpleNamespace(now=now, quorum=k) for now, k in ((2.0, 4), (2.5, 1), (4.0, 4), (7.0, 2))]
-    assert dbw.waited(updates, 4) == pytest.approx(2.0 + 1.5)  # type: ignore[arg-type]
-    assert dbw.waited(updates, 3) == 0  # type: ignore[arg-type]
+    assert dbw_training.waited(updates, 4) == pytest.approx(2.0 + 1.5)  # type: ignore[arg-type]
+    assert dbw_training.waited(updates, 3) == 0  # type: ignore[arg-type]
 
 
 SHAPES = [(10, 1, 5, 5), (10,), (20, 10, 5, 5), (20,), (50, 320), (50,), (10, 50), (10,)]
@@ -170,7 +170,7 @@ def test_figures_on_mnist_train_the_papers_network_unless_they_must_be_quick(
     def learner(data: str, asked: str) -> None:
         raise Asked(asked)
 
-    for module in (dbw_alphas, dbw, dbw_clusters):
+    for module in (dbw_training, dbw):
         monkeypatch.setattr(module, "play", play)
     monkeypatch.setattr(dbw_estimates, "learner", learner)
     with pytest.raises(Asked, match=f"^{model}$"):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 PAPERS = {
     "dolbie": ("dolbie_rounds", "dolbie_accuracy"),
     "coded": ("coded",),
-    "dbw": ("dbw_estimates", "dbw_alphas", "dbw_batches", "dbw_clusters"),
-    "lbbsp": ("lbbsp_timing", "lbbsp_clusters", "lbbsp_sync", "lbbsp_forecasts", "lbbsp_network"),
+    "dbw": ("dbw_estimates", "dbw_training"),
+    "lbbsp": ("lbbsp_timing", "lbbsp_clusters", "lbbsp_forecasts", "lbbsp_network"),
     "wlbs": ("wlbs",),
 }
 

@@ -2,8 +2,6 @@
 
 MNIST with the paper's network (``models/cnn.py``) in Figs. 1, 4, 6, 9 and 10, where it takes minutes a run; a
 perceptron elsewhere, in place of ResNet-18 too, and under ``--quick``. The full rate on MNIST is the paper's 0.08.
-Static k follow the proportional rule, as in the paper; static k at the full rate, which DBW always uses, stand beside
-them as a control: they show what the rate alone gives.
 """
 
 from __future__ import annotations
@@ -27,8 +25,6 @@ from paceline.simulate.timing import Exponential, TimingModel
 WORKERS = 16
 MNIST_RATE = 0.08
 SMOOTHED = 5  # updates that the loss is averaged over before it counts as reached
-CAP = 3000
-DYNAMIC = ("dbw", "dbw:worth=noise", "blind")
 KEPT = 256 * 2**20  # bytes of gradients that are remembered
 NETWORKS = {
     "mlp": "perceptron of 64 hidden units",
@@ -94,7 +90,7 @@ def play(
     name: str = "mnist",
     model: str = "mlp",
     shards: int = 1,
-    updates: int = CAP,
+    updates: int = 3000,
     seconds: float | None = None,
     changes: Sequence[Change] = (),
     seconds_per_sample: TimingModel | None = None,
@@ -111,26 +107,6 @@ def play(
         return target is not None and float(np.mean(losses[-SMOOTHED:])) < target
 
     return server.run(updates, seconds, stop), server
-
-
-def smoothed(updates: Sequence[Update]) -> np.ndarray:
-    """The loss averaged over the last few updates, shape (T,)."""
-    losses = np.array([update.loss for update in updates])
-    total = np.cumsum(np.insert(losses, 0, 0.0))
-    start = np.maximum(np.arange(len(losses)) + 1 - SMOOTHED, 0)
-    return (total[1:] - total[start]) / (np.arange(len(losses)) + 1 - start)
-
-
-def reached(updates: Sequence[Update], target: float) -> float:
-    """Seconds until the smoothed loss fell below the target; infinite where it did not."""
-    below = np.flatnonzero(smoothed(updates) < target)
-    return updates[below[0]].now if len(below) else float("inf")
-
-
-def waited(updates: Sequence[Update], quorum: int) -> float:
-    """Seconds that the updates from so many gradients took."""
-    ends = np.array([0.0] + [update.now for update in updates])
-    return float(np.diff(ends)[[update.quorum == quorum for update in updates]].sum())
 
 
 class Remembering:
@@ -160,42 +136,3 @@ class Remembering:
                 self._known[key] = found
                 self._bytes += found[0].nbytes
         return found
-
-
-def compare(
-    configs: Sequence[tuple[str, str]], delay: TimingModel, **setting: Any
-) -> tuple[dict[str, float], dict[str, list[Update]]]:
-    """Seconds to the target and updates of each (backup, rate rule) on the same cluster."""
-    learner.cache_clear()  # what it remembers is of use within a kind of cluster
-    runs = {}
-    for backup, rate in configs:
-        label = backup if rate == "fixed" and not backup.startswith("static") else f"{backup} {rate}"
-        runs[label] = play(backup, delay, rate=rate, **setting)[0]
-    return {name: reached(updates, setting["target"]) for name, updates in runs.items()}, runs
-
-
-def statics(ks: Sequence[int], control: Sequence[int] = ()) -> list[tuple[str, str]]:
-    """Configurations of static k by the proportional rule, and at the full rate."""
-    return [(f"static:{k}", "proportional") for k in ks] + [(f"static:{k}", "fixed") for k in control]
-
-
-def best(times: dict[str, float], ending: str) -> str:
-    """The quickest of those whose names end so."""
-    return min((name for name in times if name.endswith(ending)), key=lambda name: times[name])
-
-
-def summary(times: dict[str, float]) -> str:
-    """All times in words."""
-    return ", ".join(f"{name} {seconds:.0f} s" for name, seconds in times.items())
-
-
-def ratios(times: dict[str, float]) -> str:
-    """How much faster DBW is than the best static k, in words."""
-    name = best(times, "proportional")
-    quicker = {other: f"{times[name] / seconds:.2f}x" for other, seconds in times.items()}
-    text = f"dbw {quicker['dbw']} as fast as the best static k ({name})"
-    text += f", with worth=noise {quicker['dbw:worth=noise']}"
-    if any(other.endswith("fixed") for other in times):
-        control = best(times, "fixed")
-        text += f"; the best static k at the full rate ({control}) {quicker[control]}"
-    return text

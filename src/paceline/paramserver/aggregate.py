@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -120,7 +120,7 @@ class Parameters:
     """
 
     def __init__(self, values: Vector, momentum: float = 0.0, in_place: bool = False) -> None:
-        self.values, self.momentum, self.version = values, momentum, 0
+        self.values, self.momentum = values, momentum
         self.velocity: Vector | None = None
         self._in_place = in_place
 
@@ -136,22 +136,12 @@ class Parameters:
         if not self._in_place:
             self.values = self.values.copy()
         axpy(self.values, step, -rate)
-        self.version += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on."""
-        return {"values": self.values, "velocity": self.velocity, "version": self.version}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.values, self.velocity, self.version = state["values"], state["velocity"], state["version"]
 
 
 def axpy(total: Vector, more: Vector, factor: float) -> None:
     """total += factor * more, in place and in one pass over memory."""
-    from scipy.linalg import (
-        blas,
-    )  # takes longer to import than all else that a worker needs, which seldom adds
+    # Takes longer to import than all else that a worker needs, which seldom adds.
+    from scipy.linalg import blas
 
     if total.size:
         one_pass = blas.saxpy if total.dtype.char == "f" else blas.daxpy

@@ -68,9 +68,8 @@ class Coordinator:
         self.workers, self.batch = n, config.global_batch
         self.version, self._updated_at, self._numbers = 0, 0.0, 0
         self.tasks: dict[int, Task] = {}  # what each worker is computing
-        self._held: dict[
-            tuple[int, int], list[tuple[Task, float]]
-        ] = {}  # arrived, not yet applied or dropped
+        # Arrived, not yet applied or dropped.
+        self._held: dict[tuple[int, int], list[tuple[Task, float]]] = {}
         self.present: set[int] = set()
         self._starved: set[int] = set()  # present, but there are no samples for them now
         self._deadlines = Deadlines()
@@ -150,7 +149,7 @@ class Coordinator:
             task = task._replace(taken=ran.taken, load=len(ran.taken))
             trip = Trip(ran.seconds, ran.seconds, task.load, ran)
         self._deadlines.arrived(worker, trip)
-        self._quorum.arrived(worker, task.tag, now, whole)
+        self._quorum.arrivals.arrived(worker, task.tag, now, whole)
         self._held.setdefault((worker, task.tag), []).append((task, trip.seconds))
         effects, self._state = self._gate.arrive(self._state, worker, now)
         self._carry_out(effects, now)
@@ -359,7 +358,7 @@ class Quorum:
     """
 
     def __init__(self, backup: Backup[Any] | None, workers: int) -> None:
-        self._backup, self._arrivals = backup, Arrivals(workers)
+        self._backup, self.arrivals = backup, Arrivals(workers)
         self.wanted = workers
         self._state: Any = None
         if backup is not None:
@@ -370,14 +369,9 @@ class Quorum:
         """Whether the gate is to be told what is wanted."""
         return self._backup is not None
 
-    def arrived(self, worker: int, tag: int, now: float, seconds: float) -> None:
-        """A gradient is here that counts for version ``tag``, after so many seconds."""
-        self._arrivals.arrived(worker, tag, now, seconds)
-
     def updated(self, version: int, now: float, fresh: int, present: int, moved: Moved, rate: float) -> None:
         """The parameters moved, now to this version, by ``fresh`` gradients of the one before, at this rate."""
-        self._arrivals.updated(version, now, fresh)
-        timings = self._arrivals.take()
+        timings = self.arrivals.updated(version, now, fresh)
         if self._backup is not None:
             happened = Iteration(fresh, present, now, moved.loss, moved.norm2, moved.variance, rate, timings)
             self.wanted, self._state = self._backup.step(self._state, happened)

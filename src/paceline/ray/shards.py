@@ -52,10 +52,10 @@ class Shard:
         """The process, once the shard is up."""
         return os.getpid()
 
-    def set(self, values: Vector, velocity: Vector | None = None, version: int = 0) -> Vector:
+    def set(self, values: Vector, velocity: Vector | None = None) -> Vector:
         """Begin with these parameters; returns them."""
-        kept = None if velocity is None else np.array(velocity)
-        self._parameters.load_state_dict({"values": np.array(values), "velocity": kept, "version": version})
+        self._parameters.values = values.copy()
+        self._parameters.velocity = None if velocity is None else velocity.copy()
         return self._parameters.values
 
     def hold(self, number: int, samples: int, gradient: Vector) -> None:

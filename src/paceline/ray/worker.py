@@ -27,11 +27,10 @@ Delay = Callable[[int, int, int], float]
 class Report(NamedTuple):
     """What comes back beside a gradient. seconds: of the computation, sleeps included."""
 
-    number: int
-    loss: float
-    seconds: float
-    cancelled: bool
-    buffers: Vector | None
+    loss: float = 0.0
+    seconds: float = 0.0
+    cancelled: bool = False
+    buffers: Vector | None = None
 
 
 class Worker:
@@ -47,11 +46,8 @@ class Worker:
         self._first, self._gradient = program(rank)
         self._whole: Any = None  # the parts' parameters together, in memory that is used again
         self._newest = -1  # version of these
-        self._sum, self._round, self._run = (
-            Sum(statistics=False),
-            -1,
-            0,
-        )  # of a round in pieces: its task, samples
+        self._sum = Sum(statistics=False)
+        self._round, self._run = -1, 0  # the task that the sum is of, and its samples
         self._cancelled = -1
         self._changed = threading.Condition()
 
@@ -73,33 +69,13 @@ class Worker:
         A cancelled gradient is None.
         """
         began = time.perf_counter()
-        whole = self._joined(version, values)
-        total: Any = None
-        loss, done = 0.0, False
-        if self._delay is not None:
-            self._sleep(self._delay(self._rank, version, len(samples)), number)
         for piece in np.array_split(samples, min(self._pieces, len(samples))):
-            if self._cancelled >= number:
-                break
-            gradient, mean = self._gradient(whole, piece)
-            if len(piece) == len(samples):
-                total, loss, done = gradient, mean, True
-                break
-            part = gradient * gradient.dtype.type(len(piece) / len(samples))
-            total = part if total is None else total + part
-            loss += mean * len(piece) / len(samples)
-        else:
-            done = True
-        buffers = getattr(self._gradient, "buffers", None)
-        report = Report(
-            number, loss, time.perf_counter() - began, not done, buffers() if buffers and done else None
-        )
-        if not done or total is None:
-            return (*(None,) * len(values), report)
-        return (*np.array_split(total, len(values)), report)
+            self.piece(number, version, piece, *values)
+        *gradient, report = self.deliver(number, len(values))
+        return (*gradient, report._replace(seconds=time.perf_counter() - began))
 
     def piece(self, number: int, version: int, samples: Indices, *values: Vector) -> Report:
-        """Add the gradient over these samples to what the round's task has; a Report."""
+        """Add the gradient over these samples to what the task has; a Report."""
         began = time.perf_counter()
         if number != self._round:
             self._round, self._run = number, 0
@@ -108,19 +84,19 @@ class Worker:
             before = self._delay(self._rank, version, self._run) if self._run else 0.0
             self._sleep(self._delay(self._rank, version, self._run + len(samples)) - before, number)
         if self._cancelled >= number:
-            return Report(number, 0.0, time.perf_counter() - began, True, None)
+            return Report(cancelled=True)
         gradient, loss = self._gradient(self._joined(version, values), samples)
         self._sum.add(Part(gradient, loss, len(samples)))
         self._run += len(samples)
-        return Report(number, loss, time.perf_counter() - began, False, None)
+        return Report(loss, time.perf_counter() - began)
 
     def deliver(self, number: int, parts: int) -> tuple[Any, ...]:
         """The mean gradient over what the task has had since it last delivered, and a Report."""
         if number != self._round or self._cancelled >= number:
-            return (*(None,) * parts, Report(number, 0.0, 0.0, True, None))
+            return (*(None,) * parts, Report(cancelled=True))
         found = self._sum.take()
         buffers = getattr(self._gradient, "buffers", None)
-        report = Report(number, found.loss, 0.0, False, buffers() if buffers else None)
+        report = Report(found.loss, buffers=buffers() if buffers else None)
         return (*np.array_split(found.step, parts), report)
 
     def cancel(self, number: int) -> None:
