@@ -19,7 +19,7 @@ from paceline.balance import POLICIES
 from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
 from paceline.errors import PacelineError, expected, short
-from paceline.rounds import Array, Cluster, PiecePlan, Plan
+from paceline.rounds import Cluster, PiecePlan, Plan
 
 __all__ = ["Policy", "create", "describe", "digest", "leaves", "names", "register", "restore"]
 
@@ -124,19 +124,16 @@ def plan_as_lists(plan: Plan) -> dict[str, Any]:
 
 def stored_plan(kept: Any, workers: int) -> Plan:
     """The plan that ``plan_as_lists`` took apart. Raises PacelineError for what is no plan for so many workers."""
-    shares = _numbers(stored_entry(kept, "shares"), (workers,), "shares")
-    if not (np.all(shares >= 0) and abs(shares.sum() - 1) < 1e-6):
-        raise PacelineError(f"a stored plan has the shares {short(shares.tolist())}; expected parts of 1")
-    costs = piece_plan = None
-    if (line := stored_entry(kept, "line")) is not None:
-        slope, overhead = _parts(line, [(workers,), (workers,)], "line")
-        if not (np.all(slope >= 0) and np.all(overhead >= 0)):
-            raise PacelineError("a stored plan has costs that are no seconds; expected numbers of at least 0")
-        costs = Linear(slope, overhead)
-    if (parts := kept.get("pull")) is not None:
-        piece_plan = PiecePlan(*_parts(parts, [(), (), (), (workers,), (workers,)], "pull"))
-        if not all(np.all(part >= 0) for part in piece_plan):
-            raise PacelineError("a stored plan has a piece_plan that is none; expected numbers of at least 0")
+    one, each = np.zeros(()), np.zeros(workers)
+    (shares,) = restore((each,), [stored_entry(kept, "shares")])
+    line, pieces = stored_entry(kept, "line"), stored_entry(kept, "pull")
+    costs = None if line is None else Linear(*restore((each, each), line))
+    piece_plan = None if pieces is None else restore(PiecePlan(one, one, one, each, each), pieces)
+    parts = (shares, *(piece_plan or ()), *((costs.seconds_per_sample, costs.overhead) if costs else ()))
+    if not (all(np.all(part >= 0) for part in parts) and abs(shares.sum() - 1) < 1e-6):
+        raise PacelineError(
+            f"a stored plan is {short(kept)}; expected shares that sum to 1, and numbers of at least 0"
+        )
     return Plan(shares, costs=costs, piece_plan=piece_plan)
 
 
@@ -161,26 +158,6 @@ def stored_entry(state: Any, name: str) -> Any:
             f"the stored balancer or plan is {short(state)}; expected a dict with {name} in it"
         )
     return state[name]
-
-
-def _parts(stored: Any, shapes: list[tuple[int, ...]], name: str) -> list[Array]:
-    if not isinstance(stored, list | tuple) or len(stored) != len(shapes):
-        raise PacelineError(
-            f"a stored plan has {name}={short(stored)}; expected a list of {len(shapes)} arrays"
-        )
-    return [_numbers(part, shape, name) for part, shape in zip(stored, shapes, strict=True)]
-
-
-def _numbers(stored: Any, shape: tuple[int, ...], name: str) -> Array:
-    try:
-        array = np.asarray(stored, float)
-    except (TypeError, ValueError, OverflowError):
-        array = None
-    if array is None or array.shape != shape:
-        raise PacelineError(
-            f"a stored plan has {name}={short(stored)}; expected numbers of shape {shape}, one for each worker"
-        )
-    return array
 
 
 def stored_whole(kept: Any, name: str) -> int:

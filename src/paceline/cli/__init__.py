@@ -18,6 +18,11 @@ from paceline.cli.interrupts import Ended
 from paceline.errors import PacelineError, WorkerError, meant
 
 COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")
+EXTRAS = {
+    "train": "torch",
+    "serve": "serve",
+    "watch": "serve",
+}  # of the package, that a command needs beside cli
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -50,6 +55,9 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), 1)
     except PacelineError as error:
         return _complain(str(error), 2)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get(arguments[0], "cli")
+        return _complain(f"{error.name} is not installed; install paceline[{extra}]", 2)
     except BrokenPipeError:  # whoever read the output has gone, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1

@@ -17,41 +17,53 @@ Limits = list[tuple[int | None, int | None]]
 Command = Callable[..., None]
 
 
-def options_of(kind: type) -> Callable[[Command], Command]:
-    """Makes a command that takes the fields of a dataclass as options, after its own parameters.
+def options_of(kind: type, *names: str, panel: str | None = None) -> Callable[[Command], Command]:
+    """Makes a command that takes fields as options, after its own parameters.
 
-    The command gets as ``**given`` those fields alone that were written on the command line. Their metadata has the
-    help and its panel.
+    kind: a dataclass whose fields have their help and its panel as metadata, or a pydantic model. names: of the
+    fields; all if none is named. panel: for these options, instead of their own. The command gets as ``**given``
+    those fields alone that were written on the command line.
     """
     hints = get_type_hints(kind)
-    readers: dict[Any, Callable[[str, str], Any]] = {list[float] | None: numbers, Limits | None: limits}
+    readers: dict[Any, tuple[Callable[[str, str], Any], str]] = {list[float] | None: (numbers, "X,Y,...")}
+    readers |= dict.fromkeys((Limits | None, list[list[int | None]] | None), (limits, "LEAST:MOST,..."))
     read = {name: readers[hint] for name, hint in hints.items() if hint in readers}
+    found: dict[str, tuple[Any, str, str | None]]  # default, help, panel
+    if dataclasses.is_dataclass(kind):
+        own_fields = dataclasses.fields(kind)
+        found = {
+            each.name: (each.default, each.metadata["help"], each.metadata["panel"]) for each in own_fields
+        }
+    else:
+        found = {
+            name: (None if each.is_required() else each.default, each.description, None)
+            for name, each in kind.model_fields.items()  # type: ignore[attr-defined]
+        }
+    chosen = names or tuple(found)
 
-    def parameter(field: dataclasses.Field[Any]) -> inspect.Parameter:
-        about = typer.Option(help=field.metadata["help"], rich_help_panel=field.metadata["panel"])
-        written = (str | None) if field.name in read else hints[field.name]
-        return inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=Annotated[written, about],
-        )
+    def parameter(name: str) -> inspect.Parameter:
+        default, told, its_panel = found[name]
+        metavar = read[name][1] if name in read else None
+        about = typer.Option(help=told, rich_help_panel=panel or its_panel, metavar=metavar)
+        written: Any = str if name in read else hints[name]
+        annotation = Annotated[written if default is not None else written | None, about]  # type: ignore[valid-type]
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
     def decorated(command: Command) -> Command:
         @functools.wraps(command)
         def made(context: typer.Context, **values: Any) -> None:
             given = {}
-            for name in hints:
+            for name in chosen:
                 value, source = values.pop(name), context.get_parameter_source(name)
                 if source is not None and source.name == "COMMANDLINE":
                     option = "--" + name.replace("_", "-")
-                    given[name] = read[name](value, option) if name in read else value
+                    given[name] = read[name][0](value, option) if name in read else value
             command(**values, **given)
 
         *own, _ = inspect.signature(command, eval_str=True).parameters.values()
         context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        fields = [parameter(field) for field in dataclasses.fields(kind)]
-        made.__signature__ = inspect.Signature([context, *fields, *own])  # type: ignore[attr-defined]
+        named = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        made.__signature__ = inspect.Signature([context, *map(parameter, chosen), *named])  # type: ignore[attr-defined]
         made.__annotations__ = {}
         return made
 
@@ -79,7 +91,7 @@ def numbers(text: str, option: str) -> list[float]:
         raise PacelineError(f"{option} {text}: expected numbers separated by commas, as in 1,1,4") from None
 
 
-def limits(text: str, option: str = "--limits") -> Limits:
+def limits(text: str, option: str) -> Limits:
     """``least:most,least:most,...``; an empty side means no limit of one's own."""
     pairs = []
     for part in text.split(","):

@@ -4,47 +4,40 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
+from paceline import tokens
 from paceline.cli import interrupts
-from paceline.cli.options import limits
+from paceline.cli.options import options_of
 from paceline.cli.watch import LOCAL, listen
 from paceline.errors import PacelineError
+from paceline.serve import server
+from paceline.serve.app import make
+from paceline.serve.models import NAME, Settings
+from paceline.serve.service import Service
 from paceline.tokens import TOKEN
 
 
+@options_of(
+    Settings,
+    "batch",
+    "workers",
+    "policy",
+    "forecast",
+    "start",
+    "limits",
+    "quantum",
+    "cost",
+    "floor",
+    panel="A job",
+)
 def command(
-    batch: Annotated[
-        int | None, typer.Option(help="Samples of a round, over all workers: makes a job at the start.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Workers that take part at most.")] = None,
-    policy: Annotated[str, typer.Option(help="Who does how much: NAME or NAME:key=value,...")] = "level",
-    forecast: Annotated[
-        str | None, typer.Option(help="How fast each will be next, for policies that take a forecast.")
-    ] = None,
-    start: Annotated[
-        int | None, typer.Option(help="Workers that the first round waits for; default all.")
-    ] = None,
-    limits_: Annotated[
-        str | None, typer.Option("--limits", help="Least and most samples of each worker: 1:64,1:64,:")
-    ] = None,
-    quantum: Annotated[int, typer.Option(help="Loads are multiples of this many samples.")] = 1,
-    cost: Annotated[
-        str | None,
-        typer.Option(help="sum or padded: samples cost differently, and each round's lengths are asked for."),
-    ] = None,
     at_once: Annotated[
         bool, typer.Option(help="Hand out the newest plan at once, instead of waiting for all reports.")
     ] = False,
-    floor: Annotated[
-        float,
-        typer.Option(
-            help="A silent worker is dropped after 4 times the longest recent round and these seconds."
-        ),
-    ] = 10.0,
     job: Annotated[str, typer.Option(help="The name of the job made at the start.")] = "default",
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 takes any free one.")] = 7070,
@@ -68,47 +61,26 @@ def command(
     sync: Annotated[
         bool, typer.Option(help="Force each commit to the disk: survives a power cut, too.")
     ] = False,
+    **given: Any,
 ) -> None:
     """Hand out batch sizes over HTTP, to workers of any framework and language.
 
     For example: paceline serve --batch 256 --workers 3
     """
-    try:
-        from paceline.serve import server
-        from paceline.serve.app import make
-        from paceline.serve.service import Service
-    except ModuleNotFoundError as error:
-        raise PacelineError(f"{error.name} is not installed; install paceline[serve]") from error
-    from paceline import tokens
-    from paceline.serve.models import NAME, Settings
-
     if no_token and host not in LOCAL:
         raise PacelineError(
             f"--no-token on {host} would let the whole network in; leave it out, or listen on 127.0.0.1"
         )
     if no_token + (token is not None) + (token_file is not None) > 1:
         raise PacelineError("--token, --token-file and --no-token exclude each other; give one")
-    settings = None
-    if (batch is None) != (workers is None):
+    if ("batch" in given) != ("workers" in given):
         raise PacelineError("--batch and --workers make a job only together; give both or neither")
     if not re.fullmatch(NAME, job):
         raise PacelineError(
             f"--job {job!r}: expected at most 64 letters, digits, dots, dashes and underscores, a letter or digit "
             "first"
         )
-    if batch is not None and workers is not None:
-        settings = Settings.of(
-            batch=batch,
-            workers=workers,
-            policy=policy,
-            forecast=forecast,
-            start=start,
-            limits=None if limits_ is None else limits(limits_),
-            quantum=quantum,
-            ahead=1 if at_once else 0,
-            floor=floor,
-            cost=cost,
-        )
+    settings = Settings.of(**given, ahead=int(at_once)) if "batch" in given else None
     with interrupts.heard() as ended, listen(host, port) as listening:
         directory = server.state_directory(dir_)
         where = token_file if token_file is not None else directory / "token"

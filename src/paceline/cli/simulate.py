@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import tables
+from paceline.cli.options import options_of
 from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.errors import PacelineError
 from paceline.runs import words
@@ -32,15 +33,19 @@ from paceline.simulate.measures import (
 from paceline.simulate.rounds import Outcome, run
 from paceline.simulate.scenario import Scenario
 from paceline.simulate.toml import of_trace, read
+from paceline.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from paceline.simulate.learning import Learnt
 
 DEFAULT = ("equal", "dolbie", "level", "optimum")
 Played = Outcome | DealtOutcome
+LEARN = "With --learn"
+COORDINATED = ("sync", "backup", "mode", "rate", "lr")  # options of a parameter server
 DEFAULT_BY_COST = ("equal", "level", "optimum")
 
 
+@options_of(TrainConfig, *COORDINATED, "data", "model", panel=LEARN)
 def command(
     scenarios: Annotated[
         list[Path] | None,
@@ -79,27 +84,16 @@ def command(
     learn: Annotated[
         bool, typer.Option("--learn", help="Train for real on the virtual clock; --rounds counts updates.")
     ] = False,
-    sync: Annotated[
-        str, typer.Option(help="With --learn, when parameters move: bsp, asp, ssp:10, lsp:3:5.")
-    ] = "bsp",
-    backup: Annotated[
-        str, typer.Option(help="With --learn, how many gradients to wait for: everyone, static:3, dbw, ...")
-    ] = "everyone",
-    mode: Annotated[str, typer.Option(help="With --learn: push-wait, push-interrupt or pull.")] = "push-wait",
-    rate: Annotated[
-        str,
-        typer.Option(help="With --learn, the learning rate for k gradients: fixed, proportional, adascale."),
-    ] = "fixed",
-    data: Annotated[str, typer.Option(help="With --learn: digits, a .npz file, or IDX files.")] = "digits",
-    model: Annotated[str, typer.Option(help="With --learn: mlp, cnn, lenet5, resnet18 or vgg16.")] = "mlp",
-    lr: Annotated[float, typer.Option(help="With --learn, the learning rate.")] = 0.1,
-    loss: Annotated[float | None, typer.Option(help="With --learn, stop at this training loss.")] = None,
+    loss: Annotated[
+        float | None, typer.Option(help="Stop at this training loss.", rich_help_panel=LEARN)
+    ] = None,
+    **given: Any,
 ) -> None:
     """Play every policy on the same rounds of a described cluster, or of a recorded trace.
 
     For example: paceline simulate examples/scenarios/mixed.toml --policy equal --policy level
     """
-    given = {
+    changed = {
         "global_batch": global_batch,
         "rounds": rounds,
         "realizations": realizations,
@@ -107,7 +101,7 @@ def command(
         "fractional": fractional,
         "decision_delay": decision_delay,
     }
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes = {name: value for name, value in changed.items() if value is not None}
     if bool(scenarios) == (trace is not None):
         raise PacelineError("name SCENARIO.toml files, or one --trace FILE.csv; expected one of the two")
     described: list[Scenario] = [
@@ -135,10 +129,11 @@ def command(
             raise PacelineError(
                 f"{what.name} has [samples], which --learn does not play; leave one of them out"
             )
-        by = server_config(
-            what, sync=sync, mode=mode, backup=backup, policy=(policy or ["equal"])[0], rate=rate, lr=lr
-        )
-        write_json(json_, _show_learnt(what, train(what, by, data, model, loss), console, plot))
+        config = TrainConfig(**given)
+        coordinated = {name: getattr(config, name) for name in COORDINATED}
+        by = server_config(what, policy=(policy or ["equal"])[0], **coordinated)
+        learnt = train(what, by, config.data, config.model, loss)
+        write_json(json_, _show_learnt(what, learnt, console, plot))
         return
     by_cost = any(what.samples for what in described)
     if by_cost and not all(what.samples for what in described):

@@ -59,10 +59,7 @@ def command(
     chosen = fields(compare) if compare is not None else [config.policy]
     place = Path(resume) if resume is not None else startup.place(out, config.data, config.model, chosen)
     with startup.loading("Loading PyTorch ..."):
-        try:
-            from paceline.cli.training import Session
-        except ModuleNotFoundError as error:
-            raise PacelineError(f"{error.name} is not installed; install paceline[torch]") from error
+        from paceline.cli.training import Session
 
     # The other ranks under torchrun have nothing to write: they end at once, even where they wait for others.
     with interrupts.heard(startup.leads()) as interrupted:

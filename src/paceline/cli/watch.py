@@ -87,13 +87,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 def make_server(run_dir: Path, host: str) -> uvicorn.Server:
     """A server of the page."""
-    try:
-        import uvicorn
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
+    import uvicorn
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-        from paceline.live.pages import folder_app
-    except ModuleNotFoundError as error:
-        raise PacelineError("paceline watch needs fastapi and uvicorn; install paceline[serve]") from error
+    from paceline.live.pages import folder_app
+
     page: Any = folder_app(run_dir)
     if host in LOCAL:  # a page elsewhere must not reach this one under a name of its own (DNS rebinding)
         page = TrustedHostMiddleware(page, allowed_hosts=[*LOCAL, "[::1]"])

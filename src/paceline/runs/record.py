@@ -186,8 +186,7 @@ def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> tuple[float, str]:
 
 def _durations(values: PerWorker) -> np.ndarray:
     """As floats that a record may hold; NaN where nothing is known."""
-    floats = np.array([math.nan if value is None else value for value in values], np.float64)
-    return np.clip(floats, 0.0, costs.MOST)
+    return np.clip(np.array(values, np.float64), 0.0, costs.MOST)
 
 
 def _json(value: Any) -> str:

@@ -8,10 +8,13 @@ A sink is asked for by its name, with options as ``name:key=value,...``. Each ha
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +36,7 @@ def scalars(
 
     Arguments as ``Recorder.round`` takes them. idle_share: portion of the workers' time spent waiting in this round.
     """
-    spent = np.array([math.nan if each is None else each for each in compute], float)
+    spent = np.array(compute, float)
     found: dict[str, float | None] = {
         "round/seconds": seconds,
         "round/samples_per_second": batch / seconds if seconds > 0 else None,
@@ -72,9 +75,12 @@ class Sink:
         raise NotImplementedError
 
 
-def missing(name: str, package: str, error: ImportError) -> PacelineError:
-    """The error where a sink's package is not there."""
-    return PacelineError(f"{name} is not installed ({error}); run: pip install {package}")
+def package(module: str, name: str, wanted: str) -> Any:
+    """A module of a sink's package. Raises PacelineError, with what to install, where it is not there."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise PacelineError(f"{name} is not installed ({error}); run: pip install {wanted}") from error
 
 
 @dataclass
@@ -87,21 +93,13 @@ class MLflow(Sink):
 
     experiment: str = "paceline"
     uri: str = ""
-    _client: Any = field(init=False, repr=False, default=None)
-    _id: str = field(init=False, repr=False, default="")
 
     def __post_init__(self) -> None:
-        try:
-            from mlflow.entities import Metric
-            from mlflow.tracking import MlflowClient
-        except ImportError as error:
-            raise missing("MLflow", "mlflow", error) from error
-        self._metric = Metric
-        self._client = MlflowClient(self.uri or None)
+        self._metric = package("mlflow.entities", "MLflow", "mlflow").Metric
+        self._client = package("mlflow.tracking", "MLflow", "mlflow").MlflowClient(self.uri or None)
         known = self._client.get_experiment_by_name(self.experiment)
         chosen = known.experiment_id if known else self._client.create_experiment(self.experiment)
-        run = self._client.create_run(chosen, run_name=self.place.name)
-        self._id = run.info.run_id
+        self._id = self._client.create_run(chosen, run_name=self.place.name).info.run_id
         for name, value in self.config.items():
             self._client.log_param(self._id, name, str(value)[:500])
 
@@ -114,12 +112,20 @@ class MLflow(Sink):
 
     def _log(self, values: dict[str, float], step: int) -> None:
         now = int(time.time() * 1000)
-        self._client.log_batch(
-            self._id, [self._metric(name, value, now, step) for name, value in values.items()]
-        )
+        metrics = [self._metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics)
 
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+METRICS = (  # kind, name after "paceline_", meaning; those of a worker have its number as a label
+    ("Counter", "rounds", "Closed rounds."),
+    ("Counter", "samples", "Samples trained on."),
+    ("Histogram", "round_seconds", "Wall seconds of each round."),
+    ("Gauge", "loss", "Mean training loss of the newest round."),
+    ("Gauge", "worker_samples", "Samples of the worker in the newest round."),
+    ("Gauge", "worker_seconds", "Seconds of the worker's own work in the newest round."),
+    ("Counter", "worker_wait_seconds", "Seconds that the worker waited for the last one."),
+)
 
 
 @dataclass
@@ -131,36 +137,20 @@ class Prometheus(Sink):
 
     port: int = 0
     host: str = "127.0.0.1"
-    _server: Any = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        try:
-            import prometheus_client as prometheus
-        except ImportError as error:
-            raise missing("The Prometheus client", "prometheus-client", error) from error
-        self._registry = prometheus.CollectorRegistry()
-
-        def made(kind: Any, name: str, text: str, *labels: str, **options: Any) -> Any:
-            return kind(f"paceline_{name}", text, ["job", *labels], registry=self._registry, **options)
-
-        counter, gauge = prometheus.Counter, prometheus.Gauge
-        self._rounds = made(counter, "rounds", "Closed rounds.")
-        self._samples = made(counter, "samples", "Samples trained on.")
-        self._seconds = made(
-            prometheus.Histogram, "round_seconds", "Wall seconds of each round.", buckets=BUCKETS
-        )
-        self._loss = made(gauge, "loss", "Mean training loss of the newest round.")
-        self._load = made(gauge, "worker_samples", "Samples of the worker in the newest round.", "worker")
-        self._own = made(
-            gauge, "worker_seconds", "Seconds of the worker's own work in the newest round.", "worker"
-        )
-        self._waited = made(
-            counter, "worker_wait_seconds", "Seconds that the worker waited for the last one.", "worker"
-        )
+        prometheus = package("prometheus_client", "The Prometheus client", "prometheus-client")
+        registry = prometheus.CollectorRegistry()
+        self._metrics: dict[str, Any] = {}
+        for kind, name, text in METRICS:
+            labels = ["job", "worker"] if name.startswith("worker") else ["job"]
+            more = {"buckets": BUCKETS} if kind == "Histogram" else {}
+            made = getattr(prometheus, kind)
+            self._metrics[name] = made(f"paceline_{name}", text, labels, registry=registry, **more)
         if not 0 <= self.port <= 65535:
             raise PacelineError(f"metrics port {self.port}: expected 0 to 65535")
         try:
-            self._server, self._thread = prometheus.start_http_server(self.port, self.host, self._registry)
+            self._server, self._thread = prometheus.start_http_server(self.port, self.host, registry)
         except OSError as error:
             raise PacelineError(
                 f"cannot serve metrics on {self.host}:{self.port}: {error.strerror}; choose another, or 0 for any"
@@ -171,33 +161,29 @@ class Prometheus(Sink):
     def where(self) -> str:
         return f"Prometheus: http://{self.host}:{self.port}/metrics"
 
-    @property
-    def job(self) -> str:
-        """The run's name, as the service has names of jobs."""
-        return self.place.name or "training"
-
     def round(self, *, round: int, **fields: Any) -> None:
+        def of(name: str, *worker: int) -> Any:
+            """A metric of this run, which has a name as the service's jobs have."""
+            return self._metrics[name].labels(self.place.name or "training", *worker)
+
         seconds, loss = float(fields["seconds"]), fields.get("loss")
-        self._rounds.labels(self.job).inc()
-        self._samples.labels(self.job).inc(fields["batch"])
-        self._seconds.labels(self.job).observe(seconds)
+        of("rounds").inc()
+        of("samples").inc(fields["batch"])
+        of("round_seconds").observe(seconds)
         if loss is not None and math.isfinite(loss):
-            self._loss.labels(self.job).set(loss)
-        spent = np.array([math.nan if each is None else each for each in fields["compute"]], float)
+            of("loss").set(loss)
+        spent = np.array(fields["compute"], float)
         rows = zip(fields["loads"], spent, waits(seconds, spent), strict=True)
         for worker, (load, own, waited) in enumerate(rows):
             if math.isfinite(own):
-                self._load.labels(self.job, worker).set(load)
-                self._own.labels(self.job, worker).set(own)
-                self._waited.labels(self.job, worker).inc(waited)
+                of("worker_samples", worker).set(load)
+                of("worker_seconds", worker).set(own)
+                of("worker_wait_seconds", worker).inc(waited)
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-
-FOLDER = "tensorboard"
 
 
 @dataclass
@@ -208,25 +194,15 @@ class TensorBoard(Sink):
     """
 
     folder: str = ""
-    _writer: Any = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise PacelineError(
-                "TensorBoard is not installed; run: pip install 'paceline[torch,tensorboard]'"
-            ) from error
-        self._writer = SummaryWriter(str(self.path))
-
-    @property
-    def path(self) -> Path:
-        """The folder of the event files."""
-        return Path(self.folder) if self.folder else self.place / FOLDER
+        self.folder = self.folder or str(self.place / "tensorboard")
+        board = package("torch.utils.tensorboard", "TensorBoard", "'paceline[torch,tensorboard]'")
+        self._writer = board.SummaryWriter(self.folder)
 
     @property
     def where(self) -> str:
-        return f"TensorBoard: tensorboard --logdir {self.path}"
+        return f"TensorBoard: tensorboard --logdir {self.folder}"
 
     def close(self) -> None:
         self._writer.close()
@@ -244,15 +220,12 @@ class Trackio(Sink):
     """
 
     project: str = "paceline"
-    _run: Any = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        try:
-            import trackio
-        except ImportError as error:
-            raise missing("Trackio", "trackio", error) from error
         plain = {name: value for name, value in self.config.items() if not name.startswith("_")}
-        self._run = trackio.init(project=self.project, name=self.place.name, config=plain, embed=False)
+        self._run = package("trackio", "Trackio", "trackio").init(
+            project=self.project, name=self.place.name, config=plain, embed=False
+        )
 
     @property
     def where(self) -> str:
@@ -266,22 +239,17 @@ class Trackio(Sink):
 
 
 @dataclass
-class WeightsAndBiases(Sink):
+class WeightsAndBiases(Trackio):
     """A run in a project of Weights & Biases.
 
     project: its name there. mode: "online", "offline" (files below the run's directory, which ``wandb sync`` sends
     later) or "" for what the environment says (WANDB_MODE).
     """
 
-    project: str = "paceline"
     mode: str = ""
-    _run: Any = field(init=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise missing("Weights & Biases", "wandb", error) from error
+        wandb = package("wandb", "Weights & Biases", "wandb")
         self.place.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(
             project=self.project,
@@ -295,12 +263,6 @@ class WeightsAndBiases(Sink):
     @property
     def where(self) -> str:
         return f"Weights & Biases, project {self.project}, files in {self._run.dir}"
-
-    def close(self) -> None:
-        self._run.finish()
-
-    def _log(self, values: dict[str, float], step: int) -> None:
-        self._run.log(values, step=step)
 
 
 SINKS: dict[str, type[Sink]] = {
@@ -324,14 +286,12 @@ def create(text: str, place: Path, config: Mapping[str, Any]) -> Sink:
 def opened(runs: Sequence[Run], texts: Sequence[str]) -> list[tuple[Run, Sink]]:
     """Every run with each sink that the texts ask for; where one cannot be had, the others are closed again."""
     pairs: list[tuple[Run, Sink]] = []
-    try:
-        for run in runs:
-            for text in texts:
-                pairs.append((run, create(text, run.path, run.config)))
-    except PacelineError:
-        for _, sink in pairs:
-            sink.close()
-        raise
+    with contextlib.ExitStack() as stack:
+        for run, text in itertools.product(runs, texts):
+            sink = create(text, run.path, run.config)
+            stack.callback(sink.close)
+            pairs.append((run, sink))
+        stack.pop_all()
     return pairs
 
 

@@ -42,10 +42,12 @@ class Settings(Strict):
         None, max_length=200, description="For policies that take one: NAME or NAME:key=value,..."
     )
     start: int | None = Field(
-        None, ge=1, le=MOST_WORKERS, description="Workers that the first round waits for; all."
+        None, ge=1, le=MOST_WORKERS, description="Workers that the first round waits for; by default all."
     )
     limits: list[Pair] | None = Field(
-        None, max_length=MOST_WORKERS, description="[least, most] samples of each place; null: none."
+        None,
+        max_length=MOST_WORKERS,
+        description="Least and most samples of each place; null if it has none.",
     )
     quantum: int = Field(1, ge=1, le=MOST_BATCH, description="Loads are multiples of it.")
     ahead: int = Field(
@@ -55,15 +57,23 @@ class Settings(Strict):
         description="0: a plan waits for all reports; 1: the newest plan is handed out at once.",
     )
     give_up: float = Field(
-        4.0, ge=1, le=1e3, description="A worker may be silent this many times the longest recent round"
+        4.0,
+        ge=1,
+        le=1e3,
+        description="A worker may be silent this many times the longest recent round, and floor.",
     )
-    floor: float = Field(10.0, ge=0, le=1e5, description="and this many seconds more.")
+    floor: float = Field(
+        10.0,
+        ge=0,
+        le=1e5,
+        description="A silent worker is dropped after give_up times the longest recent round and these seconds.",
+    )
     first: float = Field(
         300.0, ge=1e-3, le=1e6, description="Seconds of silence while nothing has been measured."
     )
     cost: Literal["sum", "padded"] | None = Field(
         None,
-        description="How a worker's samples add up, where they cost differently; null: all cost the same.",
+        description="How a worker's samples add up, if they cost differently; left out if all cost the same.",
     )
 
     @model_validator(mode="after")

@@ -81,15 +81,11 @@ class TrainConfig:
         LOST,
     )
     engine: str = _option("torch", "torch (DDP), or ray (a parameter server).", RAY)
-    sync: str = _option("bsp", "With ray, when parameters move: bsp, asp, ssp:10, lsp:3:5.", RAY)
-    backup: str = _option(
-        "everyone", "With ray, how many gradients to wait for: everyone, static:3, dbw, ...", RAY
-    )
-    mode: str = _option("push-wait", "With ray: push-wait, push-interrupt or pull.", RAY)
-    rate: str = _option(
-        "fixed", "With ray, the learning rate for k gradients: fixed, proportional, adascale.", RAY
-    )
-    address: str | None = _option(None, "With ray: HOST:PORT of a standing cluster.", RAY)
+    sync: str = _option("bsp", "When parameters move: bsp, asp, ssp:10, lsp:3:5.", RAY)
+    backup: str = _option("everyone", "How many gradients to wait for: everyone, static:3, dbw, ...", RAY)
+    mode: str = _option("push-wait", "push-wait, push-interrupt or pull.", RAY)
+    rate: str = _option("fixed", "The learning rate for k gradients: fixed, proportional, adascale.", RAY)
+    address: str | None = _option(None, "HOST:PORT of a standing cluster.", RAY)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for run.json."""
