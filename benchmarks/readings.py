@@ -24,7 +24,7 @@ from paceline.backup import dbw as module
 from paceline.backup.dbw import Dbw, DbwState, GainState
 from paceline.backup.protocol import Iteration
 from paceline.coded import Problem, ShiftedExponential, plan, simulate
-from paceline.papers import dbw as paper
+from paceline.papers import dbw_training as paper
 from paceline.papers import dolbie
 from paceline.simulate import run
 

@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 
 from paceline.cli import run
 from paceline.papers import data_folder, experiments
-from paceline.papers.dbw import reached, smoothed
+from paceline.papers.dbw_training import reached, smoothed
 from paceline.simulate import Scenario, WorkerClass
 from paceline.simulate import run as run_rounds
 from paceline.simulate.learning import learn, server_config
