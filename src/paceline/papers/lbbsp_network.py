@@ -7,14 +7,13 @@ rate of the last one's cable while they train. Needs Linux, root, and the comman
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,6 @@ BRIDGE, PORT, WORKERS = f"{MARK}b", 29517, 3
 SLOWDOWN_MS = "1,1.5,4"  # sleep for each sample: the first two are quick
 ABUNDANT, DEFICIENT = "480mbit", "16mbit"
 SECONDS = 300.0  # for one training, at most
-RUN = """
-import json, os, sys
-from paceline.cli import run
-for number, words in enumerate(json.loads(sys.argv[1])):
-    os.environ["MASTER_PORT"] = str(int(os.environ["PORT"]) + number)
-    if status := run(words):
-        sys.exit(status)
-"""  # one training after another: a process takes seconds to start
 
 
 def missing() -> str:
@@ -51,9 +42,7 @@ def missing() -> str:
         return "it takes root to make network namespaces"
     tried = subprocess.run(["ip", "netns", "add", f"{MARK}t"], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", f"{MARK}t"], capture_output=True)
-    return (
-        "" if tried.returncode == 0 else f"network namespaces are not allowed here ({tried.stderr.strip()})"
-    )
+    return f"network namespaces are not allowed here ({tried.stderr.strip()})" if tried.returncode else ""
 
 
 def fig13real(out: Path, quick: bool) -> Found:
@@ -72,7 +61,8 @@ def fig13real(out: Path, quick: bool) -> Found:
     names = ("equal", "level") if quick else ("equal", "lbbsp-gpu", "level")
     rows: list[dict[str, Any]] = []
     mean: dict[str, dict[str, float]] = {}
-    for name, run in train(names, 3 * period, period).items():
+    for name in names:
+        run = train(name, 3 * period, period)
         seconds = run.seconds
         picture.axes[0].plot(np.arange(1, len(seconds) + 1), seconds, label=name, linewidth=0.9)
         phase = np.arange(len(seconds)) // period
@@ -80,14 +70,13 @@ def fig13real(out: Path, quick: bool) -> Found:
         fast = np.median(seconds[(phase != 1) & settled])
         slow = np.median(seconds[(phase == 1) & settled])
         mean[name] = {"abundant": float(fast), "deficient": float(slow)}
+        told = [
+            (f"{s:.5g}", "/".join(f"{x:.0f}" for x in load))
+            for s, load in zip(seconds, run.loads, strict=True)
+        ]
         rows += [
-            {
-                "policy": name,
-                "round": t + 1,
-                "seconds": f"{s:.5g}",
-                "loads": "/".join(f"{x:.0f}" for x in load),
-            }
-            for t, (s, load) in enumerate(zip(seconds.tolist(), run.loads, strict=True))
+            {"policy": name, "round": t, "seconds": each, "loads": load}
+            for t, (each, load) in enumerate(told, 1)
         ]
     picture.axes[0].set(xlabel="round", ylabel="seconds", ylim=(0, None))
     picture.axes[0].legend()
@@ -108,64 +97,43 @@ def fig13real(out: Path, quick: bool) -> Found:
     )
 
 
-def train(policies: Sequence[str], steps: int, period: int) -> dict[str, runs.Run]:
-    """Train under each policy; the last worker's link is slow in the second of every two periods."""
-    common = f"train --model lenet5 --global-batch 96 --slowdown-ms {SLOWDOWN_MS} --steps {steps} --lr 0.01".split()
+def train(policy: str, steps: int, period: int) -> runs.Run:
+    """Train under a policy; the last worker's link is slow in the second of every two periods."""
+    line = f"train --model lenet5 --global-batch 96 --slowdown-ms {SLOWDOWN_MS} --steps {steps} --lr 0.01"
     with tempfile.TemporaryDirectory() as folder, _cables() as spaces:
-        records = [Path(folder) / policy for policy in policies]
-        lines = [
-            [*common, "--policy", policy, "--out", str(record)]
-            for policy, record in zip(policies, records, strict=True)
-        ]
-        workers = []
-        for rank, space in enumerate(spaces):
-            env = {
-                "RANK": str(rank),
-                "LOCAL_RANK": "0",
-                "WORLD_SIZE": str(WORKERS),
-                "MASTER_ADDR": _address(0),
-            }
-            env |= {
-                "PORT": str(PORT),
-                "MASTER_PORT": str(PORT),
-                "GLOO_SOCKET_IFNAME": "eth0",
-                "OMP_NUM_THREADS": "1",
-            }
-            line = ["ip", "netns", "exec", space, sys.executable, "-c", RUN, json.dumps(lines)]
-            workers.append(
-                subprocess.Popen(
-                    line, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-                )
+        command = [sys.executable, "-m", "paceline", *line.split(), "--policy", policy, "--out", folder]
+        common = {"LOCAL_RANK": "0", "WORLD_SIZE": str(WORKERS), "MASTER_ADDR": _address(0)}
+        common |= {"MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+        workers = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", space, *command],
+                env=os.environ | common | {"RANK": str(rank)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
             )
+            for rank, space in enumerate(spaces)
+        ]
         try:
-            _turn(workers, [record / "rounds.jsonl" for record in records], spaces[-1], steps, period)
+            _turn(workers, Path(folder) / "rounds.jsonl", spaces[-1], period)
         finally:
             for worker in workers:
-                if worker.poll() is None:
-                    worker.kill()
+                worker.kill()
                 worker.wait()
-        for worker in workers:
+        for worker in sorted(workers, key=lambda each: -each.returncode):  # those that were killed come last
             if worker.returncode:
                 assert worker.stderr is not None
-                told = worker.stderr.read().decode().strip().splitlines()
-                raise PacelineError(
-                    f"a worker in its network namespace failed: {told[-1] if told else 'no word'}"
-                )
-        return {policy: runs.read(record) for policy, record in zip(policies, records, strict=True)}
+                told = worker.stderr.read().decode().strip().splitlines() or ["no word"]
+                raise PacelineError(f"a worker in its network namespace failed: {told[-1]}")
+        return runs.read(Path(folder))
 
 
-def _turn(
-    workers: list[subprocess.Popen[bytes]], records: list[Path], space: str, steps: int, period: int
-) -> None:
-    """Change the link's rate as one record after another grows, until the workers are done."""
-    now = ABUNDANT
-    end = time.monotonic() + SECONDS * len(records)
-    while any(worker.poll() is None for worker in workers):
+def _turn(workers: list[subprocess.Popen[bytes]], record: Path, space: str, period: int) -> None:
+    """Change the link's rate as the record grows, until the workers are done, or one has failed."""
+    now, end = ABUNDANT, time.monotonic() + SECONDS
+    while any(worker.poll() is None for worker in workers) and not any(worker.poll() for worker in workers):
         if time.monotonic() > end:
             raise PacelineError(f"the workers were not done after {SECONDS:g} s; look for what holds them up")
-        if any(worker.poll() for worker in workers):
-            return
-        done = sum(record.read_bytes().count(b"\n") for record in records if record.exists()) % steps
+        done = record.read_bytes().count(b"\n") if record.exists() else 0
         rate = DEFICIENT if (done // period) % 2 else ABUNDANT
         if rate != now:
             _limit(space, rate)
