@@ -9,6 +9,7 @@ from scipy.optimize import minimize
 
 from paceline import PacelineError
 from paceline.coded import Problem, ShiftedExponential, Weibull, plan, random_problem
+from paceline.coded.coded_plan import completion
 from paceline.coded.planning import NAMES
 
 
@@ -169,3 +170,13 @@ def test_bad_requests_are_refused():
         plan(problem, "probabilistic", coded=False)
     with pytest.raises(PacelineError, match="not in the plan"):
         plan(problem).workers_of("nobody")
+
+
+def test_a_worker_that_serves_minus_nothing_brings_nothing():
+    """A solver's 0 may be -0.0."""
+    problem = random_problem(2, 4, 1000, np.random.default_rng(0))
+    rate = problem.delay.peak()[1]
+    k = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]])
+    assert completion(problem, np.where(k == 0, -0.0, k), rate) == pytest.approx(
+        problem.rows / (k * rate).sum(1)
+    )

@@ -125,8 +125,10 @@ def completion(problem: Problem, k: Array, rate: Array) -> Array:
     """
     brings = k * rate
     served = brings.sum(1) > 0
-    with np.errstate(divide="ignore"):
-        cost = Linear(1 / brings[served], problem.wait[served])
+    slope = np.divide(
+        1.0, brings, out=np.full(brings.shape, np.inf), where=brings > 0
+    )  # k of HiGHS may be -0.0
+    cost = Linear(slope[served], problem.wait[served])
     result = np.full(len(brings), np.inf)
     result[served] = water_level(cost, problem.rows[served], most=np.inf).seconds
     return result

@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,8 +34,8 @@ PAPERS = {
 class Found(NamedTuple):
     """What an experiment found.
 
-    rows: the lines of the table, columns by their keys. claim: the paper's. ours: our result. why: the reason if they
-    differ. figures: all numbers of ours.
+    rows: the lines of the table, columns by their keys; the file has six digits of each. claim: the paper's. ours:
+    our result. why: the reason if they differ. figures: all numbers of ours.
     """
 
     picture: Figure
@@ -45,6 +45,14 @@ class Found(NamedTuple):
     why: str
     setting: str
     figures: dict[str, Any] = {}  # noqa: RUF012 - nobody changes it
+
+
+def table(**columns: Any) -> list[dict[str, Any]]:
+    """Rows of these columns: arrays of one length, and single values that are the same in each row."""
+    many = {
+        key: each for key, each in columns.items() if isinstance(each, Iterable) and not isinstance(each, str)
+    }
+    return [columns | dict(zip(many, row, strict=True)) for row in zip(*many.values(), strict=True)]
 
 
 def experiments(paper: str) -> dict[str, Callable[[Path, bool], dict[str, Any]]]:
@@ -72,9 +80,10 @@ def _written(paper: str, experiment: Callable[[Path, bool], Found], out: Path, q
     found.picture.savefig(out / f"{name}.png", dpi=150)
     with (out / f"{name}.csv").open("w", newline="") as file:
         columns = list(dict.fromkeys(key for row in found.rows for key in row))
-        table = csv.DictWriter(file, columns, restval="")
-        table.writeheader()
-        table.writerows(found.rows)
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        for row in found.rows:
+            writer.writerow({key: f"{v:.6g}" if isinstance(v, float) else v for key, v in row.items()})
     write_whole(out / f"{name}.json", json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     return result
 

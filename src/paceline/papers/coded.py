@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, random_problem
 from paceline.coded.simulate import Completion, simulate
-from paceline.papers import Found
+from paceline.papers import Found, table
 from paceline.simulate.plots import figure
 
 
@@ -89,10 +90,7 @@ def fig2(out: Path, quick: bool) -> Found:
             every = Completion(np.concatenate([each.times for each in drawn]) / 1000)
             t, portion = every.cdf(200)
             axes.plot(t, portion, METHODS[method], label=method)
-            rows += [
-                {"setting": setting.label, "method": method, "seconds": f"{x:.6g}", "cdf": f"{y:.6g}"}
-                for x, y in zip(t, portion, strict=True)
-            ]
+            rows += table(setting=setting.label, method=method, seconds=t, cdf=portion)
             worst = [max(each.quantile(0.98, m).value for m in range(2)) for each in drawn]
             seconds[setting.label][method] = _mean(worst) / 1000
         axes.set(title=setting.label, xlabel="completion time of both tasks (s)", ylabel="CDF", ylim=(0, 1))
@@ -127,10 +125,8 @@ def fig3(out: Path, quick: bool) -> Found:
             bars.append(_mean([each.mean().value for each in drawn]) / 1000)
             system[setting.label][method] = bars[-1]
             axes.bar(np.arange(5) + (i - 2.5) * 0.14, bars, 0.14, label=method)
-            rows += [
-                {"setting": setting.label, "method": method, "group": group, "mean_seconds": f"{value:.6g}"}
-                for group, value in zip(("1", "2", "3", "4", "system"), bars, strict=True)
-            ]
+            groups = ("1", "2", "3", "4", "system")
+            rows += table(setting=setting.label, method=method, group=groups, mean_seconds=bars)
         reached[setting.label] = _reached(times)
         axes.set_xticks(range(5), ["master 1", "2", "3", "4", "system"])
         axes.set(title=setting.label, ylabel="mean completion time (s)")
@@ -179,14 +175,12 @@ def fig4(out: Path, quick: bool) -> Found:
     rows: list[dict[str, Any]] = []
     last: dict[str, float] = {}
     for alpha in (0.1, 0.01, 0.001):
-        trace = [
-            z.t for z, _ in zip(successive(delay, problem.rows, alpha), range(iterations + 1), strict=False)
-        ]
+        trace = [z.t for z in islice(successive(delay, problem.rows, alpha), iterations + 1)]
         axes.plot(np.array(trace) / 1000, label=f"SCA, alpha = {alpha:g}")
         last[f"{alpha:g}"] = trace[-1]
         below = next((i for i, t in enumerate(trace) if t < levels["iterated"]), None)
         last[f"{alpha:g} below iterated after"] = -1 if below is None else below
-        rows += [{"alpha": alpha, "iteration": i, "t_ms": f"{t:.6f}"} for i, t in enumerate(trace)]
+        rows += table(alpha=alpha, iteration=range(len(trace)), t_ms=trace)
     for method, style in (("iterated", "--"), ("probabilistic", ":")):
         label = "linear programme" if method == "probabilistic" else "iterated greedy"
         axes.axhline(levels[method] / 1000, color="black", linestyle=style, label=label)

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.backup import arrival_times, dbw
 from paceline.backup.protocol import Iteration, Timings
-from paceline.papers import Found
+from paceline.papers import Found, table
 from paceline.papers.dbw import NETWORKS, WORKERS, dataset, learner, network, shifted
 from paceline.paramserver.samples import Draws
 from paceline.runs.words import percent
@@ -140,7 +140,7 @@ def fig3(out: Path, quick: bool) -> Found:
     for name, found in errors.items():
         rms = np.sqrt(np.nanmean(np.square(found), axis=0))
         picture.axes[0].plot(np.arange(1, n + 1), rms, "o-", label=name)
-        rows += [{"estimator": name, "k": k + 1, "rms_error": float(value)} for k, value in enumerate(rms)]
+        rows += table(estimator=name, k=range(1, n + 1), rms_error=rms)
     picture.axes[0].set(xlabel="k", ylabel="relative error (root mean square)", ylim=(0, None))
     picture.axes[0].legend()
     rare = {name: np.sqrt(np.nanmean(np.square(np.array(found)[:, 2:4]))) for name, found in errors.items()}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from paceline.papers import Found
+from paceline.papers import Found, table
 from paceline.papers.dbw import (
     MNIST_RATE,
     NETWORKS,
@@ -97,25 +97,19 @@ def ratios(times: dict[str, float]) -> str:
 
 def timeline(runs: Runs) -> tuple[Figure, list[dict[str, Any]]]:
     """Loss and k over time, drawn and as a table."""
-    picture = figure(2)
+    picture, rows = figure(2), list[dict[str, Any]]()
     for name, updates in runs.items():
         now = [u.now for u in updates]
         picture.axes[0].plot(now, smoothed(updates), label=name, linewidth=1)
-        picture.axes[1].plot(now, [u.quorum for u in updates], label=name, linewidth=1)
+        picture.axes[1].plot(now, k := [u.quorum for u in updates], label=name, linewidth=1)
+        noise = [u.variance / u.norm2 for u in updates]
+        rows += table(
+            policy=name, seconds=now, loss=[u.loss for u in updates], k=k, variance_over_norm2=noise
+        )
     picture.axes[0].set(xlabel="virtual seconds", ylabel="loss", yscale="log")
     picture.axes[1].set(xlabel="virtual seconds", ylabel="k", ylim=(0, WORKERS + 1))
     picture.axes[0].legend(fontsize="x-small")
-    return picture, [
-        {
-            "policy": name,
-            "seconds": u.now,
-            "loss": u.loss,
-            "k": u.quorum,
-            "variance_over_norm2": u.variance / u.norm2,
-        }
-        for name, updates in runs.items()
-        for u in updates
-    ]
+    return picture, rows
 
 
 def bars(times: Mapping[str, Mapping[str, float]], target: float) -> Figure:
@@ -166,11 +160,7 @@ def fig6(out: Path, quick: bool) -> Found:
         )
     return Found(
         bars({f"alpha = {alpha:g}": times for alpha, times in found.items()}, target),
-        [
-            {"alpha": alpha, "policy": name, "seconds": seconds}
-            for alpha, times in found.items()
-            for name, seconds in times.items()
-        ],
+        [row for a, times in found.items() for row in table(alpha=a, policy=times, seconds=times.values())],
         claim="the best static k are 16, 12 and 8; DBW is 1.2x as fast for alpha = 0.2 and 3x for "
         "alpha = 1, of which 1.5x is the adaptation and 2x the rate",
         ours="; ".join(parts),
@@ -204,11 +194,7 @@ def fig10(out: Path, quick: bool) -> Found:
     picture.axes[0].legend()
     return Found(
         picture,
-        [
-            {"alpha": alpha, "policy": name, "seconds": seconds}
-            for name, values in times.items()
-            for alpha, seconds in zip(alphas, values, strict=True)
-        ],
+        [row for name, values in times.items() for row in table(alpha=alphas, policy=name, seconds=values)],
         claim="DBW is faster below alpha = 0.3, AdaSync above it",
         ours="; ".join(
             f"alpha = {alpha:g}: " + summary({name: values[i] for name, values in times.items()})

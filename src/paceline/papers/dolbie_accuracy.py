@@ -15,7 +15,7 @@ import numpy as np
 from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.files import write_whole
-from paceline.papers import Found
+from paceline.papers import Found, table
 from paceline.papers.dolbie import BATCH, NETWORKS, POLICIES, VARIANTS, measured
 from paceline.simulate import run
 from paceline.simulate.plots import figure
@@ -110,10 +110,7 @@ def _accuracy(out: Path, quick: bool, name: str, network: str) -> Found:
     rows: list[dict[str, Any]] = []
     for shown in POLICIES:
         axes.plot(clock[shown][:steps], smooth, label=shown, linewidth=1.2)
-        rows += [
-            {"policy": shown, "step": t + 1, "seconds": f"{second:.6g}", "accuracy": f"{smooth[t]:.4f}"}
-            for t, second in enumerate(clock[shown][:steps])
-        ]
+        rows += table(policy=shown, step=range(1, steps + 1), seconds=clock[shown][:steps], accuracy=smooth)
     axes.set(title=f"{NETWORKS[network].title}, B = {BATCH}", xlabel="seconds")
     axes.set(ylabel="training accuracy", ylim=(0, 1))
     axes.axhline(TARGET, color="black", linewidth=0.5)

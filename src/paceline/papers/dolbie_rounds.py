@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.papers import Found
+from paceline.papers import Found, table
 from paceline.papers.dolbie import COLOURS, POLICIES, PROCESSORS, VARIANTS, measured, settings
 from paceline.rounds import Array
 from paceline.simulate import Outcome, run
@@ -41,9 +41,11 @@ def _reductions(outcome: Outcome, what: str = "DOLBIE") -> str:
 
 def _rows(label: str, curves: dict[str, tuple[Array, Array]], column: str) -> list[dict[str, Any]]:
     return [
-        {"setting": label, "policy": name, "round": i + 1, column: f"{m:.6g}", "half_95": f"{h:.3g}"}
+        row
         for name, (mean, half) in curves.items()
-        for i, (m, h) in enumerate(zip(mean, half, strict=True))
+        for row in table(
+            setting=label, policy=name, round=range(1, len(mean) + 1), **{column: mean}, half_95=half
+        )
     ]
 
 
@@ -145,21 +147,18 @@ def _workers(name: str) -> Found:
     what = measured("resnet18")
     outcome = run(what, list(POLICIES.values()))
     of = classes_of(what)[0]
+    kinds = [PROCESSORS[kind] for kind in of]
     picture = figure(len(POLICIES), width=3)
     rows: list[dict[str, Any]] = []
     t = np.arange(1, what.rounds + 1)
     spread: dict[str, float] = {}
     for axes, (shown, policy) in zip(picture.axes, POLICIES.items(), strict=True):
         played = outcome.policies[policy]
-        table = played.first_seconds if name == "fig9" else played.first_shares * what.global_batch
+        values = played.first_seconds if name == "fig9" else played.first_shares * what.global_batch
         for worker, kind in enumerate(of):
-            axes.plot(t, table[:, worker], color=COLOURS[kind], linewidth=0.6)
-        for index, line in enumerate(table):
-            place = {"policy": shown, "round": index + 1}
-            rows += [
-                place | {"worker": i, "processor": PROCESSORS[of[i]], "value": f"{value:.6g}"}
-                for i, value in enumerate(line)
-            ]
+            axes.plot(t, values[:, worker], color=COLOURS[kind], linewidth=0.6)
+        for index, line in enumerate(values, 1):
+            rows += table(policy=shown, round=index, worker=range(len(of)), processor=kinds, value=line)
         last = played.first_seconds[-10:]
         spread[shown] = float(((last.max(1) - last.min(1)) / last.max(1)).mean())
         axes.set(title=shown, xlabel="round")
@@ -195,7 +194,6 @@ def fig11(out: Path, quick: bool) -> Found:
     timed = [run(alone, list(names.values())) for _ in range(3 if quick else 20)]
     picture = figure(2)
     above, below = picture.axes
-    rows: list[dict[str, Any]] = []
     left = np.zeros(len(names))
     parts: dict[str, Any] = {}
     for part in ("compute", "overhead", "wait"):
@@ -214,23 +212,19 @@ def fig11(out: Path, quick: bool) -> Found:
     below.boxplot(list(decide.values()), orientation="horizontal", tick_labels=list(decide))
     below.set(xlabel="microseconds a decision, one run of 30 workers", xscale="log")
     below.invert_yaxis()
-    for i, (shown, policy) in enumerate(names.items()):
-        rows.append(
-            {
-                "policy": shown,
-                "computation_s": f"{parts['compute'][i]:.5g}",
-                "communication_s": f"{parts['overhead'][i]:.5g}",
-                "waiting_s": f"{parts['wait'][i]:.5g}",
-                "idle_share": f"{idle_share(outcome.policies[policy]).mean():.4f}",
-                "decide_us": f"{np.median(decide[shown]):.4g}",
-            }
-        )
     waits = dict(zip(names, parts["wait"], strict=True))
     percents = {rival: float(100 * (1 - waits["DOLBIE"] / waits[rival])) for rival in RIVALS}
     micro = {shown: float(np.median(values)) for shown, values in decide.items()}
     return Found(
         picture,
-        rows,
+        table(
+            policy=names,
+            computation_s=parts["compute"],
+            communication_s=parts["overhead"],
+            waiting_s=parts["wait"],
+            idle_share=[idle_share(outcome.policies[policy]).mean() for policy in names.values()],
+            decide_us=micro.values(),
+        ),
         claim="DOLBIE's workers idle 84.6/71.1/67.2/42.8 % less than under EQU/OGD/LB-BSP/ABS; deciding takes OPT "
         "and OGD longest, DOLBIE little",
         ours="/".join(f"{percents[rival]:.0f}" for rival in RIVALS)

@@ -15,7 +15,7 @@ import numpy as np
 from paceline.data.traces import Trace
 from paceline.errors import PacelineError
 from paceline.forecast.series import bursty, google2011
-from paceline.papers import Found, data_folder
+from paceline.papers import Found, data_folder, table
 from paceline.papers.dbw import learner
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
@@ -102,8 +102,8 @@ def _levels(quick: bool, name: str, model: str) -> Found:
             played, shown = outcome.policies[policy], SHOWN[policy]
             each, waiting = estimate(played.latency.mean(0)), float(idle_share(played).mean())
             found[label] |= {shown: each.mean, f"{shown} waiting": waiting}
-            figures = {"seconds_an_update": f"{each.mean:.5g}", "half_95": f"{each.half:.3g}"}
-            rows.append(place | {"policy": shown} | figures | {"waiting": f"{waiting:.4f}"})
+            figures = {"seconds_an_update": each.mean, "half_95": each.half, "waiting": waiting}
+            rows.append(place | {"policy": shown} | figures)
         rows.append(place | {"policy": "ASP", "seconds_an_update": found[label]["ASP"]})
     for axes, suffix, title in zip(
         picture.axes, ("", " waiting"), ("an update", "spent waiting"), strict=True
@@ -220,9 +220,7 @@ def fig10(out: Path, quick: bool) -> Found:
     for name in names:
         latency = outcome.policies[name].latency[:, 0]
         axes.plot(np.cumsum(latency), np.arange(len(latency)), label=name)
-        rows += [
-            {"policy": name, "round": t + 1, "seconds": f"{s:.6g}"} for t, s in enumerate(latency.tolist())
-        ]
+        rows += table(policy=name, round=range(1, len(latency) + 1), seconds=latency)
     axes.set(xlabel="seconds", ylabel="updates done", title="Cluster-B")
     axes.legend(fontsize="small")
     faster = {name: total[BSP] / total[name] for name in names}
@@ -279,9 +277,7 @@ def fig12(out: Path, quick: bool) -> Found:
         batch = np.arange(1, most + 1)
         seconds = FIXED + slope * np.maximum(batch, knee)
         axes.plot(batch, seconds, label=f"{kind}: [{knee}, {most}]")
-        rows += [
-            {"gpu": kind, "batch": b, "seconds": f"{s:.5g}"} for b, s in zip(batch, seconds, strict=True)
-        ]
+        rows += table(gpu=kind, batch=batch, seconds=seconds)
     axes.set(xlabel="batch", ylabel="seconds", ylim=(0, None))
     axes.legend()
     return Found(
@@ -318,10 +314,7 @@ def fig13(out: Path, quick: bool) -> Found:
             "batch abundant": float(batch[abundant & settled].mean()),
             "batch deficient": float(batch[~abundant & settled].mean()),
         }
-        rows += [
-            {"policy": shown, "round": t + 1, "testee_batch": f"{b:.0f}", "seconds": f"{s:.5g}"}
-            for t, (b, s) in enumerate(zip(batch.tolist(), latency.tolist(), strict=True))
-        ]
+        rows += table(policy=shown, round=range(1, rounds + 1), testee_batch=batch, seconds=latency)
     picture.axes[0].set(xlabel="round", ylabel="samples of the worker with the changing link", ylim=(0, None))
     picture.axes[1].set(xlabel="round", ylabel="seconds of a round", ylim=(0, None))
     picture.axes[0].legend(fontsize="small")

@@ -11,7 +11,7 @@ from paceline import forecast
 from paceline.errors import PacelineError
 from paceline.forecast.rating import Rating, rate, walk
 from paceline.forecast.series import Series, bursty, google2011, recorded
-from paceline.papers import Found, data_folder
+from paceline.papers import Found, data_folder, table
 from paceline.simulate.plots import figure
 
 PRINTED = {  # Table 3: RMSE in samples/s, normalised time per update
@@ -53,10 +53,6 @@ def fig11(out: Path, quick: bool) -> Found:
         axes.plot(rounds, values[shown, worker], label=label, linewidth=2 if label == "actual" else 1.2)
     axes.set(xlabel="round", ylabel="speed (samples/s)", title=f"worker {worker}")
     axes.legend()
-    rows = [
-        {"round": int(k), **{label: f"{values[k, worker]:.4f}" for label, values in lines.items()}}
-        for k in rounds
-    ]
     error = {
         label: float(np.sqrt(np.mean((values - series.speed)[shown, worker] ** 2)))
         for label, values in found.items()
@@ -66,7 +62,7 @@ def fig11(out: Path, quick: bool) -> Found:
     missed = {label: float(np.abs(v - series.speed)[jump, worker].mean()) for label, v in found.items()}
     return Found(
         picture,
-        rows,
+        table(round=rounds, **{label: values[shown, worker] for label, values in lines.items()}),
         claim="NARX fluctuates much less than the speed during spikes, and catches up promptly with lasting "
         "changes",
         ours=f"RMSE in the period: narx {error['narx']:.1f}, ema {error['ema']:.1f} samples/s; mean error in the "
@@ -106,13 +102,12 @@ def table3(out: Path, quick: bool) -> Found:
         {
             "series": label,
             "forecast": name,
-            "rmse": f"{r.rmse:.3f}",
-            "rmse_over_ema": f"{r.rmse / each['ema'].rmse:.4f}",
-            "time_over_equal": f"{r.time:.4f}",
-            "time_over_oracle": f"{r.over_oracle:.4f}",
-            "paper_rmse": PRINTED[name][0] if name in PRINTED else "",
-            "paper_time": PRINTED[name][1] if name in PRINTED else "",
+            "rmse": r.rmse,
+            "rmse_over_ema": r.rmse / each["ema"].rmse,
+            "time_over_equal": r.time,
+            "time_over_oracle": r.over_oracle,
         }
+        | dict(zip(("paper_rmse", "paper_time"), PRINTED.get(name, ()), strict=False))
         for label, each in ratings.items()
         for name, r in each.items()
     ]

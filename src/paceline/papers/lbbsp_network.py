@@ -21,7 +21,7 @@ import numpy as np
 
 from paceline import runs
 from paceline.errors import PacelineError
-from paceline.papers import Found
+from paceline.papers import Found, table
 from paceline.simulate.plots import figure
 
 MARK = f"pl{os.getpid() % 100_000}"  # in all names, so that two runs at once do not meet
@@ -70,14 +70,8 @@ def fig13real(out: Path, quick: bool) -> Found:
         fast = np.median(seconds[(phase != 1) & settled])
         slow = np.median(seconds[(phase == 1) & settled])
         mean[name] = {"abundant": float(fast), "deficient": float(slow)}
-        told = [
-            (f"{s:.5g}", "/".join(f"{x:.0f}" for x in load))
-            for s, load in zip(seconds, run.loads, strict=True)
-        ]
-        rows += [
-            {"policy": name, "round": t, "seconds": each, "loads": load}
-            for t, (each, load) in enumerate(told, 1)
-        ]
+        loads = ["/".join(f"{x:.0f}" for x in load) for load in run.loads]
+        rows += table(policy=name, round=range(1, len(seconds) + 1), seconds=seconds, loads=loads)
     picture.axes[0].set(xlabel="round", ylabel="seconds", ylim=(0, None))
     picture.axes[0].legend()
     return Found(

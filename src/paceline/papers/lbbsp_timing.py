@@ -13,7 +13,7 @@ from paceline import policies
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.forecast.series import bursty
-from paceline.papers import Found, data_folder
+from paceline.papers import Found, data_folder, table
 from paceline.rounds import Array, Cluster
 from paceline.simulate.plots import figure
 
@@ -199,7 +199,7 @@ def _drawn(
         axes.plot(fine, 1e3 * (line.slope * np.maximum(fine, line.knee) + line.intercept), color="grey")
         axes.plot(batch, 1e3 * seconds, "o")
         axes.set(title=f"{label} (R² {line.r2:.4f})", xlabel="batch (samples)", ylabel="computation (ms)")
-        rows += [{column: label, "batch": b, "seconds": f"{s:.6f}"} for b, s in points.items()]
+        rows += table(**{column: label}, batch=points, seconds=seconds)
     return picture, rows
 
 
@@ -223,11 +223,8 @@ def fig14(out: Path, quick: bool) -> Found:
         at = np.arange(len(sizes)) + (i - 1) * 0.26
         errors = np.abs(np.stack([means - low, high - means]))
         axes.bar(at, means, 0.26, yerr=errors, capsize=3, label=name)
-        rows += [
-            {"policy": name, "workers": n, "mean_ms": f"{1e3 * np.mean(each[n]):.4f}", "percent": f"{m:.4f}",
-             "percent_5": f"{a:.4f}", "percent_95": f"{b:.4f}"}
-            for n, m, a, b in zip(sizes, means, low, high, strict=True)
-        ]  # fmt: skip
+        took = [1e3 * np.mean(each[n]) for n in sizes]
+        rows += table(policy=name, workers=sizes, mean_ms=took, percent=means, percent_5=low, percent_95=high)
     axes.set_xticks(range(len(sizes)), [f"{n} workers" for n in sizes])
     axes.set_ylabel("deciding (% of an iteration)")
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3, frameon=False)
