@@ -61,7 +61,7 @@ def constrained(state: TimesState) -> Array:
 
 
 def naive(state: TimesState) -> Array:
-    """The plain means of the samples of T_{k,k}, shape (n,); NaN where there is none."""
+    """The plain means of the samples of T_{k,k}, shape (n,); NaN if there is none."""
     with np.errstate(invalid="ignore"):
         return np.diagonal(state.total) / np.diagonal(state.samples)
 

@@ -25,13 +25,13 @@ REPLICAS, SKIPPED, PLAYED = 6, 6, 12  # clusters played at once; iterations befo
 
 
 class GainState(NamedTuple):
-    """The last D estimates, newest last, NaN where there was none; each of shape (D,)."""
+    """The last D estimates, newest last, NaN if there was none; each of shape (D,)."""
 
     variance: Array  # V+, eq. (10)
     norm2: Array  # N+, eq. (11)
     smoothness: Array  # L+, eq. (12)
     loss: float  # F of the last iteration; NaN before the first
-    spread: float  # V+ / k of the last iteration, 0 where unknown
+    spread: float  # V+ / k of the last iteration, 0 if unknown
 
 
 class Gain(NamedTuple):
@@ -95,7 +95,7 @@ def _mean(values: Array) -> float:
 
 
 class TripsState(NamedTuple):
-    """The last M round trips of each worker, newest last, NaN where there were fewer; shape (n, M)."""
+    """The last M round trips of each worker, newest last, NaN if there were fewer; shape (n, M)."""
 
     seconds: Array
     steps: int

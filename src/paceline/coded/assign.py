@@ -64,7 +64,7 @@ def iterated(
     patience: None for 30, and fewer beyond 100 workers, where a round is long and already close to the
         optimum.
 
-    rule: "printed" accepts an insertion where the smallest sum of all rises, as in the listing: with two
+    rule: "printed" accepts an insertion if the smallest sum of all rises, as in the listing: with two
         masters tied at the smallest sum it never does, and masters may stay without workers. "tie-safe"
         compares the two masters concerned with the smaller one's sum before, which raises the sums
         lexicographically.
@@ -192,7 +192,7 @@ def exact(values: Array, gap: float = 1e-4, seconds: float = 60.0) -> Array:
 
 
 def _unit(values: Array) -> float:
-    """The number of which all values are whole multiples, as with speeds 1, 2, 3; 0 where there is none."""
+    """The number of which all values are whole multiples, as with speeds 1, 2, 3; 0 if there is none."""
     for parts in range(1, 13):
         unit = float(values.min()) / parts
         multiples = values / unit
@@ -271,7 +271,7 @@ def _promising(values: Array) -> NDArray[np.bool_]:
 def _integer(
     values: Array, usable: NDArray[np.bool_], gap: float, seconds: float, floor: float, unit: float
 ) -> Array | None:
-    """Whole k with a level of at least ``floor``, using only usable pairs; None where none was found in time."""
+    """Whole k with a level of at least ``floor``, using only usable pairs; None if none was found in time."""
     from scipy.optimize import LinearConstraint, milp
 
     m, n = np.divmod(np.arange(values.size), values.shape[1])

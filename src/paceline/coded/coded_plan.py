@@ -102,7 +102,7 @@ class CodedPlan:
 
 
 def finish(problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rate: Array) -> CodedPlan:
-    """The plan for a given k: loads and times; PacelineError where a master's rows are not covered."""
+    """The plan for a given k: loads and times; PacelineError if a master's rows are not covered."""
     if not coded:
         loads = uncoded_loads(problem, k, equal=assign == "uniform")
         return CodedPlan(problem, assign, coded, k, loads, expected_completion(problem, loads))

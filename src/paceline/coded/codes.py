@@ -60,7 +60,7 @@ def split(rows: int, k: int) -> int:
 
 
 def own_block(a: Array, k: int, i: int) -> Array:
-    """Block i of k of a matrix: a view where it is whole, else a copy filled up with zeros."""
+    """Block i of k of a matrix: a view if it is whole, else a copy filled up with zeros."""
     size = split(len(a), k)
     block = a[i * size : (i + 1) * size]
     if len(block) == size:

@@ -100,7 +100,7 @@ def by_deadline(made: CodedPlan, t: float, moves: int = 10) -> tuple[CodedPlan, 
 
 
 def _chance(problem: Problem, m: int, workers: NDArray[np.intp], loads: Array, t: float) -> Array:
-    """P[worker done by t] for these loads; 0 where the load is 0."""
+    """P[worker done by t] for these loads; 0 if the load is 0."""
     left = np.maximum(t - problem.wait[m, workers], 0.0)
     z = np.where(loads > 0, left / np.maximum(loads, 1e-12), 0.0)
     return np.where(loads > 0, problem.delay.take((m, workers)).cdf(z), 0.0)

@@ -38,11 +38,11 @@ def fit(
     """Fit every pair's milliseconds per row.
 
     times: object array of the pairs' shape, each entry 1-D, positive.
-    finished: the same with bools: False where the work was cancelled after so long and would have taken
+    finished: the same with bools: False if the work was cancelled after so long and would have taken
         longer (right-censored). Only "shifted-exponential" takes them; leaving them out favours the lucky
         times.
 
-    Raises PacelineError where a pair has fewer than two different times, for then nothing is known of its
+    Raises PacelineError if a pair has fewer than two different times, for then nothing is known of its
     spread.
     """
     if family not in FAMILIES:

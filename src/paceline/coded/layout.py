@@ -1,6 +1,4 @@
-"""A plan in blocks: which coded blocks of a master's matrix each worker holds, and what moves when the
-plan changes.
-"""
+"""A plan in blocks: which coded blocks of a master's matrix each worker holds, and what moves if the plan changes."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | 
     """Cut a master's rows into blocks and give every worker as many coded ones as its load comes to.
 
     code: one of ``CODES``; "replicated" gives each block out twice. blocks: k, the number of blocks of A;
-    None for as many as make 64 coded ones (200 for "lt"), or four for each worker where that is more.
+    None for as many as make 64 coded ones (200 for "lt"), or four for each worker if that is more.
 
     Raises PacelineError if the workers' blocks together do not give A x.
     """
@@ -67,7 +65,7 @@ def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | 
     if blocks < 1:
         raise PacelineError(f"blocks={blocks}: expected at least one block")
     k = -(-rows // split(rows, min(blocks, rows)))  # so that no block is all filling
-    counts = block_counts(loads / split(rows, k), max(k, int(np.ceil(redundancy * k - 1e-9))))
+    counts = block_counts(loads, rows, k)
     ends = np.cumsum(counts).tolist()
     owned = tuple(tuple(range(end - count, end)) for end, count in zip(ends, counts.tolist(), strict=True))
     for seed in range(SEEDS):
@@ -80,9 +78,10 @@ def layout(plan: CodedPlan, master: int | str, code: str = "mds", blocks: int | 
     )
 
 
-def block_counts(shares: np.ndarray, total: int) -> np.ndarray:
-    """Whole blocks near ``shares`` that sum to ``total``: largest remainders, ties to the lowest worker."""
-    shares = shares * (total / shares.sum())
+def block_counts(loads: np.ndarray, rows: int, k: int) -> np.ndarray:
+    """Whole blocks of each worker near its load, k in all or more: largest remainders, ties to the lowest worker."""
+    total = max(k, int(np.ceil(max(float(loads.sum()) / rows, 1.0) * k - 1e-9)))
+    shares = loads * (total / loads.sum())
     counts = np.floor(shares + 1e-9).astype(int)
     order = np.argsort(counts - shares, kind="stable")
     counts[order[: total - int(counts.sum())]] += 1
@@ -102,9 +101,7 @@ def relayout(old: Layout, loads: np.ndarray) -> tuple[Layout, Moves]:
     Blocks given up are handed on before new ones are made; k stays, and where more coded blocks are needed
     the code grows without changing the old ones.
     """
-    size, k = old.size, old.code.k
-    redundancy = max(float(loads.sum()) / old.rows, 1.0)
-    counts = block_counts(loads / size, max(k, int(np.ceil(redundancy * k - 1e-9))))
+    counts = block_counts(loads, old.rows, old.code.k)
     keep = [owned[:count] for owned, count in zip(old.owned, counts, strict=True)]
     drop = [owned[count:] for owned, count in zip(old.owned, counts, strict=True)]
     kept = {block for owned in keep for block in owned}
@@ -115,5 +112,5 @@ def relayout(old: Layout, loads: np.ndarray) -> tuple[Layout, Moves]:
     ]
     owned = tuple(own + new for own, new in zip(keep, place, strict=True))
     largest = max((block for blocks in owned for block in blocks), default=0) + 1
-    code: Any = dataclasses.replace(old.code, n=max(largest, k))  # type: ignore[type-var]
+    code: Any = dataclasses.replace(old.code, n=max(largest, old.code.k))  # type: ignore[type-var]
     return Layout(code, old.rows, owned), Moves(tuple(drop), tuple(place))

@@ -33,7 +33,7 @@ def plan(
     assign: one of ``NAMES``. coded: False divides L without redundancy, so that a master waits for all its
     workers; equally for "uniform", as the paper's benchmark does, else by mean speed.
 
-    code: how the plan is to be carried out ("mds", "chunked", "lt", "uncoded"); warns where another code
+    code: how the plan is to be carried out ("mds", "chunked", "lt", "uncoded"); warns if another code
     would be faster by simulation (``advice``). None says nothing.
 
     Raises PacelineError for an unknown name, an uncoded probabilistic plan, and if a master cannot be covered.

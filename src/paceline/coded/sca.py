@@ -86,9 +86,8 @@ def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> I
         t_slope.value = time_slope.sum(1)
         constant.value = (k_slope * k + l_slope * loads + time_slope * t - minus).sum(1)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # near the fixed point the solver calls itself inaccurate
+            # Near the fixed point the solver calls itself inaccurate.
+            warnings.simplefilter("ignore", UserWarning)
             problem.solve(solver=cp.CLARABEL)
         if problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
             raise PacelineError(

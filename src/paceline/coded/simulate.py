@@ -25,7 +25,7 @@ class Interval(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Completion times in ms, shape (runs, M); inf where a master's workers never brought enough rows."""
+    """Completion times in ms, shape (runs, M); inf if a master's workers never brought enough rows."""
 
     times: Array
 

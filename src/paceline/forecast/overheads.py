@@ -47,10 +47,8 @@ class OverheadFit(NamedTuple):
 
 def start(shape: tuple[int, ...]) -> OverheadFit:
     """Nothing known yet; shape is (..., n)."""
-    unknown = np.full(shape, np.nan)
-    return OverheadFit(
-        unknown, unknown, unknown, unknown, unknown, np.full(shape, SCATTER**2), unknown, unknown
-    )
+    blank = OverheadFit(*[np.full(shape, np.nan)] * len(OverheadFit._fields))
+    return blank._replace(scatter=np.full(shape, SCATTER**2))
 
 
 def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float = 0.0) -> OverheadFit:

@@ -23,7 +23,7 @@ class Reading(NamedTuple):
 
     speed: v^{k-1}, samples/s in the round just finished; NaN (or nothing positive) where a worker was absent.
     cpu: c^k, the newest reading, so that of the coming round's start: the portion in [0, 1] of its machine's
-        processors that the worker can have (1 less what others use); NaN where unknown, None where not read.
+        processors that the worker can have (1 less what others use); NaN if unknown, None if not read.
     memory: m^k, likewise for memory.
     """
 

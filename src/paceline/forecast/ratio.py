@@ -15,7 +15,7 @@ LEAST_CPU = 0.05  # a reading below it says more about the meter than about the 
 
 
 class RatioState(NamedTuple):
-    """Of each worker: mean speed per unit of processor, mean speed, and the newest processor reading."""
+    """What is kept of each worker: mean speed per unit of processor, mean speed, the newest processor reading."""
 
     per_cpu: Array
     speed: Array

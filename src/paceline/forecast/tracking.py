@@ -47,21 +47,14 @@ def start(shape: tuple[int, ...]) -> Track:
     """Nothing measured yet; shape is (..., n)."""
     unknown, shared = np.full(shape, np.nan), np.ones((*shape[:-1], 1))
     square = 2 * FIRST_SCATTER**2
-    return Track(
-        unknown,
-        np.full(shape, square),
-        unknown,
-        np.zeros(shape),
-        square * shared,
-        -square / 4 * shared,
-        shared,
-    )
+    sums = square * shared, -square / 4 * shared, shared
+    return Track(unknown, np.full(shape, square), unknown, np.zeros(shape), *sums)
 
 
 def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
-    """The pace to expect, the weight that each measurement got (0 where there was none), and the new state.
+    """The pace to expect, the weight that each measurement got (0 if there was none), and the new state.
 
-    values: measured positive paces (seconds per sample, say), (..., n); NaN where nothing was measured.
+    values: measured positive paces (seconds per sample, say), (..., n); NaN if nothing was measured.
     """
     y = log(values)
     error = y - track.mean

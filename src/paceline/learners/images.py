@@ -49,7 +49,7 @@ class FlatModel:
         self._values.numpy()[:] = values
 
     def buffers(self) -> NDArray[np.float32]:
-        """A copy of the floating-point buffers, flat; empty where there are none."""
+        """A copy of the floating-point buffers, flat; empty if there are none."""
         if not self._floats:
             return np.zeros(0, np.float32)
         return torch.cat([b.reshape(-1).float() for b in self._floats]).numpy()

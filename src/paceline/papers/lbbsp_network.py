@@ -32,7 +32,7 @@ SECONDS = 300.0  # for one training, at most
 
 
 def missing() -> str:
-    """Why the experiment cannot be made here; empty where it can."""
+    """Why the experiment cannot be made here; empty if it can."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     for tool in ("ip", "tc"):

@@ -22,7 +22,7 @@ SHAPES = {"lenet5": (1, 28, 28), "resnet18": (3, 32, 32), "vgg16": (3, 32, 32)}
 
 
 class Line(NamedTuple):
-    """seconds = slope max(batch, knee) + intercept; knee 0 where a plain line fits as well."""
+    """seconds = slope max(batch, knee) + intercept; knee 0 if a plain line fits as well."""
 
     slope: float
     intercept: float

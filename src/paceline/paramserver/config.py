@@ -22,7 +22,7 @@ __all__ = ["ServerConfig"]
 class ServerParts(NamedTuple):
     """What one run is coordinated by.
 
-    backup: None where the gate alone decides. shares_rounds: work moves within the round.
+    backup: None if the gate alone decides. shares_rounds: work moves within the round.
     """
 
     gate: Gate[Any]
@@ -65,7 +65,7 @@ class ServerConfig:
     def build(self, shared: bool = False) -> ServerParts:
         """The parts, for one run.
 
-        shared: the engine runs rounds in pieces, where the policy says so.
+        shared: the engine runs rounds in pieces, if the policy says so.
         """
         gate = sync.create(self.sync, self.workers, self.mode)
         waits: Backup[Any] | None = backup.create(self.backup, self.workers, self.mode)

@@ -50,7 +50,7 @@ class Coordinator:
     """Runs one training. Whatever happens is told to ``handle``, beginning with ``Start``; the rest only tells.
 
     on_update: gets each ``Update``.
-    shares: the engine runs rounds in pieces where the policy says so: it keeps a task's samples until all of the
+    shares: the engine runs rounds in pieces if the policy says so: it keeps a task's samples until all of the
         round is done, whatever becomes of the worker, and then tells who ran what.
     """
 
@@ -263,7 +263,7 @@ class Coordinator:
         self._on_update(update)
 
     def _expect(self, now: float) -> None:
-        """Tell the gate how many gradients are wanted, where that is not its own to decide."""
+        """Tell the gate how many gradients are wanted, if that is not its own to decide."""
         if self._quorum.chosen:
             _, self._state = self._gate.expect(self._state, self._quorum.wanted, now)
 
@@ -354,7 +354,7 @@ class Loads:
 class Quorum:
     """Shows the backup policy what came of each update, and keeps what it asks for.
 
-    backup: None where the gate alone decides.
+    backup: None if the gate alone decides.
     """
 
     def __init__(self, backup: Backup[Any] | None, workers: int) -> None:

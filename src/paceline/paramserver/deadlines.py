@@ -36,7 +36,7 @@ class Deadlines:
         self._unheard.setdefault(worker, now)
 
     def heard(self, worker: int, now: float | None) -> None:
-        """The worker has answered. now: None where nothing more is awaited from it."""
+        """The worker has answered. now: None if nothing more is awaited from it."""
         if now is None:
             self._unheard.pop(worker, None)
         else:

@@ -30,7 +30,7 @@ class Task(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Everybody begins. workers: who is there, all where not given."""
+    """Everybody begins. workers: who is there, all if not given."""
 
     now: float
     workers: frozenset[int] | None = None
@@ -132,13 +132,13 @@ class Update:
     norm2: float
     variance: float
     loads: NDArray[np.int64]  # samples used
-    compute: Array  # seconds of the round trips used; NaN where none
+    compute: Array  # seconds of the round trips used; NaN if none
     staleness: list[int]  # of each gradient used
     dropped: Counter[str]  # gradients since the update before, by what became of them
     dropped_samples: int
     shares: Array
     moved: list[Task] = field(default_factory=list)
-    within: PieceRecord | None = None  # its pieces, where work moves within the round
+    within: PieceRecord | None = None  # its pieces, if work moves within the round
     changed: list[str] = field(default_factory=list)  # who was lost, left or joined since the one before
 
     @property

@@ -39,7 +39,7 @@ class Rate(ABC):
 
         k: samples in it over those that each of n workers has when they all have as many; 0 to n.
         norm2, variance: estimates of the squared norm of the true gradient and of the summed variance of one
-        gradient; NaN where unknown.
+        gradient; NaN if unknown.
         """
 
 
@@ -75,7 +75,7 @@ class AdaScale(Rate):
 class Knee(Rate):
     """A rate of its own for each k, as range tests found them (DBW, baseline static-k).
 
-    table: rates for k = 1..n, separated by "/"; the nearest where k is between two.
+    table: rates for k = 1..n, separated by "/"; the nearest if k is between two.
     """
 
     table: str = ""
@@ -133,7 +133,7 @@ def knee(rates: Array, losses: Array) -> float:
     """The rate at which the loss falls steepest over the logarithm of the rate (the range test's answer).
 
     rates, losses: shape (steps,), the loss after each step of a run whose rate grows; losses may end in NaN
-        or infinity where the run diverged. Where the loss never falls, a tenth of the rate at which it blew up.
+        or infinity if the run diverged. Where the loss never falls, a tenth of the rate at which it blew up.
     """
     usable = np.isfinite(losses) & (np.cumsum(~np.isfinite(losses)) == 0)
     rates, losses = rates[usable], losses[usable]

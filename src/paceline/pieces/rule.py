@@ -58,7 +58,7 @@ def claim(
     unit: int = 1,
     **known: Any,
 ) -> Any:
-    """Samples of the worker's next piece, at least one ``unit`` where as much is left: an int, or of the shape of
+    """Samples of the worker's next piece, at least one ``unit`` if as much is left: an int, or of the shape of
     ``left``.
 
     known: as for ``portion``, in samples. most: samples of a piece at most, a multiple of ``unit``.

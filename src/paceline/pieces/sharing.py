@@ -92,7 +92,7 @@ class SharedRound:
         return self._hand_out(worker, samples[:first]) if first else self.claim(worker, now)
 
     def claim(self, worker: int, now: float) -> Indices | None:
-        """The worker's next piece, None where nothing is left."""
+        """The worker's next piece, None if nothing is left."""
         if not self.left:
             return None
         hand, piece_plan = self._hands[worker], self._piece_plan
@@ -122,7 +122,7 @@ class SharedRound:
         hand.mark = now
 
     def expected(self, worker: int) -> float | None:
-        """When the worker's only piece will be through, so that the next should be claimed; None where it is
+        """When the worker's only piece will be through, so that the next should be claimed; None if it is
         not known, or another waits already."""
         hand = self._hands[worker]
         speed = self._speed(worker)
@@ -140,7 +140,7 @@ class SharedRound:
         return hand.mark, sum(len(piece) for piece in (*hand.out, *hand.ran))
 
     def to_deliver(self, worker: int) -> Indices | None:
-        """The samples whose gradient the worker should deliver after what it was sent; None where it should go
+        """The samples whose gradient the worker should deliver after what it was sent; None if it should go
         on first, or has nothing, or was told already."""
         hand = self._hands[worker]
         if self.left or hand.asked or not (hand.ran or hand.out):

@@ -14,7 +14,6 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ class CodedMatrix:
     pool: the workers; several masters share one by passing the same. None starts one, which ``close`` ends.
     code: "mds", "lt" or "replicated". messages: parts in which a worker delivers its blocks.
     blocks: blocks the matrix is cut into (``coded.layout``).
-    patience: seconds after which workers that have not answered count as lost, where too few others are left.
+    patience: seconds after which workers that have not answered count as lost, if too few others are left.
     on_loss: "error" raises WorkerError when too few are left, "recode" places their blocks on the others
         first.
 
@@ -110,7 +109,7 @@ class CodedMatrix:
     def __matmul__(self, x: Array) -> Array:
         """A x, for x of shape (columns,) or (columns, any).
 
-        Raises PacelineError for an x that does not fit, WorkerError where too few workers are left.
+        Raises PacelineError for an x that does not fit, WorkerError if too few workers are left.
         """
         self._open()
         x = np.asarray(x, self.a.dtype)
@@ -129,8 +128,7 @@ class CodedMatrix:
         if answer is None:
             lost = ", ".join(self.names[n] for n in sorted(self._lost()))
             raise WorkerError(
-                f"too few workers are left for this product (lost: {lost}): start others, or call recode() "
-                f"to "
+                f"too few workers are left for this product (lost: {lost}): start others, or call recode() to "
                 "place the lost blocks on those left"
             )
         return answer
@@ -138,15 +136,13 @@ class CodedMatrix:
     def recode(self) -> int:
         """Place the blocks of lost workers on those left; returns how many blocks were placed.
 
-        Loads are Theorem 1's for the workers left. Raises WorkerError where none is left.
+        Loads are Theorem 1's for the workers left. Raises WorkerError if none is left.
         """
         self._open()
         return self._follow_loads(self._reloaded(self.plan.problem))
 
     def replan(self) -> int:
-        """Fit the delays seen so far, divide the rows again, move only the blocks that change; returns
-        how many.
-        """
+        """Fit the delays seen so far, divide the rows again, move only the blocks that change; returns how many."""
         self._open()
         problem = self.observations.fitted(self.plan.problem, self.master)
         loads = self._reloaded(problem)
@@ -154,9 +150,7 @@ class CodedMatrix:
         return self._follow_loads(loads)
 
     def follow(self, plan: CodedPlan) -> int:
-        """Change to another plan for the same matrix and workers, moving only what changes; returns the
-        blocks placed.
-        """
+        """Change to another plan for this matrix and these workers, moving what changes; the blocks placed."""
         self._open()
         if plan.problem.workers != self.names:
             raise PacelineError("the new plan names other workers: expected the same, in the same order")
@@ -193,7 +187,7 @@ class CodedMatrix:
             raise PacelineError("this coded matrix is closed; make a new one")
 
     def _product(self, x: Array) -> Array | None:
-        """A x, or None where the workers left do not suffice."""
+        """A x, or None if the workers left do not suffice."""
         begin = time.perf_counter()
         self.turn += 1
         asked = self._to_ask()
@@ -231,7 +225,7 @@ class CodedMatrix:
         return result
 
     def _get(self, answer: Any, n: int) -> tuple[Array, float] | None:
-        """A worker's answer; None where it was cancelled or the worker died."""
+        """A worker's answer; None if it was cancelled or the worker died."""
         try:
             value: tuple[Array, float] | None = ray.get(answer)
         except RayTaskError as error:
@@ -253,9 +247,7 @@ class CodedMatrix:
                 del self.behind[n]
 
     def _to_ask(self) -> list[int]:
-        """Workers for this turn: those drawn and answering, and the others where these hold too few
-        blocks.
-        """
+        """Workers for this turn: those drawn and answering, and the others if these hold too few blocks."""
         self._catch_up()
         holding = [n for n, owned in enumerate(self.layout.owned) if owned and n not in self.dead]
         answering = [n for n in holding if len(self.behind.get(n, ())) < BEHIND]
@@ -356,9 +348,7 @@ def _theorem_1(problem: Problem, k: Array, master: int) -> Array:
 
 def _parts(blocks: tuple[int, ...], messages: int) -> list[tuple[int, ...]]:
     """Blocks in at most so many parts of nearly equal size, in order."""
-    count = min(messages, len(blocks))
-    edges = [round(i * len(blocks) / count) for i in range(count + 1)]
-    return [blocks[start:end] for start, end in pairwise(edges)]
+    return [tuple(part.tolist()) for part in np.array_split(blocks, min(messages, len(blocks)))]
 
 
 def _matrix(a: Array, plan: CodedPlan, master: int) -> Array:

@@ -97,7 +97,7 @@ class Pieces:
         self._collect()
 
     def finish(self, now: float) -> None:
-        """Where the round is complete, tell the coordinator, who goes on to the next."""
+        """Tell the coordinator of the round if it is complete; the coordinator goes on to the next."""
         sharing = self._sharing
         if sharing is None or not sharing.complete():
             return

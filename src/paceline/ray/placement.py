@@ -40,7 +40,7 @@ def move(
     """Place the new blocks of matrix ``a``, then drop the old ones.
 
     actors, names: by worker; gone: workers known to be dead, to which those found dead are added; patience:
-    seconds to wait for a worker. On failure what was placed is dropped again. Raises WorkerError where a
+    seconds to wait for a worker. On failure what was placed is dropped again. Raises WorkerError if a
     worker is lost.
     """
     placed: list[int] = []
@@ -52,8 +52,7 @@ def move(
         except (RayActorError, GetTimeoutError) as error:
             gone.add(n)
             raise WorkerError(
-                f"worker {names[n]!r} was lost while its blocks were placed: start it again or plan without "
-                f"it"
+                f"worker {names[n]!r} was lost while its blocks were placed: start it again or plan without it"
             ) from error
 
     try:
@@ -87,9 +86,7 @@ def drop(
 
 
 class Observed(NamedTuple):
-    """A worker's part in one product. per_row: milliseconds; finished: False where it is only a lower
-    bound.
-    """
+    """A worker's part in one product. per_row: milliseconds; finished: False if it is only a lower bound."""
 
     per_row: float
     finished: bool
@@ -108,7 +105,7 @@ class Observations:
     def fitted(self, problem: Problem, master: int) -> Problem:
         """The problem with a master's delays as observed, called-off work included.
 
-        Workers seen finishing fewer than five times keep their parameters. Raises PacelineError where the
+        Workers seen finishing fewer than five times keep their parameters. Raises PacelineError if the
         problem's delays are not shifted exponentials.
         """
         delay = problem.delay

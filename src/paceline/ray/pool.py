@@ -20,9 +20,7 @@ ProductDelay = Callable[[str, str, int, int], float]
 
 
 class BlockWorker:
-    """Keeps coded blocks by matrix and multiplies them by x; ``cancel`` reaches it while it works or
-    sleeps.
-    """
+    """Keeps coded blocks by matrix and multiplies them by x; ``cancel`` reaches it while it works or sleeps."""
 
     def __init__(self, name: str, delay: ProductDelay | None) -> None:
         self.name, self.delay = name, delay
@@ -38,7 +36,7 @@ class BlockWorker:
         return len(mine)
 
     def drop(self, key: str, indices: Sequence[int] | None = None) -> None:
-        """Forget blocks of a matrix, all where none is named."""
+        """Forget blocks of a matrix, all if none is named."""
         if indices is None:
             self.blocks.pop(key, None)
             return
@@ -50,7 +48,7 @@ class BlockWorker:
         return [key for key, mine in self.blocks.items() if mine]
 
     def multiply(self, key: str, turn: int, indices: Sequence[int], x: Array) -> tuple[Array, float] | None:
-        """Products of the blocks with x, stacked, and the seconds they took; None where cancelled."""
+        """Products of the blocks with x, stacked, and the seconds they took; None if cancelled."""
         begin = time.perf_counter()
         if self._is_cancelled(key, turn):
             return None

@@ -289,7 +289,7 @@ class Server:
         self._deliver(sent, report, kept)
 
     def _deliver(self, sent: _Sent, report: Report, kept: Any) -> None:
-        """Hand a finished task to the coordinator, or take back its worker where it was given up."""
+        """Hand a finished task to the coordinator, or take back its worker if it was given up."""
         task, coordinator = sent.task, self._coordinator
         if not report.cancelled and report.buffers is not None and len(report.buffers):
             mixed = report.buffers if self.buffers is None else 0.9 * self.buffers + 0.1 * report.buffers

@@ -131,7 +131,7 @@ class Shards:
         return np.concatenate(self._get(self.refs))
 
     def velocity(self) -> Vector | None:
-        """The momentum's state, whole; None where there is none (yet)."""
+        """The momentum's state, whole; None if there is none (yet)."""
         parts = self._get([actor.velocity.remote() for actor in self.actors])
         return None if parts[0] is None else np.concatenate(parts)
 

@@ -135,7 +135,7 @@ class Crew:
     def start(self, seconds: float) -> int:
         """Start all and wait for them; how many parameters their model has.
 
-        Raises WorkerError where one fails, PacelineError where some do not come up in time.
+        Raises WorkerError if one fails, PacelineError if some do not come up in time.
         """
         first = {self._actor(place): place for place in range(self._places)}
         ready, late = ray.wait(list(first), num_returns=len(first), timeout=seconds)
@@ -152,7 +152,7 @@ class Crew:
         return _told([getattr(self.actors[place], method).remote() for place in places])
 
     def add(self) -> bool:
-        """Start a worker in the first free place; False where there is none."""
+        """Start a worker in the first free place; False if there is none."""
         free = [place for place in range(self._places) if place not in self.actors]
         if free:
             ref = self._actor(free[0])
@@ -160,7 +160,7 @@ class Crew:
         return bool(free)
 
     def welcome(self, ref: Any) -> int | None:
-        """A starting worker's first word is here: its place; None where it died, or was told to leave meanwhile."""
+        """A starting worker's first word is here: its place; None if it died, or was told to leave meanwhile."""
         place, actor = self.starting.pop(ref)
         if self.actors.get(place) is not actor:
             return None

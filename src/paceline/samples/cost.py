@@ -84,12 +84,12 @@ class SampleCosts:
 
     @cached_property
     def mean(self) -> float:
-        """Of the lengths."""
+        """The mean length."""
         return float(self.lengths.mean())
 
     @cached_property
     def mean_square(self) -> float:
-        """Of the lengths' squares."""
+        """The mean square of a length."""
         return float((self.lengths**2).mean())
 
     def model(

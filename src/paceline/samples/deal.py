@@ -26,9 +26,8 @@ from paceline.samples.padded import Limits, Runs, sorted_runs
 __all__ = ["Deal", "Room", "deal"]
 
 Counts = NDArray[np.int64]
-GUESS = (
-    0.25  # of a worker's mean cost: what a launch is taken to cost where nobody knows, and limits force cuts
-)
+# What a launch is taken to cost if nobody knows and limits force cuts, as part of a worker's mean cost.
+GUESS = 0.25
 
 
 class Room(NamedTuple):
@@ -60,7 +59,7 @@ class Room(NamedTuple):
 
     @property
     def longest(self) -> float:
-        """The budget, infinite where there is none."""
+        """The budget, infinite if there is none."""
         return np.inf if self.budget is None else float(self.budget)
 
 
@@ -70,7 +69,7 @@ class Deal:
 
     order: positions among the round's samples, worker after worker, each one's micro-batches one after the other,
     (B,). loads: samples of each worker, (n,). sizes: samples of each micro-batch, for each worker; 0 for an empty
-    micro-step. parts: (n, 3): lengths, squared lengths (padded where the model is) and launches of each worker.
+    micro-step. parts: (n, 3): lengths, squared lengths (padded if the model is) and launches of each worker.
     costs: of each worker, (n,), in mean samples, with padding and known launches. lengths: of the samples in
     ``order``, (B,). model: by which they were dealt.
     """
@@ -109,7 +108,7 @@ def deal(
     """Deal samples of these lengths, (B,), so that all workers end together, as nearly as whole samples can.
 
     pace: seconds of each worker for a cost of 1, (n,), positive; infinite for who gets nothing. Any unit will do
-    where ``overhead``, the seconds before a worker's first sample, is None. Raises PacelineError where the limits
+    where ``overhead``, the seconds before a worker's first sample, is None. Raises PacelineError if the limits
     cannot hold the samples.
     """
     n, batch = len(pace), len(lengths)

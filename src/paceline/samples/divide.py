@@ -40,7 +40,7 @@ def longest_first(
     costs: of the samples, positive, shape (B,). pace: seconds of each worker for a cost of 1, shape (n,), positive;
     infinite for who gets nothing. overhead: seconds before a worker's first sample, (n,). least, most: samples of
     each worker, (n,). Equal samples go in the order in which they stand, and ties to the lowest worker. Raises
-    PacelineError where the limits cannot hold the samples.
+    PacelineError if the limits cannot hold the samples.
     """
     batch, workers = len(costs), len(pace)
     least, most = limited(batch, pace, least, most)
@@ -51,9 +51,8 @@ def longest_first(
     chosen = _placed(sizes, pace, begin, least, most, tail)
     if tail < batch and not begin.any() and most.min() == batch:
         ends = (np.bincount(chosen, sizes, workers) * pace).max()
-        if ends > bound(workers) * lower_bound(
-            sizes, pace
-        ):  # no blocks, then: the rule itself keeps its bound
+        # No blocks, then: the rule itself keeps its bound.
+        if ends > bound(workers) * lower_bound(sizes, pace):
             chosen = _placed(sizes, pace, begin, least, most, batch)
     result = np.empty(batch, np.int64)
     result[order] = chosen
@@ -86,11 +85,7 @@ def lower_bound(costs: Array, pace: Array) -> float:
 
     The k longest samples run on k workers at most, so they take as long as the k quickest need for them together.
     """
-    return _lower_bound(np.sort(costs)[::-1], pace)
-
-
-def _lower_bound(sizes: Array, pace: Array) -> float:
-    speeds = np.sort(1.0 / pace)[::-1]  # the sizes are sorted, too
+    sizes, speeds = np.sort(costs)[::-1], np.sort(1.0 / pace)[::-1]
     alone = np.cumsum(sizes[: len(speeds)]) / np.cumsum(speeds)[: len(sizes)]
     return float(max(sizes.sum() / speeds.sum(), alone.max(initial=0.0)))
 

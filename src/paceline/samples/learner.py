@@ -6,7 +6,7 @@ micro-batches, so that what a launch costs shows; from then on the measured mode
     seconds = a_i + p_i * cost,   cost = (1 - w) linear + w quadratic + launch * launches
 
 with one w and one launch for the job, and an overhead a_i and a pace p_i for each worker; all are non-negative, w
-is at most 1. ``linear`` and ``quadratic`` are the sums of lengths and of their squares (padded, where they are),
+is at most 1. ``linear`` and ``quadratic`` are the sums of lengths and of their squares (padded, if they are),
 each divided by the data set's mean, so that the mean sample costs 1 whatever w is.
 
 What the rounds told is kept as one small matrix of sums for each worker, which forgets; for given w and launch the
@@ -33,14 +33,10 @@ __all__ = ["CostLearner"]
 REMEMBERED = 32  # rounds of a job's beginning, in which what is known of its costs may change much
 RETOLD = 0.01  # relative change of a worker's cost
 
-TRIALS = (
-    None,
-    1 / 8,
-    1 / 64,
-)  # of a worker's mean cost: what a launch is taken to cost in the first padded rounds
-SURE = (
-    8  # rounds before a launch is believed to cost less than was tried: nothing would come of dozens of them
-)
+# What a launch is taken to cost in the first padded rounds, as part of a worker's mean cost.
+TRIALS = None, 1 / 8, 1 / 64
+# Rounds before a launch is believed to cost less than was tried: nothing would come of dozens of them.
+SURE = 8
 MEMORY = 0.98  # weight of a round's sums after one more
 SCATTER = 0.03  # relative scatter of the seconds before it is known
 LEAST_SCATTER = 0.003
@@ -78,16 +74,8 @@ def start_fit(workers: int) -> CostFit:
     """Nothing known: costs are as given, and a launch costs nothing."""
     nothing, unknown = np.zeros(workers), np.full(workers, np.nan)
     zero = np.zeros(())
-    return CostFit(
-        np.zeros((workers, 5, 5)),
-        zero,
-        zero,
-        unknown,
-        unknown,
-        np.array(SCATTER**2),
-        nothing,
-        zero + LAUNCH_SD,
-    )
+    sums, scatter = np.zeros((workers, 5, 5)), np.array(SCATTER**2)
+    return CostFit(sums, zero, zero, unknown, unknown, scatter, nothing, zero + LAUNCH_SD)
 
 
 def update_fit(
@@ -95,7 +83,7 @@ def update_fit(
 ) -> CostFit:
     """The belief after one more round.
 
-    parts: linear and quadratic parts in mean samples, and launches, (n, 3). seconds: (n,), NaN where absent; a
+    parts: linear and quadratic parts in mean samples, and launches, (n, 3). seconds: (n,), NaN if absent; a
     worker without samples teaches nothing. quadratic: w is looked for; else it stays as it is. memory: 1 forgets
     nothing.
     """
@@ -208,9 +196,8 @@ def _within(now: Array, slope: Array, matrix: Array, free: NDArray[np.bool_]) ->
         cut = free & (inside != wanted)
         if not cut.any():
             return wanted
-        slope = slope - matrix @ np.where(
-            cut, inside - now, 0.0
-        )  # the others go on with these at their limits
+        # The others go on with these at their limits.
+        slope = slope - matrix @ np.where(cut, inside - now, 0.0)
         now, free = np.where(cut, inside, now), free & ~cut
     return now
 
@@ -219,7 +206,7 @@ class Seen(NamedTuple):
     """A round that was taken in; of each worker."""
 
     parts: Array  # (n, 3)
-    seconds: Array  # (n,), NaN where absent
+    seconds: Array  # (n,), NaN if absent
     known: Array  # overhead that was measured, (n,)
 
 
@@ -254,7 +241,7 @@ class CostLearner:
         return self.costs.model(float(self.fit.part), launch, self.padded)
 
     def take(self, parts: Array, seconds: Array, known: Array | float = 0.0) -> bool:
-        """Take in a round: ``Deal.parts``, (n, 3), and each worker's seconds, (n,), NaN where absent.
+        """Take in a round: ``Deal.parts``, (n, 3), and each worker's seconds, (n,), NaN if absent.
 
         known: the part of the seconds that was measured to be overhead. Returns whether the rounds before are told
         differently now, by more than a policy should bear: it should then see them again (``seen``).
@@ -269,9 +256,8 @@ class CostLearner:
         earlier = [each.parts for each in self.seen]
         self.seen = [*self.seen, Seen(parts, seconds, np.zeros(self._workers) + known)]
         now = (float(self.fit.part), float(self.fit.launch))
-        with np.errstate(
-            divide="ignore", invalid="ignore"
-        ):  # nothing was run, which costs nothing by any model
+        # Where nothing was run, it costs nothing by any model.
+        with np.errstate(divide="ignore", invalid="ignore"):
             apart = [
                 np.abs(np.log((each @ self._weights(*now)) / (each @ self._weights(*self.told))))
                 for each in earlier

@@ -109,7 +109,7 @@ class _Cutting:
         self.later = (least[::-1].cumsum()[::-1] - least).tolist()  # what those who come after must have
 
     def best(self, beat: float = np.inf) -> tuple[float, Runs]:
-        """The time at which the last ends, and the runs; infinite where it is not before ``beat``."""
+        """The time at which the last ends, and the runs; infinite if it is not before ``beat``."""
         speeds = np.where(np.isfinite(self.pace), 1.0 / self.pace, 0.0)
         together = float(speeds.sum())
         before = self._before()

@@ -44,7 +44,7 @@ class Pool(NamedTuple):
 
     def samples(self, place: int, cost: float, room: int) -> int:
         """How many samples from ``place`` on come nearest to this cost: at least ``floor``, at most ``room``, in
-        multiples of ``floor``; 0 where nothing is left, or there is no room."""
+        multiples of ``floor``; 0 if nothing is left, or there is no room."""
         room = min(room, len(self.lengths) - place) // self.floor * self.floor
         if room <= 0:
             return 0
@@ -114,7 +114,7 @@ def sizes_of_micro_steps(
 def in_pieces(
     lengths: Array, model: CostModel, shares: Array, at_once: float, least: Array, room: Room
 ) -> InPieces | None:
-    """Samples of these lengths, (B,), for a round in pieces; None where there is nothing to claim, or no room for it.
+    """Samples of these lengths, (B,), for a round in pieces; None if there is nothing to claim, or no room for it.
 
     shares: each worker's part of the round's cost, (n,). at_once: portion of that which it runs at once. least: cost
     of what each keeps for its end, (n,).
