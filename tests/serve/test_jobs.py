@@ -491,7 +491,7 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
             member = job.members.by_name.get(name)
             part = call("ask", now, name)
             if member is not None and part is not None:
-                call("report", now, name, Report(part.round, part.samples, amount))
+                call("reported", now, name, Report(part.round, part.samples, amount))
         elif what == "all":
             for each in NAMES:
                 call("ask", now, each)
@@ -500,7 +500,7 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
                 part = call("ask", now, each)
                 if part is not None:
                     seconds = amount * (1 + NAMES.index(each)) if part.samples else 0.0
-                    call("report", now, each, Report(part.round, part.samples, seconds))
+                    call("reported", now, each, Report(part.round, part.samples, seconds))
         else:
             call(what, now, name)
         if index == cut:
