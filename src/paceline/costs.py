@@ -138,13 +138,20 @@ class Only:
 
 
 def halfway(low: Array, high: Array) -> Array:
-    """A float between two non-negative ones; equal to ``low`` when they are neighbours.
+    """A float between two; equal to ``low`` when they are neighbours.
 
     Halves the count of floats between them rather than their distance, so that bisecting from 0 or to
     infinity takes 64 steps at most.
     """
-    first, last = np.ascontiguousarray(low).view(np.int64), np.ascontiguousarray(high).view(np.int64)
-    return (first + (last - first) // 2).view(np.float64)
+
+    def counted(value: Array) -> NDArray[np.int64]:
+        bits = np.ascontiguousarray(value, dtype=float).view(np.int64)
+        return np.where(bits < 0, -(bits & np.int64(2**63 - 1)), bits)
+
+    first, last = counted(low), counted(high)
+    count = first // 2 + last // 2 + (first & last & 1)
+    size = np.ascontiguousarray(np.abs(count)).view(np.float64)
+    return np.where(count < 0, -size, size)
 
 
 def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array | float) -> Array:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import sys
 import time
@@ -17,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paceline.errors import PacelineError
 from paceline.files import check_place, write_whole
+from paceline.runs.record import plain
 
 LINE_EVERY_SECONDS = 5.0
 
@@ -122,15 +122,7 @@ def check_json(target: str | None) -> None:
 def write_json(target: str | None, content: Any, indent: int | None = None) -> None:
     """To a file, to standard output for "-", or nowhere; null for what is infinite or no number."""
     if target is not None:
-        write_text(target, json.dumps(_finite(content), indent=indent, allow_nan=False))
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+        write_text(target, json.dumps(plain(content), indent=indent, allow_nan=False))
 
 
 def write_text(target: str | None, text: str) -> None:

@@ -116,11 +116,10 @@ class Recorder:
             "shares": shares,
             "loss": loss,
         }
-        plain = _plain(line | extras)
-        wrong = fault(plain)
-        if wrong:
+        whole = plain(line | extras)
+        if wrong := fault(whole):
             raise PacelineError(f"round {int(round):,} cannot go on record: it {wrong}")
-        written, found = seal(json.dumps(plain, separators=(",", ":"), allow_nan=False), self._sum)
+        written, found = seal(json.dumps(whole, separators=(",", ":"), allow_nan=False), self._sum)
         data, start = memoryview(written), os.fstat(self._file.fileno()).st_size
         if self._finished:  # the summary spoke of fewer rounds
             self._finished = False
@@ -131,9 +130,7 @@ class Recorder:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file.fileno(), start)  # half a line would spoil the one after it
-            raise PacelineError(
-                f"cannot write {self._file.name}: {error.strerror}; make room and resume"
-            ) from error
+            raise self._full(error) from error
         self._sum = found
 
     def sync(self) -> None:
@@ -141,9 +138,10 @@ class Recorder:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise PacelineError(
-                f"cannot write {self._file.name}: {error.strerror}; make room and resume"
-            ) from error
+            raise self._full(error) from error
+
+    def _full(self, error: OSError) -> PacelineError:
+        return PacelineError(f"cannot write {self._file.name}: {error.strerror}; make room and resume")
 
     def finish(self, **fields: Any) -> dict[str, Any]:
         """Write summary.json: the summary of the record, and ``fields`` (test_accuracy, ...) over it."""
@@ -190,19 +188,19 @@ def _durations(values: PerWorker) -> np.ndarray:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(_plain(value), indent=2, allow_nan=False)
+    return json.dumps(plain(value), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """For JSON: numpy's arrays and numbers as Python's, NaN and infinities as null."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     return value

@@ -104,17 +104,12 @@ def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]])
     """The rounds that sound lines of a record tell of."""
     columns: dict[str, Any] = {name: np.array([line[name] for line in lines], float) for name in SCALARS}
     columns |= {name: columns[name].astype(np.int64) for name in ("round", "epoch")}
-    width = max((len(line["loads"]) for line in lines), default=_workers(config))
+    width = max((len(line["loads"]) for line in lines), default=config.get("workers") or 0)
     columns |= {name: _matrix([line[name] for line in lines], width) for name in PER_WORKER}
     columns["wait"] = waits(columns["seconds"], columns["compute"])
     others = dict.fromkeys(name for line in lines for name in line if name not in columns and name != "sum")
     extras = {name: [line.get(name) for line in lines] for name in others}
     return Run(path=run_dir, config=config, **columns, extras=extras, summary={}, notes=[])
-
-
-def _workers(config: dict[str, Any]) -> int:
-    workers = config.get("workers", 0)
-    return workers if isinstance(workers, int) else 0
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
