@@ -31,7 +31,7 @@ QUICKEST, LONGEST = 1e-15, 1e15
 
 
 def outside(seconds: Any, least: float = LEAST) -> NDArray[np.bool_]:
-    """Where numbers are no such seconds; NaN is one of them. least: 0 for durations that may be nothing."""
+    """Which numbers are no such seconds, NaN among them. least: 0 for durations that may be 0."""
     values = np.asarray(seconds, float)
     wrong: NDArray[np.bool_] = ~((values >= least) & (values <= MOST))
     return wrong
@@ -45,7 +45,7 @@ class Cost(Protocol):
         ...
 
     def load_at(self, seconds: Array) -> Array:
-        """The largest load whose seconds do not exceed the given; 0 where none does.
+        """The largest load whose seconds do not exceed the given; 0 if none does.
 
         seconds broadcasts to (..., n), as a level of shape (..., 1) does.
         """

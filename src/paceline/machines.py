@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.rounds import Machines
 
-ATTEMPTS, SIZE = 50, 8192  # of the probe: exponentials of so many numbers, by one thread
+ATTEMPTS, SIZE = 50, 8192  # of the probe: exponentials of this many numbers, by one thread
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for a running kernel, whatever a container calls itself
 
 

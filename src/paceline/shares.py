@@ -88,7 +88,7 @@ def proportional(
 
 
 def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
-    """The limits as arrays. Raises PacelineError where they cannot hold the total, shape (..., 1)."""
+    """The limits as arrays. Raises PacelineError if they cannot hold the total, shape (..., 1)."""
     low, high = np.asarray(least, float), np.asarray(most, float)
     slack = 1e-9 * np.abs(total)
     if low.ndim and np.any((over := low.sum(-1, keepdims=True) - total) > slack):

@@ -112,7 +112,7 @@ def outlive_reader() -> None:
 
 
 def check_json(target: str | None) -> None:
-    """Raises PacelineError where figures cannot be written, before the work is done."""
+    """Raises PacelineError if figures cannot be written, before the work is done."""
     if target is not None and target != "-":
         if not Path(target).absolute().parent.is_dir():
             raise PacelineError(f"cannot write {target}: its directory does not exist; make it first")

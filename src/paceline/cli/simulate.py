@@ -335,7 +335,7 @@ def table(outcome: Outcome, verbose: bool = False) -> Table:
 
 
 def bounds(outcome: Outcome) -> list[str]:
-    """The bounds that Theorem 1 of DOLBIE gives for the regrets; empty where it does not apply."""
+    """The bounds that Theorem 1 of DOLBIE gives for the regrets; empty if it does not apply."""
     found = {name: regret_bound(played, outcome) for name, played in outcome.policies.items()}
     return [
         f"The regret of {name} is proven not to exceed {bound.mean():,.0f} s (DOLBIE, Theorem 1)."

@@ -17,7 +17,7 @@ from paceline.runs.report import about_config
 from paceline.runs.run import waiting_share
 from paceline.runs.words import about, listing, number, percent, plural, seconds
 
-ROWS = 64  # up to so many workers have a row each
+ROWS = 64  # up to this many workers have a row each
 QUIET = 5.0  # seconds without a round that are never strange
 EXPECTED = 8.0  # times the longest of the recent rounds: longer without a new one is
 

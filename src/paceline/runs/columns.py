@@ -22,7 +22,7 @@ RECORDED = ("round", "epoch", "time", "seconds", "batch", "loss")
 SERVER = ("quorum", "present", "staleness", "stalest", "dropped")  # what a parameter server's rounds add
 PLAIN = (*RECORDED, "ideal", "last", "late", *SERVER)
 EACH = ("loads", "compute", "overhead", "wait")
-BANDS = 8  # up to so many workers are drawn in full
+BANDS = 8  # up to this many workers are drawn in full
 LIMIT, CELLS = 300, 200  # buckets of a curve; of a map with a row for each worker
 RECENT = 1024  # rounds by whose median workers are called slow
 
@@ -190,7 +190,7 @@ class Columns:
         return start, min(max(end, start + 1), count)
 
     def window(self, start: int = 0, end: int | None = None, recent: int | None = None) -> Window:
-        """A stretch of at least one round, ready to draw. recent: judge slowness by the last so many rounds."""
+        """A stretch of at least one round, ready to draw. recent: judge slowness by this many of the last rounds."""
         return Window(self, start, len(self) if end is None else end, recent)
 
     def rows(self, limit: int) -> list[int]:
@@ -210,7 +210,7 @@ class Columns:
             self.workers, self._rows = width, (0, {})
 
     def _of_server(self, run: Run) -> dict[str, Array]:
-        """What a parameter server adds to the rounds; NaN where none does."""
+        """What a parameter server adds to the rounds; NaN if none does."""
         blank = [None] * len(run.round)
         stale = [value or [] for value in run.extras.get("staleness", blank)]
         dropped = [value or {} for value in run.extras.get("dropped", blank)]
@@ -227,7 +227,7 @@ class Columns:
 
 
 def short(batch: Array) -> NDArray[np.bool_]:
-    """Which rounds have fewer samples than usual, given all rounds' samples, shape (T,); none where that is usual.
+    """Which rounds have fewer samples than usual, given all rounds' samples, shape (T,); none if that is usual.
 
     Usual is the largest batch that a third of the rounds have.
     """
@@ -255,7 +255,7 @@ def _over(part: Array, whole: Array) -> Array:
 
 
 class Thin(NamedTuple):
-    """A series of T values in buckets of equal length; NaN where a bucket knows none.
+    """A series of T values in buckets of equal length; NaN if a bucket knows none.
 
     edges: index of each bucket's first value, and T, shape (buckets + 1,).
     mean, low, high: shape (buckets,) or (buckets, n).

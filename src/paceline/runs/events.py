@@ -19,7 +19,7 @@ _SAID = re.compile(r"worker (\d{1,9}) (.+)", re.DOTALL)
 
 
 class Happened(NamedTuple):
-    """worker: -1 where the record names none. what: follows its name in a sentence. seconds: that it cost."""
+    """worker: -1 if the record names none. what: follows its name in a sentence. seconds: what it cost."""
 
     round: int
     worker: int
@@ -58,7 +58,7 @@ def sentences(run: Run) -> list[str]:
 
 
 def brief(run: Run) -> str:
-    """The same in a few words beside other runs; empty where nobody was lost."""
+    """The same in a few words beside other runs; empty if nobody was lost."""
     lost = [event for event in events(run) if not event.joined]
     return f"{_many(lost)}." if lost else ""
 

@@ -93,13 +93,13 @@ class Recorder:
         seconds: wall seconds of the round.
         batch: samples whose gradients entered the step.
         loads: samples that each worker ran, shape (n,).
-        compute: seconds that each computed, its wait excluded, shape (n,); None or NaN where absent.
+        compute: seconds that each computed, its wait excluded, shape (n,); None or NaN if absent.
         overhead: the part of compute that does not grow with the load, shape (n,); default 0.
         shares: the next round's plan, shape (n,).
         loss: mean over the batch, before the step.
         extras: anything else that JSON holds (pieces, quorum, staleness, dropped, events).
 
-        A duration below 0, as of a clock that was set back, counts as 0. Raises PacelineError where the line cannot
+        A duration below 0, as of a clock that was set back, counts as 0. Raises PacelineError if the line cannot
         be written, or could not be read again (a negative load, lists of unlike lengths).
         """
         spent = _durations(compute)
@@ -183,7 +183,7 @@ def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> tuple[float, str]:
 
 
 def _durations(values: PerWorker) -> np.ndarray:
-    """As floats that a record may hold; NaN where nothing is known."""
+    """As floats that a record may hold; NaN if nothing is known."""
     return np.clip(np.array(values, np.float64), 0.0, costs.MOST)
 
 

@@ -145,7 +145,7 @@ class JobRuntime:
 class Catalog:
     """All jobs as they are on disk, by name.
 
-    runs: where each job leaves a run directory; None where none does.
+    runs: where each job leaves a run directory; None if none does.
     """
 
     def __init__(self, store: Store, runs: Path | None) -> None:
@@ -192,7 +192,7 @@ class Catalog:
         return self.running[name]
 
     def present(self, name: str, settings: Settings) -> JobRuntime | None:
-        """The job of this name where there is one. Raises Conflict where it has other settings, or there is no room
+        """The job of this name where there is one. Raises Conflict if it has other settings, or there is no room
         for one more."""
         if name not in self.aside and name not in self.running:
             if len(self.running) + len(self.aside) >= MOST_JOBS:

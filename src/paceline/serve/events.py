@@ -15,7 +15,7 @@ from paceline.rounds import Array
 
 class Report(NamedTuple):
     """What a worker did in a round. seconds: its own, without waiting; overhead: the part that does not grow
-    with the samples. cpu, memory: portions of its machine that it can have; None where not read.
+    with the samples. cpu, memory: portions of its machine that it can have; None if not read.
     """
 
     round: int
@@ -63,7 +63,7 @@ class Dealt(NamedTuple):
 
 class Settle(NamedTuple):
     """The next round is handed out, by a plan that ``Job.plan`` made for those who are present: samples by place, and
-    which of them where they cost differently."""
+    which of them if they cost differently."""
 
     now: float
     round: int
@@ -119,7 +119,7 @@ class Joined(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A worker is no longer there: it "left", was "silent" for so many seconds, or was "replaced"."""
+    """A worker is no longer there: it "left", was "silent" for some seconds, or was "replaced"."""
 
     now: float
     name: str
@@ -143,7 +143,7 @@ class Ready(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """A round is over. seconds: since the one before; the arrays by place, NaN where nobody reported."""
+    """A round is over. seconds: since the one before; the arrays by place, NaN if nobody reported."""
 
     now: float
     round: int

@@ -34,7 +34,7 @@ STORY = 20  # events that are told with an error
 
 
 class NextRound(NamedTuple):
-    """A round that can be handed out. loads: samples by place. dealt: which, where they cost differently."""
+    """A round that can be handed out. loads: samples by place. dealt: which, if they cost differently."""
 
     number: int
     loads: list[int]
@@ -65,7 +65,7 @@ class Job:
         self.open: dict[int, OpenRound] = {}  # settled and not closed, in their order
         self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds
         self._unit: list[float] | None = None  # lengths of the first round, in which costs are counted
-        self._mark: float | None = None  # when the last round closed; None where nobody has been there since
+        self._mark: float | None = None  # when the last round closed; None if nobody has been there since
         self._planned: tuple[Any, list[int] | str] = None, ""  # for what, and the plan: asked for often
         self._story: deque[events.Event] = deque(maxlen=STORY)
 
@@ -125,7 +125,7 @@ class Job:
         """What a worker that asks is to do: run its part of a round; or have the next round handed out, which enters
         as ``Settle``, and ask again; or wait, for what the sentence says.
 
-        lengths: of the samples of the round that it asks for, where they cost differently. Raises what is refused.
+        lengths: of the samples of the round that it asks for, if they cost differently. Raises what is refused.
         """
         member = self.members.here(name)
         if lengths is not None:
@@ -223,7 +223,7 @@ class Job:
         return [events.Settled(now, round, tuple(loads))]
 
     def check(self, name: str, report: Report) -> OpenRound | None:
-        """The round that is reported; None where the worker has reported the same already. Raises what is refused."""
+        """The round that is reported; None if the worker has reported the same already. Raises what is refused."""
         member = self.members.here(name)
         if report.samples > 0 and not report.seconds >= QUICKEST:
             raise PacelineError(

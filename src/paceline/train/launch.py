@@ -115,7 +115,7 @@ def join(config: TrainConfig, run_dir: Path, on_event: Told, resume: bool = Fals
 class Needed:
     """Keeps the workers of a run that needs each of them; what ``Supervisor`` is to a run that goes on without some.
 
-    Raises PacelineError where the port cannot be used.
+    Raises PacelineError if the port cannot be used.
     """
 
     running = False  # at no time can a worker be spared
