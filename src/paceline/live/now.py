@@ -70,7 +70,9 @@ def saving(columns: Columns) -> Saving | None:
     The recent rounds' own paces are played under the other policy (``paceline.simulate.whatif``). A parameter
     server that does not wait for everybody has rounds that do not compare.
     """
-    if columns.workers < 2 or not len(columns) or not waits_for_all(columns):
+    lately = server(columns) if len(columns) else None
+    late = lately is not None and (lately.quorum < lately.present or lately.stalest)
+    if columns.workers < 2 or not len(columns) or late:
         return None
     recent = columns.part(max(len(columns) - JUDGED, 0), len(columns))
     other = "level" if recent.policy.split(":")[0] == "equal" or _even(recent.loads) else "equal"
@@ -81,10 +83,7 @@ def saving(columns: Columns) -> Saving | None:
     except (PacelineError, ValueError):
         return None
     half = slice(len(recent.seconds) // 2, None)
-    seconds, played = (
-        recent.seconds[half],
-        answer.policies[other].rounds[half],
-    )  # some may be left out of the second
+    seconds, played = recent.seconds[half], answer.policies[other].rounds[half]  # which may leave some out
     if not len(seconds) or not len(played):
         return None
     real, would = float(seconds.mean()), float(played.mean())
@@ -119,12 +118,6 @@ def seconds_left(columns: Columns, total: int | None) -> float | None:
     if missing <= 0 or len(time) < 2:
         return None
     return missing * float(time[-1] - time[0]) / float(rounds[-1] - rounds[0])
-
-
-def waits_for_all(columns: Columns) -> bool:
-    """Whether the recent rounds ended with the last worker's gradient."""
-    lately = server(columns)
-    return lately is None or (lately.quorum >= lately.present and not lately.stalest)
 
 
 def server(columns: Columns) -> Server | None:

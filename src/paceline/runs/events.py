@@ -97,9 +97,7 @@ def _ran_by(run: Run, event: Happened) -> str:
 
 
 def _many(lost: Sequence[Happened]) -> str:
-    cost: dict[int, float] = {
-        event.round: event.seconds for event in lost
-    }  # two lost in one round cost it once
+    cost = {event.round: event.seconds for event in lost}  # two lost in one round cost it once
     worst = max(cost, key=lambda number: cost[number])
     were = "worker was lost or left" if len(lost) == 1 else "workers were lost or left"
     if len(cost) == 1:

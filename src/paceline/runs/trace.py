@@ -21,11 +21,8 @@ from paceline.runs.run import Run
 
 TRACE = "trace.json"
 EVENTS = 200_000  # a browser stays quick with as many
-ROUNDS, CLAIMS, WORKERS = (
-    1,
-    2,
-    3,
-)  # threads of a run's process: its rounds, claims of pieces, then two a worker
+# Threads of a run's process: its rounds, claims of pieces, then two a worker.
+ROUNDS, CLAIMS, WORKERS = 1, 2, 3
 MOMENT = 1.0  # microseconds: as long as a claim is shown
 
 Event = dict[str, Any]
