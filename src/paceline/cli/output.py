@@ -16,7 +16,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from paceline.errors import PacelineError
 from paceline.files import check_place, write_whole
-from paceline.runs.record import plain
 
 LINE_EVERY_SECONDS = 5.0
 
@@ -122,6 +121,8 @@ def check_json(target: str | None) -> None:
 def write_json(target: str | None, content: Any, indent: int | None = None) -> None:
     """To a file, to standard output for "-", or nowhere; null for what is infinite or no number."""
     if target is not None:
+        from paceline.runs.record import plain  # which loads numpy
+
         write_text(target, json.dumps(plain(content), indent=indent, allow_nan=False))
 
 

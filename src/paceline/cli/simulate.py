@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import tables
-from paceline.cli.options import options_of
+from paceline.cli.options import Json, options_of
 from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.costs import Array
 from paceline.errors import PacelineError
@@ -73,9 +73,7 @@ def command(
         bool | None, typer.Option("--fractional/--whole", help="Divide into fractions, or whole samples.")
     ] = None,
     decision_delay: Annotated[int | None, typer.Option(help="Rounds by which plans come late.")] = None,
-    json_: Annotated[
-        str | None, typer.Option("--json", help="Write all figures; - for standard output.", metavar="FILE|-")
-    ] = None,
+    json_: Json = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw latency, regret and shares into this folder.", metavar="DIR")
     ] = None,

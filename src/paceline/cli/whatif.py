@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from paceline.cli.options import Json
 from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.errors import PacelineError
 from paceline.runs import causes, read
@@ -32,9 +33,7 @@ def command(
     global_batch: Annotated[
         int | None, typer.Option(help="Samples in each round of a trace (256); a run knows its own.")
     ] = None,
-    json_: Annotated[
-        str | None, typer.Option("--json", help="Write all figures; - for standard output.", metavar="FILE|-")
-    ] = None,
+    json_: Json = None,
 ) -> None:
     """Say what each policy would have cost in a recorded run, who kept whom waiting, and which policy to take.
 

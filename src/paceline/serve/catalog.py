@@ -31,17 +31,8 @@ MOST_JOBS = 100
 SPANS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LATELY = 40  # rounds that the page of all jobs tells of
 DECIDE = (  # what turns reports into plans
-    "balance",
-    "forecast",
-    "samples",
-    "balancer.py",
-    "costs.py",
-    "options.py",
-    "policies.py",
-    "rounds.py",
-    "shares.py",
-    "serve/jobs.py",
-    "serve/places.py",
+    *("balance", "forecast", "samples", "balancer.py", "costs.py", "options.py", "policies.py", "rounds.py"),
+    *("shares.py", "serve/jobs.py", "serve/places.py"),
 )
 _log = logging.getLogger(__name__)
 
@@ -110,17 +101,10 @@ class JobRuntime:
     def told(self) -> JobState:
         """What the job and its workers are doing."""
         job = self.job
+        never = dict.fromkeys(("round", "samples", "seconds"))
         workers = [
-            WorkerState(
-                name=member.name,
-                place=member.place,
-                present=member.present,
-                gone=member.gone,
-                round=None if member.last is None else member.last.round,
-                samples=None if member.last is None else member.last.samples,
-                seconds=None if member.last is None else member.last.seconds,
-            )
-            for member in sorted(job.members.by_name.values(), key=lambda member: member.place)
+            WorkerState(**vars(each), present=each.present, **(each.last._asdict() if each.last else never))
+            for each in sorted(job.members.by_name.values(), key=lambda member: member.place)
         ]
         return JobState(
             name=self.name,
