@@ -37,7 +37,7 @@ class Balancer:
     policy: from ``policies.create``, for a single run (no leading axes).
     quantum: loads are multiples of this many samples; the remainder of a short batch goes to one worker.
     floor: a load is 0 or at least this many samples (batch norm needs 2).
-    learner: what the samples cost, where they cost differently: rounds are then asked for with ``deal``.
+    learner: what the samples cost, if they cost differently: rounds are then asked for with ``deal``.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Balancer:
         """Begin afresh at round ``step``."""
         plan = self._forget()
         self._plans: dict[int, Plan] = {step: plan}  # by the round from which each holds
-        self._models: dict[int, CostModel] = {}  # likewise, where samples cost differently
+        self._models: dict[int, CostModel] = {}  # likewise, if samples cost differently
         if self.learner is not None:
             self.learner.restart()
             self._models = {step: self.learner.model()}
@@ -82,7 +82,7 @@ class Balancer:
     def learn(self, learner: CostLearner, step: int) -> None:
         """From round ``step`` on samples cost differently, as this learner finds: rounds are asked for with ``deal``.
 
-        Raises PacelineError where loads are to be multiples of a number of samples."""
+        Raises PacelineError if loads are to be multiples of a number of samples."""
         _check_dealt(self._quantum)
         self.learner, self._models = learner, {step: learner.model()}
 
@@ -124,7 +124,7 @@ class Balancer:
     ) -> Deal:
         """Round ``step`` of samples of these lengths, (B,), divided by what they cost: who runs which of them.
 
-        As ``loads``, where samples cost differently: the plan's shares are parts of the round's cost. present: who
+        As ``loads``, if samples cost differently: the plan's shares are parts of the round's cost. present: who
         takes part, (n,). room: what a round and a micro-batch may hold; its least and most are by default the
         cluster's. Report such a round with ``parts=deal.parts``.
         """
@@ -139,7 +139,7 @@ class Balancer:
         present: NDArray[np.bool_] | None = None,
         room: Room = Room(),  # noqa: B008  # immutable
     ) -> InPieces | None:
-        """As ``deal``, where a part of round ``step`` is claimed while it runs; None where it is all run as planned.
+        """As ``deal``, where a part of round ``step`` is claimed while it runs; None if it is all run as planned.
 
         Report such a round with ``parts`` of what was really run, and ``first``.
         """
@@ -167,7 +167,7 @@ class Balancer:
         return _in_force(self._models, step)
 
     def piece_plan(self, step: int) -> PiecePlan | None:
-        """How round ``step`` is run in pieces; None where it is run as planned."""
+        """How round ``step`` is run in pieces; None if it is run as planned."""
         return self.plan(step).piece_plan
 
     def report(
@@ -184,7 +184,7 @@ class Balancer:
         short: bool = False,
     ) -> tuple[Array, Array]:
         """Take in round ``step``, or the mean of several rounds up to it, and plan from it; each array of shape (n,),
-        seconds NaN where absent.
+        seconds NaN if absent.
 
         parts: of each worker's cost, (n, 3), where the round was dealt by cost (``Deal.parts``, or what was really
             run): the policy and the fitted overheads then see costs for loads, and the learner learns from them.
@@ -267,7 +267,7 @@ class Balancer:
             _, self._state = self._step(self._state, happened)
 
     def _step(self, state: Any, happened: Round, short: bool = False) -> tuple[Plan, Any]:
-        """The policy's next plan and state. Raises PacelineError where the plan divides nothing: it is a fault of the
+        """The policy's next plan and state. Raises PacelineError if the plan divides nothing: it is a fault of the
         policy, which whole samples would hide.
         """
         plan, after = self.policy.step(state, happened)

@@ -133,7 +133,7 @@ class Worker:
         cpu: float | None = None,
         memory: float | None = None,
     ) -> None:
-        """The part is done, in so many seconds without the wait for others. samples: where they were not all run.
+        """The part is done; ``seconds`` are without the wait for others. samples: if they were not all run.
 
         overhead: seconds of them that do not grow with the samples. cpu, memory: portions of this machine that
         this worker can have, for policies that read them.

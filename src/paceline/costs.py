@@ -31,7 +31,7 @@ QUICKEST, LONGEST = 1e-15, 1e15
 
 
 def outside(seconds: Any, least: float = LEAST) -> NDArray[np.bool_]:
-    """Where numbers are no such seconds; NaN is one of them. least: 0 for durations that may be nothing."""
+    """Which numbers are no such seconds, NaN among them. least: 0 for durations that may be 0."""
     values = np.asarray(seconds, float)
     wrong: NDArray[np.bool_] = ~((values >= least) & (values <= MOST))
     return wrong
@@ -45,7 +45,7 @@ class Cost(Protocol):
         ...
 
     def load_at(self, seconds: Array) -> Array:
-        """The largest load whose seconds do not exceed the given; 0 where none does.
+        """The largest load whose seconds do not exceed the given; 0 if none does.
 
         seconds broadcasts to (..., n), as a level of shape (..., 1) does.
         """
@@ -138,13 +138,20 @@ class Only:
 
 
 def halfway(low: Array, high: Array) -> Array:
-    """A float between two non-negative ones; equal to ``low`` when they are neighbours.
+    """A float between two; equal to ``low`` when they are neighbours.
 
     Halves the count of floats between them rather than their distance, so that bisecting from 0 or to
     infinity takes 64 steps at most.
     """
-    first, last = np.ascontiguousarray(low).view(np.int64), np.ascontiguousarray(high).view(np.int64)
-    return (first + (last - first) // 2).view(np.float64)
+
+    def counted(value: Array) -> NDArray[np.int64]:
+        bits = np.ascontiguousarray(value, dtype=float).view(np.int64)
+        return np.where(bits < 0, -(bits & np.int64(2**63 - 1)), bits)
+
+    first, last = counted(low), counted(high)
+    count = first // 2 + last // 2 + (first & last & 1)
+    size = np.ascontiguousarray(np.abs(count)).view(np.float64)
+    return np.where(count < 0, -size, size)
 
 
 def line_through(loads: Array, seconds: Array, overhead: Array, otherwise: Array | float) -> Array:

@@ -25,7 +25,7 @@ def among(word: object, known: Iterable[str]) -> str:
 
 
 def meant(given: object, known: Iterable[str]) -> str:
-    """``; did you mean level?`` where a known word begins with the given one or is like it; else nothing."""
+    """``; did you mean level?`` if a known word begins with the given one or is like it; else nothing."""
     words, word = sorted(known), str(given)
     near = [each for each in words if len(word.strip("-")) > 2 and each.startswith(word)]
     near = near or [

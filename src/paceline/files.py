@@ -48,7 +48,7 @@ def read(path: str | os.PathLike[str], most: int = LARGE) -> bytes:
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> Path:
     """Write ``content`` beside ``path``, then put it in its place in one move.
 
-    Raises PacelineError where the place cannot be written.
+    Raises PacelineError if the place cannot be written.
     """
     path = Path(path)
     data = content.encode() if isinstance(content, str) else content
@@ -97,7 +97,7 @@ def allow_open(least: int, who: str) -> None:
 
 
 def check_place(path: str | os.PathLike[str]) -> None:
-    """Raises PacelineError where ``path`` could not be written after long work: before that."""
+    """Raises PacelineError if ``path`` could not be written after long work: before that."""
     path = Path(path)
     _check(path, "it is a directory" if os.path.isdir(path) else "")
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline.rounds import Machines
 
-ATTEMPTS, SIZE = 50, 8192  # of the probe: exponentials of so many numbers, by one thread
+ATTEMPTS, SIZE = 50, 8192  # of the probe: exponentials of this many numbers, by one thread
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # one for a running kernel, whatever a container calls itself
 
 
@@ -33,10 +33,7 @@ class Machine(NamedTuple):
 
 def measure() -> Machine:
     """This process's machine, in some milliseconds."""
-    if hasattr(os, "sched_getaffinity"):
-        processors = tuple(sorted(os.sched_getaffinity(0)))
-    else:
-        processors = tuple(range(os.cpu_count() or 1))
+    processors = tuple(sorted(os.sched_getaffinity(0)))
     memory = float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
     return Machine(_host(), processors, _speed(), memory)
 
@@ -60,7 +57,7 @@ def _host() -> str:
     """A name that processes share if and only if they run on one machine."""
     try:
         return BOOT.read_text().strip()
-    except OSError:  # not Linux
+    except OSError:  # hidden from a container
         return platform.node()
 
 

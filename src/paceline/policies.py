@@ -123,7 +123,7 @@ def plan_as_lists(plan: Plan) -> dict[str, Any]:
 
 
 def stored_plan(kept: Any, workers: int) -> Plan:
-    """The plan that ``plan_as_lists`` took apart. Raises PacelineError for what is no plan for so many workers."""
+    """The plan that ``plan_as_lists`` took apart. Raises PacelineError for what is no plan of this many workers."""
     one, each = np.zeros(()), np.zeros(workers)
     (shares,) = restore((each,), [stored_entry(kept, "shares")])
     line, pieces = stored_entry(kept, "line"), stored_entry(kept, "pull")

@@ -120,8 +120,8 @@ class Round:
     """What happened in one round.
 
     shares: portion of the round's batch that each worker really ran, shape (..., n).
-    seconds: time each took, without its wait for others, shape (..., n); NaN where a worker reported nothing.
-    overhead: the part of seconds that does not grow with the load, shape (..., n); zeros where unknown.
+    seconds: time each took, without its wait for others, shape (..., n); NaN if a worker reported nothing.
+    overhead: the part of seconds that does not grow with the load, shape (..., n); zeros if unknown.
     present: who took part, bool, shape (..., n); default: where seconds is not NaN.
     batch: samples in this round; the last round of an epoch may be short. Where samples cost differently, all loads
         are costs in mean samples of the data set instead, and this is the round's, a fraction.
@@ -166,7 +166,7 @@ def measurable(seconds: Array) -> Array:
 
 
 class PieceTimes(NamedTuple):
-    """How a round in pieces went; each of shape (..., n), NaN where a worker reported nothing.
+    """How a round in pieces went; each of shape (..., n), NaN if a worker reported nothing.
 
     cost: seconds that a piece costs beyond its samples.
     expected: seconds that what a worker claimed would have taken at the pace of its first piece.

@@ -6,6 +6,7 @@ Everything works on arrays of shape (..., n), each row by itself. Limits are loa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,7 +88,7 @@ def proportional(
 
 
 def _limits(total: Array, least: ArrayLike, most: ArrayLike) -> tuple[Array, Array]:
-    """The limits as arrays. Raises PacelineError where they cannot hold the total, shape (..., 1)."""
+    """The limits as arrays. Raises PacelineError if they cannot hold the total, shape (..., 1)."""
     low, high = np.asarray(least, float), np.asarray(most, float)
     slack = 1e-9 * np.abs(total)
     if low.ndim and np.any((over := low.sum(-1, keepdims=True) - total) > slack):
@@ -131,7 +132,9 @@ def _fill(
         if attempt >= 12 and attempt % 2 == 1:
             blind = unfilled  # crossing to and fro: halve the bracket instead
         if blind.any():
-            left, right = _bracket(rate, offset, low, high, left, right)
+            start, end = _ends(rate, offset, low, high)
+            left = np.maximum(left, np.nextafter(start, -np.inf))
+            right = np.minimum(right, np.nextafter(end, np.inf))
             step = np.where(blind, 0.5 * (left + right), step)
         step = np.where(unfilled, step, level)
         if np.all(np.abs(step - level) <= 4e-16 * np.abs(level)):
@@ -146,26 +149,27 @@ def _fill(
 
 def _bisect_lines(rate: Array, offset: Array, total: Array, low: Array, high: Array) -> tuple[Array, Array]:
     """The same by bisection down to neighbouring floats, and what they cannot resolve in proportion."""
-
-    def loads_at(level: Array) -> Array:
-        return np.clip(rate * level - offset, low, high)
-
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        start = np.where(rate > 0, (offset + low) / rate, np.inf).min(-1, keepdims=True)
-        end = np.where(rate > 0, (offset + high) / rate, -np.inf).max(-1, keepdims=True)
+    start, end = _ends(rate, offset, low, high)
     # Beyond what rounding takes from the sums: there everybody is at a limit.
     left = np.nan_to_num(start - 1e-9 * np.abs(start))
     right = np.nan_to_num(end + 1e-9 * np.abs(end))
     shape = np.broadcast_shapes(total.shape, left.shape)  # one total may serve many realizations
     left, right = (np.broadcast_to(level, shape) for level in (np.minimum(left, right), right))
-    while np.any((middle := _middle(left, right)) > left):
-        enough = loads_at(middle).sum(-1, keepdims=True) >= total
-        left, right = np.where(enough, left, middle), np.where(enough, middle, right)
-    loads = _between(loads_at(left), loads_at(right), total)
+    level, loads = _narrowed(lambda level: np.clip(rate * level - offset, low, high), total, left, right)
     # What rounding leaves goes by speed, since it takes a slow worker long; what nobody with a speed can take goes
     # to those without one.
     loads = _topped_up(loads, rate, total, low, high, 0.0)
-    return right, _topped_up(loads, high - loads, total, low, high, 1e-12)
+    return level, _topped_up(loads, high - loads, total, low, high, 1e-12)
+
+
+def _narrowed(
+    loads_at: Callable[[Array], Array], total: Array, left: Array, right: Array
+) -> tuple[Array, Array]:
+    """The level between two others at which the total is reached, and the loads: mixed of those below and above."""
+    while np.any((middle := halfway(left, right)) > left):
+        enough = loads_at(middle).sum(-1, keepdims=True) >= total
+        left, right = np.where(enough, left, middle), np.where(enough, middle, right)
+    return right, _between(loads_at(left), loads_at(right), total)
 
 
 def _topped_up(
@@ -182,27 +186,12 @@ def _topped_up(
     return loads + np.where(np.abs(short) > tolerance * np.abs(total), np.clip(parts, -room, room), 0.0)
 
 
-def _middle(low: Array, high: Array) -> Array:
-    """As ``halfway``, of numbers of any sign."""
-
-    def counted(value: Array) -> NDArray[np.int64]:
-        bits = np.ascontiguousarray(value, dtype=float).view(np.int64)
-        return np.where(bits < 0, -(bits & np.int64(2**63 - 1)), bits)
-
-    first, last = counted(low), counted(high)
-    count = first // 2 + last // 2 + (first & last & 1)
-    size = np.ascontiguousarray(np.abs(count)).view(np.float64)
-    return np.where(count < 0, -size, size)
-
-
-def _bracket(
-    rate: Array, offset: Array, low: Array, high: Array, left: Array, right: Array
-) -> tuple[Array, Array]:
-    """Levels at which nobody, and everybody, is at its limit; kept where a tighter bracket is known."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+def _ends(rate: Array, offset: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """Levels at which nobody has left its least yet, and at which everybody has come to its most, (..., 1)."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         start = np.where(rate > 0, (offset + low) / rate, np.inf).min(-1, keepdims=True)
         end = np.where(rate > 0, (offset + high) / rate, -np.inf).max(-1, keepdims=True)
-    return np.maximum(left, np.nextafter(start, -np.inf)), np.minimum(right, np.nextafter(end, np.inf))
+    return start, end
 
 
 def _bisect(cost: Cost, total: Array, low: Array, high: Array) -> tuple[Array, Array]:
@@ -211,16 +200,14 @@ def _bisect(cost: Cost, total: Array, low: Array, high: Array) -> tuple[Array, A
     def loads_at(level: Array) -> Array:
         return np.clip(cost.load_at(level), low, high)
 
-    probe = loads_at(np.zeros_like(total))
-    left = np.zeros((*probe.shape[:-1], 1))
-    right = np.full_like(left, np.finfo(float).max)
-    while np.any((middle := halfway(left, right)) > left):
-        enough = loads_at(middle).sum(-1, keepdims=True) >= total
-        left, right = np.where(enough, left, middle), np.where(enough, middle, right)
-    done = probe.sum(-1, keepdims=True) >= total  # everything takes no time at all
-    right = np.where(done, 0.0, right)
-    below = np.where(done, np.broadcast_to(low, probe.shape), loads_at(left))
-    return right, _between(below, loads_at(right), total)
+    at_once = loads_at(np.zeros_like(total))
+    left = np.zeros((*at_once.shape[:-1], 1))
+    level, loads = _narrowed(loads_at, total, left, np.full_like(left, LARGEST))
+    done = at_once.sum(-1, keepdims=True) >= total  # everything takes no time at all
+    if done.any():
+        mixed = _between(np.broadcast_to(low, at_once.shape), at_once, total)
+        level, loads = np.where(done, 0.0, level), np.where(done, mixed, loads)
+    return level, loads
 
 
 def _between(below: Array, above: Array, total: Array) -> Array:

@@ -34,7 +34,7 @@ def matches(secret: str, kept: str) -> bool:
 
 
 def checked(token: str) -> str:
-    """A token that somebody chose. Raises PacelineError where it is easily guessed or no header can carry it."""
+    """A token that somebody chose. Raises PacelineError if it is easily guessed or no header can carry it."""
     if len(token) < LEAST or not token.isascii() or not token.isprintable() or " " in token:
         raise PacelineError(
             f"the token has {len(token)} characters: expected {LEAST} or more, of ASCII and without spaces"
@@ -43,7 +43,7 @@ def checked(token: str) -> str:
 
 
 def read(path: Path) -> str | None:
-    """The token in a file, None where there is no such file. Raises PacelineError where it can't be used."""
+    """The token in a file, None if there is no such file. Raises PacelineError if it can't be used."""
     try:
         return checked(files.read(path, files.SMALL).decode().strip())
     except FileNotFoundError:

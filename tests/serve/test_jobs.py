@@ -247,7 +247,7 @@ def test_what_a_job_cannot_take_is_told_with_the_events_before_it() -> None:
         reports(job, 2.0, "a", Report(7, 4, 1.0))
     assert str(refused.value) == "worker 'a' reports round 7, a future one: expected round 0"
     (story,) = refused.value.__notes__
-    assert story.startswith("at 2.000 s report a, Report(round=7, samples=4")
+    assert story.startswith("at 2.000 s reported a, Report(round=7, samples=4")
     assert (
         "came to this job after: at 0.000 s join a, 0; at 0.000 s join b, 1; at 0.000 s join c, 2;" in story
     )
@@ -258,7 +258,7 @@ def test_what_a_job_cannot_take_is_told_with_the_events_before_it() -> None:
 def test_events_are_read_as_they_were_logged() -> None:
     calls: list[list[Any]] = [
         ["join", 0.5, "a", digest("a"), 1],
-        ["report", 2.0, "a", [0, 4, 1.0, 0.25, None, None]],
+        ["reported", 2.0, "a", [0, 4, 1.0, 0.25, None, None]],
         ["settle", 1.0, 0, [4, 4, 4], None],
         ["leave", 3.0, "a"],
         ["drop", 4.0, "b"],
@@ -491,7 +491,7 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
             member = job.members.by_name.get(name)
             part = call("ask", now, name)
             if member is not None and part is not None:
-                call("report", now, name, Report(part.round, part.samples, amount))
+                call("reported", now, name, Report(part.round, part.samples, amount))
         elif what == "all":
             for each in NAMES:
                 call("ask", now, each)
@@ -500,7 +500,7 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
                 part = call("ask", now, each)
                 if part is not None:
                     seconds = amount * (1 + NAMES.index(each)) if part.samples else 0.0
-                    call("report", now, each, Report(part.round, part.samples, seconds))
+                    call("reported", now, each, Report(part.round, part.samples, seconds))
         else:
             call(what, now, name)
         if index == cut:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline import policies
+from paceline.cli.options import Json
 from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.doctor import STEPS
 from paceline.doctor.command import observe
@@ -34,9 +35,7 @@ def command(
     out: Annotated[
         Path | None, typer.Option(help="A new directory to keep the record in, for whatif and report.")
     ] = None,
-    json_: Annotated[
-        str | None, typer.Option("--json", help="Write all figures; - for standard output.", metavar="FILE|-")
-    ] = None,
+    json_: Json = None,
 ) -> None:
     """Watch a plain DistributedDataParallel run: which rank is slow, at what, what it costs, what would help.
 

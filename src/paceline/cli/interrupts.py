@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_SECONDS = 1.0  # ``timeout`` and shells send a signal twice: to the command, and to its whole group
 
 
@@ -61,7 +61,7 @@ def heard(wanted: bool = True) -> Iterator[Callable[[], bool]]:
 
 def outlives_terminal() -> bool:
     """Whether ``nohup`` started this process: then neither its terminal's end nor Ctrl-C in it are meant for it."""
-    return hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def _ours(number: int, handler: object) -> bool:

@@ -15,6 +15,9 @@ from paceline.errors import PacelineError
 MANY = 2**31 - 1  # samples
 Limits = list[tuple[int | None, int | None]]
 Command = Callable[..., None]
+Json = Annotated[
+    str | None, typer.Option("--json", help="Write all figures; - for standard output.", metavar="FILE|-")
+]
 
 
 def options_of(kind: type, *names: str, panel: str | None = None) -> Callable[[Command], Command]:

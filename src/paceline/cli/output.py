@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import sys
 import time
@@ -112,7 +111,7 @@ def outlive_reader() -> None:
 
 
 def check_json(target: str | None) -> None:
-    """Raises PacelineError where figures cannot be written, before the work is done."""
+    """Raises PacelineError if figures cannot be written, before the work is done."""
     if target is not None and target != "-":
         if not Path(target).absolute().parent.is_dir():
             raise PacelineError(f"cannot write {target}: its directory does not exist; make it first")
@@ -122,15 +121,9 @@ def check_json(target: str | None) -> None:
 def write_json(target: str | None, content: Any, indent: int | None = None) -> None:
     """To a file, to standard output for "-", or nowhere; null for what is infinite or no number."""
     if target is not None:
-        write_text(target, json.dumps(_finite(content), indent=indent, allow_nan=False))
+        from paceline.runs.record import plain  # which loads numpy
 
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
+        write_text(target, json.dumps(plain(content), indent=indent, allow_nan=False))
 
 
 def write_text(target: str | None, text: str) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import tables
+from paceline.cli.options import Json
 from paceline.cli.output import check_json, write_text
 from paceline.errors import PacelineError
 from paceline.files import check_place, write_whole
@@ -37,10 +38,7 @@ def command(
             metavar="SINK",
         ),
     ] = None,
-    json_: Annotated[
-        str | None,
-        typer.Option("--json", help="Write the summaries as JSON; - for standard output.", metavar="FILE|-"),
-    ] = None,
+    json_: Json = None,
 ) -> None:
     """Say what happened in a run, and rebuild its report.html and trace.json; several runs are compared."""
     # All places, runs and sinks are sound before anything is written.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,15 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import tables
-from paceline.cli.options import options_of
+from paceline.cli.options import Json, options_of
 from paceline.cli.output import Counter, check_json, console_for, write_json
+from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.runs import words
 from paceline.runs.words import number
 from paceline.simulate import dealt
 from paceline.simulate.dealt import COUNT, DealtOutcome
 from paceline.simulate.measures import (
-    Estimate,
     estimate,
     idle_share,
     oracle_ratio,
@@ -72,9 +73,7 @@ def command(
         bool | None, typer.Option("--fractional/--whole", help="Divide into fractions, or whole samples.")
     ] = None,
     decision_delay: Annotated[int | None, typer.Option(help="Rounds by which plans come late.")] = None,
-    json_: Annotated[
-        str | None, typer.Option("--json", help="Write all figures; - for standard output.", metavar="FILE|-")
-    ] = None,
+    json_: Json = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw latency, regret and shares into this folder.", metavar="DIR")
     ] = None,
@@ -180,8 +179,7 @@ def _verdict_by_cost(outcome: DealtOutcome) -> str:
     totals = {key: float(each.latency.sum(0).mean()) for key, each in outcome.ways.items()}
     real = [key for key in totals if key[0].split(":")[0] != "optimum"] or list(totals)
     best = min(real, key=lambda key: totals[key])
-    by_count = [key for key in real if key[1] == COUNT]
-    usual = min(by_count, key=lambda key: totals[key])
+    usual = min((key for key in real if key[1] == COUNT), key=lambda key: totals[key])
     figures = f"{words.seconds(totals[best])}, {words.percent(outcome.of_bound(*best))} of the bound"
     if best == usual:
         return f"Dividing by cost gains nothing here: {' '.join(best)} takes {figures}."
@@ -191,19 +189,11 @@ def _verdict_by_cost(outcome: DealtOutcome) -> str:
 
 def _table_by_cost(outcome: DealtOutcome) -> Table:
     """The figures of every policy in both ways, the fastest first."""
-    shown = tables.begun(
-        "policy", "divided", figures=("total (s)", "of the bound", "waiting", "micro-batches")
-    )
+    figures = ("total (s)", "of the bound", "waiting", "micro-batches")
+    shown = tables.begun("policy", "divided", figures=figures)
     for (name, way), each in sorted(outcome.ways.items(), key=lambda item: item[1].latency.sum(0).mean()):
-        total = estimate(each.latency.sum(0))
-        shown.add_row(
-            name,
-            way,
-            f"{total.mean:.4g}" + (f" ±{total.half:.2g}" if total.half else ""),
-            words.percent(outcome.of_bound(name, way), 1),
-            words.percent(float(each.wait.mean())),
-            f"{each.micro_batches:.1f}",
-        )
+        bound, waiting = words.percent(outcome.of_bound(name, way), 1), words.percent(float(each.wait.mean()))
+        shown.add_row(name, way, _spread(each.latency), bound, waiting, f"{each.micro_batches:.1f}")
     return shown
 
 
@@ -275,11 +265,8 @@ def _places(folder: Path, described: list[Scenario]) -> list[Path]:
     """A folder for the pictures of each scenario; for those of one, the folder itself."""
     if len(described) == 1:
         return [folder]
-    return [folder / f"{number}-{_plain(each.name)}" for number, each in enumerate(described, 1)]
-
-
-def _plain(name: str) -> str:
-    return "".join(each if each.isalnum() else "-" for each in name)
+    names = [re.sub(r"[\W_]", "-", each.name) for each in described]
+    return [folder / f"{number}-{name}" for number, name in enumerate(names, 1)]
 
 
 def verdict(outcome: Outcome) -> str:
@@ -321,7 +308,7 @@ def table(outcome: Outcome, verbose: bool = False) -> Table:
         lost = float(regret(played, outcome)[-1].mean())
         shown.add_row(
             name,
-            _spread(estimate(played.latency.sum(0))),
+            _spread(played.latency),
             words.percent(float(1 / oracle_ratio(played, outcome).mean())),
             words.percent(float(idle_share(played).mean())),
             *(number(seconds_at(played)[t].mean) for t in shown_rounds),
@@ -335,7 +322,7 @@ def table(outcome: Outcome, verbose: bool = False) -> Table:
 
 
 def bounds(outcome: Outcome) -> list[str]:
-    """The bounds that Theorem 1 of DOLBIE gives for the regrets; empty where it does not apply."""
+    """The bounds that Theorem 1 of DOLBIE gives for the regrets; empty if it does not apply."""
     found = {name: regret_bound(played, outcome) for name, played in outcome.policies.items()}
     return [
         f"The regret of {name} is proven not to exceed {bound.mean():,.0f} s (DOLBIE, Theorem 1)."
@@ -344,5 +331,7 @@ def bounds(outcome: Outcome) -> list[str]:
     ]
 
 
-def _spread(value: Estimate) -> str:
-    return f"{value.mean:.4g}" + (f" ±{value.half:.2g}" if value.half else "")
+def _spread(latency: Array) -> str:
+    """Seconds of all rounds, mean and deviation of the realizations; latency: (T, R)."""
+    total = estimate(latency.sum(0))
+    return f"{total.mean:.4g}" + (f" ±{total.half:.2g}" if total.half else "")

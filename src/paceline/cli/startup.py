@@ -17,7 +17,7 @@ def place(out: str | None, data: str, model: str, chosen: list[str]) -> Path:
     """The directory that the run goes into, one of its own for each of several policies: ``out``, or runs/LABEL, or
     runs/LABEL-2 and so on if that exists.
 
-    Raises PacelineError where it cannot be made or holds something already.
+    Raises PacelineError if it cannot be made or holds something already.
     """
     kind = chosen[0].split(":")[0] if len(chosen) == 1 else "compare"
     # Words that are no policy's name are told later; no directory is named after them.

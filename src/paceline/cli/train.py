@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import interrupts, startup
-from paceline.cli.options import fields, options_of
+from paceline.cli.options import Json, fields, options_of
 from paceline.cli.output import outlive_reader
 from paceline.errors import PacelineError
 from paceline.train.config import BALANCING, CHECKPOINTS, TrainConfig
@@ -31,9 +31,7 @@ def command(
         str | None,
         typer.Option(help="Go on with this run from its last checkpoint.", rich_help_panel=CHECKPOINTS),
     ] = None,
-    json_: Annotated[
-        str | None, typer.Option("--json", help="Write the figures to this file, - for stdout.")
-    ] = None,
+    json_: Json = None,
     port: Annotated[int, typer.Option(help="Where local workers meet; 0 takes any free port.")] = 0,
     **given: Any,
 ) -> None:

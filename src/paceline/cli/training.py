@@ -32,7 +32,7 @@ FILES, FILES_EACH, FILES_LOADER = 32, 8, 32
 
 
 def launched_ranks() -> int | None:
-    """How many ranks the launcher started, torchrun for example; None where there is none."""
+    """How many ranks the launcher started, torchrun for example; None if there is none."""
     if not startup.launched():
         return None
     for name in ("RANK", "WORLD_SIZE"):
@@ -215,7 +215,7 @@ def _next(directories: list[Path]) -> str:
 
 
 def _done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:
-    """Steps in the run's checkpoint, and whether these are all; None where there is no checkpoint."""
+    """Steps in the run's checkpoint, and whether these are all; None if there is no checkpoint."""
     if config.engine == "ray":
         from paceline.train import ray_engine
 

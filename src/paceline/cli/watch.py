@@ -54,7 +54,7 @@ def command(
 
 
 def check(run_dir: Path) -> None:
-    """Raise PacelineError where there is something else than a run, than runs, or than nothing yet."""
+    """Raise PacelineError if there is something else than a run, than runs, or than nothing yet."""
     if run_dir.is_dir() and any(run_dir.iterdir()):
         if not (run_dir / CONFIG).is_file() and not runs_in(run_dir):
             raise PacelineError(
@@ -66,7 +66,7 @@ def check(run_dir: Path) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises PacelineError where the port is taken or the address is not ours."""
+    """A listening socket. Raises PacelineError if the port is taken or the address is not ours."""
     check_port(port)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from paceline.cli.options import Json
 from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.errors import PacelineError
 from paceline.runs import causes, read
@@ -32,9 +33,7 @@ def command(
     global_batch: Annotated[
         int | None, typer.Option(help="Samples in each round of a trace (256); a run knows its own.")
     ] = None,
-    json_: Annotated[
-        str | None, typer.Option("--json", help="Write all figures; - for standard output.", metavar="FILE|-")
-    ] = None,
+    json_: Json = None,
 ) -> None:
     """Say what each policy would have cost in a recorded run, who kept whom waiting, and which policy to take.
 
@@ -50,21 +49,16 @@ def command(
         else:
             if global_batch is not None:
                 raise PacelineError("--global-batch is for traces; a run knows its own batches")
-            _refuse_folder(record)
+            if inside := runs_in(record):
+                each = ", ".join(f"paceline whatif {path}" for path in inside)
+                wanted = "the run itself" if len(inside) == 1 else "one of them"
+                raise PacelineError(f"{record} holds {plural(len(inside), 'run')}; expected {wanted}: {each}")
             answer = answer_of_run(read(record), names, progress)
     why = [causes.sentence(answer.causes)] if answer.causes is not None else []
     for sentence in (verdict(answer), losses(answer), *why, *answer.notes):
         say(console, sentence)
     print_whole(console, table(answer))
     write_json(json_, to_json(answer))
-
-
-def _refuse_folder(folder: Path) -> None:
-    """Raises PacelineError for a folder of runs, with the command for each of them."""
-    if inside := runs_in(folder):
-        each = ", ".join(f"paceline whatif {path}" for path in inside)
-        wanted = "the run itself" if len(inside) == 1 else "one of them"
-        raise PacelineError(f"{folder} holds {plural(len(inside), 'run')}; expected {wanted}: {each}")
 
 
 def verdict(answer: Answer) -> str:

@@ -32,7 +32,7 @@ CELLS = 10**8  # rounds times workers, at most: each takes 16 bytes, however few
 
 
 class Trace(NamedTuple):
-    """Speeds of n workers over T rounds; NaN where a worker was absent.
+    """Speeds of n workers over T rounds; NaN if a worker was absent.
 
     seconds_per_sample: seconds, shape (T, n).
     overhead: seconds a round that do not grow with the load, shape (T, n).

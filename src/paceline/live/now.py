@@ -45,7 +45,7 @@ class Server(NamedTuple):
 
 
 def straggler(columns: Columns) -> Straggler | None:
-    """Who the others wait for now; None where it is nobody, or another one every time."""
+    """Who the others wait for now; None if it is nobody, or another one every time."""
     late = columns["late"]
     if not len(late):
         return None
@@ -65,12 +65,14 @@ def straggler(columns: Columns) -> Straggler | None:
 
 
 def saving(columns: Columns) -> Saving | None:
-    """What balancing saves now, or would save where the split is equal; None where the record cannot tell.
+    """What balancing saves now, or would save where the split is equal; None if the record cannot tell.
 
     The recent rounds' own paces are played under the other policy (``paceline.simulate.whatif``). A parameter
     server that does not wait for everybody has rounds that do not compare.
     """
-    if columns.workers < 2 or not len(columns) or not waits_for_all(columns):
+    lately = server(columns) if len(columns) else None
+    late = lately is not None and (lately.quorum < lately.present or lately.stalest)
+    if columns.workers < 2 or not len(columns) or late:
         return None
     recent = columns.part(max(len(columns) - JUDGED, 0), len(columns))
     other = "level" if recent.policy.split(":")[0] == "equal" or _even(recent.loads) else "equal"
@@ -81,10 +83,7 @@ def saving(columns: Columns) -> Saving | None:
     except (PacelineError, ValueError):
         return None
     half = slice(len(recent.seconds) // 2, None)
-    seconds, played = (
-        recent.seconds[half],
-        answer.policies[other].rounds[half],
-    )  # some may be left out of the second
+    seconds, played = recent.seconds[half], answer.policies[other].rounds[half]  # which may leave some out
     if not len(seconds) or not len(played):
         return None
     real, would = float(seconds.mean()), float(played.mean())
@@ -101,7 +100,7 @@ def speeds(columns: Columns) -> list[str]:
 
 def rounds_in_all(columns: Columns, config: dict[str, Any]) -> int | None:
     """How many rounds the run is to have: as it says, or as many epochs as it says, each like the first one that is
-    over; None where that is not known."""
+    over; None if that is not known."""
     steps, epochs = config.get("steps"), config.get("epochs")
     if isinstance(steps, int):
         return steps or None
@@ -113,7 +112,7 @@ def rounds_in_all(columns: Columns, config: dict[str, Any]) -> int | None:
 
 
 def seconds_left(columns: Columns, total: int | None) -> float | None:
-    """How long the rounds that are missing will take at the pace of the recent ones; None where that is not known."""
+    """How long the rounds that are missing will take at the pace of the recent ones; None if that is not known."""
     time, rounds = columns["time"][-JUDGED - 1 :], columns["round"][-JUDGED - 1 :]
     missing = 0 if total is None or not len(rounds) else total - 1 - int(rounds[-1])
     if missing <= 0 or len(time) < 2:
@@ -121,14 +120,8 @@ def seconds_left(columns: Columns, total: int | None) -> float | None:
     return missing * float(time[-1] - time[0]) / float(rounds[-1] - rounds[0])
 
 
-def waits_for_all(columns: Columns) -> bool:
-    """Whether the recent rounds ended with the last worker's gradient."""
-    lately = server(columns)
-    return lately is None or (lately.quorum >= lately.present and not lately.stalest)
-
-
 def server(columns: Columns) -> Server | None:
-    """What the recent updates of a parameter server waited for; None where there is none, or nothing is known."""
+    """What the recent updates of a parameter server waited for; None if there is none, or nothing is known."""
     recent = columns.window(max(len(columns) - JUDGED, 0)).server
     if not recent or any(np.isnan(recent[name]).all() for name in ("quorum", "present")):
         return None

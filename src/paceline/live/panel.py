@@ -17,7 +17,7 @@ from paceline.runs.report import about_config
 from paceline.runs.run import waiting_share
 from paceline.runs.words import about, listing, number, percent, plural, seconds
 
-ROWS = 64  # up to so many workers have a row each
+ROWS = 64  # up to this many workers have a row each
 QUIET = 5.0  # seconds without a round that are never strange
 EXPECTED = 8.0  # times the longest of the recent rounds: longer without a new one is
 
@@ -61,7 +61,7 @@ def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> 
     """
     columns = tail.columns
     word, sentence = state(tail)
-    policy, count = tail.config.get("policy", "a run"), max(columns.workers, _workers(tail.config))
+    policy, count = tail.config.get("policy", "a run"), max(columns.workers, tail.config.get("workers") or 0)
     last = now.straggler(columns)
     content: dict[str, Any] = {
         "state": word,
@@ -218,8 +218,3 @@ def _mark(event: events.Happened, columns: Columns) -> str:
     if not event.joined:
         return f"✕ since round {event.round:,}"
     return f"+ joined in round {event.round:,}" if columns["round"][-1] - event.round < now.JUDGED else ""
-
-
-def _workers(config: dict[str, Any]) -> int:
-    workers = config.get("workers", 0)
-    return workers if isinstance(workers, int) else 0

@@ -41,7 +41,7 @@ class Causes(NamedTuple):
 
 
 def causes(run: Run) -> Causes | None:
-    """What the waiting of a run is due to; None where its record tells nothing of it.
+    """What the waiting of a run is due to; None if its record tells nothing of it.
 
     That is so where no ``parts`` were recorded, rounds are few, samples all cost the same, or nobody waited.
     """
@@ -129,7 +129,7 @@ def to_json(found: Causes | None) -> dict[str, Any] | None:
 
 
 def _parts(recorded: list[Any] | None, workers: int) -> Array | None:
-    """Shape (T, n, 3), NaN where a round or a worker has none; None where nothing was recorded."""
+    """Shape (T, n, 3), NaN if a round or a worker has none; None if nothing was recorded."""
     if recorded is None:
         return None
     parts = np.full((len(recorded), workers, 3), np.nan)

@@ -13,8 +13,8 @@ from paceline.runs.run import Array
 from paceline.runs.svg import amount_axis, percent_axis, round_axis, time_axis, top
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
-ROWS = 64  # up to so many workers have a row of their own
-BARS = 16  # up to so many have a bar of their own
+ROWS = 64  # up to this many workers have a row of their own
+BARS = 16  # up to this many have a bar of their own
 
 
 def thinned(window: Window, name: str, colour: str, x: Array, series: Thin) -> draw.Line:

@@ -7,8 +7,7 @@ stretch of T rounds and n workers is answered from a bounded number of buckets, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ RECORDED = ("round", "epoch", "time", "seconds", "batch", "loss")
 SERVER = ("quorum", "present", "staleness", "stalest", "dropped")  # what a parameter server's rounds add
 PLAIN = (*RECORDED, "ideal", "last", "late", *SERVER)
 EACH = ("loads", "compute", "overhead", "wait")
-BANDS = 8  # up to so many workers are drawn in full
+BANDS = 8  # up to this many workers are drawn in full
 LIMIT, CELLS = 300, 200  # buckets of a curve; of a map with a row for each worker
 RECENT = 1024  # rounds by whose median workers are called slow
 
@@ -58,7 +57,6 @@ class Growing:
         self._data = np.pad(self._data, pad, constant_values=fill)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
     """Rounds ``start`` to ``end`` (as places in the record) in at most about ``LIMIT`` buckets.
 
@@ -78,32 +76,37 @@ class Window:
     lost: the rounds in which workers were lost or left.
     """
 
-    start: int
-    end: int
-    workers: int
-    whole: bool
-    short: int
-    uneven: bool
-    span: tuple[float, float]
-    edges: Array
-    cells: Array
-    time: Array
-    seconds: Thin
-    ideal: Array
-    loss: Thin
-    loads: Array
-    portions: Array
-    pace: Array
-    computed: Array
-    overhead: Array
-    waited: Array
-    elapsed: float
-    lengths: Array
-    last: Array
-    slowness: Array
-    rows: Callable[[int], list[int]]
-    server: dict[str, Array]
-    lost: list[int]
+    def __init__(self, columns: Columns, start: int, end: int, recent: int | None) -> None:
+        self.start, self.end, self.workers, self.rows = start, end, columns.workers, columns.rows
+        self.whole = end - start == len(columns)
+        rounds = np.append(columns["round"][start:end], columns["round"][end - 1] + 1)
+        self.span = float(rounds[0]), float(rounds[-1])
+        at = edges(start, end, LIMIT)
+        cells = at if self.workers <= BANDS else edges(start, end, CELLS)
+        self.edges, self.cells = rounds[at - start], rounds[cells - start]
+        fewer, seconds = short(columns["batch"]), columns["seconds"][start:end]
+        here = fewer[start:end] if not fewer[start:end].all() else np.zeros(end - start, bool)
+        self.short, self.uneven = int(here.sum()), bool(fewer.any())
+        self.time = columns["time"][at[1:] - 1]
+        self.seconds = thin(np.where(here, np.nan, seconds), at - start)
+        self.ideal = thin(np.where(here, np.nan, columns["ideal"][start:end]), at - start).mean
+        self.loss = thin(columns["loss"][start:end], at - start)
+        self.lengths, self.elapsed = seconds[~here], float(seconds.sum())
+        loads, compute, overhead, _, there = np.moveaxis(np.diff(columns.totals[cells], axis=0), 1, 0)
+        self.loads = _over(loads, there)
+        self.portions = _over(np.where(there > 0, loads, np.nan), loads.sum(axis=1, keepdims=True))
+        self.pace = _over(compute - overhead, loads)
+        _, spent, self.overhead, self.waited, _ = columns.sums(start, end)
+        self.computed = spent - self.overhead
+        who = columns["last"][start:end]
+        self.last = np.bincount(who[who >= 0].astype(int), minlength=self.workers) / max(end - start, 1)
+        judged = columns.part(start if recent is None else max(start, end - recent), end)
+        self.slowness = slowness(judged)
+        self.server: dict[str, Array] = {}
+        if np.isfinite(columns["quorum"]).any():
+            self.server = {name: thin(columns[name][start:end], at - start).mean for name in SERVER}
+        gone = {each.round for each in columns.happened if not each.joined}
+        self.lost = sorted(number for number in gone if rounds[0] <= number < rounds[-1])
 
 
 class Columns:
@@ -159,9 +162,14 @@ class Columns:
         self._events += run.extras.get("events") or [None] * len(run.round)
         self.happened += events(run)
 
+    @property
+    def totals(self) -> Array:
+        """The sums of all rounds before each round, and of all rounds, shape (T + 1, 5, n)."""
+        return self._sums.values
+
     def sums(self, start: int, end: int) -> Array:
         """Loads, seconds computed, of overhead and waited, and rounds present, of each worker: shape (5, n)."""
-        sums: Array = self._sums.values[end] - self._sums.values[start]
+        sums: Array = self.totals[end] - self.totals[start]
         return sums
 
     def part(self, start: int, end: int) -> Run:
@@ -182,54 +190,8 @@ class Columns:
         return start, min(max(end, start + 1), count)
 
     def window(self, start: int = 0, end: int | None = None, recent: int | None = None) -> Window:
-        """A stretch of at least one round, ready to draw. recent: judge slowness by the last so many rounds."""
-        end = len(self) if end is None else end
-        at = edges(start, end, LIMIT)
-        cells = at if self.workers <= BANDS else edges(start, end, CELLS)
-        rounds = np.append(self["round"][start:end], self["round"][end - 1] + 1)
-        seconds = self["seconds"][start:end]
-        fewer = short(self["batch"])
-        here = fewer[start:end] if not fewer[start:end].all() else np.zeros(end - start, bool)
-        loads, compute, overhead, _, there = np.moveaxis(np.diff(self._sums.values[cells], axis=0), 1, 0)
-        total = self.sums(start, end)
-        who = self["last"][start:end]
-        judged = self.part(start if recent is None else max(start, end - recent), end)
-        return Window(
-            start=start,
-            end=end,
-            workers=self.workers,
-            whole=end - start == len(self),
-            short=int(here.sum()),
-            uneven=bool(fewer.any()),
-            span=(float(rounds[0]), float(rounds[-1])),
-            edges=rounds[at - start],
-            cells=rounds[cells - start],
-            time=self["time"][at[1:] - 1],
-            seconds=thin(np.where(here, np.nan, seconds), at - start),
-            ideal=thin(np.where(here, np.nan, self["ideal"][start:end]), at - start).mean,
-            loss=thin(self["loss"][start:end], at - start),
-            loads=_over(loads, there),
-            portions=_over(np.where(there > 0, loads, np.nan), loads.sum(axis=1, keepdims=True)),
-            pace=_over(compute - overhead, loads),
-            computed=total[1] - total[2],
-            overhead=total[2],
-            waited=total[3],
-            elapsed=float(seconds.sum()),
-            lengths=seconds[~here],
-            last=np.bincount(who[who >= 0].astype(int), minlength=self.workers) / max(end - start, 1),
-            slowness=slowness(judged),
-            rows=self.rows,
-            server={name: thin(self[name][start:end], at - start).mean for name in SERVER}
-            if np.isfinite(self["quorum"]).any()
-            else {},
-            lost=sorted(
-                {
-                    each.round
-                    for each in self.happened
-                    if not each.joined and rounds[0] <= each.round < rounds[-1]
-                }
-            ),
-        )
+        """A stretch of at least one round, ready to draw. recent: judge slowness by this many of the last rounds."""
+        return Window(self, start, len(self) if end is None else end, recent)
 
     def rows(self, limit: int) -> list[int]:
         """All workers, or ``limit`` from the slowest to the fastest; chosen again when the record has doubled."""
@@ -248,7 +210,7 @@ class Columns:
             self.workers, self._rows = width, (0, {})
 
     def _of_server(self, run: Run) -> dict[str, Array]:
-        """What a parameter server adds to the rounds; NaN where none does."""
+        """What a parameter server adds to the rounds; NaN if none does."""
         blank = [None] * len(run.round)
         stale = [value or [] for value in run.extras.get("staleness", blank)]
         dropped = [value or {} for value in run.extras.get("dropped", blank)]
@@ -265,7 +227,7 @@ class Columns:
 
 
 def short(batch: Array) -> NDArray[np.bool_]:
-    """Which rounds have fewer samples than usual, given all rounds' samples, shape (T,); none where that is usual.
+    """Which rounds have fewer samples than usual, given all rounds' samples, shape (T,); none if that is usual.
 
     Usual is the largest batch that a third of the rounds have.
     """
@@ -293,7 +255,7 @@ def _over(part: Array, whole: Array) -> Array:
 
 
 class Thin(NamedTuple):
-    """A series of T values in buckets of equal length; NaN where a bucket knows none.
+    """A series of T values in buckets of equal length; NaN if a bucket knows none.
 
     edges: index of each bucket's first value, and T, shape (buckets + 1,).
     mean, low, high: shape (buckets,) or (buckets, n).

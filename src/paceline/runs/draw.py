@@ -25,7 +25,7 @@ TABLE = 12  # rows of a table beside a picture
 
 
 class Line(NamedTuple):
-    """One curve: x and y of shape (points,), NaN where it breaks; low and high for a band around it."""
+    """One curve: x and y of shape (points,), NaN if it breaks; low and high for a band around it."""
 
     name: str
     colour: str

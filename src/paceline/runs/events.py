@@ -19,7 +19,7 @@ _SAID = re.compile(r"worker (\d{1,9}) (.+)", re.DOTALL)
 
 
 class Happened(NamedTuple):
-    """worker: -1 where the record names none. what: follows its name in a sentence. seconds: that it cost."""
+    """worker: -1 if the record names none. what: follows its name in a sentence. seconds: what it cost."""
 
     round: int
     worker: int
@@ -58,7 +58,7 @@ def sentences(run: Run) -> list[str]:
 
 
 def brief(run: Run) -> str:
-    """The same in a few words beside other runs; empty where nobody was lost."""
+    """The same in a few words beside other runs; empty if nobody was lost."""
     lost = [event for event in events(run) if not event.joined]
     return f"{_many(lost)}." if lost else ""
 
@@ -97,9 +97,7 @@ def _ran_by(run: Run, event: Happened) -> str:
 
 
 def _many(lost: Sequence[Happened]) -> str:
-    cost: dict[int, float] = {
-        event.round: event.seconds for event in lost
-    }  # two lost in one round cost it once
+    cost = {event.round: event.seconds for event in lost}  # two lost in one round cost it once
     worst = max(cost, key=lambda number: cost[number])
     were = "worker was lost or left" if len(lost) == 1 else "workers were lost or left"
     if len(cost) == 1:

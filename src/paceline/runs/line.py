@@ -44,28 +44,21 @@ def read_all(texts: list[bytes], before: dict[str, Any] | None = None) -> tuple[
     """
     lines: list[dict[str, Any]] = []
     for text in texts:
-        line, wrong = read(text, before)
-        if wrong:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            return lines, "is no JSON"
+        found = SEAL.search(text)
+        if found is None or found.end() != len(text):
+            return lines, "has no checksum at its end"
+        if _sum(text[: found.start()], "" if before is None else before["sum"]) != found[1].decode():
+            return lines, "does not match its checksum: it or a line above it was changed, left out or moved"
+        if wrong := fault(line):
             return lines, wrong
+        if before is not None and line["round"] <= before["round"]:
+            return lines, f"is round {line['round']:.0f}, after round {before['round']:.0f}"
         lines.append(before := line)
     return lines, ""
-
-
-def read(text: bytes, before: dict[str, Any] | None = None) -> tuple[dict[str, Any], str]:
-    """A line as it was written, and what is wrong with it ("" where nothing is). before: the line above."""
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}, "is no JSON"
-    found = SEAL.search(text)
-    if found is None or found.end() != len(text):
-        return {}, "has no checksum at its end"
-    if _sum(text[: found.start()], "" if before is None else before["sum"]) != found[1].decode():
-        return {}, "does not match its checksum: it or a line above it was changed, left out or moved"
-    wrong = fault(line)
-    if not wrong and before is not None and line["round"] <= before["round"]:
-        wrong = f"is round {line['round']:.0f}, after round {before['round']:.0f}"
-    return (line, "") if not wrong else ({}, wrong)
 
 
 def fault(line: Any) -> str:

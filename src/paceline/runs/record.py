@@ -93,13 +93,13 @@ class Recorder:
         seconds: wall seconds of the round.
         batch: samples whose gradients entered the step.
         loads: samples that each worker ran, shape (n,).
-        compute: seconds that each computed, its wait excluded, shape (n,); None or NaN where absent.
+        compute: seconds that each computed, its wait excluded, shape (n,); None or NaN if absent.
         overhead: the part of compute that does not grow with the load, shape (n,); default 0.
         shares: the next round's plan, shape (n,).
         loss: mean over the batch, before the step.
         extras: anything else that JSON holds (pieces, quorum, staleness, dropped, events).
 
-        A duration below 0, as of a clock that was set back, counts as 0. Raises PacelineError where the line cannot
+        A duration below 0, as of a clock that was set back, counts as 0. Raises PacelineError if the line cannot
         be written, or could not be read again (a negative load, lists of unlike lengths).
         """
         spent = _durations(compute)
@@ -116,11 +116,10 @@ class Recorder:
             "shares": shares,
             "loss": loss,
         }
-        plain = _plain(line | extras)
-        wrong = fault(plain)
-        if wrong:
+        whole = plain(line | extras)
+        if wrong := fault(whole):
             raise PacelineError(f"round {int(round):,} cannot go on record: it {wrong}")
-        written, found = seal(json.dumps(plain, separators=(",", ":"), allow_nan=False), self._sum)
+        written, found = seal(json.dumps(whole, separators=(",", ":"), allow_nan=False), self._sum)
         data, start = memoryview(written), os.fstat(self._file.fileno()).st_size
         if self._finished:  # the summary spoke of fewer rounds
             self._finished = False
@@ -131,9 +130,7 @@ class Recorder:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file.fileno(), start)  # half a line would spoil the one after it
-            raise PacelineError(
-                f"cannot write {self._file.name}: {error.strerror}; make room and resume"
-            ) from error
+            raise self._full(error) from error
         self._sum = found
 
     def sync(self) -> None:
@@ -141,9 +138,10 @@ class Recorder:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise PacelineError(
-                f"cannot write {self._file.name}: {error.strerror}; make room and resume"
-            ) from error
+            raise self._full(error) from error
+
+    def _full(self, error: OSError) -> PacelineError:
+        return PacelineError(f"cannot write {self._file.name}: {error.strerror}; make room and resume")
 
     def finish(self, **fields: Any) -> dict[str, Any]:
         """Write summary.json: the summary of the record, and ``fields`` (test_accuracy, ...) over it."""
@@ -185,24 +183,24 @@ def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> tuple[float, str]:
 
 
 def _durations(values: PerWorker) -> np.ndarray:
-    """As floats that a record may hold; NaN where nothing is known."""
+    """As floats that a record may hold; NaN if nothing is known."""
     return np.clip(np.array(values, np.float64), 0.0, costs.MOST)
 
 
 def _json(value: Any) -> str:
-    return json.dumps(_plain(value), indent=2, allow_nan=False)
+    return json.dumps(plain(value), indent=2, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """For JSON: numpy's arrays and numbers as Python's, NaN and infinities as null."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     return value

@@ -72,7 +72,7 @@ def _pictures(columns: Columns) -> str:
 
 
 def figures(columns: Columns, start: int = 0, end: int | None = None, recent: int | None = None) -> list[str]:
-    """Every chart of one run, or of a stretch of it. recent: judge who is slow by the last so many rounds."""
+    """Every chart of one run, or of a stretch of it. recent: judge who is slow by this many of the last rounds."""
     window = columns.window(start, end, recent)
     found = [
         charts.round_seconds(window),

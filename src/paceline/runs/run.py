@@ -36,11 +36,11 @@ class Run:
     time: seconds since the run started at the end of each round, shape (T,).
     seconds: wall seconds of each round, shape (T,).
     batch: samples of each round, shape (T,).
-    loss: shape (T,), NaN where none was recorded.
-    loads, compute, overhead, wait: samples and seconds of each worker, shape (T, n); NaN where it was absent,
+    loss: shape (T,), NaN if none was recorded.
+    loads, compute, overhead, wait: samples and seconds of each worker, shape (T, n); NaN if it was absent,
         n being the most workers that the run ever had. For ``wait`` see ``waits``.
-    shares: what was planned for the round after, shape (T, n), NaN where not recorded.
-    extras: the other fields, a list of T values each, None where a round had none.
+    shares: what was planned for the round after, shape (T, n), NaN if not recorded.
+    extras: the other fields, a list of T values each, None if a round had none.
     summary: what the engine left in summary.json; empty before the end.
     notes: sentences on what was odd about the record.
     """
@@ -76,7 +76,7 @@ class Run:
 def read(run_dir: str | os.PathLike[str]) -> Run:
     """Read a run directory, also of a run that is still going or was killed.
 
-    A last line that was cut off is left out, and ``notes`` says so. Raises PacelineError where there is no
+    A last line that was cut off is left out, and ``notes`` says so. Raises PacelineError if there is no
     run, or where the record is damaged elsewhere: see ``line`` for what is noticed.
     """
     run_dir = Path(run_dir)
@@ -104,17 +104,12 @@ def of_lines(run_dir: Path, config: dict[str, Any], lines: list[dict[str, Any]])
     """The rounds that sound lines of a record tell of."""
     columns: dict[str, Any] = {name: np.array([line[name] for line in lines], float) for name in SCALARS}
     columns |= {name: columns[name].astype(np.int64) for name in ("round", "epoch")}
-    width = max((len(line["loads"]) for line in lines), default=_workers(config))
+    width = max((len(line["loads"]) for line in lines), default=config.get("workers") or 0)
     columns |= {name: _matrix([line[name] for line in lines], width) for name in PER_WORKER}
     columns["wait"] = waits(columns["seconds"], columns["compute"])
     others = dict.fromkeys(name for line in lines for name in line if name not in columns and name != "sum")
     extras = {name: [line.get(name) for line in lines] for name in others}
     return Run(path=run_dir, config=config, **columns, extras=extras, summary={}, notes=[])
-
-
-def _workers(config: dict[str, Any]) -> int:
-    workers = config.get("workers", 0)
-    return workers if isinstance(workers, int) else 0
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
@@ -164,9 +159,9 @@ def _matrix(rows: list[list[float | None] | None], width: int) -> Array:
 
 
 def waits(seconds: Any, compute: Any) -> Array:
-    """Seconds that each worker waited for the last one, shape (..., n); NaN where it was absent.
+    """Seconds that each worker waited for the last one, shape (..., n); NaN if it was absent.
 
-    seconds: of each round, shape (...). compute: seconds of each worker's own work, shape (..., n), NaN where it
+    seconds: of each round, shape (...). compute: seconds of each worker's own work, shape (..., n), NaN if it
     was absent. A round that went on without its last worker ended for the others when the round did.
     """
     compute = np.asarray(compute, np.float64)
@@ -178,7 +173,7 @@ def waits(seconds: Any, compute: Any) -> Array:
 
 
 def waiting_share(seconds: Any, compute: Any) -> float | None:
-    """Portion of the workers' time that went into waiting, rounds and workers summed; None where none was spent.
+    """Portion of the workers' time that went into waiting, rounds and workers summed; None if none was spent.
 
     The time of a worker is that of all rounds in which it was there. Shapes as in ``waits``.
     """
@@ -228,7 +223,7 @@ FACTS: dict[str, dict[str, Fact]] = {  # that are read again, by file
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs right below a folder, in the order in which they were started; empty where it is a run itself."""
+    """The runs right below a folder, in the order in which they were started; empty if it is a run itself."""
     if (folder / CONFIG).is_file():
         return []
     found = []

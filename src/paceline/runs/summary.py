@@ -13,7 +13,7 @@ from paceline.runs.run import Array, Run, waiting_share
 def speeds(run: Run, before: Array | None = None) -> Array:
     """Samples per second of each worker in each round, shape (T, n).
 
-    Load over compute seconds; where the load was 0, the last known speed; NaN where none is known yet and
+    Load over compute seconds; where the load was 0, the last known speed; NaN if none is known yet and
     where the worker was absent. before: speeds known from earlier rounds, shape (n,).
     """
     return np.where(np.isnan(run.compute), np.nan, known_speeds(run, before))
@@ -29,14 +29,14 @@ def known_speeds(run: Run, before: Array | None = None) -> Array:
 
 
 def carried(values: Array) -> Array:
-    """Each NaN replaced by the last known value above it, shape (T, n); NaN where there is none."""
+    """Each NaN replaced by the last known value above it, shape (T, n); NaN if there is none."""
     rows = np.arange(len(values))[:, None]
     last = np.maximum.accumulate(np.where(np.isnan(values), -1, rows), axis=0)
     return np.where(last >= 0, np.take_along_axis(values, np.maximum(last, 0), axis=0), np.nan)
 
 
 def ideal_seconds(run: Run, before: Array | None = None) -> Array:
-    """Seconds of each round if its samples were spread by speed, shape (T,); NaN where no speed is known."""
+    """Seconds of each round if its samples were spread by speed, shape (T,); NaN if no speed is known."""
     total = np.nansum(speeds(run, before), axis=1)
     return np.divide(run.batch, total, out=np.full(total.shape, np.nan), where=total > 0)
 
@@ -66,7 +66,7 @@ def last_loss(run: Run) -> float | None:
 
 
 def summarize(run: Run) -> dict[str, Any]:
-    """The run's figures, ready for JSON; None where the record cannot tell.
+    """The run's figures, ready for JSON; None if the record cannot tell.
 
     steps, samples, seconds (of all rounds), samples_per_second.
     bound_samples_per_second: samples over the sum of the rounds' ideal seconds: the workers' combined speed.
@@ -108,7 +108,7 @@ SCATTER_OF_CHANGES = 0.954  # median of the absolute difference of two normal nu
 
 
 def piece_figures(run: Run) -> dict[str, Any]:
-    """What work that moved within rounds came to, for the summary; empty where the run's work could not move.
+    """What work that moved within rounds came to, for the summary; empty if the run's work could not move.
 
     moved_rounds: portion of the rounds in which work moved. In those rounds, at_once: portion of the plan that was
     assigned up front, mean; pieces: number per worker, mean. piece_cost: seconds that a piece takes beyond its
@@ -142,7 +142,7 @@ def _numbers(run: Run, name: str) -> np.ndarray:
 
 WINDOW = 8  # rounds on either side that a lasting change must outweigh
 LASTING = 1.25  # the least ratio that counts as a change
-LATE = 1.1  # a straggler is marked when it takes so many times the median
+LATE = 1.1  # a straggler is marked when it takes this many times the median
 
 
 class Change(NamedTuple):
@@ -194,7 +194,7 @@ def changes(run: Run) -> list[Change]:
     if rounds < 2 * WINDOW or not series.size:
         return []
     windows = np.lib.stride_tricks.sliding_window_view(series, WINDOW, axis=0)
-    medians = np.median(windows, axis=2)  # [t]: of rounds t to t + WINDOW - 1; NaN where any is unknown
+    medians = np.median(windows, axis=2)  # [t]: of rounds t to t + WINDOW - 1; NaN if any is unknown
     jump = medians[WINDOW:] - medians[:-WINDOW]  # [t]: at round t + WINDOW
     differences = np.abs(np.diff(series, axis=0))
     # sigma from the mean difference, 2 sigma / sqrt(pi) for a normal one: two-valued noise fools a median.

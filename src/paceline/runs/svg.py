@@ -50,7 +50,7 @@ def box(start: float, width: float, y: float, height: float, span: float) -> str
 
 
 def whole(values: Array) -> list[int | None]:
-    """Coordinates for the tooltips' data; None where unknown."""
+    """Coordinates for the tooltips' data; None if unknown."""
     return [None if value != value else round(value) for value in values.tolist()]
 
 
@@ -94,7 +94,7 @@ UNITS = (
 
 
 class Axis(NamedTuple):
-    """What an axis tells with its unit, where it begins and ends, and its ticks: (place, text).
+    """An axis: what it shows with its unit, where it begins and ends, and its ticks: (place, text).
 
     rounds: its numbers are those of rounds.
     """
@@ -111,7 +111,7 @@ class Axis(NamedTuple):
 
 
 def round_axis(span: tuple[float, float]) -> Axis:
-    """Of round numbers, from the first up to and without the last."""
+    """An axis of round numbers, from the first to the one before the last."""
     first, end = span
     return Axis(
         "round", first, end, [(x, f"{x:,.0f}") for x in ticks(end, 5, whole=True, low=first)], rounds=True
@@ -119,19 +119,19 @@ def round_axis(span: tuple[float, float]) -> Axis:
 
 
 def time_axis(title: str, end: float, start: float = 0.0, count: int = 4) -> Axis:
-    """Of seconds, told in one unit: that which suits its end."""
+    """An axis of seconds, in the one unit that suits its end."""
     unit, length = next(((unit, length) for below, unit, length in UNITS if end < below), ("h", 3600.0))
     marks = [(x, number(x / length)) for x in time_ticks(end, count, low=start)]
     return Axis(f"{title} ({unit})", start, end, marks)
 
 
 def amount_axis(title: str, end: float) -> Axis:
-    """Of plain numbers, from 0."""
+    """An axis of plain numbers, from 0."""
     return Axis(title, 0.0, end, [(y, number(y)) for y in ticks(end)])
 
 
 def percent_axis(title: str, end: float = 1.0) -> Axis:
-    """Of portions, told in per cent, from 0."""
+    """An axis of portions in per cent, from 0."""
     return Axis(f"{title} (%)", 0.0, end, [(y, number(100 * y)) for y in ticks(end)])
 
 

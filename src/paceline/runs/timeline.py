@@ -11,8 +11,8 @@ from paceline.runs.columns import Columns
 from paceline.runs.svg import time_axis
 from paceline.runs.words import plural, seconds
 
-ROWS = 64  # up to so many workers have a row each
-NAMED = 16  # up to so many are named in full
+ROWS = 64  # up to this many workers have a row each
+NAMED = 16  # up to this many are named in full
 SHOWN = 10  # rounds in a window
 
 

@@ -21,11 +21,8 @@ from paceline.runs.run import Run
 
 TRACE = "trace.json"
 EVENTS = 200_000  # a browser stays quick with as many
-ROUNDS, CLAIMS, WORKERS = (
-    1,
-    2,
-    3,
-)  # threads of a run's process: its rounds, claims of pieces, then two a worker
+# Threads of a run's process: its rounds, claims of pieces, then two a worker.
+ROUNDS, CLAIMS, WORKERS = 1, 2, 3
 MOMENT = 1.0  # microseconds: as long as a claim is shown
 
 Event = dict[str, Any]
@@ -141,7 +138,7 @@ def _pieces(run: Run, t: int, worker: int, start: float, done: float) -> Iterato
 
 
 def _assigned(run: Run, t: int, worker: int) -> float:
-    """Samples that a worker had before the round began; 0 where the plan is not on record: its first piece then."""
+    """Samples that a worker had before the round began; 0 if the plan is not on record: its first piece then."""
     portion = (run.extras.get("at_once") or [])[t : t + 1]
     share = run.shares[t - 1, worker] if t else 1 / run.workers
     if not portion or portion[0] is None or not np.isfinite(share):

@@ -119,12 +119,12 @@ def make(
 
     @app.get("/docs", include_in_schema=False)
     async def description() -> HTMLResponse:
-        return HTMLResponse(pages.api(app.openapi()), headers=pages.API)
+        return HTMLResponse(pages.api(app.openapi()), headers=pages.PAGE)
 
     @app.get("/", include_in_schema=False)
     async def jobs(request: Request) -> HTMLResponse:
         text = pages.render(service.catalog, service.now(), request.url.query)
-        return HTMLResponse(text, headers=pages.JOBS)
+        return HTMLResponse(text, headers=pages.PAGE)
 
     @app.get("/jobs/{job}", include_in_schema=False)
     async def live_page(job: Name, request: Request) -> RedirectResponse:
@@ -203,21 +203,13 @@ def _workers(service: Service) -> APIRouter:
         status, said = await middleware.report(service, job, worker, secret or "", body, wait)
         return JSONResponse(said, status)
 
-    @router.get(
-        "/{worker}/next",
-        response_model=models.Part,
-        responses=planned,
-    )
+    @router.get("/{worker}/next", response_model=models.Part, responses=planned)
     async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
         """The worker's part of its next round: the same one until it is reported."""
         status, said = await middleware.next_part(service, job, worker, secret or "", wait)
         return JSONResponse(said, status)
 
-    @router.post(
-        "/{worker}/next",
-        response_model=models.Part,
-        responses=planned,
-    )
+    @router.post("/{worker}/next", response_model=models.Part, responses=planned)
     async def next_part_of_lengths(
         job: Name, worker: Name, body: models.Lengths, secret: Secret, wait: Wait = USUAL_WAIT
     ) -> JSONResponse:
@@ -300,7 +292,11 @@ def _refused(request: Request, error: Exception) -> Response:
     status, headers = 500, {}
     sentence = "the service failed at this request: its state is as before; see its log"
     if isinstance(error, RequestValidationError):
-        status, sentence = _mistake(error.errors()[0])
+        first = error.errors()[0]
+        status, sentence = 422, models.mistake(first)
+        if first["type"] == "json_invalid":
+            why = first.get("ctx", {}).get("error", first["msg"])
+            status, sentence = 400, f"the body is no JSON ({why}): send application/json"
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, dict(error.headers or {})
         if status == 405:
@@ -317,11 +313,3 @@ def _methods(request: Request) -> list[str]:
     paths = request.app.openapi()["paths"]
     here = [path for path in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), request.url.path)]
     return sorted({method.upper() for path in here for method in paths[path]})
-
-
-def _mistake(error: Any) -> tuple[int, str]:
-    """Of a request: the status, and a sentence."""
-    if error["type"] != "json_invalid":
-        return 422, models.mistake(error)
-    why = error.get("ctx", {}).get("error", error["msg"])
-    return 400, f"the body is no JSON ({why}): send application/json"

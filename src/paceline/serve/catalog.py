@@ -31,17 +31,8 @@ MOST_JOBS = 100
 SPANS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 LATELY = 40  # rounds that the page of all jobs tells of
 DECIDE = (  # what turns reports into plans
-    "balance",
-    "forecast",
-    "samples",
-    "balancer.py",
-    "costs.py",
-    "options.py",
-    "policies.py",
-    "rounds.py",
-    "shares.py",
-    "serve/jobs.py",
-    "serve/places.py",
+    *("balance", "forecast", "samples", "balancer.py", "costs.py", "options.py", "policies.py", "rounds.py"),
+    *("shares.py", "serve/jobs.py", "serve/places.py"),
 )
 _log = logging.getLogger(__name__)
 
@@ -110,17 +101,10 @@ class JobRuntime:
     def told(self) -> JobState:
         """What the job and its workers are doing."""
         job = self.job
+        never = dict.fromkeys(("round", "samples", "seconds"))
         workers = [
-            WorkerState(
-                name=member.name,
-                place=member.place,
-                present=member.present,
-                gone=member.gone,
-                round=None if member.last is None else member.last.round,
-                samples=None if member.last is None else member.last.samples,
-                seconds=None if member.last is None else member.last.seconds,
-            )
-            for member in sorted(job.members.by_name.values(), key=lambda member: member.place)
+            WorkerState(**vars(each), present=each.present, **(each.last._asdict() if each.last else never))
+            for each in sorted(job.members.by_name.values(), key=lambda member: member.place)
         ]
         return JobState(
             name=self.name,
@@ -145,7 +129,7 @@ class JobRuntime:
 class Catalog:
     """All jobs as they are on disk, by name.
 
-    runs: where each job leaves a run directory; None where none does.
+    runs: where each job leaves a run directory; None if none does.
     """
 
     def __init__(self, store: Store, runs: Path | None) -> None:
@@ -192,7 +176,7 @@ class Catalog:
         return self.running[name]
 
     def present(self, name: str, settings: Settings) -> JobRuntime | None:
-        """The job of this name where there is one. Raises Conflict where it has other settings, or there is no room
+        """The job of this name where there is one. Raises Conflict if it has other settings, or there is no room
         for one more."""
         if name not in self.aside and name not in self.running:
             if len(self.running) + len(self.aside) >= MOST_JOBS:

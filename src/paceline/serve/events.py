@@ -7,7 +7,7 @@ it says. Effects are what follows from it. A refusal is one sentence, and change
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from paceline.errors import PacelineError
 from paceline.rounds import Array
@@ -15,7 +15,7 @@ from paceline.rounds import Array
 
 class Report(NamedTuple):
     """What a worker did in a round. seconds: its own, without waiting; overhead: the part that does not grow
-    with the samples. cpu, memory: portions of its machine that it can have; None where not read.
+    with the samples. cpu, memory: portions of its machine that it can have; None if not read.
     """
 
     round: int
@@ -63,7 +63,7 @@ class Dealt(NamedTuple):
 
 class Settle(NamedTuple):
     """The next round is handed out, by a plan that ``Job.plan`` made for those who are present: samples by place, and
-    which of them where they cost differently."""
+    which of them if they cost differently."""
 
     now: float
     round: int
@@ -86,20 +86,12 @@ class Resume(NamedTuple):
 
 
 Event = Join | Leave | Drop | Settle | Reported | Resume
-NAMES: dict[str, type[Any]] = {
-    "join": Join,
-    "leave": Leave,
-    "drop": Drop,
-    "settle": Settle,
-    "report": Reported,
-    "resume": Resume,
-}
-WORDS = {kind: name for name, kind in NAMES.items()}
+NAMES: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Event)}
 
 
 def logged(event: Event) -> list[Any]:
     """The event as it stands in the log."""
-    return [WORDS[type(event)], *event]
+    return [type(event).__name__.lower(), *event]
 
 
 def read(call: Sequence[Any]) -> Event:
@@ -115,7 +107,7 @@ def told(event: Event) -> str:
     """The event in a few words, without the secret."""
     left_out = ("secret", "dealt")
     said = (part for name, part in zip(event._fields[1:], event[1:], strict=True) if name not in left_out)
-    return f"at {event.now:.3f} s {WORDS[type(event)]} {', '.join(str(part) for part in said)}".rstrip()
+    return f"at {event.now:.3f} s {type(event).__name__.lower()} {', '.join(str(part) for part in said)}".rstrip()
 
 
 class Joined(NamedTuple):
@@ -127,7 +119,7 @@ class Joined(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A worker is no longer there: it "left", was "silent" for so many seconds, or was "replaced"."""
+    """A worker is no longer there: it "left", was "silent" for some seconds, or was "replaced"."""
 
     now: float
     name: str
@@ -151,7 +143,7 @@ class Ready(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """A round is over. seconds: since the one before; the arrays by place, NaN where nobody reported."""
+    """A round is over. seconds: since the one before; the arrays by place, NaN if nobody reported."""
 
     now: float
     round: int

@@ -31,11 +31,10 @@ _log = logging.getLogger(__name__)
 QUICKEST = 1e-9  # seconds of a round with samples
 RECENT = 8  # rounds from which deadlines are made
 STORY = 20  # events that are told with an error
-Planned = list[int] | str  # samples by place, or why there is no plan
 
 
 class NextRound(NamedTuple):
-    """A round that can be handed out. loads: samples by place. dealt: which, where they cost differently."""
+    """A round that can be handed out. loads: samples by place. dealt: which, if they cost differently."""
 
     number: int
     loads: list[int]
@@ -66,8 +65,8 @@ class Job:
         self.open: dict[int, OpenRound] = {}  # settled and not closed, in their order
         self._recent: deque[float] = deque(maxlen=RECENT)  # longest turnarounds
         self._unit: list[float] | None = None  # lengths of the first round, in which costs are counted
-        self._mark: float | None = None  # when the last round closed; None where nobody has been there since
-        self._planned: tuple[Any, Planned] = None, ""  # for what, and the plan: made once, asked for often
+        self._mark: float | None = None  # when the last round closed; None if nobody has been there since
+        self._planned: tuple[Any, list[int] | str] = None, ""  # for what, and the plan: asked for often
         self._story: deque[events.Event] = deque(maxlen=STORY)
 
     def handle(self, event: events.Event) -> list[Effect]:
@@ -126,7 +125,7 @@ class Job:
         """What a worker that asks is to do: run its part of a round; or have the next round handed out, which enters
         as ``Settle``, and ask again; or wait, for what the sentence says.
 
-        lengths: of the samples of the round that it asks for, where they cost differently. Raises what is refused.
+        lengths: of the samples of the round that it asks for, if they cost differently. Raises what is refused.
         """
         member = self.members.here(name)
         if lengths is not None:
@@ -172,7 +171,7 @@ class Job:
 
     @property
     def ready(self) -> bool:
-        """Whether whoever asks next is given a new round, unless it turns out that there is no plan for it."""
+        """Whether whoever asks next is given a new round."""
         return self._may_settle and not self._no_plan
 
     @property
@@ -181,23 +180,19 @@ class Job:
         return enough and len(self.open) <= self.settings.ahead
 
     @property
-    def _now_planned(self) -> tuple[int, int, bytes]:
-        """What a plan depends on: another round, something learned or others present make it another one."""
-        return self.settled, self.closed, self.members.mask.tobytes()
-
-    @property
     def _no_plan(self) -> str:
-        """Why there is no plan for those present, as far as anybody has asked; else ""."""
-        of, planned = self._planned
-        return planned if isinstance(planned, str) and of == self._now_planned else ""
+        """Why there is no plan for those present; "" if there is one, or nobody could ask for it."""
+        asked = self._may_settle and self.settings.cost is None
+        return planned if asked and isinstance(planned := self._plan(), str) else ""
 
-    def _plan(self) -> Planned:
-        """The next round's plan for those present."""
-        if self._planned[0] != self._now_planned:
-            self._planned = self._now_planned, self._fresh_plan()
+    def _plan(self) -> list[int] | str:
+        """Samples by place of the next round for those present, or why there is no plan."""
+        what = self.settled, self.closed, self.members.mask.tobytes()  # another one of these is another plan
+        if self._planned[0] != what:
+            self._planned = what, self._fresh_plan()
         return self._planned[1]
 
-    def _fresh_plan(self) -> Planned:
+    def _fresh_plan(self) -> list[int] | str:
         try:
             return self.balancer.loads(self.settled, self.settings.batch, self.members.mask).tolist()
         except PacelineError as error:
@@ -228,7 +223,7 @@ class Job:
         return [events.Settled(now, round, tuple(loads))]
 
     def check(self, name: str, report: Report) -> OpenRound | None:
-        """The round that is reported; None where the worker has reported the same already. Raises what is refused."""
+        """The round that is reported; None if the worker has reported the same already. Raises what is refused."""
         member = self.members.here(name)
         if report.samples > 0 and not report.seconds >= QUICKEST:
             raise PacelineError(
@@ -291,8 +286,8 @@ class Job:
 
     def waiting_for(self) -> str:
         """One sentence on what the next round waits for."""
-        if self._no_plan:
-            return self._no_plan
+        if no_plan := self._no_plan:
+            return no_plan
         missing = (self.settings.to_start if self.settled == 0 else 1) - self.members.count
         if missing > 0:
             return f"{missing} more worker{'s' * (missing > 1)} must join"

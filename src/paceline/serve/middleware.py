@@ -97,7 +97,7 @@ class Bounded:
         )
 
     async def _whole(self, receive: Receive, headers: dict[bytes, bytes]) -> Receive:
-        """What gives the body in one message. Raises _Refused where it is not as it should be."""
+        """What gives the body in one message. Raises _Refused if it is not as it should be."""
         length = headers.get(b"content-length", b"0")
         if length == b"0" and b"transfer-encoding" not in headers:
             return receive
@@ -116,7 +116,7 @@ class Bounded:
 
 
 async def _body(receive: Receive, length: bytes) -> bytes:
-    """The whole body. Raises _Refused where it is too large, or its header says so, or its sender has gone."""
+    """The whole body. Raises _Refused if it is too large, or its header says so, or its sender has gone."""
     parts: list[bytes] = []
     left, more = (BODY_BYTES if length.isdigit() and int(length[:20]) <= BODY_BYTES else -1), True
     while more and left >= 0:
@@ -203,7 +203,7 @@ async def next_part(
 
 
 def _said(part: Part) -> dict[str, Any]:
-    """The part for the answer: which samples those are is only said where they cost differently."""
+    """The part for the answer: which samples those are is only said if they cost differently."""
     return {name: value for name, value in part._asdict().items() if value is not None}
 
 
@@ -246,7 +246,7 @@ class Quick:
 
 
 def _wait(query: bytes) -> float | None:
-    """Seconds to wait; None where nothing is said of it, -1 where something else is said."""
+    """Seconds to wait; None if nothing is said of it, -1 if something else is said."""
     if not query:
         return None
     found = _WAIT.fullmatch(query)
@@ -255,7 +255,7 @@ def _wait(query: bytes) -> float | None:
 
 
 def _read(message: Message) -> models.WorkerReport | None:
-    """The report in a whole body; None where there is none."""
+    """The report in a whole body; None if there is none."""
     if message["type"] != "http.request" or message.get("more_body", False):
         return None
     try:

@@ -102,7 +102,7 @@ class Settings(Strict):
 
     @classmethod
     def stored(cls, values: Any) -> Settings:
-        """What ``model_dump`` gave. Raises PacelineError where it is anything else."""
+        """What ``model_dump`` gave. Raises PacelineError if it is anything else."""
         fields = cls.model_fields.keys()
         if not isinstance(values, dict):
             raise PacelineError(
@@ -276,7 +276,7 @@ class Health(BaseModel):
 
     well: bool
     set_aside: dict[str, str] = Field(description="Jobs that cannot go on, and why.")
-    storing: str = Field(description="Why nothing can be stored just now; empty where it can.")
+    storing: str = Field(description="Why nothing can be stored just now; empty if it can.")
 
 
 class Error(BaseModel):

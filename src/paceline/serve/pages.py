@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.runs import svg
+from paceline.runs.draw import table
 from paceline.runs.page import header, page, policy
 from paceline.runs.summary import LATE
 from paceline.runs.words import number, plural, seconds
@@ -18,29 +19,27 @@ MAJORITY = 0.5  # of the recent rounds, for a worker to be the straggler
 QUIET, EXPECTED = 5.0, 8.0  # seconds, and times the longest recent round, without a round: longer is silence
 HEAD = ("job", "state", "workers", "rounds", "samples/s", "straggler", "seconds of a round")
 HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-PLAIN = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-API = HEADERS | {"Content-Security-Policy": f"{PLAIN}; form-action 'none'"}
-FORM = HEADERS | {"Content-Security-Policy": f"{PLAIN}; form-action 'self'", "Cache-Control": "no-store"}
-JOBS = HEADERS | {
+FORM = HEADERS | {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'",
+    "Cache-Control": "no-store",
+}
+PAGE = HEADERS | {
     "Content-Security-Policy": f"{policy()}; frame-ancestors 'none'",
     "Cache-Control": "no-store",
 }
-STYLE = """
-:root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif; }
-body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-code { font-size: .9em; } summary { cursor: pointer; padding: .4rem 0; }
-table { border-collapse: collapse; display: block; overflow-x: auto; }
-td, th { text-align: left; vertical-align: top; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #8884; }
-"""
 
 
 def render(catalog: Catalog, now: float, query: str) -> str:
     """The page. now: the service's time; query: what follows "?" in its address, the token among it."""
     after = f"?{escape(query)}" if query else ""
     rows = [_row(runtime, now, after) for _, runtime in sorted(catalog.running.items())]
-    rows += [_aside(name, why) for name, why in sorted(catalog.aside.items())]
+    rows += [
+        f'<tr><th scope="row">{escape(name)}</th><td colspan="{len(HEAD) - 1}"><b>set aside</b> '
+        f"<small>{escape(why)}</small></td></tr>"
+        for name, why in sorted(catalog.aside.items())
+    ]
     head = "".join(f'<th scope="col">{each}</th>' for each in HEAD)
-    table = (
+    shown = (
         '<div class="card scroll" tabindex="0" role="group" aria-label="The jobs in a table"><table class="jobs">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
         if rows
@@ -49,7 +48,7 @@ def render(catalog: Catalog, now: float, query: str) -> str:
     under = "Rates, stragglers and curves tell of the last rounds. Load the page again for newer figures."
     title = plural(len(rows), "job") if rows else "No job yet"
     links = '<p class="says"><a href="docs">The API</a></p>'
-    return page(f"{title} · Paceline", header(title, under), table + links)
+    return page(f"{title} · Paceline", header(title, under), shown + links)
 
 
 def _row(runtime: JobRuntime, now: float, after: str) -> str:
@@ -70,13 +69,6 @@ def _row(runtime: JobRuntime, now: float, after: str) -> str:
     # On a narrow screen each cell has its head before it: page.css shows data-head there.
     told = "".join(f'<td data-head="{head}">{cell}</td>' for head, cell in zip(HEAD[1:], cells, strict=True))
     return f"<tr>{link}{told}</tr>"
-
-
-def _aside(name: str, why: str) -> str:
-    return (
-        f'<tr><th scope="row">{escape(name)}</th><td colspan="{len(HEAD) - 1}"><b>set aside</b> '
-        f"<small>{escape(why)}</small></td></tr>"
-    )
 
 
 def _state(runtime: JobRuntime, now: float) -> tuple[str, str]:
@@ -124,58 +116,50 @@ def _sparkline(lately: list[Closed]) -> str:
 
 def api(description: dict[str, Any]) -> str:
     """HTML for an OpenAPI document."""
-    info, parts = description["info"], []
-    for path, methods in description["paths"].items():
-        for method, operation in methods.items():
-            parts.append(_operation(description, method.upper(), path, operation))
-    return _plain(
-        f"{escape(info['title'])} API",
-        f"<h1>{escape(info['title'])} API {escape(info['version'])}</h1><p>{escape(info['description'])}</p>"
+    info = description["info"]
+    parts = [
+        _operation(description, method.upper(), path, operation)
+        for path, methods in description["paths"].items()
+        for method, operation in methods.items()
+    ]
+    title = f"{info['title']} API"
+    return page(
+        title,
+        header(f"{title} {info['version']}", info["description"]),
         "<p>Every request carries <code>Authorization: Bearer TOKEN</code>; those of a worker also "
         '<code>X-Worker-Secret</code>. Errors are <code>{"error": "a sentence"}</code>. '
-        "<a href=openapi.json>openapi.json</a></p>" + "".join(parts),
+        '<a href="openapi.json">openapi.json</a></p>' + "".join(parts),
     )
 
 
 def asks_token() -> str:
     """HTML with a field for the token, for a browser that came without; it puts the token into the address."""
-    return _plain(
-        "Paceline",
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
+        "<meta name=referrer content=no-referrer><meta name=color-scheme content='light dark'><title>Paceline</title>"
         "<main><h1>This service asks for its token</h1><form method=get><p><label>Token "
         "<input type=password name=token required autofocus autocomplete=current-password></label> "
         "<button>Open</button></p></form><p>It was printed when the service began, or is kept in its directory. "
-        "Programs send it as <code>Authorization: Bearer TOKEN</code>.</p></main>",
-    )
-
-
-def _plain(title: str, body: str) -> str:
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<meta name=referrer content=no-referrer><title>{title}</title><style>{STYLE}</style>{body}</html>"
+        "Programs send it as <code>Authorization: Bearer TOKEN</code>.</p></main></html>"
     )
 
 
 def _operation(description: dict[str, Any], method: str, path: str, operation: dict[str, Any]) -> str:
-    rows = [
+    def schema(part: dict[str, Any]) -> list[tuple[str, str, str]]:
+        return _fields(description, part.get("content", {}).get("application/json", {}).get("schema", {}))
+
+    given = [
         (each["name"], each["in"], _kind(each.get("schema", {})), each.get("description", ""))
         for each in operation.get("parameters", [])
     ]
-    body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-    rows += [(name, "body", kind, text) for name, kind, text in _fields(description, body)]
-    answers = []
-    for status, answer in sorted(operation["responses"].items()):
-        schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
-        fields = ", ".join(f"{name}: {kind}" for name, kind, _ in _fields(description, schema))
-        answers.append((status, answer["description"], fields, ""))
-    return (
-        f"<details><summary><code>{method} {escape(path)}</code> {escape(operation.get('description', ''))}"
-        f"</summary>{_table(rows)}{_table(answers)}</details>"
-    )
-
-
-def _table(rows: list[tuple[str, str, str, str]]) -> str:
-    cells = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows)
-    return "<table>" + "".join(f"<tr>{row}</tr>" for row in cells) + "</table>" if rows else ""
+    given += [(name, "body", kind, text) for name, kind, text in schema(operation.get("requestBody", {}))]
+    answers = [
+        (status, answer["description"], ", ".join(f"{name}: {kind}" for name, kind, _ in schema(answer)))
+        for status, answer in sorted(operation["responses"].items())
+    ]
+    tables = table((), given) + table((), answers)
+    said = escape(operation.get("description", ""))
+    return f"<details><summary><code>{method} {escape(path)}</code> {said}</summary>{tables}</details>"
 
 
 def _fields(description: dict[str, Any], schema: dict[str, Any]) -> list[tuple[str, str, str]]:

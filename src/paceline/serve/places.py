@@ -162,7 +162,7 @@ class OpenRound:
         return Part(self.number, samples, start, self.batch, self.present, weight, mean, indices, sizes)
 
     def check(self, name: str, place: int, samples: int) -> None:
-        """Raises PacelineError where the worker in this place cannot have run so many samples."""
+        """Raises PacelineError if the worker in this place cannot have run this many samples."""
         planned = self.loads[place]
         if samples > planned:
             raise PacelineError(
@@ -181,7 +181,7 @@ class OpenRound:
         self.reports[place] = report
 
     def reported(self, name: str) -> Array:
-        """One figure of the reports by place; NaN where there is none."""
+        """One figure of the reports by place; NaN if there is none."""
         figures: Array = np.full(len(self.loads), np.nan)
         for place, report in self.reports.items():
             value = getattr(report, name)
@@ -190,7 +190,7 @@ class OpenRound:
         return figures
 
     def parts(self, padded: bool) -> Array | None:
-        """What each worker ran adds up to, (n, 3), see ``Deal.parts``; None where all samples cost the same."""
+        """What each worker ran adds up to, (n, 3), see ``Deal.parts``; None if all samples cost the same."""
         if self.dealt is None:
             return None
         lengths = np.array(self.dealt.lengths)[self.dealt.order]

@@ -26,7 +26,7 @@ HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 10.0
 KEEP_ALIVE = 75  # seconds that a worker's connection may rest between two rounds
 BACKLOG = 2048
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE = 3  # seconds that requests under way have when the service stops
 
 

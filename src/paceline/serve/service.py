@@ -188,7 +188,7 @@ class Service:
             runtime.wake()
 
     async def create(self, name: str, settings: Settings) -> tuple[JobRuntime, bool]:
-        """The job of this name, and whether it is new. Raises Conflict where it has other settings."""
+        """The job of this name, and whether it is new. Raises Conflict if it has other settings."""
         async with self._changing:
             present = self.catalog.present(name, settings)
             if present is not None:
@@ -235,7 +235,7 @@ class Service:
     ) -> Part | LengthsWanted | str:
         """The worker's part of its next round, after at most ``wait`` seconds; else what it waits for.
 
-        lengths: of that round's samples, where they cost differently.
+        lengths: of that round's samples, if they cost differently.
         """
         until = self._clock() + wait
         while True:

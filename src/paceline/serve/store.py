@@ -204,7 +204,7 @@ def deleted(name: str) -> tuple[Statement, Statement]:
 
 
 def called(name: str, number: int, call: list[Any]) -> Statement:
-    """A job is called; nothing where it has just been deleted."""
+    """A job is called; nothing if it has just been deleted."""
     row = (name, number, json.dumps(call))
     return (
         "insert into calls select ?, ?, ?, ? where exists (select 1 from jobs where name = ?)",

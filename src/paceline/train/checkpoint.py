@@ -57,9 +57,9 @@ class Checkpoints(Generic[T]):
         self.note = ""  # a sentence on why ``load`` took the older one
 
     def load(self) -> T | None:
-        """The newest, or the one before it where the newest is damaged or gone; None where there is neither.
+        """The newest, or the one before it where the newest is damaged or gone; None if there is neither.
 
-        Raises PacelineError where there is something, and none of it can be used.
+        Raises PacelineError if there is something, and none of it can be used.
         """
         self.note, self._keeps = "", True
         if not self.newest.exists() and not self.older.exists():
@@ -138,7 +138,7 @@ def encode(**parts: Any) -> bytes:
 def decode(content: bytes) -> dict[str, Any]:
     """What ``encode`` was given, read without running anyone's code (weights_only).
 
-    Raises PacelineError where that is another kind of content.
+    Raises PacelineError if that is another kind of content.
     """
     parts = torch.load(io.BytesIO(content), weights_only=True)
     if not isinstance(parts, dict) or any(not isinstance(parts.get(part), dict) for part in PARTS):

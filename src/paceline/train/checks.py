@@ -83,7 +83,7 @@ def survives(config: TrainConfig, joined: bool = False) -> bool:
 
 
 def warning(config: TrainConfig, joined: bool = False) -> str:
-    """That a lost worker ends the run and why, for a user who has not said anything of it; else empty."""
+    """A sentence on why a lost worker ends the run, for a user who gave no option for it; else empty."""
     if config.elastic is not None or config.workers == 1 or config.engine != "torch":
         return ""
     wrong = hindrance(config, joined)

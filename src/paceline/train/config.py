@@ -1,4 +1,4 @@
-"""The options of a training run, each told once: by these the command line, run.json and the checks go."""
+"""The options of a training run, each described once: by these the command line, run.json and the checks go."""
 
 # ruff: noqa: RUF009 - what is called makes fields
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TrainConfig:
     """One training run. Lists have one entry a worker.
 
     ``sync``, ``backup``, ``mode``, ``rate`` and ``address`` are for the engine "ray" alone. elastic: whether the run
-    goes on when workers are lost; None where it can, see ``checks.survives``.
+    goes on when workers are lost; None if it can, see ``checks.survives``.
     """
 
     data: str = _option("digits", "digits, a .npz file, or a directory of IDX files.", DATA)

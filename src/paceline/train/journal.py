@@ -128,7 +128,7 @@ class Journal:
                 self._tell({"type": "note", "text": f"worker {loss.place}: {words}"})
 
     def end(self) -> dict[str, Any]:
-        """The summary. Raises WorkerError where nobody came to the end."""
+        """The summary. Raises WorkerError if nobody came to the end."""
         for step in sorted(self._open):
             # Who tells last has it from those who were there last.
             self._round(list(self._open.pop(step).values())[-1])

@@ -115,7 +115,7 @@ def join(config: TrainConfig, run_dir: Path, on_event: Told, resume: bool = Fals
 class Needed:
     """Keeps the workers of a run that needs each of them; what ``Supervisor`` is to a run that goes on without some.
 
-    Raises PacelineError where the port cannot be used.
+    Raises PacelineError if the port cannot be used.
     """
 
     running = False  # at no time can a worker be spared
@@ -276,7 +276,9 @@ def _work(
 
     lasting: whether the run survives its loss. life: readable as soon as the command has ended.
     """
-    _begin(life, ("SIGINT", "SIGHUP") if lasting else ("SIGINT", "SIGHUP", "SIGTERM"))
+    _begin(
+        life, (signal.SIGINT, signal.SIGHUP) if lasting else (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+    )
 
     def missed(missing: Missing) -> None:
         """Nothing but an end frees a thread that waits in a reduction; the record and the checkpoint are whole."""
@@ -309,12 +311,11 @@ def _work(
     os._exit(status)  # threads of gloo may still wait for a lost rank
 
 
-def _begin(life: Connection, ignored: tuple[str, ...]) -> None:
-    """First of all in a worker. ignored: names of signals that may reach the whole group, as Ctrl-C does: the
+def _begin(life: Connection, ignored: tuple[int, ...]) -> None:
+    """First of all in a worker. ignored: signals that may reach the whole group, as Ctrl-C does: the
     command, which they reach too, ends the worker in order."""
-    for name in ignored:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
     end_with(life)
     torch.set_num_threads(1)
     # Loaders' processes are forked from their worker, as in a program of one rank; otherwise each worker starts a

@@ -187,7 +187,7 @@ def _pieces(update: Update) -> dict[str, Any]:
 
 
 def done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:
-    """Updates in a run's checkpoint, and whether there are to be no more; None where there is no checkpoint."""
+    """Updates in a run's checkpoint, and whether there are to be no more; None if there is no checkpoint."""
     arrays = _checkpoints(run_dir).load()
     if arrays is None:
         return None
@@ -202,7 +202,7 @@ def _checkpoints(run_dir: Path) -> Checkpoints[dict[str, Any]]:
 
 
 def _go_on(kept: Checkpoints[dict[str, Any]], pool: Epochs) -> dict[str, Any] | None:
-    """The server's state, with the pool brought to where it was; None where there is no checkpoint."""
+    """The server's state, with the pool brought to where it was; None if there is no checkpoint."""
     arrays = kept.load()
     if arrays is None:
         return None

@@ -35,7 +35,7 @@ class Slowdown:
 
 
 def create(config: TrainConfig, unslowed: Callable[[], list[float]]) -> Slowdown | None:
-    """The slowdown that the configuration asks for; None where the machine's own unevenness counts.
+    """The slowdown that the configuration asks for; None if the machine's own unevenness counts.
 
     unslowed: called with ``--slowdown`` only; tells seconds per sample of each worker without any sleep. Factor 1 is
         what the slowest of them reaches.
