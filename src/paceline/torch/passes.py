@@ -107,7 +107,7 @@ class RowCheck:
 
     def missing(self, batch: Any, samples: int) -> int | None:
         """Rows of a batch in which some of the planned samples are missing; else None."""
-        if batch.__class__ is list:  # as the default makes them
+        if batch.__class__ is list or batch.__class__ is tuple:  # as most of them are
             first = batch[0] if batch else None
             if first.__class__ is torch.Tensor and first.ndim and first.shape[0] == samples:
                 self._whole = True
