@@ -195,7 +195,7 @@ class MemoryExchange:
 
 
 def _process(number: int) -> int:
-    """A file that tells of the end of this process; -1 where there is none."""
+    """A file that tells of the end of this process; -1 if there is none."""
     with suppress(AttributeError, OSError):
         return os.pidfd_open(number)
     return -1

@@ -51,7 +51,7 @@ def fields(rounds: int) -> list[Any]:
 
 
 def layout(pieces: bool, travels: bool = False) -> np.dtype[np.void]:
-    """Of a rank's row. pieces: work may move within a round. travels: the row goes with each round's gradients."""
+    """A rank's row. pieces: work may move within a round. travels: the row goes with each round's gradients."""
     if pieces:
         tail: list[Any] = [("pieces", piece_reports.ROW)]
     else:  # what a rank that is lost was to run is run by others
