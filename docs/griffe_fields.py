@@ -1,8 +1,4 @@
-"""Turns the parameters that a docstring tells, ``name: what it is``, into a list on the reference's pages.
-
-What is there "For hosts", by the first words of its docstring, is left out: adapters of
-frameworks call it, users do not.
-"""
+"""Turns the parameters that a docstring tells, ``name: what it is``, into a list on the reference's pages."""
 
 from __future__ import annotations
 
@@ -42,10 +38,6 @@ def _fields(member: griffe.Object) -> str:
     return "\n\nFields: " + ", ".join(fields)
 
 
-def _for_hosts(member: griffe.Object | griffe.Alias) -> bool:
-    return not member.is_alias and member.has_docstring and member.docstring.value.startswith("For hosts")
-
-
 class Fields(griffe.Extension):
     """Applied to every class and function of the package."""
 
@@ -53,8 +45,6 @@ class Fields(griffe.Extension):
         self._walk(pkg)
 
     def _walk(self, owner: griffe.Object) -> None:
-        for name in [name for name, member in owner.members.items() if _for_hosts(member)]:
-            owner.del_member(name)
         for member in owner.members.values():
             if member.is_alias or not (member.is_class or member.is_function or member.is_module):
                 continue

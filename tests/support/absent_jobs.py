@@ -17,7 +17,7 @@ from paceline.errors import PacelineError, WorkerError
 from paceline.torch import Pace
 from paceline.torch.liveness import stall
 from paceline.torch.liveness.stall import Missing
-from paceline.torch.measuring.exchange import MeshExchange
+from paceline.torch.measuring.exchange import GroupExchange, MemoryExchange
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 ROW = np.dtype([("told", "f8"), ("more", "f8")])
@@ -102,21 +102,28 @@ def limits_of_waiting(rank: int, ranks: int) -> tuple[float, list[str]]:
     """For how long the process group waits, and the sentences of rank 1 where rank 0 is late, and where it is stopped
     for longer than that."""
     sentences = []
-    for seconds, hindrance in ((0.5, time.sleep), (0.5, stop)):
-        exchange = MeshExchange(ROW, timeout=seconds)
-        exchange.send(7, np.ones((), ROW))
-        dist.barrier()
-        if rank == 0:
-            hindrance(1.5)
-        else:
-            time.sleep(0.2)
-            try:
-                exchange.receive(8)
-            except WorkerError as error:
-                sentences.append(str(error))
-        dist.barrier()
-        exchange.abandon()
-    exchange = MeshExchange(ROW)
+    for kind in (MemoryExchange.of_all, GroupExchange):
+        for seconds, hindrance in ((0.5, time.sleep), (0.5, stop)):
+            exchange = kind(ROW, timeout=seconds)
+            assert exchange is not None
+            exchange.send(7, np.ones((), ROW))
+            exchange.receive(7)
+            dist.barrier()
+            if rank == 0:
+                hindrance(1.5)
+            else:
+                time.sleep(0.2)
+                exchange.send(8, np.ones((), ROW))
+                try:
+                    exchange.receive(8)
+                except WorkerError as error:
+                    sentences.append(str(error))
+            dist.barrier()
+            if rank == 0:
+                exchange.send(8, np.ones((), ROW))
+            exchange.abandon()
+    exchange = MemoryExchange.of_all(ROW)
+    assert exchange is not None
     exchange.send(0, np.array((rank, 1.0), ROW))
     assert exchange.receive(0)["told"].tolist() == [0.0, 1.0]
     if rank == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import socket
 import time
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import counter as claiming
 from paceline.torch import memory, peers
-from paceline.torch.measuring import exchange, mesh, piece_reports
+from paceline.torch.measuring import exchange, piece_reports
 from paceline.torch.measuring.meter import layout
 
 
@@ -59,7 +58,8 @@ def own_store(timeout: float) -> str:
 def exchanged(rank: int, ranks: int) -> dict[str, list[dict[str, Any]]]:
     """What this rank receives of all ranks' reports by either exchange; rank r has run r + 1 pieces."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for kind in (exchange.MeshExchange(layout(True)), exchange.GroupExchange(layout(True), ranks)):
+    for kind in (exchange.MemoryExchange.of_all(layout(True)), exchange.GroupExchange(layout(True))):
+        assert kind is not None
         row = np.zeros((), layout(True))
         row["first"], row["overhead"] = 7, rank / 2
         numbers = piece_reports.report(range(1, rank + 2), [1.0] * (rank + 1), 1e-3)
@@ -79,20 +79,13 @@ PAIR = np.dtype([("told", "f8"), ("more", "f8")])
 
 
 def hindered(rank: int, ranks: int, apart: int | None) -> dict[str, Any]:
-    """What 3 ranks receive where messages are left out, early, cut in two or missing, and a stranger calls first.
+    """What 3 ranks receive where messages are left out, early, half written or missing.
 
     apart: the rank that shares no memory with the others, as if on another machine; None where all share it."""
     if rank == apart:
         memory.find = lambda *arguments, **named: None  # type: ignore[assignment]
-    meet = mesh._meet
-
-    def called_on(doors: list[Any], listener: socket.socket, *others: Any) -> None:
-        with socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as stranger:
-            stranger.sendall(b"GET / HTTP/1.1 and more than a greeting")
-            meet(doors, listener, *others)
-
-    mesh._meet = called_on
-    kind, found = exchange.MeshExchange(PAIR), {}
+    kind = exchange.connect(PAIR)
+    found: dict[str, Any] = {"kind": type(kind).__name__}
 
     def told(step: int) -> list[float]:
         return kind.receive(step)["told"].tolist()
@@ -113,21 +106,13 @@ def hindered(rank: int, ranks: int, apart: int | None) -> dict[str, Any]:
         send(6)
     found["early"].append(told(6))
     dist.barrier()
-    if rank == 1:
-        kind._own[7 % exchange.SLOTS] = np.array((71.0, 0.0), PAIR).tobytes()
-        message = exchange.STEP.pack(7) + kind._own[7 % exchange.SLOTS]
-        kind._nearby._check = lambda message: bytes(4)  # type: ignore[method-assign]
-        kind._nearby.tell(7, message[:-5] + bytes(5))
-        for part in (message[:5], message[5:]):
-            for other in kind._far.values():
-                other.send(part)
-            time.sleep(0.1)
-        del kind._nearby._check
-        kind._nearby.tell(7, message)
-    else:
-        send(7)
-    found["cut"] = told(7)
-    found["nearby"] = kind._nearby.ranks
+    if rank == 1 and isinstance(kind, exchange.MemoryExchange):
+        kind._check = lambda message: bytes(4)  # type: ignore[method-assign]
+        kind.send(7, np.array((99.0, 9.0), PAIR))
+        time.sleep(0.2)
+        del kind._check
+    send(7)
+    found["half"] = told(7)
     if (child := os.fork()) == 0:  # a loader's process that ends
         kind.close()
         os._exit(0)
@@ -139,20 +124,13 @@ def hindered(rank: int, ranks: int, apart: int | None) -> dict[str, Any]:
         return found
     time.sleep(0.2)  # the other has closed by now, and what it sent is still there
     found["gone"] = told(8)
-    send(9)
-    try:
-        told(9)
-    except WorkerError as error:
-        found["missing"] = str(error)
+    if apart is None:
+        send(9)
+        try:
+            told(9)
+        except WorkerError as error:
+            found["missing"] = str(error)
     return found
-
-
-def cut_off(rank: int, ranks: int) -> str:
-    """How the ranks tell each other where rank 0 cannot be called on."""
-    mesh.meet = functools.partial(mesh.meet, 0.5)  # type: ignore[assignment]
-    if rank == 0:
-        mesh._own_address = lambda: "192.0.2.1"  # kept for documentation: nobody is there
-    return type(exchange.connect(PAIR)).__name__
 
 
 def counted(rank: int, ranks: int, apart: int | None) -> tuple[str, list[int], list[tuple[int, int]]]:

@@ -57,12 +57,13 @@ def test_the_rank_that_fails_is_named_with_its_error_on_the_others(
 
 
 def test_reports_are_waited_for_as_long_as_the_process_group_waits() -> None:
-    (waits, none), (_, (late, stopped)) = run_ranks(2, jobs.limits_of_waiting)
+    (waits, none), (_, sentences) = run_ranks(2, jobs.limits_of_waiting)
     assert waits == 60, "what run_ranks gives its group"
     assert none == []
-    for sentence in (late, stopped):
+    assert len(sentences) == 4  # where rank 0 is late, or stopped, in memory and in a collective
+    for who, sentence in zip(["rank 0"] * 2 + ["another rank"] * 2, sentences, strict=True):
         assert sentence.startswith(
-            "rank 0 has not told of its round 1 s after rank 1 did, as long as the process group"
+            f"{who} has not told of its round 1 s after rank 1 did, as long as the process"
         )
 
 

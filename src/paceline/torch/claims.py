@@ -54,11 +54,11 @@ class Claims:
     """This rank's part in the rounds that are run in pieces.
 
     unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: that
-    this rank may take in a round. cell: samples of every micro-step, 0 where micro-steps differ. shared: counts what
+    this rank may take in a round. cell: samples of every micro-step, 0 if micro-steps differ. shared: counts what
     is claimed; by default what suits the process group. workers: how many ranks take part, which may change from
     round to round.
 
-    How much a piece holds is counted in samples, or by their cost where samples cost differently (``Piece.amount``).
+    How much a piece holds is counted in samples, or by their cost if samples cost differently (``Piece.amount``).
     For each round: ``open``; for each piece ``begin``, ``halfway`` and ``done``; ``take`` between two of them;
     ``report`` at its end. ``halfway`` may be left out: then ``take`` asks, and waits.
     """
@@ -228,7 +228,7 @@ class Claims:
         )
 
     def _asked(self, division: Division, before: _Before, wait: float) -> Claim | None:
-        """In the thread, where there is need of it: the next claim."""
+        """In the thread, if there is need of it: the next claim."""
         pause = before.began + wait - time.perf_counter()
         through = self._through.wait(pause) if pause > 0 else self._through.is_set()
         now = time.perf_counter()

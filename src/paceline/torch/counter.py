@@ -25,7 +25,7 @@ CONNECT_SECONDS = 60.0  # to reach the store
 
 
 class Count(NamedTuple):
-    """Of the running round: samples claimed before, ranks that have told their speed, and the sum of these."""
+    """A round's counts: samples claimed before, ranks that have told their speed, and the sum of these."""
 
     samples: int
     told: int
@@ -44,7 +44,7 @@ def count_of(after: int, samples: int) -> Count:
 
 
 class Counter(Protocol):
-    """Adds to numbers that all ranks share. keeper: who holds them, for the message where nobody answers. quick: an
+    """Adds to numbers that all ranks share. keeper: who holds them, for the message if nobody answers. quick: an
     addition takes some microseconds, so that nobody need ask ahead."""
 
     keeper: str
@@ -168,7 +168,7 @@ class NearbyCounter(Counter):
 
 
 def shared() -> NearbyCounter | None:
-    """The counter of ranks that are all on one machine; None, for all of them, where they are not. Collective."""
+    """The counter of ranks that are all on one machine; None, for all of them, if they are not. Collective."""
     found = memory.common(LENGTH)
     return None if found is None else NearbyCounter(found, peers.timeout())
 

@@ -27,7 +27,7 @@ class Host:
     def step_begins(self, piece: Piece | None) -> None:
         """An optimizer of the model is about to step, whoever called it. A PacelineError refuses that.
 
-        piece: of the running micro-step, None where no round is under way."""
+        piece: of the running micro-step, None if no round is under way."""
 
     def step_ended(self, seconds: float) -> None:
         """It has stepped, and took so long. An adapter whose loop does not call ``pace.step`` calls

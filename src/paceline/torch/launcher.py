@@ -52,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the script; its exit status: 0 where a worker came to the end."""
+    """Run the script; its exit status: 0 if a worker came to the end."""
     parser = _Parser("python -m paceline.torch.launcher", description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=_whole(1), default=2, help="how many on this machine")
     parser.add_argument(
@@ -157,9 +157,9 @@ def _run(asked: argparse.Namespace, token: str | None, start: Callable[[Where], 
 
 
 def _token(asked: argparse.Namespace, first: str) -> str | None:
-    """What the launchers show one another; None where there is none, and none is needed. first: the first machine.
+    """What the launchers show one another; None if there is none, and none is needed. first: the first machine.
 
-    Raises PacelineError where the network could reach what the token protects."""
+    Raises PacelineError if the network could reach what the token protects."""
     if not (asked.join or asked.elsewhere):
         return None
     chosen = os.environ.get(tokens.TOKEN)
@@ -247,7 +247,7 @@ def join(agent: NodeAgent) -> int:
 
 
 def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:
-    """Until the last worker has ended: 0 where one came to the end, else 1. asked_to_end: signals, as they come."""
+    """Until the last worker has ended: 0 if one came to the end, else 1. asked_to_end: signals, as they come."""
     ended, told = False, 0
     while supervisor.workers:
         began = supervisor.running
@@ -280,7 +280,7 @@ def address(name: str) -> str:
 
 
 def address_towards(name: str) -> str:
-    """That of this machine, by which it reaches another; nothing is sent."""
+    """This machine's address, by which it reaches another; nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((address(name), 9))

@@ -73,8 +73,8 @@ class Loop:
         self._left: MicroStep | None = None  # in whose middle the newest iteration was left
         self._began = 0.0  # the running round
         self._closing: Callable[[], None] = lambda: None
-        self._carry = 0.0  # seconds of the last optimizer step: part of the next round's overhead
-        self._learning_rate = math.nan
+        # Seconds of the last optimizer step, part of the next round's overhead; and its learning rate.
+        self._carry, self._learning_rate = 0.0, math.nan
         reducer.begin(self)
 
     def watch_over(self, lookout: Alone) -> None:
@@ -84,9 +84,7 @@ class Loop:
         self._meter.lost, self.work.lookout = lookout.known, lookout
 
     def refuse_collectives(self) -> None:
-        """Refuse the program's collectives within rounds in which ranks take unlike numbers of micro-steps.
-
-        Some ranks would wait in them for ever."""
+        """Refuse the program's collectives in rounds that ranks run in unlike numbers of micro-steps: some would hang."""
         if self.ranks > 1 and self.terms.fixed_micro_steps is None and not self.terms.in_step:
             self._closing = waits.refuse(self._within, self.terms.loop)
 
@@ -140,7 +138,7 @@ class Loop:
         return self._named
 
     def lost(self) -> WorkerError | None:
-        """Why nobody need wait for the other ranks any more, where one of them has told; returns at once."""
+        """Why nobody need wait for the other ranks any more, if one of them has told; returns at once."""
         return self._lookout.known()
 
     # -- one iteration ---------------------------------------------------------------------------------------
@@ -172,7 +170,7 @@ class Loop:
         self._carry = 0.0
 
     def end_micro_step(self, running: object = None) -> None:
-        """The loop's micro-step is over, and another may follow. Raises PacelineError where it left something out."""
+        """The loop's micro-step is over, and another may follow. Raises PacelineError if it left something out."""
         if running is not None and self._running is not running:
             raise PacelineError(
                 "another loop over a loader of this Pace was begun within this one; expected one to end before the "
@@ -198,7 +196,7 @@ class Loop:
                 self._rounds.settle()
 
     def settle_last(self) -> None:
-        """``settle`` before the end, where nobody may be waited for long: another rank may have left otherwise."""
+        """``settle`` before the end, when nobody may be waited for long: another rank may have left otherwise."""
         until = time.monotonic() + LAST_SECONDS
         self._meter.lost = lambda: WorkerError("it is too late") if time.monotonic() > until else None
         if self.in_round and not self._failed:

@@ -20,7 +20,7 @@ class Where(NamedTuple):
 
 
 class Memory:
-    """So many bytes, at first zeros. file: by which it is locked and opened, None where nobody else can open it."""
+    """So many bytes, at first zeros. file: by which it is locked and opened, None if nobody else can open it."""
 
     def __init__(self, content: mmap.mmap, file: int | None) -> None:
         self.content, self.file = content, file
@@ -33,7 +33,7 @@ class Memory:
 
 
 def make(length: int) -> tuple[Memory, Where | None]:
-    """Memory of this process, and where others find it; None where this system has none that can be found."""
+    """Memory of this process, and where others find it; None if this system has none that can be found."""
     name = f"paceline-{secrets.token_hex(16)}"
     try:
         file = os.memfd_create(name)
@@ -44,7 +44,7 @@ def make(length: int) -> tuple[Memory, Where | None]:
 
 
 def find(where: Where | None, length: int, writes: bool = False) -> Memory | None:
-    """Another process's memory; None where it is on another machine, or cannot be seen from here.
+    """Another process's memory; None if it is on another machine, or cannot be seen from here.
 
     writes: this process writes there, too."""
     if where is None:
@@ -62,7 +62,7 @@ def find(where: Where | None, length: int, writes: bool = False) -> Memory | Non
 
 
 def common(length: int) -> Memory | None:
-    """Memory with its file that all ranks read and write; None, for all of them, where they are on several machines.
+    """Memory with its file that all ranks read and write; None, for all of them, if they are on several machines.
     Collective."""
     first = peers.rank() == 0
     own, place = make(length) if first else (None, None)

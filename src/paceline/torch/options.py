@@ -128,7 +128,7 @@ class Options:
             raise PacelineError(f"elastic=True: {wrong}")
 
     def check_pieces(self, policy: str, moves_work: bool, in_step: bool, fills: bool) -> None:
-        """Raises PacelineError where rounds cannot be run in pieces, as ``policy`` would have it (``moves_work``).
+        """Raises PacelineError if rounds cannot be run in pieces, as ``policy`` would have it (``moves_work``).
 
         in_step: every rank must run as many micro-steps. fills: a micro-step with nothing to do gets samples all the
             same.
@@ -154,7 +154,7 @@ class Options:
             )
 
     def check_deterministic(self, policy: str, moves_work: bool, norms: bool, cell: int) -> None:
-        """Raises PacelineError where results cannot have the same bits whoever runs what.
+        """Raises PacelineError if results cannot have the same bits whoever runs what.
 
         norms: the model has batch norm. cell: samples of every micro-step.
         """
@@ -174,7 +174,7 @@ class Options:
 
 
 def whole(name: str, value: Any, least: int = 1, most: int = MANY) -> None:
-    """Raises PacelineError where this is no whole number in this range."""
+    """Raises PacelineError if this is no whole number in this range."""
     number = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not number or not least <= value <= most:
         raise PacelineError(f"{name}={short(value)}: expected a whole number, {least} to {most:,}")
@@ -194,12 +194,12 @@ def check_weigh(weigh: str) -> None:
 
 
 def has_batch_norm(model: torch.nn.Module) -> bool:
-    """True where a rank with anything to do needs two samples: a variance takes as many."""
+    """True if a rank with anything to do needs two samples: a variance takes as many."""
     return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
 def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) -> tuple[list[int], list[int]]:
-    """Least and most samples of each rank, defaults filled in. Raises PacelineError where they cannot work."""
+    """Least and most samples of each rank, defaults filled in. Raises PacelineError if they cannot work."""
     if limits is None:
         limits = [(None, None)] * ranks
     if len(limits) != ranks:
@@ -219,9 +219,9 @@ def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) ->
 def check_dealt(
     budget: Any, longest: float, *, quantum: int, cell: int, micro_steps: int | None, floor: int = 1
 ) -> None:
-    """Raises PacelineError where rounds cannot be divided by cost, or not with this budget of a micro-batch.
+    """Raises PacelineError if rounds cannot be divided by cost, or not with this budget of a micro-batch.
 
-    longest: length of the longest sample. micro-steps: of every rank in every round, None where that is its own
+    longest: length of the longest sample. micro-steps: of every rank in every round, None if that is its own
         affair.
     floor: samples that a micro-batch needs.
     """
@@ -251,7 +251,7 @@ def check_dealt(
 
 
 def check_room(most: Sequence[int], global_batch: int, loop: str) -> None:
-    """Raises PacelineError where one iteration of the loop on each rank cannot hold the batch.
+    """Raises PacelineError if one iteration of the loop on each rank cannot hold the batch.
 
     most: samples that each rank may take in a round.
     """

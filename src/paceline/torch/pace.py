@@ -160,17 +160,17 @@ class Pace:
 
     @property
     def epoch(self) -> int:
-        """Of the next or running iteration of the loader."""
+        """The epoch of the next or running iteration of the loader."""
         return self.loop.progress.epoch
 
     @property
     def samples_done(self) -> int:
-        """Of this epoch, over all ranks."""
+        """Samples done of this epoch, over all ranks."""
         return self.loop.progress.samples_done
 
     @property
     def rounds(self) -> int:
-        """Finished since the beginning, over all epochs."""
+        """Rounds finished since the beginning, over all epochs."""
         return self.loop.progress.rounds
 
     @property
@@ -275,7 +275,7 @@ class Pace:
         """Backward through the loss of this micro-step's batch, weighted so that the round's gradient is exact.
 
         reduction: what the loss is over this batch's samples, "mean" or "sum".
-        count: how many tokens, nodes or the like the loss is a mean (or sum) over, where that is not the samples: the
+        count: how many tokens, nodes or the like the loss is a mean (or sum) over, if that is not the samples: the
             round's gradient is then that of the mean over all of them, on all ranks. A batch of 0 counts for nothing.
         scaler: a torch GradScaler, by which the loss is scaled first; hand it to ``step``, too.
         """

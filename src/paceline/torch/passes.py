@@ -80,7 +80,7 @@ class MicroStep:
 
     def __init__(self, piece: Piece, rows: int | None) -> None:
         self.piece = piece
-        self.rows = rows  # of its batch, where some of the piece's samples are missing there; else None
+        self.rows = rows  # of its batch, if some of the piece's samples are missing there; else None
         self.weighed = False  # its loss
         self.begun = False  # its backward pass
         self.done = False
@@ -107,7 +107,7 @@ class RowCheck:
 
     def missing(self, batch: Any, samples: int) -> int | None:
         """Rows of a batch in which some of the planned samples are missing; else None."""
-        if batch.__class__ is list:  # as the default makes them
+        if batch.__class__ is list or batch.__class__ is tuple:  # as most of them are
             first = batch[0] if batch else None
             if first.__class__ is torch.Tensor and first.ndim and first.shape[0] == samples:
                 self._whole = True
@@ -127,7 +127,7 @@ class RowCheck:
 
 
 def _shapes(batch: Any) -> list[tuple[int, ...]] | None:
-    """Of the tensors of a batch, and of its texts; None where it also holds what may have rows of its own."""
+    """Shapes of a batch's tensors and texts; None if it also holds what may have rows of its own."""
     if isinstance(batch, torch.Tensor):
         return [tuple(batch.shape)] if batch.ndim else []
     if isinstance(batch, int | float | None):
@@ -239,7 +239,7 @@ class Passes:
             self._last.begins(loss)
 
     def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
-        """What this micro-step's gradient counts; takes the loss, where given, down for the record."""
+        """What this micro-step's gradient counts; takes the loss, if given, down for the record."""
         if reduction not in ("mean", "sum"):
             raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
         micro_step = self.micro_step
@@ -290,7 +290,7 @@ class Passes:
         self.gradients.done(piece)
 
     def check_taken(self) -> None:
-        """Raises PacelineError where the micro-step is over, and its backward pass was left out."""
+        """Raises PacelineError if the micro-step is over, and its backward pass was left out."""
         if self.micro_step is None:
             return  # the round was finished by step()
         piece = self.micro_step.piece
@@ -304,7 +304,7 @@ class Passes:
             raise PacelineError(f"round {piece.step}: the loop went on without a backward pass")
 
     def check_complete(self) -> None:
-        """Raises PacelineError where a step is taken that is not due."""
+        """Raises PacelineError if a step is taken that is not due."""
         micro_step = self.micro_step
         if micro_step is None or (micro_step.done and self._meter.stopped and micro_step.piece.last):
             return

@@ -23,7 +23,7 @@ class Division(NamedTuple):
     start: int  # of the pool, among the epoch's samples
     pool: int  # samples to claim
     piece_plan: PiecePlan
-    costs: Pool | None = None  # of the samples to claim, where they cost differently
+    costs: Pool | None = None  # of the samples to claim, if they cost differently
     reserved: Array | None = None  # cost of what each rank keeps for its end, (n,), there
     whole: float = 0.0  # cost of the round, there
 
@@ -39,8 +39,8 @@ class RoundPlan(NamedTuple):
     step: int  # counted over the whole run
     loads: Indices  # every rank's samples, shape (n,)
     batch: int  # samples of all ranks
-    division: Division | None = None  # None where all of it is run as planned
-    # Who runs which samples in which micro-batches, where they are divided by cost; what is claimed follows these.
+    division: Division | None = None  # None if all of it is run as planned
+    # Who runs which samples in which micro-batches, if they are divided by cost; what is claimed follows these.
     deal: Deal | None = None
 
     @property
@@ -56,8 +56,8 @@ class Piece(NamedTuple):
     samples: int  # samples that count; fewer than the indices where some only keep batch norm fed
     first: bool  # in its round
     last: bool
-    claims: bool = False  # work may be claimed after this piece; before it, where it is the last
-    parts: Array | None = None  # what it adds up to, see ``Deal.parts``, (3,), where samples cost differently
+    claims: bool = False  # work may be claimed after this piece; before it, if it is the last
+    parts: Array | None = None  # what it adds up to, see ``Deal.parts``, (3,), if samples cost differently
     start: int = -1  # its first sample in the epoch's order, if it was claimed or may be another rank's
 
     @property
@@ -84,7 +84,7 @@ class Piece(NamedTuple):
 
     @property
     def division(self) -> Division | None:
-        """What to claim from after this piece; before it, where it is the last. None where nothing is claimed."""
+        """What to claim from after this piece; before it, if it is the last. None if nothing is claimed."""
         return self.plan.division if self.claims else None
 
 
@@ -106,12 +106,12 @@ class Source(Protocol):
 
     @property
     def number(self) -> int | None:
-        """Of the loader whose epochs are counted; None where a loop draws its own samples."""
+        """Number of the loader whose epochs are counted; None if a loop draws its own samples."""
         ...
 
     @property
     def samples(self) -> int | None:
-        """That an epoch uses over all ranks; None where nobody knows."""
+        """Samples of an epoch over all ranks; None if nobody knows."""
         ...
 
     def open(self) -> None:
@@ -138,7 +138,7 @@ class Source(Protocol):
 def claimed(division: Division, start: int, size: int, cell: int, micro_batch: int) -> Claim:
     """So many samples from ``start`` of the pool on, cut into micro-steps.
 
-    cell: samples of every micro-step, 0 where micro-steps differ. micro_batch: samples that fit into the rank's
+    cell: samples of every micro-step, 0 if micro-steps differ. micro_batch: samples that fit into the rank's
         memory at once.
     """
     at, costs = division.start + start, division.costs
@@ -155,11 +155,11 @@ def claimed(division: Division, start: int, size: int, cell: int, micro_batch: i
 def divide(
     piece_plan: PiecePlan, loads: Counts, start: int, most: Counts, largest: Counts, unit: int, cell: int
 ) -> Division | None:
-    """A round of these ``loads``, (n,), whose samples begin at ``start``; None where all of it is run as planned.
+    """A round of these ``loads``, (n,), whose samples begin at ``start``; None if all of it is run as planned.
 
     most: samples that each rank may take in a round; largest: that fit into its memory at once; both (n,). unit:
-    pieces are multiples of so many samples. cell: samples of every micro-step, 0 where micro-steps differ.
-    Raises PacelineError where the limits leave no room for whole cells.
+    pieces are multiples of so many samples. cell: samples of every micro-step, 0 if micro-steps differ.
+    Raises PacelineError if the limits leave no room for whole cells.
     """
     if not cell and piece_plan.at_once >= 1:
         return None

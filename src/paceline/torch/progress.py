@@ -14,7 +14,7 @@ from paceline.errors import PacelineError, short
 
 VERSION = 1  # of what ``Pace.state_dict`` gives
 COUNTS = ("epoch", "samples_done", "rounds", "global_batch")
-LATER = ("loader", "samples")  # not in the states of older versions, and None where no loader was iterated
+LATER = ("loader", "samples")  # not in the states of older versions, and None if no loader was iterated
 
 
 def batches(samples: int, done: int, batch: int, floor: int = 1) -> Iterator[tuple[int, int]]:
@@ -80,7 +80,7 @@ class Progress:
     def open(self, loader: int, samples: int) -> None:
         """An iteration over a loader's samples begins: within its epoch after ``load``, else with a whole one.
 
-        Raises PacelineError where that epoch was begun with another loader."""
+        Raises PacelineError if that epoch was begun with another loader."""
         self.close()
         if self.samples_done and not self._midway:  # the last iteration was left early
             self.begin(self.epoch + 1)
@@ -119,7 +119,7 @@ class Progress:
         }
 
     def check(self, state: Any) -> int:
-        """The rounds that a state has behind it. Raises PacelineError where it is none, or its rounds were of another
+        """The rounds that a state has behind it. Raises PacelineError if it is none, or its rounds were of another
         size; changes nothing."""
         check_state(state)
         if state["global_batch"] != self._batch:
@@ -139,7 +139,7 @@ class Progress:
 
 
 def check_state(state: Any) -> None:
-    """Raises PacelineError where this is no state of a ``Pace``, or one of another version."""
+    """Raises PacelineError if this is no state of a ``Pace``, or one of another version."""
     if not isinstance(state, dict):
         raise PacelineError(
             f"the state of Pace is {short(state)}; expected a dict, as Pace.state_dict() gives it"

@@ -57,14 +57,14 @@ class Terms:
         return RoundPlan(step, loads, int(loads.sum()), division)
 
     def piece_plan(self, step: int, present: NDArray[np.bool_] | None = None) -> PiecePlan | None:
-        """How round ``step`` is run in pieces by those ``present``, (n,); None where it is run as planned."""
+        """How round ``step`` is run in pieces by those ``present``, (n,); None if it is run as planned."""
         found = self.balancer.piece_plan(step) if self.moves_work else None
         if found is None or present is None:
             return found
         return found._replace(speeds=np.where(present, found.speeds, 0.0))
 
     def micro_steps(self, loads: Indices) -> int | None:
-        """In how many micro-steps every rank runs a round of these loads; None where that is a rank's own affair."""
+        """In how many micro-steps every rank runs a round of these loads; None if that is a rank's own affair."""
         if self.fixed_micro_steps is None and self.in_step:
             return int(np.max(-(-loads // self.largest)))
         return self.fixed_micro_steps

@@ -122,7 +122,7 @@ class Door(Relay):
 
     @property
     def secret(self) -> str:
-        """Of the run."""
+        """The run's seal."""
         return _proof(self._token, b"run", self._run).hex()
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:

@@ -278,7 +278,7 @@ class Member(Reducer):
 
     @property
     def _key(self) -> str:
-        """Of the running round, as these members run it."""
+        """The running round's key in the store, as these members run it."""
         return f"{self._rendezvous.number}/{self._round.step}"
 
     def _begin_round(self, step: int, first: int, size: int) -> None:

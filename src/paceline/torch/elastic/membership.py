@@ -39,7 +39,7 @@ class MembershipEpoch(NamedTuple):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Of the members, in order."""
+        """The members' places, in order."""
         return tuple(member.place for member in self.members)
 
     def holds(self, ident: int) -> bool:

@@ -112,7 +112,7 @@ class Rendezvous:
 
     @property
     def number(self) -> int:
-        """Of the epoch; -1 before this rank has entered one."""
+        """The epoch's number; -1 before this rank has entered one."""
         return -1 if self.epoch is None else self.epoch.number
 
     @property

@@ -139,7 +139,7 @@ class Dealer:
     def learn(self, step: int) -> None:
         """From round ``step`` on, learn what the samples cost; the first loader's unit is that of a run's others.
 
-        Raises PacelineError where another loader of the run pads, and this one does not."""
+        Raises PacelineError if another loader of the run pads, and this one does not."""
         balancer, ranks = self._terms.balancer, len(self._terms.most)
         if balancer.learner is None:
             learner = CostLearner(self._costs, ranks, self._terms.global_batch, padded=self._padded)

@@ -70,7 +70,7 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def length(batch: Any) -> int:
-    """Samples of a batch: the first dimension of its first tensor. Raises PacelineError where it has none."""
+    """Samples of a batch: the first dimension of its first tensor. Raises PacelineError if it has none."""
     if isinstance(batch, torch.Tensor) and batch.ndim:
         return len(batch)
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()

@@ -55,12 +55,12 @@ def pieces(
     terms: Terms, plan: RoundPlan, mine: Indices, kept: int = 0, filler: Indices | None = None
 ) -> Iterator[tuple[Indices, Piece]]:
     """Cut this rank's samples of a round into micro-batches of at most ``terms.micro_batch`` samples, in multiples of
-    ``terms.quantum``; into just as many as ``terms.micro-steps`` says, where it does.
+    ``terms.quantum``; into just as many as ``terms.micro-steps`` says, if it does.
 
     A rank with nothing to do still gets one micro-step, so that it joins the all-reduce: an empty one, or
     ``filler`` samples that count for nothing where the model cannot take an empty batch.
 
-    kept: samples of the last piece, before which a part of the round is claimed; 0 where all is run as planned.
+    kept: samples of the last piece, before which a part of the round is claimed; 0 if all is run as planned.
     """
     at_once, micro_steps, unit = len(mine) - kept, terms.micro_steps(plan.loads), terms.quantum
     if micro_steps:

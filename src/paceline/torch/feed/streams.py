@@ -34,7 +34,7 @@ class StreamBuffer(Protocol):
 
     @property
     def count(self) -> int:
-        """Of samples."""
+        """How many samples are held."""
         ...
 
     def add(self, item: Any) -> None:
@@ -225,7 +225,7 @@ class StreamLoader:
         raise TypeError("a stream has no length: its loader ends when the streams of all ranks have ended")
 
     def state_dict(self) -> dict[str, Any]:
-        """Of this rank's stream, between two rounds: where it stands, and what was drawn ahead."""
+        """The state of this rank's stream between two rounds: where it stands, and what was drawn ahead."""
         elsewhere = isinstance(self._stream, DataLoader) and self._stream.num_workers > 0
         if elsewhere or not hasattr(self.dataset, "state_dict"):
             raise PacelineError(
@@ -305,7 +305,7 @@ class StreamLoader:
         return batch if len(chosen) else nothing_of(batch)
 
     def _plan(self) -> Indices | None:
-        """The loads of the next round, (n,); None where the epoch is over. Every rank finds the same."""
+        """The loads of the next round, (n,); None if the epoch is over. Every rank finds the same."""
         loop, terms = self._loop, self._loop.terms
         loop.settle()  # the plan goes by the round before
         self._hear()

@@ -36,7 +36,9 @@ class Reducer:
     in_step = False  # all ranks must take as many micro-steps in a round
     waits: Waits = "never"
     counter: Any = None  # for claims, a ``Counter``; by default what suits the process group
-    way: Any = None  # by which rows travel, an ``Exchange``; the loop sets it where they do not go with the gradients
+    way: Any = (
+        None  # by which rows travel, an ``Exchange``; the loop sets it if they do not go with the gradients
+    )
     late = False  # this rank was handed over the round with its step taken, and takes none
 
     def begin(self, loop: Any) -> None:
@@ -178,7 +180,7 @@ class Sharded(Reducer):
 
 
 def reducer_of(model: torch.nn.Module, ranks: int) -> Reducer:
-    """How ``model``, or what it wraps, averages its gradients. Raises PacelineError where it does not, or in a way
+    """How ``model``, or what it wraps, averages its gradients. Raises PacelineError if it does not, or in a way
     that is not supported."""
     modules = list(model.modules())
     wrapped = [module for module in modules if isinstance(module, DistributedDataParallel)]

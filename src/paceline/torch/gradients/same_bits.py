@@ -148,7 +148,7 @@ def _drops_out(module: torch.nn.Module) -> bool:
 
 
 def _processor() -> str:
-    """As Linux names it; empty where nothing does."""
+    """As Linux names it; empty if nothing does."""
     try:
         lines = CPU_INFO.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -54,7 +54,7 @@ class Steps:
                 )
 
     def check_once(self, optimizers: Iterable[Any]) -> None:
-        """Raises PacelineError where one of them was stepped in this micro-step already."""
+        """Raises PacelineError if one of them was stepped in this micro-step already."""
         if self.taken and any(one in self.taken for one in optimizers):
             raise PacelineError(
                 "an optimizer was stepped twice for one round; expected once: leave optimizer.step() out where "
@@ -62,7 +62,7 @@ class Steps:
             )
 
     def take(self, optimizers: list[Any], scaler: Any, heard: bool = True) -> float:
-        """Step and zero the optimizers, with the GradScaler where there is one; the seconds of it.
+        """Step and zero the optimizers, with the GradScaler if there is one; the seconds of it.
 
         heard: false if ``before`` and ``after`` need not hear of these steps, since who calls this has checked them.
         """
@@ -99,7 +99,7 @@ class Steps:
             hook.remove()
 
     def check_summed(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raises PacelineError where the optimizer would move what was not trained when Pace was made."""
+        """Raises PacelineError if the optimizer would move what was not trained when Pace was made."""
         size = 0
         for group in optimizer.param_groups:
             size += len(group["params"])
@@ -181,6 +181,6 @@ class LearningRateWatch:
 
 
 def learning_rate(optimizers: list[Any]) -> float:
-    """Of the first group of the first; NaN where there is none."""
+    """The first optimizer's, of its first group; NaN if there is none."""
     groups = getattr(optimizers[0], "param_groups", None) if optimizers else None
     return float(groups[0].get("lr", float("nan"))) if groups else float("nan")

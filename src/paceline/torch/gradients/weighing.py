@@ -44,7 +44,7 @@ class GradientStash:
     def bring_back(self, step: int, scale: float = 1.0) -> None:
         """A backward pass of round ``step`` begins: what was gathered before it comes back, times ``scale``.
 
-        Raises PacelineError where a gradient is there that is not of this round.
+        Raises PacelineError if a gradient is there that is not of this round.
         """
         kept, self._kept, self._begun = self._kept, None, True
         if self._passed:
@@ -80,7 +80,7 @@ class GradientStash:
         self._had = list(map(_GRAD, self._parameters))
 
     def check_there(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Raises PacelineError where all gradients that an optimizer is to use have gone since ``ready``."""
+        """Raises PacelineError if all gradients that an optimizer is to use have gone since ``ready``."""
         for optimizer in optimizers:
             if any(
                 p.grad is not None
@@ -145,7 +145,7 @@ class Weighing(GradientStash):
 
     by_hook: DDP's communication hook weighs the gradients, not a loss. exact: they are summed without rounding.
     counted: what the losses of a round are means over, on all ranks together, once its last gradient is there; None
-        where nobody knows it by then.
+        if nobody knows it by then.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Weighing(GradientStash):
                 self._counts.begin()
 
     def check_sync(self, piece: Piece) -> None:
-        """Raises PacelineError where the coming backward pass would not reduce just when it should."""
+        """Raises PacelineError if the coming backward pass would not reduce just when it should."""
         self._reducer.check_sync(piece.last and self._sum is None)
 
     def weigh(self, piece: Piece, count: float | None) -> None:

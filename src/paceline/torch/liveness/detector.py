@@ -68,9 +68,9 @@ class FailureDetector:
 
 
 class Threads(NamedTuple):
-    """Of one process. ready: whether one of them runs, or waits for a processor; stopped: whether one is stopped, as
-    by SIGSTOP. spent: nanoseconds that each has run and has waited for a processor, by its number, up to when it last
-    got one."""
+    """One process's threads. ready: whether one of them runs, or waits for a processor; stopped: whether one is
+    stopped, as by SIGSTOP. spent: nanoseconds that each has run and has waited for a processor, by its number, up to
+    when it last got one."""
 
     ready: bool
     stopped: bool

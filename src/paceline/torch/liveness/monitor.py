@@ -142,11 +142,11 @@ class Alone:
         return _Named(self.reason)
 
     def reason(self, error: BaseException | None) -> WorkerError | None:
-        """Why this rank lost the others; None where the error is one of its own. May take some seconds."""
+        """Why this rank lost the others; None if the error is one of its own. May take some seconds."""
         return None
 
     def known(self) -> WorkerError | None:
-        """Why this rank need not wait for the others any more, where one of them has told; returns at once."""
+        """Why this rank need not wait for the others any more, if one of them has told; returns at once."""
         return None
 
     def fail(self, error: BaseException) -> None:

@@ -86,7 +86,7 @@ def join(backend: str | None = None, timeout: float = 300.0) -> None:
 
     backend: "gloo", or "nccl", which has not been run yet; default by whether there is a GPU. timeout: seconds for
         a collective.
-    Raises PacelineError where no launcher has said who this process is.
+    Raises PacelineError if no launcher has said who this process is.
     """
     if not launched():
         raise PacelineError(

@@ -46,9 +46,9 @@ class Missing(NamedTuple):
 
     round: int  # that this rank is in
     ranks: list[int]
-    seconds: float  # since their last sign of life; since this rank's own part of the round, where they live
+    seconds: float  # since their last sign of life; since this rank's own part of the round, if they live
     lives: bool  # they give signs of life
-    failure: Failure | None = None  # why they cannot go on, where they told
+    failure: Failure | None = None  # why they cannot go on, if they told
 
     @property
     def words(self) -> str:
@@ -107,7 +107,7 @@ def answer(on_missed: OnMissed) -> Callable[[Missing], object]:
 
 
 def check(patience: float) -> float:
-    """Seconds of patience. Raises PacelineError where they are none."""
+    """Seconds of patience. Raises PacelineError if they are none."""
     if not isinstance(patience, int | float) or isinstance(patience, bool) or not patience > 0:
         raise PacelineError(f"patience={patience!r}: expected a positive number of seconds; inf is for ever")
     return float(patience)

@@ -25,7 +25,7 @@ class Audience:
     """The run's record and sinks, on rank 0; the garbage collector, on all ranks. ``Pace`` says what they are given.
 
     listeners: the list to which each of them adds its function. facts: policy, workers and global batch of the run.
-    Collective. Raises PacelineError, on every rank, where a record or a sink cannot be begun.
+    Collective. Raises PacelineError, on every rank, if a record or a sink cannot be begun.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Audience:
             self._add(Collecting(collect_every))
 
     def _add(self, hearer: _Hearer | None) -> None:
-        """Nobody, where it is another rank's."""
+        """Nobody, if it is another rank's."""
         if hearer is not None:
             self._hearers.append(hearer)
             self._listeners.append(hearer.round)
@@ -79,6 +79,6 @@ class Collecting:
             self._collected = time.perf_counter()  # once for short rounds that are told of together
 
     def close(self) -> None:
-        """Collect by count again, where that was so before. Safe to call twice."""
+        """Collect by count again, if that was so before. Safe to call twice."""
         if self._automatic:
             gc.enable()

@@ -2,9 +2,9 @@
 
 ``send`` is called when a rank's gradients are ready, just before or after the sum of its last bucket begins;
 ``receive`` after the step. By then every rank has sent, or is about to (its gradients could not have arrived
-otherwise), so nobody waits longer than a moment. While the ranks
-are few, each tells every other: those of its machine in memory that they share, and the rest by a connection to each,
-which costs two system calls. A collective carries on where connections would be many, or cannot be made.
+otherwise), so nobody waits longer than a moment. Ranks of one machine tell each other in memory that they share: that
+takes no system call, and no other thread has to run for it. Those of several machines take part in a collective,
+which costs each of them some tenths of a millisecond of its processors.
 
 What travels is a row of numbers with names: a structured dtype whose fields are all float64, so that it is one array
 of them on its way. Each exchange is made for one such dtype.
@@ -15,36 +15,34 @@ as the process group waits in a collective.
 
 from __future__ import annotations
 
-import logging
 import os
-import socket
+import select
 import struct
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Protocol
+from zlib import crc32
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from paceline.errors import PacelineError, WorkerError
+from paceline.errors import WorkerError
 from paceline.rounds import Array
-from paceline.torch import peers
-from paceline.torch.measuring import mesh
-from paceline.torch.measuring.nearby import Nearby
+from paceline.torch import memory, peers
 
-_log = logging.getLogger(__name__)
-MESH_RANKS = 64  # above this many ranks each would have to meet too many others by itself
 SLOTS = 4  # rounds of which a rank may have told and not yet asked
 LOOK_SECONDS = 0.05  # at most, between two looks for a rank that is waited for
-SOON_SECONDS = 1e-4  # the same of a rank of this machine, at first
+SOON_SECONDS = 1e-4  # the same at first
 SOON = 1 / 8  # and later, as a part of its wait
-LATE_SECONDS = 1e-3  # before that, a rank of this machine is about to tell
-CLOSED = "the connection was closed"
+LATE_SECONDS = 1e-3  # before that, a rank is about to tell
 STEP = struct.Struct("<d")  # before each row: the round that it is of
+CHECK = struct.Struct("<I")  # behind it: a checksum, so that who reads while it is written sees that
+WHOLE = crc32(CHECK.pack(crc32(b"")))  # the checksum of anything that ends with its own
 
 
 Rows = NDArray[np.void]  # of a structured dtype
@@ -100,165 +98,156 @@ class Alone:
         pass
 
 
-class MeshExchange:
-    """From every rank to every other: in memory that they share, or through a connection. Constructing it is
-    collective.
+class MemoryExchange:
+    """In memory that the ranks of one machine share. Each writes into its own, which the others only read; a message
+    stays there until its slot is written again.
 
-    dtype: of a row. timeout: seconds to wait for a late rank.
-    Raises PacelineError, on every rank, where one cannot be reached.
+    dtype: of a row. own, others: of each rank but this one, see ``of_all``. timeout: seconds to wait for a late rank.
     """
 
-    def __init__(self, dtype: np.dtype[np.void], timeout: float | None = None) -> None:
-        self._rank = peers.rank()
-        self._timeout = peers.timeout() if timeout is None else timeout
-        self._dtype, self._size = dtype, STEP.size + dtype.itemsize
-        self._others = mesh.meet()
-        self._nearby = Nearby(SLOTS, self._size)
-        self._far = {rank: other for rank, other in self._others.items() if rank not in self._nearby.ranks}
-        self._held = dict.fromkeys(self._far, b"")  # what came of a later message, or of a part of one
-        self._own = [b""] * SLOTS
-        self._end = weakref.finalize(self, mesh.part, self._others, os.getpid())
+    def __init__(
+        self,
+        dtype: np.dtype[np.void],
+        own: memory.Memory,
+        others: dict[int, tuple[memory.Memory, int]],
+        timeout: float,
+    ) -> None:
+        self._rank, self._timeout, self._dtype = peers.rank(), timeout, dtype
+        self._each = STEP.size + dtype.itemsize + CHECK.size
+        self._mine, self._others = own.content, {rank: one.content for rank, (one, _) in others.items()}
+        self._processes = {rank: process for rank, (_, process) in others.items()}
+        self._rows = [b""] * SLOTS
+        files = [file for file in self._processes.values() if file >= 0]
+        self._end = weakref.finalize(self, _leave, own, files, os.getpid())
+
+    @classmethod
+    def of_all(cls, dtype: np.dtype[np.void], timeout: float | None = None) -> MemoryExchange | None:
+        """None, for all ranks, if they do not share a machine. Collective."""
+        length, rank = SLOTS * (STEP.size + dtype.itemsize + CHECK.size) + 1, peers.rank()
+        own, place = memory.make(length)
+        others: dict[int, tuple[memory.Memory, int]] = {}
+        try:
+            for other, where in enumerate(peers.gather(place)):
+                if other != rank and (found := memory.find(where, length)) is not None:
+                    found.close_file()
+                    assert where is not None
+                    others[other] = found, _process(where.process)
+            if not all(peers.gather(len(others) == peers.ranks() - 1)):
+                return None
+        finally:
+            own.close_file()  # all have opened it by now
+        return cls(dtype, own, others, peers.timeout() if timeout is None else timeout)
 
     def send(self, step: int, row: Row) -> None:
-        self._own[step % SLOTS] = own = _bytes(row)
+        self._rows[step % SLOTS] = own = _bytes(row)
         message = STEP.pack(step) + own
-        self._nearby.tell(step, message)
-        for rank, other in self._far.items():
-            try:
-                sent = other.send(message)
-            except BlockingIOError:
-                sent = 0
-            except OSError:  # it has left, of which ``receive`` tells
-                continue
-            if sent < len(message):
-                self._send_rest(rank, other, message[sent:])
+        at = step % SLOTS * self._each
+        self._mine[at : at + self._each] = message + self._check(message)
 
     def receive(self, step: int, lost: Lost = nobody) -> Rows:
-        head, size, rows = STEP.pack(step), self._size, []
-        for rank, other in self._others.items():
-            if rank not in self._far:
-                message = self._nearby.hear(rank, step)
-                if not message.startswith(head):
-                    message = self._wait_nearby(rank, step, lost)
-            else:
-                try:
-                    message = b"" if self._held[rank] else other.recv(size)
-                except OSError:
-                    message = b""
-                if not (len(message) == size and message.startswith(head)):
-                    message = self._wait(rank, step, message, lost)
-            rows.append(message[STEP.size : size])
-        rows.insert(self._rank, self._own[step % SLOTS])
+        head, rows = STEP.pack(step), []
+        for rank in self._others:
+            message = self._hear(rank, step)
+            if not message.startswith(head):
+                message = self._wait(rank, step, lost)
+            rows.append(message[STEP.size : -CHECK.size])
+        rows.insert(self._rank, self._rows[step % SLOTS])
         return np.frombuffer(bytearray().join(rows), self._dtype)
 
     def close(self) -> None:
-        """Nobody need be waited for: what was sent is on its way."""
+        """Nobody need be waited for: what was sent stays where the others have it."""
         self._end()
 
     abandon = close
 
-    def _wait(self, rank: int, step: int, message: bytes, lost: Lost) -> bytes:
-        """The rank's message of round ``step``, of which this part is here."""
-        began = time.monotonic()
-        message = self._held[rank] + message
-        while True:
-            while len(message) >= self._size and STEP.unpack_from(message)[0] < step:
-                message = message[self._size :]  # of a round that was left
-            self._held[rank] = message
-            if len(message) >= self._size and STEP.unpack_from(message)[0] == step:
-                self._held[rank] = message[self._size :]
-                return message[: self._size]
-            waited = self._waited(rank, began, lost)
-            if len(message) < self._size:
-                mesh.wait_for(self._others[rank], min(self._timeout - waited, LOOK_SECONDS))
-                message += self._more(rank, self._size - len(message))
-            else:  # it is further, and will not tell of this round any more
-                time.sleep(LOOK_SECONDS)
+    def _hear(self, rank: int, step: int) -> bytes:
+        """What stands in the slot of this rank's round, perhaps of another round; nothing while it is written."""
+        at = step % SLOTS * self._each
+        read = self._others[rank][at : at + self._each]
+        return read if crc32(read) == WHOLE else b""
 
-    def _wait_nearby(self, rank: int, step: int, lost: Lost) -> bytes:
-        """The same of a rank of this machine."""
+    def _wait(self, rank: int, step: int, lost: Lost) -> bytes:
+        """The rank's message of round ``step``, which is not there yet."""
         began, head, ended = time.monotonic(), STEP.pack(step), False
-        while not (message := self._nearby.hear(rank, step)).startswith(head):
+        while not (message := self._hear(rank, step)).startswith(head):
             if ended:
-                raise self._left(rank) from dist.DistNetworkError(CLOSED)
-            waited = time.monotonic() - began
-            time.sleep(min(max(SOON * waited, SOON_SECONDS), LOOK_SECONDS))
+                raise WorkerError(
+                    f"rank {self._rank} got no answer after its round: rank {rank} has left the run, look there for "
+                    "the reason"
+                ) from dist.DistNetworkError("its exchange was closed")
+            waited = _wait_on(began, self._timeout, lost, f"rank {rank}")
             if waited > LATE_SECONDS:
-                self._waited(rank, began, lost)
                 ended = self._ended(rank)
         return message
 
     def _ended(self, rank: int) -> bool:
-        """Whether a rank of this machine has closed its connection, by which it never tells anything."""
-        try:
-            return not self._others[rank].recv(1)
-        except BlockingIOError:
-            return False
-        except OSError:
+        """Whether a rank has closed its exchange, or its process has ended: it never tells anything any more."""
+        if self._others[rank][-1]:
             return True
+        if (file := self._processes[rank]) < 0:
+            return False
+        ready = select.poll()
+        ready.register(file, select.POLLIN)
+        return bool(ready.poll(0))
 
-    def _waited(self, rank: int, began: float, lost: Lost) -> float:
-        """Seconds for which this rank has waited for the other. Raises WorkerError where it need not any longer."""
+    def _check(self, message: bytes) -> bytes:
+        return CHECK.pack(crc32(message))
+
+
+def _process(number: int) -> int:
+    """A file that tells of the end of this process; -1 if there is none."""
+    with suppress(AttributeError, OSError):
+        return os.pidfd_open(number)
+    return -1
+
+
+def _leave(own: memory.Memory, files: list[int], process: int) -> None:
+    """The exchange of this process is closed; a forked child closes nothing but its files."""
+    if os.getpid() == process:
+        own.content[-1] = 1
+    for file in files:
+        os.close(file)
+
+
+def _wait_on(began: float, timeout: float, lost: Lost, who: str) -> float:
+    """Wait a little longer for what has been waited for since ``began``; the seconds so far.
+
+    Raises WorkerError if it need not be waited for any longer."""
+    waited = time.monotonic() - began
+    time.sleep(min(max(SOON * waited, SOON_SECONDS), LOOK_SECONDS))
+    if waited > LATE_SECONDS:
         if (error := lost()) is not None:
             raise error
-        waited = time.monotonic() - began
-        if waited > self._timeout:
+        if waited > timeout:
             raise WorkerError(
-                f"rank {rank} has not told of its round {waited:.0f} s after rank {self._rank} did, as long "
-                "as the process group waits; expected every rank to take the same rounds: look at that rank for "
-                "what holds it up, and check that all ranks iterate the same loader"
+                f"{who} has not told of its round {waited:.0f} s after rank {peers.rank()} did, as long as the "
+                "process group waits; expected every rank to take the same rounds: look at that rank for what holds "
+                "it up, and check that all ranks iterate the same loader"
             )
-        return waited
-
-    def _more(self, rank: int, size: int) -> bytes:
-        try:
-            more = self._others[rank].recv(size)
-        except BlockingIOError:
-            return b""
-        except OSError as error:
-            raise self._left(rank) from dist.DistNetworkError(str(error))
-        if not more:
-            raise self._left(rank) from dist.DistNetworkError(CLOSED)
-        return more
-
-    def _left(self, rank: int) -> WorkerError:
-        return WorkerError(
-            f"rank {self._rank} got no answer after its round: rank {rank} has left the run, look there for "
-            "the reason"
-        )
-
-    def _send_rest(self, rank: int, other: socket.socket, message: bytes) -> None:
-        """The system's buffers are full: the other rank has not read for long."""
-        other.settimeout(self._timeout)
-        try:
-            other.sendall(message)
-        except TimeoutError:
-            raise WorkerError(
-                f"rank {rank} has not read for {self._timeout:.0f} s what rank {self._rank} told, as long as the "
-                "process group waits; it may be stopped or cut off: end the run and go on from the last checkpoint"
-            ) from None
-        except OSError:  # it has left, of which ``receive`` tells
-            return
-        other.setblocking(False)
+    return waited
 
 
 class GroupExchange:
-    """Through an asynchronous all-gather on a gloo group of its own, so that its order never mixes with DDP's."""
+    """Through an asynchronous all-gather on a gloo group of its own, so that its order never mixes with DDP's.
+    Constructing it is collective."""
 
-    def __init__(self, dtype: np.dtype[np.void], ranks: int) -> None:
-        self._dtype = dtype
+    def __init__(self, dtype: np.dtype[np.void], timeout: float | None = None) -> None:
+        self._dtype, self._timeout = dtype, peers.timeout() if timeout is None else timeout
         self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=peers.timeout()))
-        self._ranks = ranks
         self._pending: dict[int, tuple[dist.Work, list[torch.Tensor]]] = {}
 
     def send(self, step: int, row: Row) -> None:
         mine = torch.frombuffer(bytearray(_bytes(row)), dtype=torch.float64)
-        out = [torch.empty_like(mine) for _ in range(self._ranks)]
+        out = [torch.empty_like(mine) for _ in range(peers.ranks())]
         self._pending[step] = (dist.all_gather(out, mine, group=self._group, async_op=True), out)
+        self._pending.pop(step - SLOTS, None)  # of a round that was left
 
     def receive(self, step: int, lost: Lost = nobody) -> Rows:
-        work, out = self._pending.pop(step)
+        (work, out), began = self._pending[step], time.monotonic()
+        while not work.is_completed():
+            _wait_on(began, self._timeout, lost, "another rank")
         work.wait()
+        del self._pending[step]
         return _named(torch.stack(out).numpy(), self._dtype)
 
     def close(self) -> None:
@@ -277,13 +266,7 @@ def _named(numbers: Array, dtype: np.dtype[np.void]) -> Rows:
 
 
 def connect(dtype: np.dtype[np.void]) -> Exchange:
-    """The exchange of such rows that suits the size of the default process group."""
-    ranks = peers.ranks()
-    if ranks == 1:
+    """The exchange of such rows that suits the default process group. Collective."""
+    if peers.ranks() == 1:
         return Alone(dtype)
-    if ranks <= MESH_RANKS:
-        try:
-            return MeshExchange(dtype)
-        except PacelineError as error:
-            _log.warning("the ranks tell their speeds by collectives, which takes longer: %s", error)
-    return GroupExchange(dtype, ranks)
+    return MemoryExchange.of_all(dtype) or GroupExchange(dtype)

@@ -51,7 +51,7 @@ def fields(rounds: int) -> list[Any]:
 
 
 def layout(pieces: bool, travels: bool = False) -> np.dtype[np.void]:
-    """Of a rank's row. pieces: work may move within a round. travels: the row goes with each round's gradients."""
+    """A rank's row. pieces: work may move within a round. travels: the row goes with each round's gradients."""
     if pieces:
         tail: list[Any] = [("pieces", piece_reports.ROW)]
     else:  # what a rank that is lost was to run is run by others
@@ -119,7 +119,13 @@ class Meter:
         """Count this micro-batch's loss, times what makes a sum of it, towards the running round's."""
         running = self._running
         assert running is not None
-        running.loss = with_loss(running.loss, loss, factor)
+        before = running.loss
+        if not factor:  # a mean over nothing is NaN
+            running.loss = 0.0 if before is None else before
+            return
+        # in float64; nobody waits for a device
+        added: Any = loss.item() if loss.is_cpu and loss.numel() == 1 else loss.detach().double().sum()
+        running.loss = added * factor if before is None else before + added * factor
 
     def add_count(self, count: float) -> None:
         """This micro-batch's summed loss is over so many tokens, nodes or the like."""
@@ -303,12 +309,3 @@ def check_counts(step: int, counts: list[float]) -> None:
             f"round {step}: {named(given)} gave a count with the loss, and {named(without)} did not; expected count= "
             "on all ranks or on none"
         )
-
-
-def with_loss(before: Summed, loss: torch.Tensor, factor: float) -> Summed:
-    """``before`` with another piece's loss, times what makes a sum of it, in float64; nobody waits for a device. What
-    counts for nothing is left out: a mean over nothing is NaN."""
-    if not factor:
-        return 0.0 if before is None else before
-    added: Any = loss.item() if loss.is_cpu and loss.numel() == 1 else loss.detach().double().sum()
-    return added * factor if before is None else before + added * factor

@@ -55,7 +55,7 @@ class RoundResult(NamedTuple):
     seconds: float  # wall seconds of the round on this rank
     loss: float  # mean over the round's samples, or what was counted; NaN where backward() was not used
     shares: Array  # the plan made from it
-    within: PieceRecord | None = None  # its pieces, where work may move within the round
+    within: PieceRecord | None = None  # its pieces, if work may move within the round
     learning_rate: float = (
         math.nan
     )  # of the first optimizer's first group; NaN where pace.step did not step it
@@ -206,8 +206,8 @@ class OpenRounds:
 
 
 def mean_losses(losses: Array, counts: Array, batches: NDArray[np.int64]) -> Array:
-    """Of each rank's summed losses, (n, rounds), over what they are sums of: samples if no rank counted something
-    else. Shape (rounds,); NaN for a mean over nothing."""
+    """The means of the ranks' summed losses, (n, rounds), over what they are sums of: samples if no rank counted
+    something else. Shape (rounds,); NaN for a mean over nothing."""
     counted = ~np.isnan(counts)
     many = np.where(counted.any(0), np.where(counted, counts, 0.0).sum(0), batches)
     return losses.sum(0) / np.where(many > 0, many, np.nan)
@@ -228,7 +228,7 @@ class Finite:
         self._warned = False
 
     def check(self, step: int, losses: Sequence[float], told: Sequence[float]) -> None:
-        """Of a round: each rank's summed loss, and 1 where it handed it in, else 0; (n,)."""
+        """Look at a round's ``losses``, a sum of each rank; ``told``: 1 if it handed it in, else 0; both (n,)."""
         if all(map(math.isfinite, losses)):
             return
         ranks = [rank for rank, loss in enumerate(losses) if told[rank] == 1 and not math.isfinite(loss)]

@@ -21,9 +21,9 @@ ROW = np.dtype(
         ("samples", "f8"),  # that the rank ran
         ("cost", "f8"),  # seconds of a piece beyond its samples
         ("pieces", "f8"),  # how many
-        ("parts", "f8", (3,)),  # what they add up to, see ``Deal.parts``, where samples cost differently
+        ("parts", "f8", (3,)),  # what they add up to, see ``Deal.parts``, if samples cost differently
         ("sizes", "f8", (PIECES,)),  # samples of each
-        ("amounts", "f8", (PIECES,)),  # the same, or their cost where samples cost differently
+        ("amounts", "f8", (PIECES,)),  # the same, or their cost if samples cost differently
         ("times", "f8", (PIECES,)),  # and seconds
     ]
 )
@@ -64,7 +64,7 @@ class PieceReports(NamedTuple):
         return PieceTimes(self.cost, *np.array(both, float).T)
 
     def before_claims(self, deal: Deal, division: Division) -> tuple[Array, Array]:
-        """What each rank ran before it claimed anything, (n, 3), and how long that took, (n,); NaN where nothing."""
+        """What each rank ran before it claimed anything, (n, 3), and how long that took, (n,); NaN if nothing."""
         parts, seconds = np.zeros((len(self.loads), 3)), np.full(len(self.loads), np.nan)
         for rank, (sizes, took) in enumerate(zip(deal.sizes, self.seconds, strict=True)):
             own = sizes[:-1] if division.kept[rank] else sizes
