@@ -81,6 +81,12 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
             "reads its data in order, make an indexed data set of the samples and use "
             "pace.loader(dataset, shuffle=False): then the ranks together read the same samples, in the same order."
         )
+    if not form.sure:
+        said.append(
+            "How many samples a batch has is not known: the model is given tensors of unlike first dimensions; "
+            "the table shows that of the first"
+            + (". Write the number of samples of a batch for batch_size." if worth else ".")
+        )
     if not worth:
         said.append(
             "Balancing would gain almost nothing here" + ("." if lost else ": leave the script as it is.")
@@ -119,7 +125,8 @@ def _ranks(found: Diagnosis, scale: float) -> Table:
         ("exchange", np.full(found.run.workers, spent.exchanging)),
     ]
     columns = [(head, values) for head, values in columns if head not in ("fetch", "move") or values.any()]
-    shown = tables.begun(figures=("rank", "samples", *(head for head, _ in columns), "slower"))
+    count = "samples" if found.loop.sure else "rows"
+    shown = tables.begun(figures=("rank", count, *(head for head, _ in columns), "slower"))
     order = np.argsort(-np.nan_to_num(spent.slowness), kind="stable")[:SHOWN]
     for rank in sorted(order) if len(order) == found.run.workers else order:
         shown.add_row(
@@ -157,7 +164,7 @@ def to_json(found: Diagnosis) -> dict[str, Any]:
         "waiting_share": found.answer.idle,
         "causes": causes.to_json(found.answer.causes),
         "loop": {
-            "global_batch": found.loop.batch,
+            "global_batch": found.loop.batch if found.loop.sure else None,
             "backwards": found.loop.backwards,
             "exchanges": found.loop.exchanges,
             "loader": found.loop.loader,

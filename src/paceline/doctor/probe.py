@@ -112,7 +112,9 @@ class Probe:
             self._finish()
 
     def _report(self) -> None:
-        head = json.dumps({"lines": self._lines.found(), "loader": self._hooks.loader, "host": self._host})
+        hooks = self._hooks
+        told = {"lines": self._lines.found(), "loader": hooks.loader, "host": self._host, "sure": hooks.sure}
+        head = json.dumps(told)
         content = head.encode() + b"\n" + self._rows[: self._known].tobytes()
         self._store.set(f"{self._next_report}/{self.rank}", content)  # type: ignore[arg-type]  # bytes are what it keeps
         if self.rank == 0:

@@ -63,7 +63,7 @@ def diff(loop: Loop, ranks: int, policy: str) -> list[str]:
 
     policy: the one to take, of those that were forecast.
     """
-    options = [f"global_batch={loop.batch}"]
+    options = [f"global_batch={loop.batch}" if loop.sure else f"global_batch={ranks} * batch_size"]
     if policy not in DEFAULTS:
         options.append(f'policy="{policy}"')
     if loop.host:

@@ -19,7 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 from paceline.torch import waits
 
 Told = Callable[[Any], None]
-"""Called with the object whose method it is."""
+"""Called with the object whose method it is, or behind the call with what it returned."""
 
 
 class Watch:
@@ -51,14 +51,15 @@ class Watch:
             ):
                 return method(*arguments, **named)
             subject = arguments[0] if arguments else None
-            inside = True
+            inside, returned = True, None
             begins(subject)
             try:
-                return method(*arguments, **named)
+                returned = method(*arguments, **named)
+                return returned
             finally:
                 inside = False
                 if ends is not None:
-                    ends(subject)
+                    ends(returned)
 
         self._watched, self._removed = watched, False
         setattr(owner, name, watched)
@@ -110,6 +111,11 @@ def fetches(begins: Told, ends: Told) -> list[Watch]:
     """Watches of every DataLoader's iterator, subclasses with a ``__next__`` of their own included."""
     kinds = [kind for kind in _family(_BaseDataLoaderIter) if "__next__" in vars(kind)]
     return [Watch(kind, "__next__", begins, ends) for kind in kinds]
+
+
+def draws(begins: Told, ends: Told) -> Watch:
+    """The watch of DataLoaders that take the indices of a batch, perhaps long before it is there."""
+    return Watch(_BaseDataLoaderIter, "_next_index", begins, ends)
 
 
 def moves(begins: Told, ends: Told) -> list[Watch]:
