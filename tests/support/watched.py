@@ -232,3 +232,52 @@ def counts(rank: int, ranks: int) -> dict[str, tuple[list[int], bool]]:
 
 
 leave_later: list[Any] = []  # a module's last work may abort a process that lets go of it
+
+
+def comparing(rank: int, ranks: int) -> list[tuple[bool, bool]]:
+    """For a loss of each sample, and for one of pairs: whether it is found to compare them, and whether the
+    parameters are those of a training that nobody watches."""
+    from paceline.doctor.hooks import Hooks
+
+    found = []
+    for pairs in (False, True):
+        ended = []
+        for watches in (False, True):
+            torch.manual_seed(0)
+            ddp = DistributedDataParallel(torch.nn.Linear(4, 3).double())
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+            hooks = Hooks(ddp, lambda: None) if watches else None
+            for _ in range(4):
+                y = ddp(torch.randn(8, 4, dtype=torch.float64))
+                ((y[:4] - y[4:]).square().sum(1).sqrt().mean() if pairs else y.square().mean()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            ended.append(torch.cat([p.detach().flatten() for p in ddp.parameters()]).tolist())
+            leave_later.append(ddp)
+            if hooks is not None:
+                hooks.remove()
+        assert hooks is not None
+        found.append((hooks.compares, ended[0] == ended[1]))
+    leave(ddp)
+    return found
+
+
+def second(rank: int, ranks: int) -> list[float]:
+    """This rank's own seconds of each step, where rank 1 sleeps before the backward pass of a second module."""
+    from paceline.doctor.hooks import Hooks
+    from paceline.doctor.phases import Phase
+
+    ddp, other = (DistributedDataParallel(torch.nn.Linear(4, 2)) for _ in range(2))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (ddp, other)]
+    hooks = Hooks(ddp, lambda: None)
+    for _ in range(6):
+        for module, optimizer in zip((other, ddp), reversed(optimizers), strict=True):
+            loss = module(torch.ones(8, 4)).square().mean()
+            time.sleep(0.1 if rank == 1 and module is other else 0)
+            loss.backward()
+            optimizer.step()
+    steps = [step.seconds for step in hooks.steps(all_of_them=True)]
+    hooks.remove()
+    leave_later.append(other)
+    leave(ddp)
+    return [sum(step) - step[Phase.REDUCE] for step in steps[2:]]

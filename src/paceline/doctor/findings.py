@@ -75,11 +75,13 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
         *say.everybody(figures, slowest, form, told=any("num_workers" in each for each in lost)),
     ]
     worth = bool(take) and idle >= say.LITTLE
-    if worth and form.loader is None and not form.host:
+    lines = diff(form, run.workers, take) if worth else []
+    if worth:
+        said += say.by_hand(form, applies=lines[0].startswith("---"))
+    if form.compares:
         said.append(
-            "The batches come from no DataLoader. The change below is for a loop that draws them at random; if yours "
-            "reads its data in order, make an indexed data set of the samples and use "
-            "pace.loader(dataset, shuffle=False): then the ranks together read the same samples, in the same order."
+            "The loss compares the samples of a batch with each other, so that its value depends on how the batch is "
+            "divided, by plain DDP as well: see docs/porting.md (Losses that compare samples)."
         )
     if not form.sure:
         said.append(
@@ -91,7 +93,7 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
         said.append(
             "Balancing would gain almost nothing here" + ("." if lost else ": leave the script as it is.")
         )
-    return Diagnosis(run, said, figures, form, answer, diff(form, run.workers, take) if worth else [])
+    return Diagnosis(run, said, figures, form, answer, lines)
 
 
 def show(found: Diagnosis, console: Console | None = None) -> None:
@@ -108,7 +110,12 @@ def show(found: Diagnosis, console: Console | None = None) -> None:
     tables.say(console, "What other divisions of the same batches would have made of it:")
     tables.print_whole(console, compared.table(found.answer))
     if found.lines:
-        tables.say(console, "The change that balances it (docs/training.md explains it):")
+        how = (
+            "for `patch -p0`"
+            if found.lines[0].startswith("---")
+            else "to be made by hand, in the script's own names"
+        )
+        tables.say(console, f"The change that balances it, {how} (docs/training.md explains it):")
         for line in found.lines:
             console.print(f"  {line}", markup=False, highlight=False)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.doctor import watches
 from paceline.doctor.clock import clock
+from paceline.doctor.lines import place
 from paceline.doctor.phases import Phase, Phases
 
 MOVABLE = (Phase.PREPARE, Phase.BETWEEN)  # elsewhere a move belongs to what it happens in
@@ -35,6 +37,17 @@ class Step(NamedTuple):
     collecting: float
 
 
+class Feed:
+    """What an iterator of a DataLoader gives. sizes: samples of the batches on their way. drawn: those fetched in
+    this step. told: see ``watches.loader_of``. place: file and line of the script that fetched the newest batch."""
+
+    def __init__(self) -> None:
+        self.sizes: deque[int] = deque()
+        self.drawn = 0
+        self.told: dict[str, Any] | None = None
+        self.place: tuple[str, int] | None = None
+
+
 class Hooks:
     """On a DistributedDataParallel module, until ``remove``; ``stepped`` is called after each optimizer step."""
 
@@ -46,12 +59,19 @@ class Hooks:
         self._clock = clock(device)
         self.phases = Phases(self._clock)
         self.loader: dict[str, Any] | None = None  # what feeds the training: see ``watches.loader_of``
+        self.places: dict[
+            str, tuple[str, int]
+        ] = {}  # of "fetch", "backward", "step": the script's file and line
+        self.others = False  # whether the script steps more than one optimizer
         self.sure = True  # whether the samples of every step could be counted
-        self._newest: dict[str, Any] | None = None
-        self._indices: Any = weakref.WeakKeyDictionary()  # iterator: sizes of batches that it will yet give
-        self._iterator: Any = None  # that is asked for something now
-        self._drawn: Counter[int] = Counter()  # data set: samples fetched in this step
-        self._asked = self._feeding = 0  # data sets: of the newest batch, of the newest forward pass
+        self._feeds: Any = weakref.WeakKeyDictionary()  # a DataLoader's iterator: its ``Feed``
+        self._drawing: Any = None  # the iterator that takes indices just now
+        self._newest, self._feeding = Feed(), Feed()  # of the newest batch, and of the newest forward pass
+        self._seconds: Any = weakref.WeakSet()  # other modules of the script
+        self._stepped_once = False
+        self.compares = False  # whether the loss compares samples with each other; looked at once
+        self._output: torch.Tensor | None = None
+        self._looked = False
         self._certain = True
         self._stepping = False  # torch is going through the hooks of all optimizers
         self._closed: list[tuple[list[tuple[Any, Phase]], tuple[Any, ...]]] = []
@@ -67,6 +87,7 @@ class Hooks:
             model.register_forward_hook(self._on_forwarded),
             torch.autograd.graph.register_multi_grad_hook(parameters, self._on_gradients),
             watches.Waits(self._on_wait, self._on_waited),
+            watches.Watch(DistributedDataParallel, "forward", self._on_another),
             watches.draws(self._on_draw, self._on_drawn),
             *watches.fetches(self._on_fetch, self._on_fetched),
             *watches.backwards(self._on_backward, self._on_backward_end),
@@ -116,17 +137,14 @@ class Hooks:
         self.phases.go_on()
         self._before = self.phases.now
         self.phases.enter(Phase.FETCH)
-        self._newest, self._asked, self._iterator = (
-            watches.loader_of(iterator),
-            id(iterator._dataset),
-            iterator,
-        )
+        self._newest = self._feeds.setdefault(iterator, Feed())
+        self._newest.told = self._newest.told or watches.loader_of(iterator)
+        self._newest.place = place(sys._getframe())
 
     def _on_fetched(self, _: Any) -> None:
         self._fetched += 1
-        if sizes := self._indices.get(self._iterator):
-            self._drawn[self._asked] += sizes.popleft()
-        self._iterator = None  # it has processes, perhaps, which end with it
+        if self._newest.sizes:
+            self._newest.drawn += self._newest.sizes.popleft()
         self.phases.enter(self._before)
 
     def _on_draw(self, iterator: Any) -> None:
@@ -135,7 +153,7 @@ class Hooks:
     def _on_drawn(self, indices: Any) -> None:
         iterator, self._drawing = self._drawing, None
         if isinstance(indices, list | tuple):  # else an item of the data set is a batch itself
-            self._indices.setdefault(iterator, deque()).append(len(indices))
+            self._feeds.setdefault(iterator, Feed()).sizes.append(len(indices))
 
     def _on_move(self, _: Any) -> None:
         self.phases.go_on()
@@ -158,14 +176,25 @@ class Hooks:
         self._certain &= certain
         self._elements += elements
         self._squares += elements**2 // max(rows, 1)
-        self.loader, self._feeding = self._newest or self.loader, self._asked
+        self._feeding = self._newest
+        self._note("fetch", self._newest.place)
 
-    def _on_forwarded(self, *_: Any) -> None:
+    def _on_forwarded(self, _: Any, __: Any, output: Any) -> None:
         if self.phases.now is Phase.FORWARD:
+            if self._stepped_once and not self._looked:
+                self._output = next((part for part in _parts(output) if isinstance(part, torch.Tensor)), None)
             self.phases.enter(Phase.BETWEEN)
 
-    def _on_backward(self, _: Any) -> None:
+    def _note(self, what: str, where: tuple[str, int] | None) -> None:
+        """That the script does it there."""
+        if where is not None:
+            self.places[what] = where
+
+    def _on_backward(self, loss: Any) -> None:
         if self.phases.now is Phase.BETWEEN:
+            self._note("backward", place(sys._getframe()))
+            if self._output is not None:  # in the second step, which is not measured
+                self.compares, self._output, self._looked = compares(loss, self._output), None, True
             self.phases.enter(Phase.BACKWARD)
 
     def _on_backward_end(self, _: Any) -> None:
@@ -184,9 +213,20 @@ class Hooks:
         self._ready, self._reduced = True, False
         self._exchanges += 1
         self.phases.enter(Phase.REDUCE)
-        # DDP waits for its all-reduce in a callback that it queues after this one; so comes ours behind it.
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(self._on_reduced))
+        _behind_ddp(self._on_reduced)
+
+    def _on_another(self, module: Any) -> None:
+        """The script trains a second DistributedDataParallel module; what its backward pass waits is no work."""
+
+        def gradients(_: object) -> None:
+            before = self.phases.now
+            self.phases.enter(Phase.REDUCE)
+            _behind_ddp(lambda: self.phases.enter(before))
+
+        if module is not self._model and module not in self._seconds:
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            self._handles.append(torch.autograd.graph.register_multi_grad_hook(parameters, gradients))
+            self._seconds.add(module)
 
     def _on_reduced(self) -> None:
         if self._ready and not self._reduced:
@@ -196,10 +236,14 @@ class Hooks:
     def _on_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         held = (id(p) for group in optimizer.param_groups for p in group["params"])  # frozen ones, too
         if not self._ready or self._ours.isdisjoint(held):
+            self.others |= self._stepped_once
             return
         self._on_reduced()
+        self._stepped_once = True
+        self._note("step", place(sys._getframe()))
         # What a loader draws is what balancing divides, whatever a batch looks like and how often it is used.
-        drawn = self._drawn[self._feeding]
+        drawn = self._feeding.drawn
+        self.loader = self._feeding.told or self.loader
         self.sure &= self._certain or bool(drawn)
         counts = (
             *(drawn or self._samples, self._fetched, self._backwards, self._exchanges),
@@ -209,11 +253,19 @@ class Hooks:
         self.phases.enter(Phase.PREPARE)
         self._forward = self._ready = False
         self._certain = True
-        self._drawn.clear()
+        for feed in (self._feeding, *self._feeds.values()):
+            feed.drawn = 0
         self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
         self._stepping = True
         self._stepped()
         self._stepping = False
+
+
+def _behind_ddp(told: Callable[[], None]) -> None:
+    """Within a backward pass whose last gradient is ready: call ``told`` when DDP has waited for its all-reduce, in a
+    callback that it queues after the first of these."""
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    queue(lambda: queue(told))
 
 
 def counted(given: Any) -> tuple[int, bool, int, int]:
@@ -228,6 +280,22 @@ def counted(given: Any) -> tuple[int, bool, int, int]:
     told = next((part for part in parts if isinstance(part, int)), None)
     certain = len(set(rows)) <= 1 if told is None else told > 0
     return told or sum(rows[:1]), certain, *((rows[0], tensors[0].numel()) if rows else (0, 0))
+
+
+def compares(loss: Any, output: torch.Tensor) -> bool:
+    """Whether a loss compares samples with each other: whether its slope by one half of a batch's outputs, which come
+    first, depends on the other half. A mean or a sum of a loss of each sample has no such second derivative."""
+    half = len(output) // 2
+    if not isinstance(loss, torch.Tensor) or not output.requires_grad or output._backward_hooks or not half:
+        return False
+    try:
+        (slope,) = torch.autograd.grad(loss, output, create_graph=True)
+        ramp = torch.linspace(1, 2, slope[:half].numel(), dtype=slope.dtype, device=slope.device)
+        (cross,) = torch.autograd.grad(slope[:half].flatten() @ ramp, output, retain_graph=True)
+    except RuntimeError:  # it has no second derivative, or does not go through this output
+        return False
+    cross = cross.nan_to_num().abs()  # a distance of nothing has no derivative
+    return bool(cross[half:].max() > 1e-5 * cross.max())
 
 
 def _parts(given: Any) -> Iterator[torch.Tensor | int]:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline import runs
 from paceline.doctor.hooks import Hooks
 from paceline.doctor.hosts import host
-from paceline.doctor.lines import Lines
+from paceline.doctor.lines import Lines, place
 from paceline.doctor.phases import Phase
 from paceline.errors import PacelineError
 from paceline.rounds import Array
@@ -65,7 +65,8 @@ class Probe:
             self._record = self._create(run_dir)
         store = dist.distributed_c10d._get_default_store()  # the rendezvous, which every rank can reach
         self._store = dist.PrefixStore(f"paceline-doctor/{dist.get_global_rank(group, 0)}", store)
-        self._host = host(sys._getframe(1))
+        self._host, made = host(sys._getframe(1)), place(sys._getframe())
+        self._made = {} if made is None else {"made": made}
         self._step = self._known = 0
         self._rows: Array = np.full((self._steps, FIELDS), np.nan)
         self._written = WARM_UP
@@ -114,6 +115,7 @@ class Probe:
     def _report(self) -> None:
         hooks = self._hooks
         told = {"lines": self._lines.found(), "loader": hooks.loader, "host": self._host, "sure": hooks.sure}
+        told |= {"places": self._made | hooks.places, "others": hooks.others, "compares": hooks.compares}
         head = json.dumps(told)
         content = head.encode() + b"\n" + self._rows[: self._known].tobytes()
         self._store.set(f"{self._next_report}/{self.rank}", content)  # type: ignore[arg-type]  # bytes are what it keeps

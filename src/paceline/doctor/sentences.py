@@ -27,6 +27,13 @@ COMPUTING = {
     Phase.BETWEEN: "between the forward and the backward pass, in the loss or the script's own code",
     Phase.BACKWARD: "in the backward pass",
 }
+HOSTS = {
+    "lightning": "Lightning",
+    "fabric": "Fabric",
+    "accelerate": "Accelerate",
+    "transformers": "the Trainer",
+    "ray_train": "Ray Train",
+}
 PLACES = {  # what a rank may lose its time in, besides computing
     Phase.FETCH: "in fetching the loader's next batch",
     Phase.PREPARE: "in preparing, the script's own code before the forward pass",
@@ -213,6 +220,37 @@ def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, told: bool) -> lis
     whom = "The other ranks" if slow else "The ranks"
     text = f"{whom} spend {percent(share)} of a step in fetching."
     return [text] if told else [f"{text} {_fetching(loop)}"]
+
+
+def by_hand(loop: Loop, applies: bool) -> list[str]:
+    """What to do where the change is not printed as a patch of the script. applies: it is."""
+    if applies:
+        return []
+    if loop.host:
+        return [f"The loop is {HOSTS[loop.host]}'s: docs/hosts.md has the lines that change."]
+    if loop.others:
+        return [
+            "The script steps several optimizers: hand those of one model to pace.step([first, second]) together; if "
+            'it trains several models, docs/porting.md ("Two models") has the loop.'
+        ]
+    if loop.backwards > 1:
+        return [
+            "The loop accumulates gradients: with pace.round, whose micro_batch= says what fits into memory, its own "
+            "accumulation (loss / k, no_sync, the step in every k-th iteration) goes."
+        ]
+    if loop.loader is None:
+        return [
+            "The batches come from no DataLoader. The change below is for a loop that draws them at random; if yours "
+            "reads its data in order, make an indexed data set of the samples and use "
+            "pace.loader(dataset, shuffle=False): then the ranks together read the same samples, in the same order."
+        ]
+    if loop.loader["stream"]:
+        return ["The loader reads a stream: pace.stream(stream) draws from it what the plan gives this rank."]
+    if loop.loader.get("options", []) is None:
+        return [
+            "The loader has a sampler of its own: docs/samples.md and docs/porting.md say what may stand for it."
+        ]
+    return []
 
 
 def _slow(run: Run, slow: Sequence[Slow]) -> str:

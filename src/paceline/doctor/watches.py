@@ -14,9 +14,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import default_collate, default_convert
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from paceline.torch import waits
+
+SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler", "SeedableRandomSampler")
+"""Of torch and Accelerate, each sample once an epoch."""
 
 Told = Callable[[Any], None]
 """Called with the object whose method it is, or behind the call with what it returned."""
@@ -132,10 +136,22 @@ def backwards(begins: Told, ends: Told) -> list[Watch]:
 
 
 def loader_of(iterator: Any) -> dict[str, Any]:
-    """What a DataLoader's iterator tells of its loader: its processes, and whether it reads a stream."""
+    """What a DataLoader's iterator tells of its loader: its processes, whether it reads a stream, and as text the
+    options that ``pace.loader`` is given in its place; None if its sampler is one that balancing has not."""
+    sampler = iterator._index_sampler
+    while inner := getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None):
+        sampler = inner
+    kind = type(sampler).__name__
+    options = [] if getattr(sampler, "shuffle", kind != "SequentialSampler") else ["shuffle=False"]
+    options += ["drop_last=True"] if iterator._drop_last else []
+    options += ["num_workers={loader}.num_workers"] if iterator._num_workers else []
+    own = iterator._collate_fn not in (default_collate, default_convert)
+    options += ["collate_fn={loader}.collate_fn"] if own else []
+    known = kind in SAMPLERS and not getattr(sampler, "replacement", False)
     return {
-        "processes": int(getattr(iterator, "_num_workers", 0)),
-        "stream": getattr(iterator, "_dataset_kind", None) == _DatasetKind.Iterable,
+        "processes": int(iterator._num_workers),
+        "stream": iterator._dataset_kind == _DatasetKind.Iterable,
+        "options": options if known else None,
     }
 
 
