@@ -48,7 +48,9 @@ def test_each_phase_is_told_from_the_others_and_from_waiting(tmp_path: Path) -> 
     assert np.allclose(run.seconds, longest), "nothing of a step is left out or told twice"
     assert np.allclose(whole.sum(axis=0), whole[:, 0].sum(), rtol=0.3), "all end their steps together"
     told = run.extras["loop"][-1]
-    assert [each["loader"] for each in told] == [{"processes": 0, "stream": False, "options": ["shuffle=False"]}] * 3
+    assert [each["loader"] for each in told] == [
+        {"processes": 0, "stream": False, "options": ["shuffle=False"]}
+    ] * 3
     assert told[0]["host"] == ""
 
 

@@ -14,9 +14,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.doctor import watches
-from paceline.doctor.clock import clock
 from paceline.doctor.lines import place
-from paceline.doctor.phases import Phase, Phases
+from paceline.doctor.phases import Phase, Phases, clock
+from paceline.torch import waits
 
 MOVABLE = (Phase.PREPARE, Phase.BETWEEN)  # elsewhere a move belongs to what it happens in
 
@@ -81,12 +81,12 @@ class Hooks:
         self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
         self._collections = watches.Collections()
         self._optimizers = register_optimizer_step_post_hook(self._on_optimizer)
+        self._hear_no_more = waits.listen(self._on_wait, self._on_waited)
         self._handles: list[Any] = [
             self._collections,
             model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
             model.register_forward_hook(self._on_forwarded),
             torch.autograd.graph.register_multi_grad_hook(parameters, self._on_gradients),
-            watches.Waits(self._on_wait, self._on_waited),
             watches.Watch(DistributedDataParallel, "forward", self._on_another),
             watches.draws(self._on_draw, self._on_drawn),
             *watches.fetches(self._on_fetch, self._on_fetched),
@@ -104,6 +104,7 @@ class Hooks:
 
         Within an optimizer's step, while torch goes through the hooks of all optimizers, ours among them stays there
         without effect until the next forward pass: taken away at once, it would end the training if others follow."""
+        self._hear_no_more()
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline import runs
 from paceline.doctor.hooks import Hooks
-from paceline.doctor.hosts import host
 from paceline.doctor.lines import Lines, place
 from paceline.doctor.phases import Phase
 from paceline.errors import PacelineError
@@ -33,6 +33,16 @@ FIRST_REPORT = 10  # steps after which the ranks report first; then after twice 
 LAST_WAIT = 10.0  # seconds that rank 0 waits for the last report of the others
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
 FIELDS = len(Phase) + len(COUNTS)  # of a step: seconds of each phase, and the counts
+
+HOSTS = {  # the module whose code wraps the model: the adapter of paceline.hosts
+    "transformers.trainer": "transformers",
+    "lightning.pytorch.strategies": "lightning",
+    "pytorch_lightning.strategies": "lightning",
+    "lightning.fabric": "fabric",
+    "lightning_fabric": "fabric",
+    "ray.train.torch": "ray_train",
+    "accelerate.accelerator": "accelerate",
+}
 
 Done = Callable[[Run], None]
 
@@ -176,3 +186,15 @@ class Probe:
             print(f"paceline doctor could not tell what it found: {said}", flush=True)
         finally:
             self.detach()
+
+
+def host(frame: FrameType | None) -> str:
+    """The outermost framework in whose code ``frame`` is running; "" for a script's own."""
+    found = ""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        for name, adapter in HOSTS.items():
+            if module == name or module.startswith(f"{name}."):
+                found = adapter
+        frame = frame.f_back
+    return found

@@ -12,7 +12,7 @@ from paceline.rounds import Cluster
 DEFAULTS = (
     "level",
     "auto",
-)  # the default is auto; where a micro-step is a whole round it plans as level does
+)  # auto is the default, and plans as level does where a micro-step is a whole round
 WIDTH = 76  # of a line
 ADAPTERS = {  # of each framework: what balances it, and how that is made; docs/hosts.md has the other lines
     "lightning": ("LightningBalancer", "balanced = LightningBalancer({options})"),

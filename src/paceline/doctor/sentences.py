@@ -27,13 +27,6 @@ COMPUTING = {
     Phase.BETWEEN: "between the forward and the backward pass, in the loss or the script's own code",
     Phase.BACKWARD: "in the backward pass",
 }
-HOSTS = {
-    "lightning": "Lightning",
-    "fabric": "Fabric",
-    "accelerate": "Accelerate",
-    "transformers": "the Trainer",
-    "ray_train": "Ray Train",
-}
 PLACES = {  # what a rank may lose its time in, besides computing
     Phase.FETCH: "in fetching the loader's next batch",
     Phase.PREPARE: "in preparing, the script's own code before the forward pass",
@@ -227,7 +220,7 @@ def by_hand(loop: Loop, applies: bool) -> list[str]:
     if applies:
         return []
     if loop.host:
-        return [f"The loop is {HOSTS[loop.host]}'s: docs/hosts.md has the lines that change."]
+        return ["A framework runs the loop: docs/hosts.md has all the lines that change."]
     if loop.others:
         return [
             "The script steps several optimizers: hand those of one model to pace.step([first, second]) together; if "

@@ -17,8 +17,6 @@ import torch
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from paceline.torch import waits
-
 SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler", "SeedableRandomSampler")
 """Of torch and Accelerate, each sample once an epoch."""
 
@@ -102,13 +100,6 @@ class Collections:
             self._began = time.perf_counter()
         else:
             self._seconds += time.perf_counter() - self._began
-
-
-class Waits:
-    """Every collective that the thread that made it waits in, DDP's own left out, until ``remove``."""
-
-    def __init__(self, begins: Callable[[str], object], ends: Callable[[], object]) -> None:
-        self.remove = waits.listen(begins, ends)
 
 
 def fetches(begins: Told, ends: Told) -> list[Watch]:
