@@ -13,7 +13,7 @@ from paceline.doctor.findings import Diagnosis, diagnose, to_json
 from paceline.doctor.phases import Phase
 
 STEPS = 60
-LOADER = {"processes": 0, "stream": False}
+LOADER = {"processes": 0, "stream": False, "options": []}
 
 
 def diagnosis(
@@ -25,12 +25,15 @@ def diagnosis(
     host: str = "",
     backwards: int = 1,
     exchanges: int = 1,
+    sure: bool = True,
+    compares: bool = False,
 ) -> Diagnosis:
     """Of 60 steps in which the phases took these seconds of each rank, shape (n,) or (60, n)."""
     ranks = max(np.shape(each)[-1] for each in seconds.values())
     phases = {phase: np.broadcast_to(seconds.get(phase, 0.0), (STEPS, ranks)) for phase in Phase}
     own = sum(phases.values())
-    told = [{"lines": (lines or {}).get(rank, {}), "loader": loader, "host": host} for rank in range(ranks)]
+    each = {"loader": loader, "host": host, "sure": sure, "compares": compares}
+    told = [{"lines": (lines or {}).get(rank, {}), **each} for rank in range(ranks)]
     counts = {"fetches": 0 if loader is None else backwards, "backwards": backwards, "exchanges": exchanges}
     with runs.Recorder.create(
         place / "run", {"policy": "equal", "workers": ranks, "first_step": 2}

@@ -48,7 +48,9 @@ def test_each_phase_is_told_from_the_others_and_from_waiting(tmp_path: Path) -> 
     assert np.allclose(run.seconds, longest), "nothing of a step is left out or told twice"
     assert np.allclose(whole.sum(axis=0), whole[:, 0].sum(), rtol=0.3), "all end their steps together"
     told = run.extras["loop"][-1]
-    assert [each["loader"] for each in told] == [{"processes": 0, "stream": False}] * 3
+    assert [each["loader"] for each in told] == [
+        {"processes": 0, "stream": False, "options": ["shuffle=False"]}
+    ] * 3
     assert told[0]["host"] == ""
 
 
@@ -81,6 +83,12 @@ def test_a_training_that_ends_early_leaves_what_was_reported(tmp_path: Path) -> 
     assert run.round.tolist() == list(range(8)), "the report after 10 steps"
     assert run.extras["counts"][-1]["fetches"] == [0, 0]
     assert run.extras["loop"][-1][0]["loader"] is None
+
+
+def test_waiting_in_the_backward_pass_of_a_second_module_is_no_work() -> None:
+    quick, slow = run_ranks(2, watched.second)
+    assert min(slow) >= 0.1
+    assert min(quick) < 0.05
 
 
 def test_what_cannot_be_watched_is_said() -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from paceline.doctor import watches
-from paceline.doctor.clock import HostClock, StreamClock
-from paceline.doctor.phases import Phase, Phases
+from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
 from paceline.doctor.watches import Watch
 
 

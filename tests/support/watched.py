@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -148,3 +150,134 @@ def with_others(rank: int, ranks: int) -> tuple[int, int]:
     left = len(torch_optimizer._global_optimizer_post_hooks) - before + len(ddp._forward_pre_hooks)
     leave(ddp)
     return len(ran), left
+
+
+class Graphs(torch.utils.data.Dataset[torch.Tensor]):
+    """Each of as many nodes as its number, and at least one."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(index + 1, 4)
+
+
+def joined(graphs: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """As PyTorch Geometric does it: nodes, and to which graph each belongs."""
+    return torch.cat(graphs), torch.arange(len(graphs)).repeat_interleave(torch.tensor([*map(len, graphs)]))
+
+
+def packed(texts: list[torch.Tensor]) -> torch.Tensor:
+    """As one row."""
+    return torch.cat(texts)[None]
+
+
+class Stream(torch.utils.data.IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.ones(20, 4))
+
+
+class Pools(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).square().mean()
+
+
+def counts(rank: int, ranks: int) -> dict[str, tuple[list[int], bool]]:
+    """Samples of four steps that the hooks saw for each kind of loop, and whether they were sure."""
+    from paceline.doctor.hooks import Hooks
+
+    plain, graphs = torch.utils.data.TensorDataset(torch.ones(32, 4)), Graphs()
+    load = torch.utils.data.DataLoader
+    nodes = joined([torch.ones(20, 4)])
+    kinds: dict[str, Any] = {
+        "graphs": load(graphs, 6, collate_fn=joined),
+        "graphs, loaded by processes": load(graphs, 6, collate_fn=joined, num_workers=2),
+        "packed": load(graphs, 3, collate_fn=packed),
+        "cut up": load(plain, 8),
+        "real and fake": load(plain, 8),
+        "evaluated": load(plain, 4),
+        "unlike batches": load(plain, batch_sampler=[[0, 1], [2, 3, 4, 5], [6], [7, 8, 9, 10, 11]]),
+        "stream": load(Stream(), 5),
+        "own graphs": [(nodes[0], torch.ones(2, 50, dtype=torch.int64))] * 4,
+    }
+    other = load(torch.utils.data.TensorDataset(torch.ones(9, 4)), 9)
+    found = {}
+    for kind, batches in kinds.items():
+        ddp = DistributedDataParallel(Pools())
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        hooks = Hooks(ddp, lambda: None)
+        for _, batch in zip(range(4), batches, strict=False):
+            given = batch if isinstance(batch, list | tuple) else [batch]
+            parts = (
+                given[0].split(2) if kind == "cut up" else [given[0]] * (2 if kind == "real and fake" else 1)
+            )
+            for part in parts[:-1]:
+                with ddp.no_sync():
+                    ddp(part).backward()
+            ddp(parts[-1], *given[1:]).backward()
+            optimizer.step()
+            if kind == "evaluated":
+                for x in other:
+                    with torch.no_grad():
+                        ddp.module(*x)
+        found[kind] = [step.samples for step in hooks.steps(all_of_them=True)], hooks.sure
+        hooks.remove()
+        leave_later.append(ddp)
+    leave(ddp)
+    return found
+
+
+leave_later: list[Any] = []  # a module's last work may abort a process that lets go of it
+
+
+def comparing(rank: int, ranks: int) -> list[tuple[bool, bool]]:
+    """For a loss of each sample, and for one of pairs: whether it is found to compare them, and whether the
+    parameters are those of a training that nobody watches."""
+    from paceline.doctor.hooks import Hooks
+
+    found = []
+    for pairs in (False, True):
+        ended = []
+        for watches in (False, True):
+            torch.manual_seed(0)
+            ddp = DistributedDataParallel(torch.nn.Linear(4, 3).double())
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+            hooks = Hooks(ddp, lambda: None) if watches else None
+            for _ in range(4):
+                y = ddp(torch.randn(8, 4, dtype=torch.float64))
+                ((y[:4] - y[4:]).square().sum(1).sqrt().mean() if pairs else y.square().mean()).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            ended.append(torch.cat([p.detach().flatten() for p in ddp.parameters()]).tolist())
+            leave_later.append(ddp)
+            if hooks is not None:
+                hooks.remove()
+        assert hooks is not None
+        found.append((hooks.compares, ended[0] == ended[1]))
+    leave(ddp)
+    return found
+
+
+def second(rank: int, ranks: int) -> list[float]:
+    """This rank's own seconds of each step, where rank 1 sleeps before the backward pass of a second module."""
+    from paceline.doctor.hooks import Hooks
+    from paceline.doctor.phases import Phase
+
+    ddp, other = (DistributedDataParallel(torch.nn.Linear(4, 2)) for _ in range(2))
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (ddp, other)]
+    hooks = Hooks(ddp, lambda: None)
+    for _ in range(6):
+        for module, optimizer in zip((other, ddp), reversed(optimizers), strict=True):
+            loss = module(torch.ones(8, 4)).square().mean()
+            time.sleep(0.1 if rank == 1 and module is other else 0)
+            loss.backward()
+            optimizer.step()
+    steps = [step.seconds for step in hooks.steps(all_of_them=True)]
+    hooks.remove()
+    leave_later.append(other)
+    leave(ddp)
+    return [sum(step) - step[Phase.REDUCE] for step in steps[2:]]

@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
-from paceline.torch.measuring.open_rounds import Finite
+from paceline.torch.measuring.open_rounds import Blind, Finite
 from support.ranks import run_ranks
 from support.silent_jobs import no_number
 from support.torch_jobs import Samples, fresh, optimizer_of
@@ -64,3 +64,34 @@ def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> No
         assert sentence.startswith(words)
         assert heard == [(2, [1])], "it was finite again in round 3"
         assert [text[: len(words)] for text in warned] == [words] * (rank == 0)
+
+
+def test_seconds_that_do_not_follow_loads_are_told_of_once() -> None:
+    """Ranks that wait for each other unseen, and those whose seconds are equal since they are balanced."""
+    rng, speeds = np.random.default_rng(0), np.array([1.0, 1.0, 4.0])
+
+    def told(rounds: Any) -> list[str]:
+        blind = Blind()
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            for loads, seconds in rounds:
+                blind.check(np.array(loads), seconds)
+        return [str(each.message) for each in heard]
+
+    def noise() -> np.ndarray:
+        return 1 + 0.005 * rng.standard_normal(3)
+
+    uneven = [(28, 20, 12) if number % 2 else (20, 20, 20) for number in range(200)]
+    hidden = told((loads, 0.1 * noise()) for loads in uneven)
+    assert len(hidden) == 1
+    assert hidden[0].startswith(
+        "rank 2 was given 20 to 33 % of the samples, and all ranks took the same seconds"
+    )
+    assert not told((loads, np.array(loads) * speeds * noise()) for loads in uneven)
+    assert not told((loads, np.max(np.array(loads) * speeds) * noise()) for loads in uneven), (
+        "rounds get shorter"
+    )
+    assert not told(((28, 28, 7), np.full(3, 28.0) * noise()) for _ in range(200)), "they are balanced"
+    assert not told(((20, 20, 20), 0.1 * noise()) for _ in range(200)), "there was nothing to balance"
+    slower = [((28, 28, 7), 28.0), ((30, 30, 4), 30.0)]
+    assert not told((loads, np.full(3, took) * noise()) for loads, took in slower for _ in range(40))

@@ -75,17 +75,25 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
         *say.everybody(figures, slowest, form, told=any("num_workers" in each for each in lost)),
     ]
     worth = bool(take) and idle >= say.LITTLE
-    if worth and form.loader is None and not form.host:
+    lines = diff(form, run.workers, take) if worth else []
+    if worth:
+        said += say.by_hand(form, applies=lines[0].startswith("---"))
+    if form.compares:
         said.append(
-            "The batches come from no DataLoader. The change below is for a loop that draws them at random; if yours "
-            "reads its data in order, make an indexed data set of the samples and use "
-            "pace.loader(dataset, shuffle=False): then the ranks together read the same samples, in the same order."
+            "The loss compares the samples of a batch with each other, so that its value depends on how the batch is "
+            "divided, by plain DDP as well: see docs/porting.md (Losses that compare samples)."
+        )
+    if not form.sure:
+        said.append(
+            "How many samples a batch has is not known: the model is given tensors of unlike first dimensions; "
+            "the table shows that of the first"
+            + (". Write the number of samples of a batch for batch_size." if worth else ".")
         )
     if not worth:
         said.append(
             "Balancing would gain almost nothing here" + ("." if lost else ": leave the script as it is.")
         )
-    return Diagnosis(run, said, figures, form, answer, diff(form, run.workers, take) if worth else [])
+    return Diagnosis(run, said, figures, form, answer, lines)
 
 
 def show(found: Diagnosis, console: Console | None = None) -> None:
@@ -102,7 +110,12 @@ def show(found: Diagnosis, console: Console | None = None) -> None:
     tables.say(console, "What other divisions of the same batches would have made of it:")
     tables.print_whole(console, compared.table(found.answer))
     if found.lines:
-        tables.say(console, "The change that balances it (docs/training.md explains it):")
+        how = (
+            "for `patch -p0`"
+            if found.lines[0].startswith("---")
+            else "to be made by hand, in the script's own names"
+        )
+        tables.say(console, f"The change that balances it, {how} (docs/training.md explains it):")
         for line in found.lines:
             console.print(f"  {line}", markup=False, highlight=False)
 
@@ -119,7 +132,8 @@ def _ranks(found: Diagnosis, scale: float) -> Table:
         ("exchange", np.full(found.run.workers, spent.exchanging)),
     ]
     columns = [(head, values) for head, values in columns if head not in ("fetch", "move") or values.any()]
-    shown = tables.begun(figures=("rank", "samples", *(head for head, _ in columns), "slower"))
+    count = "samples" if found.loop.sure else "rows"
+    shown = tables.begun(figures=("rank", count, *(head for head, _ in columns), "slower"))
     order = np.argsort(-np.nan_to_num(spent.slowness), kind="stable")[:SHOWN]
     for rank in sorted(order) if len(order) == found.run.workers else order:
         shown.add_row(
@@ -157,7 +171,7 @@ def to_json(found: Diagnosis) -> dict[str, Any]:
         "waiting_share": found.answer.idle,
         "causes": causes.to_json(found.answer.causes),
         "loop": {
-            "global_batch": found.loop.batch,
+            "global_batch": found.loop.batch if found.loop.sure else None,
             "backwards": found.loop.backwards,
             "exchanges": found.loop.exchanges,
             "loader": found.loop.loader,

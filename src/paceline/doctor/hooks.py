@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.doctor import watches
-from paceline.doctor.clock import clock
-from paceline.doctor.phases import Phase, Phases
+from paceline.doctor.lines import place
+from paceline.doctor.phases import Phase, Phases, clock
+from paceline.torch import waits
 
 MOVABLE = (Phase.PREPARE, Phase.BETWEEN)  # elsewhere a move belongs to what it happens in
 
 
 class Step(NamedTuple):
-    """What one optimizer step was on this rank. seconds: of each ``Phase``. samples: first dimensions of what the
-    forward passes were given. fetches, backwards, exchanges: batches from a DataLoader, backward passes, and those
-    among them that ended in an all-reduce. elements: of the first tensors that the forward passes were given;
-    squares:
-    the same times how many each sample has. collecting: seconds of Python's garbage collections."""
+    """What one optimizer step was on this rank. seconds: of each ``Phase``. samples: those that the DataLoader drew,
+    or else by what the forward passes were given. fetches, backwards, exchanges: batches from a DataLoader, backward
+    passes, and those among them that ended in an all-reduce. elements: of the first tensors that the forward passes
+    were given; squares: the same times how many each row has. collecting: seconds of garbage collections."""
 
     seconds: list[float]
     samples: int
@@ -31,6 +35,17 @@ class Step(NamedTuple):
     elements: int
     squares: int
     collecting: float
+
+
+class Feed:
+    """What an iterator of a DataLoader gives. sizes: samples of the batches on their way. drawn: those fetched in
+    this step. told: see ``watches.loader_of``. place: file and line of the script that fetched the newest batch."""
+
+    def __init__(self) -> None:
+        self.sizes: deque[int] = deque()
+        self.drawn = 0
+        self.told: dict[str, Any] | None = None
+        self.place: tuple[str, int] | None = None
 
 
 class Hooks:
@@ -44,7 +59,20 @@ class Hooks:
         self._clock = clock(device)
         self.phases = Phases(self._clock)
         self.loader: dict[str, Any] | None = None  # what feeds the training: see ``watches.loader_of``
-        self._newest: dict[str, Any] | None = None
+        self.places: dict[
+            str, tuple[str, int]
+        ] = {}  # of "fetch", "backward", "step": the script's file and line
+        self.others = False  # whether the script steps more than one optimizer
+        self.sure = True  # whether the samples of every step could be counted
+        self._feeds: Any = weakref.WeakKeyDictionary()  # a DataLoader's iterator: its ``Feed``
+        self._drawing: Any = None  # the iterator that takes indices just now
+        self._newest, self._feeding = Feed(), Feed()  # of the newest batch, and of the newest forward pass
+        self._seconds: Any = weakref.WeakSet()  # other modules of the script
+        self._stepped_once = False
+        self.compares = False  # whether the loss compares samples with each other; looked at once
+        self._output: torch.Tensor | None = None
+        self._looked = False
+        self._certain = True
         self._stepping = False  # torch is going through the hooks of all optimizers
         self._closed: list[tuple[list[tuple[Any, Phase]], tuple[Any, ...]]] = []
         self._before = Phase.PREPARE  # the phase that a fetch or a move interrupted
@@ -53,12 +81,14 @@ class Hooks:
         self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
         self._collections = watches.Collections()
         self._optimizers = register_optimizer_step_post_hook(self._on_optimizer)
+        self._hear_no_more = waits.listen(self._on_wait, self._on_waited)
         self._handles: list[Any] = [
             self._collections,
             model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
             model.register_forward_hook(self._on_forwarded),
             torch.autograd.graph.register_multi_grad_hook(parameters, self._on_gradients),
-            watches.Waits(self._on_wait, self._on_waited),
+            watches.Watch(DistributedDataParallel, "forward", self._on_another),
+            watches.draws(self._on_draw, self._on_drawn),
             *watches.fetches(self._on_fetch, self._on_fetched),
             *watches.backwards(self._on_backward, self._on_backward_end),
             *(watches.moves(self._on_move, self._on_moved) if device.type != "cpu" else []),
@@ -74,6 +104,7 @@ class Hooks:
 
         Within an optimizer's step, while torch goes through the hooks of all optimizers, ours among them stays there
         without effect until the next forward pass: taken away at once, it would end the training if others follow."""
+        self._hear_no_more()
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -107,11 +138,23 @@ class Hooks:
         self.phases.go_on()
         self._before = self.phases.now
         self.phases.enter(Phase.FETCH)
-        self._newest = watches.loader_of(iterator)
+        self._newest = self._feeds.setdefault(iterator, Feed())
+        self._newest.told = self._newest.told or watches.loader_of(iterator)
+        self._newest.place = place(sys._getframe())
 
     def _on_fetched(self, _: Any) -> None:
         self._fetched += 1
+        if self._newest.sizes:
+            self._newest.drawn += self._newest.sizes.popleft()
         self.phases.enter(self._before)
+
+    def _on_draw(self, iterator: Any) -> None:
+        self._drawing = iterator
+
+    def _on_drawn(self, indices: Any) -> None:
+        iterator, self._drawing = self._drawing, None
+        if isinstance(indices, list | tuple):  # else an item of the data set is a batch itself
+            self._feeds.setdefault(iterator, Feed()).sizes.append(len(indices))
 
     def _on_move(self, _: Any) -> None:
         self.phases.go_on()
@@ -129,18 +172,30 @@ class Hooks:
         self.phases.go_on()
         self.phases.enter(Phase.FORWARD)
         self._forward = True
-        samples, each = _shape((arguments, named))
+        samples, certain, rows, elements = counted((arguments, named))
         self._samples += samples
-        self._elements += samples * each
-        self._squares += samples * each**2
-        self.loader = self._newest or self.loader
+        self._certain &= certain
+        self._elements += elements
+        self._squares += elements**2 // max(rows, 1)
+        self._feeding = self._newest
+        self._note("fetch", self._newest.place)
 
-    def _on_forwarded(self, *_: Any) -> None:
+    def _on_forwarded(self, _: Any, __: Any, output: Any) -> None:
         if self.phases.now is Phase.FORWARD:
+            if self._stepped_once and not self._looked:
+                self._output = next((part for part in _parts(output) if isinstance(part, torch.Tensor)), None)
             self.phases.enter(Phase.BETWEEN)
 
-    def _on_backward(self, _: Any) -> None:
+    def _note(self, what: str, where: tuple[str, int] | None) -> None:
+        """That the script does it there."""
+        if where is not None:
+            self.places[what] = where
+
+    def _on_backward(self, loss: Any) -> None:
         if self.phases.now is Phase.BETWEEN:
+            self._note("backward", place(sys._getframe()))
+            if self._output is not None:  # in the second step, which is not measured
+                self.compares, self._output, self._looked = compares(loss, self._output), None, True
             self.phases.enter(Phase.BACKWARD)
 
     def _on_backward_end(self, _: Any) -> None:
@@ -159,9 +214,20 @@ class Hooks:
         self._ready, self._reduced = True, False
         self._exchanges += 1
         self.phases.enter(Phase.REDUCE)
-        # DDP waits for its all-reduce in a callback that it queues after this one; so comes ours behind it.
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(self._on_reduced))
+        _behind_ddp(self._on_reduced)
+
+    def _on_another(self, module: Any) -> None:
+        """The script trains a second DistributedDataParallel module; what its backward pass waits is no work."""
+
+        def gradients(_: object) -> None:
+            before = self.phases.now
+            self.phases.enter(Phase.REDUCE)
+            _behind_ddp(lambda: self.phases.enter(before))
+
+        if module is not self._model and module not in self._seconds:
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            self._handles.append(torch.autograd.graph.register_multi_grad_hook(parameters, gradients))
+            self._seconds.add(module)
 
     def _on_reduced(self) -> None:
         if self._ready and not self._reduced:
@@ -171,25 +237,86 @@ class Hooks:
     def _on_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         held = (id(p) for group in optimizer.param_groups for p in group["params"])  # frozen ones, too
         if not self._ready or self._ours.isdisjoint(held):
+            self.others |= self._stepped_once
             return
         self._on_reduced()
+        self._stepped_once = True
+        self._note("step", place(sys._getframe()))
+        # What a loader draws is what balancing divides, whatever a batch looks like and how often it is used.
+        drawn = self._feeding.drawn
+        self.loader = self._feeding.told or self.loader
+        self.sure &= self._certain or bool(drawn)
         counts = (
-            *(self._samples, self._fetched, self._backwards, self._exchanges),
+            *(drawn or self._samples, self._fetched, self._backwards, self._exchanges),
             *(self._elements, self._squares, self._collections.taken()),
         )
         self._closed.append((self.phases.close(), counts))
         self.phases.enter(Phase.PREPARE)
         self._forward = self._ready = False
+        self._certain = True
+        for feed in (self._feeding, *self._feeds.values()):
+            feed.drawn = 0
         self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
         self._stepping = True
         self._stepped()
         self._stepping = False
 
 
-def _shape(given: Any) -> tuple[int, int]:
-    """Samples, and elements of each, of the first tensor in a forward pass's arguments; zeros without one."""
+def _behind_ddp(told: Callable[[], None]) -> None:
+    """Within a backward pass whose last gradient is ready: call ``told`` when DDP has waited for its all-reduce, in a
+    callback that it queues after the first of these."""
+    queue = torch.autograd.Variable._execution_engine.queue_callback
+    queue(lambda: queue(told))
+
+
+def counted(given: Any) -> tuple[int, bool, int, int]:
+    """What a forward pass is given: its samples, whether that is certain, rows and elements of the first tensor.
+
+    A batch may tell its samples itself. Otherwise they are the first dimension of the first tensor, which is certain
+    if all tensors have it, and none is in a list: nodes and edges of graphs have others, and images in a list none.
+    """
+    parts = list(_parts(given))
+    tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+    rows = [tensor.size(0) for tensor in tensors]
+    told = next((part for part in parts if isinstance(part, int)), None)
+    certain = len(set(rows)) <= 1 if told is None else told > 0
+    return told or sum(rows[:1]), certain, *((rows[0], tensors[0].numel()) if rows else (0, 0))
+
+
+def compares(loss: Any, output: torch.Tensor) -> bool:
+    """Whether a loss compares samples with each other: whether its slope by one half of a batch's outputs, which come
+    first, depends on the other half. A mean or a sum of a loss of each sample has no such second derivative."""
+    half = len(output) // 2
+    if not isinstance(loss, torch.Tensor) or not output.requires_grad or output._backward_hooks or not half:
+        return False
+    try:
+        (slope,) = torch.autograd.grad(loss, output, create_graph=True)
+        ramp = torch.linspace(1, 2, slope[:half].numel(), dtype=slope.dtype, device=slope.device)
+        (cross,) = torch.autograd.grad(slope[:half].flatten() @ ramp, output, retain_graph=True)
+    except RuntimeError:  # it has no second derivative, or does not go through this output
+        return False
+    cross = cross.nan_to_num().abs()  # a distance of nothing has no derivative
+    return bool(cross[half:].max() > 1e-5 * cross.max())
+
+
+def _parts(given: Any) -> Iterator[torch.Tensor | int]:
+    """The tensors that have dimensions, and what a batch tells of its number of samples; 0: nobody knows it."""
     if isinstance(given, torch.Tensor):
-        samples = int(given.shape[0]) if given.ndim else 0
-        return (samples, given.numel() // samples) if samples else (0, 0)
-    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
-    return next((found for found in map(_shape, parts) if found[0]), (0, 0))
+        if given.ndim and given.size(0):
+            yield given
+        return
+    if isinstance(given, PackedSequence):
+        yield int(given.batch_sizes[0])
+        return
+    for name in ("num_graphs", "batch_size"):  # of PyTorch Geometric; of DGL and TensorDict
+        told = getattr(given, name, None)
+        told = told[0] if isinstance(told, torch.Size) and told else told
+        if isinstance(told, int) and told > 0:
+            yield told
+            return
+    if isinstance(given, list) and sum(isinstance(part, torch.Tensor) for part in given) > 1:
+        yield 0
+    for part in (
+        given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
+    ):
+        yield from _parts(part)

@@ -6,6 +6,7 @@ one of the user's files. It never stops the training thread, and it uses its own
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import random
@@ -39,7 +40,6 @@ class Lines:
         self._phase, self._watched = phase, threading.get_ident()
         self._seen: dict[Phase, Counter[tuple[str, int]]] = {}
         self._looks: Counter[Phase] = Counter()
-        self._foreign = _foreign_places()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-doctor", daemon=True)
         self._thread.start()
@@ -53,13 +53,11 @@ class Lines:
         lines = {}
         for phase, seen in list(self._seen.items()):
             looks = self._looks[phase]
-            (place, number), count = seen.most_common(1)[0]
+            (file, number), count = seen.most_common(1)[0]
             if looks >= ENOUGH and count >= MOST * looks:
-                text = linecache.getline(place, number).strip()
+                text = linecache.getline(file, number).strip()
                 text = text if len(text) <= WIDTH else text[: WIDTH - 3] + "..."
-                lines[phase.name] = f"{os.path.basename(place)}, line {number}" + (
-                    f": {text}" if text else ""
-                )
+                lines[phase.name] = f"{os.path.basename(file)}, line {number}" + (f": {text}" if text else "")
         return lines
 
     def _run(self) -> None:
@@ -69,25 +67,26 @@ class Lines:
             if phase in NEVER:
                 continue
             frame = sys._current_frames().get(self._watched)
-            place = self._place(frame, phase)
+            where = place(frame, WITHIN.get(phase))
             del frame  # it holds the training's variables
             self._looks[phase] += 1
-            if place is not None:
-                self._seen.setdefault(phase, Counter())[place] += 1
-
-    def _place(self, frame: FrameType | None, phase: Phase) -> tuple[str, int] | None:
-        """The innermost line that is in one of the user's files."""
-        caller = WITHIN.get(phase)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if not name.startswith(self._foreign):
-                return name, frame.f_lineno
-            if caller is not None and name.endswith(caller):
-                return None
-            frame = frame.f_back
-        return None
+            if where is not None:
+                self._seen.setdefault(phase, Counter())[where] += 1
 
 
+def place(frame: FrameType | None, within: str | None = None) -> tuple[str, int] | None:
+    """The innermost line that is in one of the user's files; None if none is within this file's call."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_foreign_places()):
+            return name, frame.f_lineno
+        if within is not None and name.endswith(within):
+            return None
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
 def _foreign_places() -> tuple[str, ...]:
     """Where files are that are not the user's: Python's own, installed packages, Paceline."""
     installed = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]

@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline import runs
 from paceline.doctor.hooks import Hooks
-from paceline.doctor.hosts import host
-from paceline.doctor.lines import Lines
+from paceline.doctor.lines import Lines, place
 from paceline.doctor.phases import Phase
 from paceline.errors import PacelineError
 from paceline.rounds import Array
@@ -33,6 +33,16 @@ FIRST_REPORT = 10  # steps after which the ranks report first; then after twice 
 LAST_WAIT = 10.0  # seconds that rank 0 waits for the last report of the others
 COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
 FIELDS = len(Phase) + len(COUNTS)  # of a step: seconds of each phase, and the counts
+
+HOSTS = {  # the module whose code wraps the model: the adapter of paceline.hosts
+    "transformers.trainer": "transformers",
+    "lightning.pytorch.strategies": "lightning",
+    "pytorch_lightning.strategies": "lightning",
+    "lightning.fabric": "fabric",
+    "lightning_fabric": "fabric",
+    "ray.train.torch": "ray_train",
+    "accelerate.accelerator": "accelerate",
+}
 
 Done = Callable[[Run], None]
 
@@ -65,7 +75,8 @@ class Probe:
             self._record = self._create(run_dir)
         store = dist.distributed_c10d._get_default_store()  # the rendezvous, which every rank can reach
         self._store = dist.PrefixStore(f"paceline-doctor/{dist.get_global_rank(group, 0)}", store)
-        self._host = host(sys._getframe(1))
+        self._host, made = host(sys._getframe(1)), place(sys._getframe())
+        self._made = {} if made is None else {"made": made}
         self._step = self._known = 0
         self._rows: Array = np.full((self._steps, FIELDS), np.nan)
         self._written = WARM_UP
@@ -112,7 +123,10 @@ class Probe:
             self._finish()
 
     def _report(self) -> None:
-        head = json.dumps({"lines": self._lines.found(), "loader": self._hooks.loader, "host": self._host})
+        hooks = self._hooks
+        told = {"lines": self._lines.found(), "loader": hooks.loader, "host": self._host, "sure": hooks.sure}
+        told |= {"places": self._made | hooks.places, "others": hooks.others, "compares": hooks.compares}
+        head = json.dumps(told)
         content = head.encode() + b"\n" + self._rows[: self._known].tobytes()
         self._store.set(f"{self._next_report}/{self.rank}", content)  # type: ignore[arg-type]  # bytes are what it keeps
         if self.rank == 0:
@@ -172,3 +186,15 @@ class Probe:
             print(f"paceline doctor could not tell what it found: {said}", flush=True)
         finally:
             self.detach()
+
+
+def host(frame: FrameType | None) -> str:
+    """The outermost framework in whose code ``frame`` is running; "" for a script's own."""
+    found = ""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        for name, adapter in HOSTS.items():
+            if module == name or module.startswith(f"{name}."):
+                found = adapter
+        frame = frame.f_back
+    return found

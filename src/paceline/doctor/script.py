@@ -1,82 +1,58 @@
-"""The change to the script that balances it, as a diff: for the form of loop that the doctor saw."""
+"""The change to the script that balances it: as a diff of its own lines if they are recognized, else as lines for the
+form of loop that the doctor saw, in which ``ddp``, ``dataset`` and the like stand for the script's own names.
+"""
 
 from __future__ import annotations
 
 from paceline import policies
+from paceline.doctor.patch import patched
 from paceline.doctor.spent import Loop
 from paceline.rounds import Cluster
 
 DEFAULTS = (
     "level",
     "auto",
-)  # the default is auto; where a micro-step is a whole round it plans as level does
+)  # auto is the default, and plans as level does where a micro-step is a whole round
 WIDTH = 76  # of a line
-LOADER = "+ loader = pace.loader(dataset, seed=0)"
-STEP = ("- optimizer.step()", "+ pace.step(optimizer)")
-ADAPTERS = {
-    "lightning": (
-        "+ from paceline.hosts.lightning import LightningBalancer",
-        "+ balanced = LightningBalancer({options})",
-        "- trainer = L.Trainer(...)",
-        "+ trainer = L.Trainer(..., callbacks=[balanced])",
-        "- trainer.fit(model, DataLoader(dataset, ...))",
-        "+ trainer.fit(model, balanced.loader(dataset, seed=0))",
-    ),
-    "fabric": (
-        "+ from paceline.hosts.fabric import FabricPace",
-        "+ pace = FabricPace(fabric, model, {options})",
-        "- loader = fabric.setup_dataloaders(DataLoader(dataset, ...))",
-        LOADER,
-        "- fabric.backward(loss)",
-        "+ pace.backward(loss)",
-        *STEP,
-    ),
-    "accelerate": (
-        "+ from paceline.hosts.accelerate import AcceleratePace",
-        "+ pace = AcceleratePace(",
-        "+     accelerator, model, {options}",
-        "+ )",
-        "- loader = accelerator.prepare(DataLoader(dataset, ...))",
-        LOADER,
-        "- accelerator.backward(loss)",
-        "+ pace.backward(loss)",
-    ),
-    "transformers": (
-        "+ from paceline.hosts.transformers import BalancedTrainer",
-        "- trainer = Trainer(model=model, args=args, ...)",
-        "+ trainer = BalancedTrainer(model=model, args=args, ...)",
-    ),
-    "ray_train": (
-        "+ from paceline.hosts.ray_train import RayTrainPace",
-        "+ pace = RayTrainPace(model, {options})",
-        "- loader = ray.train.torch.prepare_data_loader(DataLoader(dataset, ...))",
-        LOADER,
-        "- loss.backward()",
-        "+ pace.backward(loss)",
-        *STEP,
-    ),
+ADAPTERS = {  # of each framework: what balances it, and how that is made; docs/hosts.md has the other lines
+    "lightning": ("LightningBalancer", "balanced = LightningBalancer({options})"),
+    "fabric": ("FabricPace", "pace = FabricPace(fabric, model, {options})"),
+    "accelerate": ("AcceleratePace", "pace = AcceleratePace(accelerator, model, {options})"),
+    "transformers": ("BalancedTrainer", "trainer = BalancedTrainer(model=model, args=args, ...)"),
+    "ray_train": ("RayTrainPace", "pace = RayTrainPace(model, {options})"),
 }
+OWN_LOOP = ("", "fabric", "accelerate", "ray_train")  # those that leave the loop to the script
 
 
 def diff(loop: Loop, ranks: int, policy: str) -> list[str]:
-    """Lines that begin with "+ ", "- " or two blanks; names as ``ddp`` and ``dataset`` stand for the script's own.
+    """A unified diff, which begins with "---"; or lines that begin with "+ ", "- " or two blanks.
 
     policy: the one to take, of those that were forecast.
     """
-    options = [f"global_batch={loop.batch}"]
+    options = [f"global_batch={loop.batch}" if loop.sure else f"global_batch={ranks} * batch_size"]
     if policy not in DEFAULTS:
         options.append(f'policy="{policy}"')
-    if loop.host:
-        return [line.format(options=", ".join(options)) for line in ADAPTERS[loop.host]]
     micro = loop.micro_batch(ranks)
     rounds = micro is not None or moves_work(policy)
+    own = loop.loader is None or loop.loader["stream"]
+    kind = ADAPTERS[loop.host][0] if loop.host else ""
+    if loop.host in OWN_LOOP and loop.sure and not (own or micro or loop.others):
+        whole = f"paceline.hosts.{loop.host}.{kind}" if kind else "paceline.torch.Pace"
+        if lines := patched(loop, whole, ", ".join(options)):
+            return lines
+    if loop.host:
+        made = ADAPTERS[loop.host][1].format(options=", ".join(options))
+        return [f"+ from paceline.hosts.{loop.host} import {kind}", *_broken(made)]
     if rounds:
         options.append('loop="round"')
     if micro is not None:
         options.append(f"micro_batch={micro}")
-    own = loop.loader is None or loop.loader["stream"]
     body = _own(loop, rounds) if own else _loader(loop, rounds)
-    return ["+ import paceline.torch", *_made(options), *body]
+    return [
+        "+ import paceline.torch",
+        *_broken(f"pace = paceline.torch.Pace(ddp, {', '.join(options)})"),
+        *body,
+    ]
 
 
 def moves_work(policy: str) -> bool:
@@ -85,16 +61,19 @@ def moves_work(policy: str) -> bool:
     return plan.piece_plan is not None
 
 
-def _made(options: list[str]) -> list[str]:
-    """The line that makes the Pace, on several where it is long."""
-    line = f"+ pace = paceline.torch.Pace(ddp, {', '.join(options)})"
-    if len(line) <= WIDTH:
-        return [line]
-    return ["+ pace = paceline.torch.Pace(", "+     ddp,", *(f"+     {each}," for each in options), "+ )"]
+def _broken(call: str) -> list[str]:
+    """A line that makes a Pace, on several where it is long."""
+    if len(call) <= WIDTH - 2:
+        return [f"+ {call}"]
+    first, rest = call.split("(", 1)
+    return [f"+ {first}(", *(f"+     {each}," for each in rest.removesuffix(")").split(", ")), "+ )"]
 
 
 def _loader(loop: Loop, rounds: bool) -> list[str]:
-    made = ["- loader = DataLoader(dataset, sampler=DistributedSampler(dataset), ...)", LOADER]
+    made = [
+        "- loader = DataLoader(dataset, sampler=DistributedSampler(dataset), ...)",
+        "+ loader = pace.loader(dataset, seed=0)",
+    ]
     if not rounds:
         return [*made, "  for x, y in loader:", *_steps()]
     return [

@@ -215,6 +215,37 @@ def everybody(spent: Spent, slow: Sequence[Slow], loop: Loop, told: bool) -> lis
     return [text] if told else [f"{text} {_fetching(loop)}"]
 
 
+def by_hand(loop: Loop, applies: bool) -> list[str]:
+    """What to do where the change is not printed as a patch of the script. applies: it is."""
+    if applies:
+        return []
+    if loop.host:
+        return ["A framework runs the loop: docs/hosts.md has all the lines that change."]
+    if loop.others:
+        return [
+            "The script steps several optimizers: hand those of one model to pace.step([first, second]) together; if "
+            'it trains several models, docs/porting.md ("Two models") has the loop.'
+        ]
+    if loop.backwards > 1:
+        return [
+            "The loop accumulates gradients: with pace.round, whose micro_batch= says what fits into memory, its own "
+            "accumulation (loss / k, no_sync, the step in every k-th iteration) goes."
+        ]
+    if loop.loader is None:
+        return [
+            "The batches come from no DataLoader. The change below is for a loop that draws them at random; if yours "
+            "reads its data in order, make an indexed data set of the samples and use "
+            "pace.loader(dataset, shuffle=False): then the ranks together read the same samples, in the same order."
+        ]
+    if loop.loader["stream"]:
+        return ["The loader reads a stream: pace.stream(stream) draws from it what the plan gives this rank."]
+    if loop.loader.get("options", []) is None:
+        return [
+            "The loader has a sampler of its own: docs/samples.md and docs/porting.md say what may stand for it."
+        ]
+    return []
+
+
 def _slow(run: Run, slow: Sequence[Slow]) -> str:
     ranks, ratios = [each.rank for each in slow], listing([times(each.ratio) for each in slow])
     subject = f"Rank {ranks[0]} takes" if len(ranks) == 1 else f"Ranks {listing(ranks)} take"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,10 +57,12 @@ class Slow(NamedTuple):
 class Loop(NamedTuple):
     """What the hooks saw of the training loop.
 
-    batch: samples of an optimizer step, all ranks together. backwards, exchanges: a rank's backward passes in an
-    optimizer step, and those that exchange gradients. loader: of the DataLoader in use, None where there is none:
-    ``processes`` and ``stream``. host: the framework whose loop it is, "" for the script's own. lines: of each rank,
-    the line that a phase mostly went into, by the phase's name.
+    batch: samples of an optimizer step, all ranks together; ``sure``: whether they could be counted. backwards,
+    exchanges: a rank's backward passes in an optimizer step, and those that exchange gradients. loader: of the
+    DataLoader in use, None where there is none: ``processes`` and ``stream``. host: the framework whose loop it is,
+    "" for the script's own. lines: of each rank, the line that a phase mostly went into, by the phase's name.
+    places: file and line of the script at which rank 0 "made" the model, did "fetch", "backward" and "step". others:
+    whether it steps several optimizers. compares: whether its loss compares samples with each other.
     """
 
     batch: int
@@ -67,6 +71,10 @@ class Loop(NamedTuple):
     loader: dict[str, Any] | None
     host: str
     lines: list[dict[str, str]]
+    sure: bool = True
+    places: Mapping[str, tuple[str, int]] = MappingProxyType({})
+    others: bool = False
+    compares: bool = False
 
     def micro_batch(self, ranks: int) -> int | None:
         """Samples of a backward pass where gradients are accumulated, else None."""
@@ -119,6 +127,10 @@ def loop(run: Run) -> Loop:
         told[0]["loader"] if fetches > 0 else None,
         told[0]["host"],
         [each["lines"] for each in told],
+        all(each.get("sure", True) for each in told),
+        told[0].get("places", {}),
+        told[0].get("others", False),
+        any(each.get("compares") for each in told),
     )
 
 

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils.data import default_collate, default_convert
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
-from paceline.torch import waits
+SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler", "SeedableRandomSampler")
+"""Of torch and Accelerate, each sample once an epoch."""
 
 Told = Callable[[Any], None]
-"""Called with the object whose method it is."""
+"""Called with the object whose method it is, or behind the call with what it returned."""
 
 
 class Watch:
@@ -51,14 +53,15 @@ class Watch:
             ):
                 return method(*arguments, **named)
             subject = arguments[0] if arguments else None
-            inside = True
+            inside, returned = True, None
             begins(subject)
             try:
-                return method(*arguments, **named)
+                returned = method(*arguments, **named)
+                return returned
             finally:
                 inside = False
                 if ends is not None:
-                    ends(subject)
+                    ends(returned)
 
         self._watched, self._removed = watched, False
         setattr(owner, name, watched)
@@ -99,17 +102,15 @@ class Collections:
             self._seconds += time.perf_counter() - self._began
 
 
-class Waits:
-    """Every collective that the thread that made it waits in, DDP's own left out, until ``remove``."""
-
-    def __init__(self, begins: Callable[[str], object], ends: Callable[[], object]) -> None:
-        self.remove = waits.listen(begins, ends)
-
-
 def fetches(begins: Told, ends: Told) -> list[Watch]:
     """Watches of every DataLoader's iterator, subclasses with a ``__next__`` of their own included."""
     kinds = [kind for kind in _family(_BaseDataLoaderIter) if "__next__" in vars(kind)]
     return [Watch(kind, "__next__", begins, ends) for kind in kinds]
+
+
+def draws(begins: Told, ends: Told) -> Watch:
+    """The watch of DataLoaders that take the indices of a batch, perhaps long before it is there."""
+    return Watch(_BaseDataLoaderIter, "_next_index", begins, ends)
 
 
 def moves(begins: Told, ends: Told) -> list[Watch]:
@@ -126,10 +127,22 @@ def backwards(begins: Told, ends: Told) -> list[Watch]:
 
 
 def loader_of(iterator: Any) -> dict[str, Any]:
-    """What a DataLoader's iterator tells of its loader: its processes, and whether it reads a stream."""
+    """What a DataLoader's iterator tells of its loader: its processes, whether it reads a stream, and as text the
+    options that ``pace.loader`` is given in its place; None if its sampler is one that balancing has not."""
+    sampler = iterator._index_sampler
+    while inner := getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None):
+        sampler = inner
+    kind = type(sampler).__name__
+    options = [] if getattr(sampler, "shuffle", kind != "SequentialSampler") else ["shuffle=False"]
+    options += ["drop_last=True"] if iterator._drop_last else []
+    options += ["num_workers={loader}.num_workers"] if iterator._num_workers else []
+    own = iterator._collate_fn not in (default_collate, default_convert)
+    options += ["collate_fn={loader}.collate_fn"] if own else []
+    known = kind in SAMPLERS and not getattr(sampler, "replacement", False)
     return {
-        "processes": int(getattr(iterator, "_num_workers", 0)),
-        "stream": getattr(iterator, "_dataset_kind", None) == _DatasetKind.Iterable,
+        "processes": int(iterator._num_workers),
+        "stream": iterator._dataset_kind == _DatasetKind.Iterable,
+        "options": options if known else None,
     }
 
 

@@ -84,7 +84,7 @@ class OpenRounds:
         self._balancer, self._meter, self._moves_work = balancer, meter, moves_work
         self.listeners = listeners
         self.loss = math.nan  # of the newest settled round
-        self._finite = Finite(on_nan)
+        self._finite, self._blind = Finite(on_nan), Blind()
         self._open: dict[int, tuple[RoundPlan, int]] = {}  # each with its epoch
         self._finished: dict[int, tuple[float, float, float]] = {}  # seconds, learning rate, end
         self._settling = SETTLING_ROUNDS  # rounds left of the beginning
@@ -189,6 +189,8 @@ class OpenRounds:
                 for listener in self.listeners:
                     listener(result)
             del self._finished[step]
+        if not self._moves_work and newest.deal is None:  # where loads alone say how much there is to do
+            self._blind.check(loads, mean)
         for number in np.flatnonzero(~np.isfinite(losses).all(0)).tolist():
             self._finite.check(steps[number], losses[:, number].tolist(), rows["told"].tolist())
 
@@ -246,3 +248,41 @@ class Finite:
         if not self._warned and peers.rank() == 0:
             warnings.warn(f"{words}; training goes on (on_nan='raise' ends it)", RuntimeWarning, stacklevel=2)
         self._warned = True
+
+
+class Blind:
+    """Looks whether a rank's seconds follow its load. If its load changes by a quarter, all ranks take the same
+    seconds all the same, and rounds get no shorter by it, then there is nothing to balance by; warns once, on rank 0.
+    """
+
+    ROUNDS = 64  # or intervals, that are looked at together
+
+    def __init__(self) -> None:
+        self._told: list[tuple[Array, Array]] = []  # shares and seconds, each (n,)
+        self._warned = False
+
+    def check(self, loads: NDArray[Any], seconds: Array) -> None:
+        """Of a round or an interval: each rank's mean load and mean seconds, (n,)."""
+        if self._warned or len(loads) < 2:
+            return
+        self._told.append((loads / loads.sum(), seconds))
+        if len(self._told) < self.ROUNDS:
+            return
+        shares, took = map(np.array, zip(*self._told, strict=True))
+        self._told = []
+        few, many = np.quantile(shares, [0.25, 0.75], axis=0)
+        rank = int(np.argmax(many / np.maximum(few, 1e-9)))
+        own, whole = shares[:, rank], took.max(1)
+        less, more = np.median(whole[own <= few[rank]]), np.median(whole[own >= many[rank]])
+        alike = np.mean(whole <= 1.05 * took.min(1)) >= 0.95 and abs(more / less - 1) <= 0.03
+        if alike and many[rank] >= 1.25 * few[rank]:
+            self._warned = True
+            if peers.rank() == 0:
+                warnings.warn(
+                    f"rank {rank} was given {100 * few[rank]:.0f} to {100 * many[rank]:.0f} % of the samples, and "
+                    "all ranks took the same seconds throughout: either a step hardly depends on its samples, or the "
+                    "ranks wait for each other in something that cannot be told from work; balancing gains nothing "
+                    "then, see docs/limits.md",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )

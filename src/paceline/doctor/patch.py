@@ -1,0 +1,266 @@
+"""The change to a training script as a unified diff of its own lines, which ``patch -p0`` applies.
+
+Where the script made its model, fetched a batch, ran the backward pass and stepped the optimizer is known from the
+watch. If all of that is in one file and in a form that is recognized, the syntax tree has the rest.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.doctor.spent import Loop
+
+PLACES = ("made", "fetch", "backward", "step")
+Scope = ast.FunctionDef | ast.Module
+
+
+class UnknownForm(Exception):
+    """The script has a form that is not recognized."""
+
+
+def patched(loop: Loop, kind: str, options: str) -> list[str]:
+    """The diff for a loop over a DataLoader with one backward pass a step; [] if the script is not recognized.
+
+    kind: the class that balances, with its module. options: what it is given besides the model, as text.
+    """
+    files = {file for file, _ in loop.places.values()}
+    try:
+        if len(files) != 1 or not set(PLACES) <= set(loop.places):
+            return []
+        text = Path(name := files.pop()).read_text(encoding="utf-8")
+        new = _Script(text, loop).changed(kind, options)
+        ast.parse(new)
+    except (OSError, ValueError, SyntaxError, UnknownForm):
+        return []
+    short = os.path.relpath(name)
+    short = name if short.startswith(os.pardir) else short
+    lines = difflib.unified_diff(text.splitlines(True), new.splitlines(True), short, short, n=2)
+    return [line.rstrip("\n") for line in lines]
+
+
+class _Script:
+    """A script's syntax tree, and edits of its text: where each begins and ends, in bytes, and the new text."""
+
+    def __init__(self, text: str, loop: Loop) -> None:
+        self.text, self.tree = text.encode(), ast.parse(text)
+        self.lines = {name: line for name, (_, line) in loop.places.items()}
+        self.given = (loop.loader or {}).get("options")
+        self.starts = [0]
+        for line in self.text.splitlines(True):
+            self.starts.append(self.starts[-1] + len(line))
+        self.above = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+        self.edits: list[tuple[int, int, str]] = []
+        self.reached: set[Scope] = set()  # functions that have the pace
+
+    def changed(self, kind: str, options: str) -> str:
+        """The script with all that has to change."""
+        if self.given is None:
+            raise UnknownForm  # a sampler that balancing does not know
+        made, model = self._model()
+        self.outer, self.owner = self._scope(made), model.rpartition(".")[0]
+        self.pace = f"{self.owner}.pace" if self.owner else "pace"
+        back, step = self._call("backward"), self._call("step")
+        loader = self._loader()
+        for call in (back, step):
+            self._reach(self._scope(call))
+        asks = f"{self._of(back)}, " if back.args else ""  # accelerator.backward(loss)
+        module, _, name = kind.rpartition(".")
+        imported = f"from {module} import {name}\n" if "hosts" in module else f"import {module}\n"
+        maker = name if "hosts" in module else kind
+        self._behind(self._whole(made), f"{self.pace} = {maker}({asks}{model}, {options})")
+        makes = [each for each in self._all(self.outer, ast.Assign) if loader in self._targets(each)]
+        last = max(map(self._whole, [made, *makes]), key=lambda node: node.lineno)
+        more = "".join(f", {option.format(loader=loader)}" for option in self.given)
+        self._behind(last, f"{loader} = {self.pace}.loader({loader}.dataset{more})")
+        loss = self._passes(back, step, steps="accelerate" not in module)
+        self._averages(back, loss)
+        imports = [node for node in self.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        first = [node for node in imports if getattr(node, "module", "") != "__future__"] or imports[-1:]
+        self._put(self.starts[first[0].lineno - 1], imported)
+        return self._edited()
+
+    def _model(self) -> tuple[Any, str]:
+        """The statement that makes the data-parallel model, and the model's name."""
+        made = self._one(ast.Assign, "made")
+        names = self._targets(made)
+        called = {self._say(node.func) for node in self._all(self.tree, ast.Call)}
+        models = names if len(names) == 1 else [name for name in names if name in called]
+        return made, self._only(models)
+
+    def _loader(self) -> str:
+        """The loader's name where the model is made."""
+        fetching = [
+            node for node in self._all(self.tree, ast.For) if self._covers(node.iter, self.lines["fetch"])
+        ]
+        each = self._only(fetching)
+        what = each.iter
+        while isinstance(what, ast.Call) and what.args:  # enumerate(...), tqdm(...)
+            what = what.args[0]
+        name, scope = self._say(what), self._scope(each)
+        if self.owner:
+            if not name.startswith(f"{self.owner}."):
+                raise UnknownForm
+            return name
+        if not isinstance(what, ast.Name):
+            raise UnknownForm
+        while scope is not self.outer and name in (parameters := self._parameters(scope)):
+            calls, at = self._calls(scope), parameters.index(name)
+            given = {
+                self._say(value)
+                for call in calls
+                for value in [
+                    *call.args[at : at + 1],
+                    *(each.value for each in call.keywords if each.arg == name),
+                ]
+            }
+            name, scope = self._only(given), self._only({self._scope(call) for call in calls})
+        if scope is not self.outer and not isinstance(self.outer, ast.Module):
+            raise UnknownForm
+        return name
+
+    def _reach(self, scope: Scope) -> None:
+        """See to it that this function has the pace: as a name of the module or of an object, or handed to it."""
+        if scope is self.outer or scope in self.reached or isinstance(self.outer, ast.Module):
+            return
+        self.reached.add(scope)
+        if self.owner:
+            if self.above[scope] is not self.above[self.outer]:
+                raise UnknownForm
+            return
+        self._parameters(scope)
+        assert isinstance(scope, ast.FunctionDef)
+        last: ast.expr | ast.arg = (scope.args.defaults or scope.args.args or [self._only([])])[-1]
+        self._put(self._span(last)[1], ", pace=None" if scope.args.defaults else ", pace")
+        for call in self._calls(scope):
+            self._put(self._span(call)[1] - 1, ", pace=pace")
+            self._reach(self._scope(call))
+
+    def _passes(self, back: ast.Call, step: ast.Call, steps: bool) -> str:
+        """The backward pass and the optimizer's step; returns the loss."""
+        loss, scaler = back.args[0] if back.args else back.func.value, ""  # type: ignore[attr-defined]
+        if isinstance(loss, ast.Call) and self._say(loss.func).endswith(".scale"):
+            scaler, loss = self._of(loss), loss.args[0]
+        if back.keywords or len(back.args) > 1 or len(step.args) != bool(scaler):
+            raise UnknownForm
+        more = f", scaler={scaler}" if scaler else ""
+        self._replace(back, f"{self.pace}.backward({self._say(loss)}{more})")
+        if scaler:
+            self._replace(step, f"{self.pace}.step({self._say(step.args[0])}, {scaler})")
+            for node in self._all(self._scope(step), ast.Expr):
+                if self._say(node) == f"{scaler}.update()":
+                    self.edits.append((self.starts[node.lineno - 1], self.starts[node.end_lineno], ""))
+        elif steps:
+            self._replace(step, f"{self.pace}.step({self._of(step)})")
+        return self._say(loss)
+
+    def _averages(self, back: ast.Call, loss: str) -> None:
+        """A rank's own mean loss that is averaged over the ranks becomes the round's, which is the same on all."""
+        scope = self._scope(back)
+        assigned = [*self._all(scope, ast.Assign), *self._all(scope, ast.AugAssign)]
+        calls = [call for call in self._all(scope, ast.Call) if self._say(call.func).endswith("all_reduce")]
+        summed = {self._say(call.args[0]) for call in calls if call.args}
+        for _ in range(2):  # a sum over some steps may lie between
+            sources = [node for node in assigned if summed & {*self._targets(node)}]
+            summed |= {part.id for node in sources for part in self._all(node.value, ast.Name)} - {loss}
+        for node in assigned:
+            if node.lineno <= back.lineno or not summed & {*self._targets(node)}:
+                continue
+            parts = [
+                part for part in self._all(node.value, ast.Call) if self._say(part).startswith(f"{loss}.")
+            ]
+            for part in parts[:1]:  # the outermost one
+                own = self._say(part)
+                now = f"{self.pace}.loss_now()"
+                self._replace(part, now if own.endswith(".item()") else f"{own}.clone().fill_({now})")
+
+    # -- the tree ---------------------------------------------------------------------------------------------
+
+    def _all(self, within: ast.AST, kind: Any) -> Iterator[Any]:
+        return (node for node in ast.walk(within) if isinstance(node, kind))
+
+    def _only(self, found: Any) -> Any:
+        """The one of these."""
+        if len(found) != 1:
+            raise UnknownForm
+        return next(iter(found))
+
+    def _one(self, kind: Any, place: str) -> Any:
+        """The node of this kind that is at a place of the watch."""
+        return self._only(
+            [node for node in self._all(self.tree, kind) if self._covers(node, self.lines[place])]
+        )
+
+    def _covers(self, node: Any, line: int) -> bool:
+        return bool(node.lineno <= line <= node.end_lineno)
+
+    def _call(self, name: str) -> ast.Call:
+        """The call of a method of this name at its place."""
+        calls = [node for node in self._all(self.tree, ast.Call) if self._covers(node, self.lines[name])]
+        return self._only([node for node in calls if self._say(node.func).endswith(f".{name}")])
+
+    def _calls(self, scope: Scope) -> list[ast.Call]:
+        """Where a function is called."""
+        name = getattr(scope, "name", "")
+        calls = [node for node in self._all(self.tree, ast.Call) if self._say(node.func) == name]
+        if not calls:
+            raise UnknownForm
+        return calls
+
+    def _scope(self, node: ast.AST) -> Scope:
+        """The function that this is in, or the module."""
+        while not isinstance(node := self.above[node], Scope):
+            pass
+        return node
+
+    def _whole(self, node: Any) -> Any:
+        """The statement of which this is a branch."""
+        while isinstance(above := self.above[node], ast.If) and "__name__" not in self._say(above.test):
+            node = above
+        return node
+
+    def _targets(self, node: Any) -> list[str]:
+        """The names that are assigned to."""
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        return [self._say(each) for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+
+    def _parameters(self, scope: Scope) -> list[str]:
+        given = scope.args if isinstance(scope, ast.FunctionDef) else None
+        if given is None or given.vararg or given.kwarg or given.kwonlyargs or given.posonlyargs:
+            raise UnknownForm
+        return [each.arg for each in given.args]
+
+    # -- the text ---------------------------------------------------------------------------------------------
+
+    def _span(self, node: Any) -> tuple[int, int]:
+        starts = self.starts
+        return starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+
+    def _say(self, node: ast.AST) -> str:
+        start, end = self._span(node)
+        return self.text[start:end].decode()
+
+    def _of(self, call: Any) -> str:
+        """Whose method it calls."""
+        return self._say(call.func.value)
+
+    def _put(self, at: int, text: str) -> None:
+        self.edits.append((at, at, text))
+
+    def _behind(self, node: Any, line: str) -> None:
+        self._put(self.starts[node.end_lineno], " " * node.col_offset + line + "\n")
+
+    def _replace(self, node: ast.AST, text: str) -> None:
+        self.edits.append((*self._span(node), text))
+
+    def _edited(self) -> str:
+        text = self.text
+        for _, (start, end, new) in sorted(
+            enumerate(self.edits), key=lambda edit: (edit[1][0], edit[0]), reverse=True
+        ):
+            text = text[:start] + new.encode() + text[end:]
+        return text.decode()

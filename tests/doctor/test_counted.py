@@ -1,0 +1,73 @@
+"""How many samples a batch has: known, whatever it looks like, or not known and told so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from doctor.test_findings import diagnosis, forward
+from paceline.doctor.findings import to_json
+from paceline.doctor.hooks import counted
+from support import watched
+from support.ranks import run_ranks
+
+
+def images(*sizes: int) -> list[torch.Tensor]:
+    """As torchvision's detectors are given them."""
+    return [torch.zeros(3, size, size) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("given", "samples"),
+    [
+        (torch.zeros(8, 4), 8),
+        ((torch.zeros(8, 4), torch.zeros(8, dtype=torch.int64), torch.tensor(0.5)), 8),
+        ({"input_ids": torch.zeros(8, 12), "attention_mask": torch.zeros(8, 12)}, 8),
+        ((torch.zeros(8, 4), {"pairs": (torch.zeros(8, 4), torch.zeros(8, 4))}), 8),
+        (torch.nn.utils.rnn.pack_sequence([torch.zeros(5), torch.zeros(3), torch.zeros(1)]), 3),
+        (torch.nested.nested_tensor([torch.zeros(5), torch.zeros(3)], layout=torch.jagged), 2),
+        (SimpleNamespace(num_graphs=6, x=torch.zeros(40, 4)), 6),
+        (SimpleNamespace(batch_size=torch.Size([7, 2])), 7),
+        ((torch.zeros(40, 4), torch.zeros(2, 90)), None),  # nodes and edges
+        (images(30, 40), None),  # they all begin with their three channels
+        ((images(30, 40), [{"boxes": torch.zeros(5, 4)}, {"boxes": torch.zeros(1, 4)}]), None),
+        ((torch.zeros(8, 4), torch.zeros(12, 12)), None),  # a mask
+        (lambda: None, 0),
+    ],
+)  # fmt: skip
+def test_what_a_forward_pass_is_given(given: Any, samples: int | None) -> None:
+    found, certain, *_ = counted(((given,), {}))
+    assert certain is (samples is not None)
+    assert samples is None or found == samples
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("doctor")
+def test_what_a_loader_draws_is_the_number_of_samples() -> None:
+    """Graphs, pairs, texts that are packed into one row, batches of unlike sizes, an evaluation in between."""
+    for found in run_ranks(2, watched.counts):
+        assert found == {
+            "graphs": ([6] * 4, True),
+            "graphs, loaded by processes": ([6] * 4, True),
+            "packed": ([3] * 4, True),
+            "cut up": ([8] * 4, True),
+            "real and fake": ([8] * 4, True),
+            "evaluated": ([4] * 4, True),
+            "unlike batches": ([2, 4, 1, 5], True),
+            "stream": ([5] * 4, True),
+            "own graphs": ([20] * 4, False),
+        }
+
+
+def test_who_cannot_count_says_so(tmp_path: Path) -> None:
+    found = diagnosis(tmp_path / "unsure", forward(0.01, 0.04), sure=False)
+    assert "+ pace = paceline.torch.Pace(ddp, global_batch=2 * batch_size)" in found.lines
+    assert sum("How many samples a batch has is not known" in each for each in found.sentences) == 1
+    assert to_json(found)["loop"]["global_batch"] is None
+    known = diagnosis(tmp_path / "sure", forward(0.01, 0.04))
+    assert "is not known" not in " ".join(known.sentences)
+    assert to_json(known)["loop"]["global_batch"] == 32

@@ -1,0 +1,86 @@
+"""The doctor's change for loops in the shape of well-known programs: applied by ``patch`` as printed, and run.
+
+Each ends with the model of one process that takes all samples at once, by the script as it was before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.commands import paceline
+
+LOOPS = Path(__file__).with_name("foreign")
+RANKS = 3
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS)
+APPLIED = ("mnist", "imagenet", "dit", "tutorial", "siamese", "graphs", "text", "scaled", "accelerated")
+BY_HAND = {
+    "nanogpt": "The loop accumulates gradients",
+    "llmc": "make an indexed data set of the samples and use pace.loader(dataset, shuffle=False)",
+    "dqn": "The change below is for a loop that draws them at random",
+    "dcgan": 'docs/porting.md ("Two models") has the loop',
+}
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("doctor")]
+
+
+@pytest.fixture(autouse=True)
+def one_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("FOREIGN_PAUSE", "0.004")
+
+
+def diagnosed(script: str, place: Path) -> str:
+    shutil.copytree(LOOPS, place, dirs_exist_ok=True)
+    monitored = ("doctor", "--steps", 12, "--policy", "level", "--", *TORCHRUN, f"{script}.py")
+    said = paceline(*monitored)
+    assert said.status == 0, said.stderr
+    return str(said.stdout)
+
+
+def run(place: Path, script: str, ranks: int) -> list[dict[str, Any]]:
+    """What each rank left."""
+    out = place / f"out{ranks}"
+    out.mkdir()
+    command = [*map(str, TORCHRUN[:-1]), str(ranks), f"{script}.py"]
+    done = subprocess.run(
+        command, cwd=place, env=os.environ | {"FOREIGN_OUT": str(out)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
+@pytest.mark.parametrize("script", APPLIED)
+def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str, tmp_path: Path) -> None:
+    if script == "accelerated":
+        pytest.importorskip("accelerate")
+    said = diagnosed(script, tmp_path)
+    assert "global_batch=48" in said, said
+    expected = run(tmp_path, script, 1)[0]
+    applied = subprocess.run(["patch", "-p0"], cwd=tmp_path, input=said, capture_output=True, text=True)
+    assert applied.returncode == 0, said + applied.stdout
+    assert f"patching file {script}.py" in applied.stdout
+    ranks = run(tmp_path, script, RANKS)
+    for each in ranks:
+        assert np.allclose(each["parameters"], expected["parameters"], rtol=0, atol=1e-12)
+        assert np.allclose(each.get("logged", 0), expected.get("logged", 0), rtol=0, atol=1e-12)
+    read = [each["read"] for each in ranks]
+    assert read[2] < min(read[:2]), "loads are unlike"
+
+
+@pytest.mark.parametrize("script", BY_HAND)
+def test_what_it_cannot_change_is_said(script: str, tmp_path: Path) -> None:
+    said = " ".join(diagnosed(script, tmp_path).split())
+    assert BY_HAND[script] in said
+    assert "to be made by hand" in said
