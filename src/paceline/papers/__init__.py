@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPERS = {
-    "dolbie": ("dolbie_rounds", "dolbie_accuracy"),
+    "dolbie": ("dolbie", "dolbie_accuracy"),
     "coded": ("coded",),
     "dbw": ("dbw_estimates", "dbw_training"),
     "lbbsp": ("lbbsp_timing", "lbbsp_clusters", "lbbsp_forecasts", "lbbsp_network"),

@@ -16,7 +16,7 @@ from paceline.data import datasets
 from paceline.errors import PacelineError
 from paceline.files import write_whole
 from paceline.papers import Found, table
-from paceline.papers.dolbie import BATCH, NETWORKS, POLICIES, VARIANTS, measured
+from paceline.papers.dolbie import BATCH, NETWORKS, POLICIES, RIVALS, VARIANTS, measured
 from paceline.simulate import run
 from paceline.simulate.plots import figure
 
@@ -30,7 +30,6 @@ CLAIMED = {
     "resnet18": "to 95 % training accuracy DOLBIE needs 78.1/67.4/46.9/34.1 % less time than EQU/OGD/LB-BSP/ABS",
     "vgg16": "DOLBIE needs 83.2 % less time than LB-BSP to 95 % training accuracy",
 }
-RIVALS = ("EQU", "OGD", "LB-BSP", "ABS")
 
 
 def fig6(out: Path, quick: bool) -> Found:
