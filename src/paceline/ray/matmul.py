@@ -14,6 +14,7 @@ import logging
 import time
 import uuid
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -348,7 +349,10 @@ def _theorem_1(problem: Problem, k: Array, master: int) -> Array:
 
 def _parts(blocks: tuple[int, ...], messages: int) -> list[tuple[int, ...]]:
     """Blocks in at most so many parts of nearly equal size, in order."""
-    return [tuple(part.tolist()) for part in np.array_split(blocks, min(messages, len(blocks)))]
+    count = min(messages, len(blocks))
+    # Not array_split, which makes the first parts the larger: they would come too late from a straggler.
+    edges = [round(i * len(blocks) / count) for i in range(count + 1)]
+    return [blocks[start:end] for start, end in pairwise(edges)]
 
 
 def _matrix(a: Array, plan: CodedPlan, master: int) -> Array:
