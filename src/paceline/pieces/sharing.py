@@ -39,16 +39,16 @@ class WorkerRound(NamedTuple):
 
 
 class PieceRecord(NamedTuple):
-    """How a round was run in pieces; lists have one entry a worker.
+    """How a round was run in pieces, under the names of a run's record; lists have one entry a worker.
 
-    at_once: portion of the plan that was run before anything was claimed. cost: seconds of a piece beyond its
-    samples, mean over the workers. pieces, seconds: samples and seconds of each worker's pieces.
+    at_once: portion of the plan that was run before anything was claimed. piece_cost: seconds of a piece beyond its
+    samples, mean over the workers. pieces, piece_seconds: samples and seconds of each worker's pieces.
     """
 
     at_once: float
-    cost: float
+    piece_cost: float
     pieces: list[list[int]]
-    seconds: list[list[float]]
+    piece_seconds: list[list[float]]
 
 
 @dataclass

@@ -75,13 +75,22 @@ def train(
     # All ranks are timed at once.
     slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
-    last, guard = config.rounds(len(data.x_train)), Guard()
+    last = config.rounds(len(data.x_train))
     trained = model if survives or peers.ranks() == 1 else DistributedDataParallel(model)
-    pace = _paced(config, trained, guard, emit, survives, missed)
+    tell = emit if survives or peers.rank() == 0 else lambda event: None
+
+    def heard(result: RoundResult) -> None:
+        """Passes each round on, and stops every rank alike when the loss is no number any more."""
+        tell(progress(result, last))
+        if not math.isfinite(result.loss):
+            raise PacelineError(
+                f"the loss became {result.loss:g} at step {result.step}; lower the learning rate (--lr) or look "
+                "for bad values in the data"
+            )
+
+    pace = _paced(config, trained, heard, emit, survives, missed)
     if survives:  # when the rounds are over, the end is near anyway, and the others wait for what was claimed
         signal.signal(signal.SIGTERM, lambda *_: None if pace.rounds >= last else pace.leave())
-    tell = emit if survives or pace.chief else lambda event: None
-    guard.listener = lambda result: tell(progress(result, last))
     with pace:
         loader = pace.loader(
             ImageSet(data),
@@ -135,20 +144,6 @@ def train(
         elif (found := evaluation.claimed(link, model, data, end, kept.take)) is not None:
             tell({"type": "evaluated", "accuracy": found})
             evaluation.release(link)
-
-
-class Guard:
-    """Passes each round on, and stops every rank alike when the loss is no number any more."""
-
-    listener: Callable[[RoundResult], None]
-
-    def __call__(self, result: RoundResult) -> None:
-        self.listener(result)
-        if not math.isfinite(result.loss):
-            raise PacelineError(
-                f"the loss became {result.loss:g} at step {result.step}; lower the learning rate (--lr) or look "
-                "for bad values in the data"
-            )
 
 
 class Kept:
@@ -235,7 +230,12 @@ def _trial(model: nn.Module, loss_of: nn.Module, data: Data) -> Callable[[int], 
 
 
 def _paced(
-    config: TrainConfig, model: nn.Module, guard: Guard, emit: Emit, survives: bool, missed: OnMissed
+    config: TrainConfig,
+    model: nn.Module,
+    heard: Callable[[RoundResult], None],
+    emit: Emit,
+    survives: bool,
+    missed: OnMissed,
 ) -> Pace:
     """What the workers divide their rounds by."""
     options: dict[str, Any] = {"on_missed": missed, "patience": config.patience}
@@ -250,8 +250,8 @@ def _paced(
         quantum=config.quantum,
         weigh=config.weigh,
         loop="pieces",
-        on_round=guard,
-        on_nan="raise",  # which the guard does first, in words of its own
+        on_round=heard,
+        on_nan="raise",  # which ``heard`` does first, in words of its own
         **options,
     )
 
