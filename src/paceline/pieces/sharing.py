@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,11 @@ class PieceRecord(NamedTuple):
     cost: float
     pieces: list[list[int]]
     seconds: list[list[float]]
+
+    def extras(self) -> dict[str, Any]:
+        """What a round's line on record has of it."""
+        at_once, cost, pieces, seconds = self
+        return {"pieces": pieces, "piece_seconds": seconds, "at_once": at_once, "piece_cost": cost}
 
 
 @dataclass

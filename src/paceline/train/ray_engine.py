@@ -140,7 +140,7 @@ class _Log:
             staleness=update.staleness,
             dropped=dict(update.dropped),
             dropped_samples=update.dropped_samples,
-            **_pieces(update),
+            **({} if update.within is None else update.within.extras()),
             **self._events(update),
         )
         left = self._pool.epochs * self._samples - self._used
@@ -177,13 +177,6 @@ class _Log:
         buffer = io.BytesIO()
         np.savez(buffer, **{name: value for name, value in state.items() if value is not None})
         self._kept.save(buffer.getvalue())
-
-
-def _pieces(update: Update) -> dict[str, Any]:
-    if update.within is None:
-        return {}
-    at_once, cost, pieces, seconds = update.within
-    return {"pieces": pieces, "piece_seconds": seconds, "at_once": at_once, "piece_cost": cost}
 
 
 def done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:
