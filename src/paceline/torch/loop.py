@@ -84,8 +84,7 @@ class Loop:
         self._meter.lost, self.work.lookout = lookout.known, lookout
 
     def refuse_collectives(self) -> None:
-        """Refuse the program's collectives in rounds that ranks run in unlike numbers of micro-steps: some would wait
-        for ever."""
+        """Refuse the program's collectives in rounds that ranks run in unlike numbers of pieces: some would hang."""
         if self.ranks > 1 and self.terms.fixed_micro_steps is None and not self.terms.in_step:
             self._closing = waits.refuse(self._within, self.terms.loop)
 

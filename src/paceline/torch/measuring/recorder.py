@@ -172,7 +172,7 @@ class RoundRecorder:
             overhead=result.overhead,
             shares=result.shares,
             loss=result.loss,
-            **_pieces(result),
+            **({} if result.within is None else result.within._asdict()),
             **({"parts": result.parts} if result.parts is not None else {}),
             **({"events": list(events)} if events else {}),
         )
@@ -182,13 +182,6 @@ class RoundRecorder:
         summary = self.recorder.finish(**extras)
         self.recorder.close()
         return summary
-
-
-def _pieces(result: RoundResult) -> dict[str, Any]:
-    if result.within is None:
-        return {}
-    at_once, cost, pieces, seconds = result.within
-    return {"pieces": pieces, "piece_seconds": seconds, "at_once": at_once, "piece_cost": cost}
 
 
 def record_run(run_dir: str | Path, *, policy: str, workers: int, global_batch: int) -> RoundRecorder:

@@ -1,0 +1,114 @@
+"""One script that every reducer runs: rounds of whole batches, one of which is left and run again."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.torch import Pace
+from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.supervisor import Supervisor
+from support.elastic_jobs import BATCH, Forked, Oops, Rows, network, optimizers, squares
+from support.ranks import load
+
+SAMPLES, ROUNDS, LEFT = 240, 12, 7  # 5 rounds an epoch; one of them is left in its middle
+
+
+def script(kind: str, ranks: int) -> dict[str, Any]:
+    """What this rank has in the end, with the reducer of this kind."""
+    torch.set_num_threads(1)
+    model, seen, told = network(), list[list[float]](), list[dict[str, Any]]()
+    wrapped = model
+    if kind == "ddp":
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    elif kind == "fsdp":
+        wrapped = fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    optimizer, scheduler = optimizers(wrapped)
+    pace = Pace(
+        wrapped,
+        BATCH,
+        "level",
+        loop="round",
+        elastic=kind == "elastic",
+        on_round=lambda r: told.append({"step": r.step, "loads": r.loads.tolist(), "loss": r.loss}),
+    )
+    leaves = [LEFT]
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = squares(wrapped, x, y, None)
+        if pace.rounds in leaves:
+            leaves.clear()
+            raise Oops
+        if pace.counts:
+            seen.append(x[:, 0].tolist())
+        return loss
+
+    with pace:
+        loader = pace.loader(Rows(SAMPLES), seed=3)
+        if kind == "elastic":
+            pace.register(optimizer, scheduler)
+        while pace.rounds < ROUNDS:
+            try:
+                for batch in loader:
+                    pace.round(batch, loss_of)
+                    assert pace.step(optimizer)
+                    scheduler.step()
+                    if pace.rounds == ROUNDS:
+                        break
+            except Oops:
+                pace.abandon()
+                pace.load_state_dict(pace.state_dict())  # so that the epoch goes on
+        pace.flush()
+        state = pace.state_dict()
+        parameters = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in wrapped.parameters()]
+        flat = nn.utils.parameters_to_vector([p.detach() for p in parameters])
+    return {
+        "parameters": flat.tolist(),
+        "rounds": told,
+        "seen": seen,
+        "stands": [state["epoch"], state["samples_done"], state["rounds"]],
+    }
+
+
+def ranked(rank: int, ranks: int, kind: str) -> dict[str, Any]:
+    """A rank of a process group."""
+    return script(kind, ranks)
+
+
+def _member(where: Where, out: Path) -> None:
+    os.environ.update(where.environment())
+    part = out / f"{where.place}.part"
+    part.write_text(json.dumps(script("elastic", where.places)))
+    part.rename(out / f"{where.place}.json")
+    os._exit(0)  # gloo's threads are those of groups that were left
+
+
+def members(out: Path, ranks: int) -> list[dict[str, Any]]:
+    """The same of the members of a run that may lose ranks."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    load("support.reducer_jobs")
+    context = multiprocessing.get_context("forkserver")
+
+    def start(where: Where) -> Forked:
+        process = context.Process(target=_member, args=(where, out), daemon=True)
+        process.start()
+        return Forked(process)
+
+    keeper, until = Supervisor(ranks, start, 0, 30.0), time.monotonic() + 240
+    try:
+        while keeper.workers and time.monotonic() < until:
+            keeper.look()
+            time.sleep(0.005)
+    finally:
+        keeper.close()
+    return [json.loads((out / f"{place}.json").read_text()) for place in range(ranks)]
