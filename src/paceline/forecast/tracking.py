@@ -34,9 +34,7 @@ LEAST_DRIFT = 1e-3  # part of the squared differences
 OUTLIER = 3.0  # standard deviations, and
 LEAST_OUTLIER = 0.3  # relative, to which differences are cut before drift and scatter learn from them
 SHORT = 1.5  # usual differences by which a pace may fall short of a change that lasted
-BEFORE = (
-    3.0  # changes: the weight of what was learned of whether they last, beside those that were just seen to
-)
+BEFORE = 3.0  # changes: the weight of how many lasted before, beside those that were told a round later
 FULL = 0.75  # portion of changes that last, from which on the next one is believed wholly
 
 
