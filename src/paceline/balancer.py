@@ -252,7 +252,7 @@ class Balancer:
         # If the load follows the speed within the round, all end together: seconds that stay the same as the
         # load varies would pass for overhead. There only what the engine measured to be overhead is.
         fit = self._fit if moved else overheads.update(self._fit, ran, seconds, known)
-        overhead = known + np.where(np.isnan(fit.overhead), 0.0, fit.overhead)
+        overhead = known + overheads.certain(fit)
         # A first round also warms the workers up. Against it, one with more samples in fewer seconds would look
         # like all overhead: a worker for which load costs nothing is given everything, and so it stays.
         self._fit, self._warm = fit if self._warm else self._fit, True

@@ -10,6 +10,7 @@ from scipy.optimize import linprog
 from paceline import Cluster, Round, policies
 from paceline.balance import level
 from paceline.costs import Linear
+from paceline.forecast import overheads
 from paceline.shares import water_level
 
 BATCH = 256
@@ -44,7 +45,7 @@ def test_nearly_as_good_as_the_stochastic_programme(noise):
     exact = best_on_average(*futures(rng, 300, pace, overhead, noise, jitter))
     plain = Linear(pace, overhead)
     share = np.sqrt(2 / np.pi)  # mean absolute over standard deviation
-    errors = level.Errors(np.full(15, share * noise), np.full(15, share * jitter), np.ones(15))
+    errors = level.Errors(np.array([share * noise]), np.array([share * jitter]), np.ones(1))
     margins = water_level(level.cautious(plain, errors), BATCH).loads
     paces, overheads = futures(rng, 20_000, pace, overhead, noise, jitter)
 
@@ -74,9 +75,44 @@ def test_certain_times_need_no_margin():
 def test_margins_do_not_drive_equal_workers_apart_whose_seconds_hardly_depend_on_the_load(loads, noise):
     loads = np.array(loads)
     pace = loads**0.1 / loads  # twice the load takes 7 % longer
-    errors = level.Errors(np.full(len(loads), noise), np.zeros(len(loads)), np.ones(len(loads)))
+    errors = level.Errors(np.array([noise]), np.zeros(1), np.ones(1))
     planned = water_level(level.cautious(Linear(pace, np.zeros(len(loads))), errors), BATCH).loads
     assert planned.max() / planned.min() < loads.max() / loads.min()
+
+
+@given(
+    paces=st.lists(st.floats(1e-6, 1e3), min_size=2, max_size=30),
+    noise=st.floats(0, 3),
+)
+def test_margins_grow_with_paces_and_by_a_small_part_of_their_differences(paces, noise):
+    pace = np.sort(np.array(paces))
+    errors = level.Errors(np.array([noise]), np.zeros(1), np.ones(1))
+    planned = level.cautious(Linear(pace, np.zeros(len(pace))), errors)
+    apart = np.diff(np.log(pace))
+    grown = np.diff(np.log(planned.seconds_per_sample)) - apart
+    assert np.all(grown >= -1e-9)
+    assert np.all(grown <= level.GROWTH * apart + 1e-9)
+    assert planned.seconds_per_sample[0] == pace[0]
+
+
+@pytest.mark.parametrize("flat", [0.5, 0.7, 0.85])
+def test_equal_workers_stay_nearly_equal_through_spikes_whatever_their_overhead(flat):
+    """Seconds over those of equal shares, from the same draws."""
+    runs, n, samples, rounds = 48, 4, 16, 200
+    rng = np.random.default_rng(2)
+    policy = policies.create("level", Cluster(n, n * samples, realizations=(runs,)))
+    plan, state = policy.init()
+    fit, took, equal = overheads.start((runs, n)), 0.0, 0.0
+    for t in range(rounds):
+        noise = np.exp(0.1 * rng.standard_normal((runs, n)))
+        noise *= np.where(rng.random((runs, n)) < 0.1, rng.uniform(1.5, 4, (runs, n)), 1)
+        loads = plan.shares * n * samples
+        seconds = (flat + (1 - flat) * loads / samples) * noise
+        fit = overheads.update(fit, loads, seconds)
+        plan, state = policy.step(state, Round(plan.shares, seconds, n * samples, overheads.certain(fit)))
+        if t >= rounds // 3:
+            took, equal = took + seconds.max(-1).mean(), equal + noise.max(-1).mean()
+    assert took / equal < 1.02
 
 
 def test_scatter_is_learned_and_a_change_of_speed_is_not_scatter():

@@ -128,21 +128,21 @@ def test_pieces_that_even_nothing_out_are_given_up(evened: bool) -> None:
     """Workers are held up at random for a tenth of the round: where pieces end just as unevenly, the plan does as
     well without their cost; where they make up for it, it does not."""
     rng = np.random.default_rng(3)
-    n, batch, pace, piece = 8, 800, 1e-3, 1e-3
-    policy = policies.create("auto", Cluster(n, batch))
+    runs, n, batch, pace, piece = 40, 8, 800, 1e-3, 1e-3
+    policy = policies.create("auto", Cluster(n, batch, realizations=(runs,)))
     plan, state = policy.init()
     in_pieces = []
     for _ in range(120):
         in_pieces.append(plan.piece_plan.at_once < 1)
-        held_up = rng.uniform(0, 0.02, n)
-        shares, expected = plan.shares, np.zeros(n)
-        if in_pieces[-1]:
-            expected = np.full(n, 0.03)
-            if evened:  # who is held up runs less, and all end together
-                seconds = 0.1 + held_up.mean()
-                shares = (seconds - held_up) / (seconds - held_up).sum()
+        moved = in_pieces[-1][:, None]
+        held_up = rng.uniform(0, 0.02, (runs, n))
+        shares, expected = plan.shares, np.where(moved, 0.03, 0.0) * np.ones((runs, n))
+        if evened:  # who is held up runs less, and all end together
+            seconds = 0.1 + held_up.mean(-1, keepdims=True)
+            together = (seconds - held_up) / (seconds - held_up).sum(-1, keepdims=True)
+            shares = np.where(moved, together, shares)
         seconds = shares * batch * pace + held_up
-        pieces = PieceTimes(np.full(n, piece), expected, expected / 10)
+        pieces = PieceTimes(np.full((runs, n), piece), expected, expected / 10)
         plan, state = policy.step(state, Round(shares, seconds, batch, pieces=pieces))
     assert np.mean(in_pieces[60:]) == 1 if evened else np.mean(in_pieces[60:]) < 0.1
 

@@ -113,3 +113,15 @@ def test_workers_are_fitted_each_by_itself():
         alone = overheads.update(alone, loads[7], seconds[7])
         loads = water_level(Linear(fits[t].seconds_per_sample, fits[t].overhead), BATCH).loads
     np.testing.assert_allclose(alone.overhead, fits[-1].overhead[7])
+
+
+def test_only_the_certain_part_of_an_overhead_counts():
+    np.testing.assert_array_equal(overheads.certain(overheads.start((2, 3))), 0)
+    for noise, most in ((0.0, 0.021), (0.03, 0.024), (0.1, 0.03)):
+        fit = closed_loop(moving, 0.02, noise, 240)[-1]
+        least = overheads.certain(fit)
+        assert np.all((least >= 0) & (least <= fit.overhead))
+        doubt = overheads.DOUBT * np.sqrt(fit.overhead_var)
+        np.testing.assert_allclose(least, np.maximum(fit.overhead - doubt, 0))
+        assert np.mean(least <= most) > 0.9
+    assert np.median(overheads.certain(closed_loop(moving, 0.02, 0.0, 240)[-1])) > 0.018

@@ -53,6 +53,39 @@ def test_a_spike_is_forgotten_a_round_later():
     assert out[51, 3] == pytest.approx(1, rel=0.15)
 
 
+def test_spikes_are_hardly_believed_once_there_were_only_spikes():
+    values = noise((300, 4), 0.05)
+    values[20::10, 1] *= 3
+    out, _, _ = walk(values)
+    assert out[20, 1] > 2.5
+    assert np.all(out[150::10, 1] < 1.1)
+    values[250:, 2] *= 4  # what lasts is followed a round later at the most
+    out, _, _ = walk(values)
+    np.testing.assert_allclose(out[251:, 2], 4, rtol=0.15)
+
+
+def test_changes_that_last_are_believed_again():
+    steps = np.where(np.arange(600) % 40 < 20, 1.0, 4.0)
+    values = noise((600, 3), 0.05)
+    values[:200:5, 0] *= 3
+    values[200:, 0] *= steps[:400]
+    out, _, _ = walk(values)
+    moved = np.arange(500, 600, 20)
+    np.testing.assert_allclose(out[moved, 0], values[moved, 0], rtol=0.05)
+
+
+@pytest.mark.parametrize("overhead", [0.5, 0.7, 0.8])
+def test_a_spike_is_told_from_a_change_where_the_load_hardly_counts(overhead):
+    """A worker is held up once and gets a third of its load. Its seconds then hardly fall, so that it looks slow."""
+    values = noise((80, 6), 0.01)
+    values[50, 3] *= 3
+    values[51, 3] *= overhead * 3 + 1 - overhead
+    out, _, track = walk(values[:52])
+    assert track.mean[3] == pytest.approx(0, abs=0.02)
+    out, _, _ = walk(values)
+    assert out[52:, 3] == pytest.approx(1, rel=0.03)
+
+
 def test_absence_changes_nothing_but_certainty():
     values = noise((60, 4), 0.1)
     values[30:40, 2] = np.nan

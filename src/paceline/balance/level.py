@@ -11,11 +11,10 @@ inflated to those quantiles. The stochastic programme itself, solved on hundreds
 better (benchmarks/simulation.py).
 
 Margins make the differences between workers larger, and that must not feed itself: where seconds hardly depend on
-the load, a worker with less load looks slower, gets a larger margin, and so even less load. A difference of speeds
-grows by up to 0.92 times the scatter (the slope of the quantile, three workers) and shrinks by the portion by which
-seconds grow with the load. So margins count no scatter beyond ``MOST``: where that portion is a tenth, they never
-drive equal workers apart. Where speeds differ by much, this costs 0.4 % of the time at a scatter of 0.3 (profile
-"A noise" of the same benchmark).
+the load, a worker with less load looks slower, gets a larger margin, and so even less load. So no margin makes a
+difference of paces larger than by ``GROWTH`` of it: where the portion by which seconds grow with the load is larger
+than that, equal workers are never driven apart. Nearly equal workers get nearly no margins; whose speeds differ by
+much, nearly the whole ones (profile "A noise" of the same benchmark).
 """
 
 from __future__ import annotations
@@ -36,17 +35,16 @@ from paceline.shares import water_level
 PROBE = 0.01  # each round without load, a worker is taken to be that much quicker than when last measured
 MEMORY = 0.95  # weight of the errors before, each round
 DEVIATION = 1.2533  # standard deviation of a normal variable over its mean absolute one
-OWN = 0.2  # weight of a worker's own errors in its scatter; the rest are all workers'
-MOST = 0.1  # scatter of a pace beyond which margins grow no more: see above
+GROWTH = 0.04  # of a difference of paces (logarithms): margins make it larger by that at most
 UNUSUAL = 3.0  # errors are cut to this many usual ones: a change of speed is no scatter
 
 
 class Errors(NamedTuple):
-    """How far off the expectations usually are: mean absolute errors, and what weight they have; (..., n)."""
+    """How far off the expectations usually are, over all workers: sums of errors, and their number; (..., 1)."""
 
     pace: Array  # of the logarithm of seconds per sample
     overhead: Array  # seconds
-    weight: Array
+    number: Array
 
 
 class LevelState(NamedTuple):
@@ -115,7 +113,7 @@ class Level(Forecasting, Policy[LevelState]):
 
 def nothing_expected(shape: tuple[int, ...]) -> Errors:
     """Nothing expected yet; shape is (..., n)."""
-    nothing = np.zeros(shape)
+    nothing = np.zeros((*shape[:-1], 1))
     return Errors(nothing, nothing, nothing)
 
 
@@ -127,31 +125,34 @@ def learn_errors(errors: Errors, expected: Linear, pace: Array, overhead: Array)
     known = np.isfinite(off)
     if not known.all():
         off, late = np.where(known, off, 0.0), np.where(known, late, 0.0)
-    usual, usually = scatter(errors)
-    seen = errors.weight > 0
-    off = np.where(seen, np.minimum(off, UNUSUAL * usual), off)
-    late = np.where(seen, np.minimum(late, UNUSUAL * usually), late)
-    keep = np.where(known, MEMORY, 1.0)
-    return Errors(keep * errors.pace + off, keep * errors.overhead + late, keep * errors.weight + known)
+    if errors.number.any():
+        off, late = (
+            np.where(errors.number > 0, np.minimum(each, UNUSUAL * usual), each)
+            for each, usual in zip((off, late), scatter(errors), strict=True)
+        )
+    return Errors(
+        *(
+            MEMORY * before + new.sum(-1, keepdims=True)
+            for before, new in zip(errors, (off, late, known), strict=True)
+        )
+    )
 
 
 def scatter(errors: Errors) -> tuple[Array, Array]:
-    """Standard deviations of the pace's logarithm and of the overhead, (..., n); 0 while nothing is known."""
-    weight = np.maximum(errors.weight, 1e-9)
-    together = np.maximum(errors.weight.sum(-1, keepdims=True), 1e-9)
-
-    def deviation(sums: Array) -> Array:
-        mean = OWN * sums / weight + (1 - OWN) * sums.sum(-1, keepdims=True) / together
-        return DEVIATION * mean
-
-    return deviation(errors.pace), deviation(errors.overhead)
+    """Standard deviations of the pace's logarithm and of the overhead, (..., 1); 0 while nothing is known."""
+    number = np.maximum(errors.number, 1e-9)
+    return DEVIATION * errors.pace / number, DEVIATION * errors.overhead / number
 
 
 def cautious(expected: Linear, errors: Errors) -> Linear:
-    """The seconds by which each worker ends with all but its own probability of being the last."""
+    """The seconds by which each worker ends with all but its own probability of being the last.
+
+    Paces are inflated beside the quickest worker's: a factor that all have in common divides nothing.
+    """
     pace, overhead = scatter(errors)
     speed = 1.0 / expected.seconds_per_sample
     last = np.minimum(speed / speed.sum(-1, keepdims=True), 0.5)
-    margin, pace = -quantile(last), np.minimum(pace, MOST)
-    with np.errstate(over="ignore"):  # who strays without measure may well take forever
-        return Linear(expected.seconds_per_sample * exp(margin * pace), expected.overhead + margin * overhead)
+    margin = -quantile(last)
+    beyond = margin - margin.min(-1, keepdims=True)
+    larger = np.minimum(pace * beyond, GROWTH * log(speed.max(-1, keepdims=True) / speed))
+    return Linear(expected.seconds_per_sample * exp(larger), expected.overhead + margin * overhead)

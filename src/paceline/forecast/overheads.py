@@ -19,7 +19,7 @@ import numpy as np
 from paceline.forecast.portable_math import log
 from paceline.rounds import Array
 
-__all__ = ["OverheadFit", "start", "update"]
+__all__ = ["OverheadFit", "certain", "start", "update"]
 
 GUESS = 0.35  # of a first round's seconds: how large an overhead is thought possible before loads have varied
 SCATTER = 0.02  # relative scatter of the seconds before it is known
@@ -29,6 +29,7 @@ JUMP_LEAST = 0.1  # and the relative change below which it is not worth a new st
 VARIED = 0.1  # relative change of load that may teach about overhead, if it is
 VARIED_SCATTERS = 4.0  # this many times the scatter, too
 NOTHING = 1e-9  # samples, a fraction of one: its seconds tell nothing, and its square would be none
+DOUBT = 2.0  # standard errors by which an overhead may be less than it is estimated
 MEMORY = 0.2  # weight of a round in the load that changes are measured from, and in the scatter
 
 
@@ -49,6 +50,16 @@ def start(shape: tuple[int, ...]) -> OverheadFit:
     """Nothing known yet; shape is (..., n)."""
     blank = OverheadFit(*[np.full(shape, np.nan)] * len(OverheadFit._fields))
     return blank._replace(scatter=np.full(shape, SCATTER**2))
+
+
+def certain(fit: OverheadFit) -> Array:
+    """What of the overheads is certain, in seconds, (..., n); 0 while nothing is known.
+
+    Who plans by too small an overhead comes to the best division a few rounds later. By too large a one, differences
+    that are noise grow.
+    """
+    least = fit.overhead - DOUBT * np.sqrt(np.maximum(fit.overhead_var, 0.0))
+    return np.where(least > 0, least, 0.0)
 
 
 def update(fit: OverheadFit, loads: Array, seconds: Array, known: Array | float = 0.0) -> OverheadFit:

@@ -3,9 +3,12 @@
 A Kalman filter of the logarithm, which treats twice as slow and twice as fast alike. Its two settings, how
 much the pace drifts between rounds and how much a measurement scatters, are learned on the way from how
 successive differences vary (drift + 2 scatter) and correlate (-scatter), over all workers of a realization
-together. What neither can explain is a change: the filter starts again from that measurement. Whether it was
-a spike shows a round later, when the old pace returns as another change; believing a spike costs far less
-than ignoring a change.
+together. What neither can explain is a change or a spike, and a round later it shows which: the next measurement
+is as far off again, and the filter starts again from there, or it is not, and the filter goes on from before. Until
+then a change is believed wholly, since believing a spike costs far less than ignoring a change. Where few of the
+changes before lasted, it is believed in part, and hardly at all once there were only spikes. If a pace falls short of
+the change by more than it scatters, the change did not last: where seconds hardly depend on the load, a worker that
+got less of it after a spike still looks slow.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.forecast.portable_math import exp, log
 from paceline.forecast.protocol import Forecast, Reading, seen
@@ -29,6 +33,9 @@ DOUBT = 2.0  # standard errors by which the part that is drift must stand out fr
 LEAST_DRIFT = 1e-3  # part of the squared differences
 OUTLIER = 3.0  # standard deviations, and
 LEAST_OUTLIER = 0.3  # relative, to which differences are cut before drift and scatter learn from them
+SHORT = 1.5  # usual differences by which a pace may fall short of a change that lasted
+BEFORE = 3.0  # changes: the weight of how many lasted before, beside those that were told a round later
+FULL = 0.75  # portion of changes that last, from which on the next one is believed wholly
 
 
 class Track(NamedTuple):
@@ -41,6 +48,10 @@ class Track(NamedTuple):
     squares: Array  # weighted sums of squared differences,
     products: Array  # of products of successive ones,
     weight: Array  # and of their number
+    changed: NDArray[
+        np.bool_
+    ]  # whether the last measurement was a change that mean and variance leave out; (..., n)
+    lasting: Array  # portion of such changes that lasted
 
 
 def start(shape: tuple[int, ...]) -> Track:
@@ -48,7 +59,9 @@ def start(shape: tuple[int, ...]) -> Track:
     unknown, shared = np.full(shape, np.nan), np.ones((*shape[:-1], 1))
     square = 2 * FIRST_SCATTER**2
     sums = square * shared, -square / 4 * shared, shared
-    return Track(unknown, np.full(shape, square), unknown, np.zeros(shape), *sums)
+    return Track(
+        unknown, np.full(shape, square), unknown, np.zeros(shape), *sums, np.zeros(shape, bool), shared
+    )
 
 
 def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
@@ -57,7 +70,6 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
     values: measured positive paces (seconds per sample, say), (..., n); NaN if nothing was measured.
     """
     y = log(values)
-    error = y - track.mean
     change = y - track.newest
     known = not np.isnan(change).any()  # everybody, and before: the usual case, which needs no masks
     portion: Array | float = 1.0
@@ -73,30 +85,42 @@ def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
     squares = MEMORY * track.squares + (change * change).sum(-1, keepdims=True) / workers
     products = MEMORY * track.products + (change * track.change).sum(-1, keepdims=True) / workers
     weight = MEMORY * track.weight + portion
-    both = squares / weight
+    sums, both = (squares, products, weight), squares / weight
     drifting = 1 + 2 * products / squares - DOUBT / np.sqrt(workers * weight)
     drift = both * np.clip(drifting, LEAST_DRIFT, 1.0)
     scatter = 0.5 * (both - drift) + 1e-8
 
-    before = track.variance + drift
+    mean, variance, lasting = track.mean, track.variance, track.lasting
+    if track.changed.any():
+        told = track.changed & ~np.isnan(y)
+        step = track.newest - mean
+        size = np.abs(step)
+        lasts = told & (np.sign(step) * (y - mean) > np.maximum(0.5 * size, size - SHORT * np.sqrt(both)))
+        number = told.sum(-1, keepdims=True)
+        lasting = (BEFORE * lasting + lasts.sum(-1, keepdims=True)) / (BEFORE + number)
+        mean, variance = np.where(lasts, track.newest, mean), np.where(lasts, scatter, variance)
+
+    error = y - mean
+    before = variance + drift
     doubt = before + scatter
     gain = before / doubt
     doubt *= CHANGE**2
     np.maximum(doubt, LEAST_CHANGE**2, out=doubt)
-    fresh = error * error > doubt
-    mean = gain * error
-    mean += track.mean
-    variance = gain * scatter
+    changed = error * error > doubt
+    expected, variance = mean + gain * error, gain * scatter
     if not known:
-        fresh |= np.isnan(track.mean)
-    if fresh.any():
-        mean, gain = np.where(fresh, y, mean), np.where(fresh, 1.0, gain)
-        variance = np.where(fresh, scatter, variance)
-    if not known:
-        seen = ~np.isnan(y)
-        mean, gain = np.where(seen, mean, track.mean), np.where(seen, gain, 0.0)
-        variance, y = np.where(seen, variance, before), np.where(seen, y, track.newest)
-    return exp(mean), gain, Track(mean, variance, y, change, squares, products, weight)
+        unseen, first = np.isnan(y), np.isnan(mean)
+        expected = np.where(unseen, mean, np.where(first, y, expected))
+        variance = np.where(unseen, before, np.where(first, scatter, variance))
+        gain = np.where(unseen, 0.0, np.where(first, 1.0, gain))
+        changed, y = np.where(unseen, track.changed, changed), np.where(unseen, track.newest, y)
+    if not changed.any():
+        return exp(expected), gain, Track(expected, variance, y, change, *sums, changed, lasting)
+    believed = np.minimum(lasting / FULL, 1.0)
+    mean, variance = np.where(changed, mean, expected), np.where(changed, before, variance)
+    expected = np.where(changed, mean + believed * (y - mean), expected)
+    gain = np.where(changed & (gain > 0), believed, gain)
+    return exp(expected), gain, Track(mean, variance, y, change, *sums, changed, lasting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -268,7 +268,7 @@ class _Player:
             return Round(shares, seconds, batch, known, pieces=pieces.times)
         if self._fit is not None:
             self._fit = overheads.update(self._fit, shares * batch, seconds)
-            overhead = np.nan_to_num(self._fit.overhead)
+            overhead = overheads.certain(self._fit)
         revealed = costs if self._fit is None else None
         if not self._policy.needs_upcoming:
             return Round(shares, seconds, batch, overhead, costs=revealed)
