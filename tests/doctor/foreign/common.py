@@ -17,11 +17,13 @@ EPOCHS = int(os.environ.get("FOREIGN_EPOCHS", "14"))
 BATCH = SAMPLES // int(os.environ.get("WORLD_SIZE", "1"))
 PAUSE = float(os.environ.get("FOREIGN_PAUSE", "0"))
 read = 0  # samples, on this rank
+began = 0.0
 
 
 def pause(samples=1):
-    global read
+    global read, began
     read += samples
+    began = began or time.perf_counter()
     slow = dist.get_rank() == dist.get_world_size() - 1
     time.sleep(PAUSE * samples * (4 if slow else 1))
 
@@ -56,5 +58,5 @@ def ended(*models, **said):
         values = [
             value for model in models for p in model.parameters() for value in p.detach().flatten().tolist()
         ]
-        told = {"parameters": values, "read": read, **said}
+        told = {"parameters": values, "read": read, "seconds": time.perf_counter() - began, **said}
         Path(place, f"{dist.get_rank()}.json").write_text(json.dumps(told))

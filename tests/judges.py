@@ -1,0 +1,155 @@
+"""Tests that others wrote for what they wrote, run in processes in which a Pace trains with unlike loads beside them.
+
+    python tests/judges.py                 # all of them; some minutes
+    python tests/judges.py torch           # DistributedDataParallel's own tests, those of the CPU
+    python tests/judges.py test_sync       # a script of Accelerate's
+
+All come from the installed packages; those of torch need expecttest. Before and behind each judge, the Pace runs
+rounds whose model has to be that of one process within 1e-12, and the judge must not notice it: what tells waits from
+work has replaced functions of torch throughout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+SCRIPTS = {"test_sync": 3, "test_distributed_data_loop": 2, "test_ops": 2}  # and their ranks
+NOT_HERE = (  # that wait for ever on processors without a Pace as well, or need torchdata
+    *("test_can_join_uneven_inputs", "test_join_can_override_even_batches"),
+    *("test_join_can_override_for_mixed_type_dataloaders", "test_stateful_dataloader"),
+    *(
+        "test_stateful_dataloader_save_state",
+        "test_join_raises_warning_for_iterable_when_overriding_even_batches",
+    ),
+)
+SAMPLES, ROUNDS = 24, 6
+
+
+def net() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+@contextlib.contextmanager
+def beside() -> Iterator[None]:
+    """Rounds before and behind what is done within; all samples are in each, so their order is of no matter."""
+    from paceline.torch import Pace
+
+    made = torch.Generator().manual_seed(5)
+    x = torch.randn(SAMPLES, 4, generator=made, dtype=torch.float64)
+    y = torch.randint(3, (SAMPLES,), generator=made)
+    with torch.random.fork_rng():
+        alone, ddp = net(), DistributedDataParallel(net())
+    plain, ours = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (alone, ddp))
+    seen: list[int] = []
+    limits: list[Any] = [(None, None), *[(None, 3)] * (dist.get_world_size() - 1)]
+    pace = Pace(ddp, SAMPLES, "level", limits=limits)
+    loader = pace.loader(torch.utils.data.TensorDataset(x, y))
+
+    def rounds() -> None:
+        for _ in range(ROUNDS):
+            nn.functional.cross_entropy(alone(x), y).backward()
+            plain.step()
+            plain.zero_grad()
+            for part, labels in loader:
+                seen.append(len(part))
+                pace.backward(nn.functional.cross_entropy(ddp(part), labels))
+                pace.step(ours)
+        for one, other in zip(alone.parameters(), ddp.parameters(), strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-12), "the model is not that of one process"
+        assert max(seen) <= 3 if dist.get_rank() else min(seen) >= SAMPLES - 3 * (dist.get_world_size() - 1)
+
+    with torch.random.fork_rng():
+        rounds()
+    yield
+    with torch.random.fork_rng():
+        rounds()
+    pace.detach()
+    pace.release()
+
+
+def script(name: str) -> None:
+    """One of Accelerate's, in a rank that torchrun has started."""
+    dist.init_process_group("gloo")
+    dist.destroy_process_group = lambda *_: None  # it is needed for longer
+    with beside():
+        module = importlib.import_module(f"accelerate.test_utils.scripts.{name}")
+        for left_out in NOT_HERE:
+            setattr(module, left_out, lambda *_: None)
+        module.main()
+    dist.barrier()
+
+
+def of_torch() -> unittest.TestSuite:
+    """DistributedDataParallel's own tests, each in two processes."""
+    from torch.testing._internal.distributed import distributed_test as theirs
+
+    class WithPace(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]
+        def setUp(self) -> None:
+            super().setUp()
+            self._spawn_processes()
+
+        def run_test(self, name: str, pipe: Any) -> None:
+            with beside():
+                super().run_test(name, pipe)
+
+    globals()["WithPace"] = WithPace
+    WithPace.__qualname__ = "WithPace"
+    names = [name for name in dir(WithPace) if name.startswith("test_") and name_of_ddp(name)]
+    return unittest.TestSuite(WithPace(name) for name in names)
+
+
+def name_of_ddp(name: str) -> bool:
+    return "ddp" in name.lower() or "DistributedDataParallel" in name
+
+
+def main(chosen: list[str]) -> int:
+    if os.environ.get("JUDGE"):
+        script(os.environ["JUDGE"])
+        return 0
+    known = [*SCRIPTS, "torch"]
+    failed = []
+    os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    for name in chosen or known:
+        if name not in known:
+            print(f"{name}: expected one of {', '.join(known)}", file=sys.stderr)
+            return 2
+        if name == "torch":
+            result = unittest.TextTestRunner(verbosity=2).run(of_torch())
+            passed = result.wasSuccessful()
+        else:
+            command = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                f"--nproc-per-node={SCRIPTS[name]}",
+            ]
+            done = subprocess.run([*command, str(Path(__file__))], env=os.environ | {"JUDGE": name})
+            passed = done.returncode == 0
+        print(f"{name}: {'passed' if passed else 'FAILED'}", flush=True)
+        failed += [] if passed else [name]
+    return 1 if failed else 0
+
+
+os.environ.setdefault("BACKEND", "gloo")
+os.environ.setdefault("WORLD_SIZE", "2")
+os.environ.setdefault("TEMP_DIR", "/tmp")
+if "torch" in sys.argv or os.environ.get("JUDGE_TORCH"):
+    os.environ["JUDGE_TORCH"] = "1"  # their processes import this file, and look for the class
+    of_torch()
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
