@@ -3,7 +3,8 @@
 dbw: training on MNIST as in DBW's Fig. 6 for alpha = 1, with other readings of the estimator of L (eqs. (12), (15)):
     "printed", the mean of the last five; "available", the last five that exist, where an update from one gradient
     gives none; "ratio", the means of what stands above and below the bar; "quiet", as printed, but with every loss
-    measured on the same 5,000 samples, which no server can do: it shows whether the noise of the losses is the cause.
+    measured on the same 5,000 samples, which no server can do: it shows whether the noise of the losses is the cause;
+    "both", with "available" besides.
 dolbie: how often a realization of the three clusters comes to the printed savings of Fig. 3, with the printed steps
     and with steps that may grow again.
 coded: the savings of Fig. 3 for several meanings of "u is randomly selected within [1, 5]".
@@ -30,7 +31,7 @@ from paceline.simulate import run
 
 PRINTED = {"EQU": 89.6, "OGD": 82.2, "LB-BSP": 67.4, "ABS": 47.6}  # per cent, DOLBIE's Fig. 3
 HISTORY: list[tuple[float, float]] = []  # of one run: above and below the bar of eq. (12)
-READINGS = ("printed", "available", "ratio", "quiet")
+READINGS = ("printed", "available", "ratio", "quiet", "both")
 
 
 def newest(values: np.ndarray, value: float) -> np.ndarray:
@@ -39,12 +40,13 @@ def newest(values: np.ndarray, value: float) -> np.ndarray:
 
 
 def of_means(state: GainState, happened: Iteration, pushed: Any = module.update_gain) -> GainState:
-    """Eq. (12) with the means of five numerators and denominators: their ratio takes the newest value's place."""
+    """Eq. (12) with the means of the last five numerators and denominators: their ratio is the newest value."""
     after: GainState = pushed(state, happened)
     bottom = happened.rate**2 * (state.norm2[-1] + state.spread)
-    if np.isnan(after.smoothness[-1]):
+    if not np.isnan(after.smoothness[-1]):
+        HISTORY.append((after.smoothness[-1] * bottom, bottom))
+    if not HISTORY:
         return after
-    HISTORY.append((after.smoothness[-1] * bottom, bottom))
     ratio = sum(top for top, _ in HISTORY[-5:]) / sum(below for _, below in HISTORY[-5:])
     return after._replace(smoothness=np.append(after.smoothness[:-1], ratio))
 
@@ -66,7 +68,7 @@ def train(reading: str, model: str, alpha: float, seed: int, target: float) -> t
 
     def measured(self: Dbw, state: DbwState, happened: Iteration) -> tuple[int, DbwState]:
         nonlocal known
-        if reading == "quiet":  # the loss before the update, as eq. (12) has it
+        if reading in ("quiet", "both"):  # the loss before the update, as eq. (12) has it
             happened, known = happened._replace(loss=known), learns.loss(server.parameters.values, same)
         k, after = step(self, state, happened)
         found = after.gain.smoothness
@@ -85,7 +87,7 @@ def train(reading: str, model: str, alpha: float, seed: int, target: float) -> t
     HISTORY.clear()
     try:
         Dbw.step = measured  # type: ignore[method-assign]
-        if reading == "available":
+        if reading in ("available", "both"):
             module._pushed = newest  # type: ignore[assignment]
         if reading == "ratio":
             module.update_gain, module.estimate = of_means, only_newest

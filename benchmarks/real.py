@@ -222,10 +222,10 @@ def served(
 
 
 @cache
-def _plain(delay: Any, epochs: int, *before: tuple[str, str]) -> float:
+def _plain(delay: Any, epochs: int, kill: int | None, *before: tuple[str, str]) -> float:
     """Seconds of the baseline, which several rows share."""
     setting: dict[str, Any] = dict(before)
-    return served(delay, epochs, **setting)[0]
+    return served(delay, epochs, kill, **setting)[0]
 
 
 def on_ray(
@@ -233,13 +233,14 @@ def on_ray(
 ) -> Ran:
     """A row of the parameter server, and its baseline under the same sleeps."""
     seconds, loss, dropped, log = served(delay, epochs, **setting)
-    plain = _plain(delay, epochs, *before.items())
-    waited = np.mean([update.quorum for update in log])
+    plain = _plain(delay, epochs, setting.get("kill"), *before.items())
     what = ", ".join(f"{count} {name}" for name, count in sorted(dropped.items())) or "none"
-    loads = "/".join(str(load) for load in log[-2].loads)
-    said = f"each sample once an epoch; gradients dropped: {what}; {waited:.1f} of {len(PACES)} waited for on average"
     if "policy" in setting:
-        said = f"each sample once an epoch; gradients dropped: {what}; loads {loads} in the end"
+        each = "/".join(str(load) for load in sum(update.loads for update in log))
+        said = f"{each} samples of each worker"
+    else:
+        said = f"{np.mean([update.quorum for update in log]):.1f} of {len(PACES)} waited for on average"
+    said = f"each sample once an epoch; gradients dropped: {what}; {said}"
     return Ran("5 Ray workers", seconds, plain, loss, said)
 
 

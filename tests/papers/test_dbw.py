@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,3 +207,53 @@ def test_each_batch_size_has_its_rates_and_its_best_number(tmp_path: Path) -> No
         assert len(rates) == 6
         seconds = {row["policy"]: float(row["seconds"]) for row in rows if row["batch"] == batch}
         assert all(each > 0 for each in seconds.values())
+
+
+def test_each_figure_has_the_printed_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """DBW, setting: what each figure trains with, from the paper's captions and section 4."""
+    played: list[tuple[str, float, dict[str, Any]]] = []
+
+    def play(backup: str, delay: Any, **setting: Any) -> tuple[list[Any], Any]:
+        played.append((backup, delay, setting))
+        told = {"loss": 0.05, "quorum": 16, "variance": 1.0, "norm2": 1.0, "seconds": 60.0}
+        updates = [SimpleNamespace(now=60.0 * n, **told) for n in range(1, 7)]
+        return updates, SimpleNamespace(parameters=SimpleNamespace(values=None))
+
+    monkeypatch.setattr(dbw_training, "play", play)
+    monkeypatch.setattr(dbw_training, "knee_rates", lambda batch, ks, *rest: dict.fromkeys(ks, 0.1))
+    monkeypatch.setattr(
+        dbw_training, "learner", cache(lambda *rest: SimpleNamespace(test=lambda _: (0, 0.5)))
+    )
+
+    def of(figure: str) -> list[tuple[str, float, dict[str, Any]]]:
+        played.clear()
+        experiments("dbw")[figure](tmp_path, False)
+        return list(played)
+
+    def alpha(delay: Any) -> float:
+        draws = next(delay.stream((40_000,), np.random.default_rng(0)))
+        assert draws.mean() == pytest.approx(1.0, abs=0.03)  # 1 - alpha + alpha Exp(1)
+        return float(draws.std())
+
+    assert {setting.get("batch", 500) for _, _, setting in of("fig4")} == {500}
+    assert all(alpha(delay) == pytest.approx(0.7, abs=0.02) for _, delay, _ in of("fig4"))
+    for _, delay, setting in of("fig5"):
+        assert alpha(delay) == pytest.approx(1.0, abs=0.03)
+        assert (setting["lr"], setting["batch"], setting["shards"]) == (0.05, 256, 16)
+    fig6 = of("fig6")
+    assert {setting.get("target", 0.2) for _, _, setting in fig6} == {0.2}
+    assert {round(alpha(delay), 1) for _, delay, _ in fig6} == {0.0, 0.2, 1.0}
+    assert {"static:16", "static:12", "static:8"} <= {backup for backup, _, _ in fig6}
+    assert {setting["batch"] for _, _, setting in of("fig8")} == {16, 128, 500}
+    for _, delay, setting in of("fig9"):
+        assert alpha(delay) == 0
+        (change,) = setting["changes"]
+        assert (change.at, len(change.workers), change.factor) == (160.0, 8, 5.0)
+    fig10 = of("fig10")
+    assert {(setting["mode"], setting["target"]) for _, _, setting in fig10} == {("push-interrupt", 0.07)}
+    assert {"dbw", "adasync"} <= {backup for backup, _, _ in fig10}
+    for each in (fig6, fig10):  # DBW keeps the full rate, static k have theirs in proportion
+        assert {setting.get("rate", "fixed") for backup, _, setting in each if backup[:3] == "dbw"} == {
+            "fixed"
+        }
+        assert {setting.get("lr", dbw.MNIST_RATE) for _, _, setting in each} == {0.08}
