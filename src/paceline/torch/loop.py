@@ -91,7 +91,8 @@ class Loop:
         self._reducer.runs_again()
 
     def refuse_collectives(self) -> None:
-        """Refuse the program's collectives in rounds that ranks run in unlike numbers of micro-steps: some would hang."""
+        """Refuse the collectives of the program in rounds that ranks run in unlike numbers of micro-steps: some would
+        hang."""
         if self.ranks > 1 and self.terms.fixed_micro_steps is None and not self.terms.in_step:
             self._closing = waits.refuse(self._within, self.terms.loop)
 
