@@ -60,6 +60,7 @@ class Balancer:
         self._quantum, self._floor, self.learner = quantum, floor, learner
         self.needs_readings = policy.needs_readings
         self._aside = thread_aside() if policy.trains else None
+        self._most: dict[int, Array] = {}  # samples of each worker at most, by the round from which they hold
         self.restart(0)
 
     def restart(self, step: int) -> None:
@@ -71,6 +72,8 @@ class Balancer:
             self.learner.restart()
             self._models = {step: self.learner.model()}
         self._newest = plan
+        if self._most:  # what fits does not depend on the policy
+            self._most = {step: _in_force(self._most, max(self._most))}
         self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
 
     def _forget(self) -> Plan:
@@ -85,6 +88,21 @@ class Balancer:
         Raises PacelineError if loads are to be multiples of a number of samples."""
         _check_dealt(self._quantum)
         self.learner, self._models = learner, {step: learner.model()}
+
+    def limit(self, step: int, most: Array) -> None:
+        """From round ``step`` on each worker is given so many samples at most, (n,), within the cluster's limits; NaN
+        for no other. If they leave no room for a batch, all are exceeded by the same factor."""
+        cluster, unit = self.policy.cluster, self._quantum
+        most = np.minimum(np.where(np.isnan(most), np.inf, most), cluster.most)
+        most = np.maximum(np.floor(most / unit) * unit, np.maximum(cluster.least, self._floor))
+        if (room := most.sum()) < cluster.global_batch:
+            most = np.minimum(np.ceil(most * (cluster.global_batch / room / unit)) * unit, cluster.most)
+        self._most[step] = most if most.sum() >= cluster.global_batch else cluster.most
+
+    def _limits(self, step: int) -> tuple[Array, Array]:
+        """Least and most samples of each worker in a full round."""
+        cluster = self.policy.cluster
+        return cluster.least, _in_force(self._most, step) if self._most else cluster.most
 
     @property
     def digest(self) -> int:
@@ -104,8 +122,8 @@ class Balancer:
             nothing. room: samples that each worker can be given in this very round, (n,), where that is less than its
             limit. Raises PacelineError when the limits of those present cannot hold the batch.
         """
-        plan, cluster = self.plan(step), self.policy.cluster
-        least, most = cluster.least, cluster.most
+        plan = self.plan(step)
+        least, most = self._limits(step)
         if present is not None and not present.all():
             plan = plan.among(present)
             least, most = np.where(present, least, 0.0), np.where(present, most, 0.0)
@@ -128,7 +146,7 @@ class Balancer:
         takes part, (n,). room: what a round and a micro-batch may hold; its least and most are by default the
         cluster's. Report such a round with ``parts=deal.parts``.
         """
-        plan, room = self._here(self.plan(step), present, room)
+        plan, room = self._here(step, self.plan(step), present, room)
         costs = plan.costs if isinstance(plan.costs, Linear) else plan.by_shares()
         return deal(lengths, self.cost_model(step), costs.seconds_per_sample, costs.overhead, room)
 
@@ -146,16 +164,18 @@ class Balancer:
         planned = self.plan(step)
         if (pieces := planned.piece_plan) is None or not _moves_work(planned):
             return None
-        plan, room = self._here(planned, present, room)
+        plan, room = self._here(step, planned, present, room)
         at_once, least = float(pieces.at_once), np.broadcast_to(pieces.least, plan.shares.shape)
         room = room._replace(least=None)
         return in_pieces(lengths, self.cost_model(step), plan.shares, at_once, least, room)
 
-    def _here(self, plan: Plan, present: NDArray[np.bool_] | None, room: Room) -> tuple[Plan, Room]:
+    def _here(
+        self, step: int, plan: Plan, present: NDArray[np.bool_] | None, room: Room
+    ) -> tuple[Plan, Room]:
         """The plan and the room of those present; what the room leaves open is the cluster's."""
-        cluster = self.policy.cluster
-        least = cluster.least if room.least is None else np.asarray(room.least, float)
-        most = cluster.most if room.most is None else np.asarray(room.most, float)
+        least, most = self._limits(step)
+        least = least if room.least is None else np.asarray(room.least, float)
+        most = most if room.most is None else np.asarray(room.most, float)
         if present is not None and not present.all():
             plan = plan.among(present)
             least, most = np.where(present, least, 0.0), np.where(present, most, 0.0)
@@ -224,6 +244,7 @@ class Balancer:
             pending = self._aside.submit(lambda: self._step(state, happened, short))
             self._pending = (step + 2 + self.lag, pending)
         self._plans, self._models = _since(self._plans, step + 1), _since(self._models, step + 1)
+        self._most = _since(self._most, step + 1)
         if failed is not None:
             raise failed
         if _log.isEnabledFor(logging.DEBUG):

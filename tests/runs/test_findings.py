@@ -344,3 +344,10 @@ def test_lost_workers_are_told_of_in_findings_charts_comparisons_and_the_trace(t
 
 def trace_of(run):
     return json.loads(trace.write(run).read_text())["traceEvents"]
+
+
+def test_workers_that_ran_out_of_memory_are_named(tmp_path, write):
+    run = read(write(tmp_path / "run", np.full((3, 4), 16), np.tile(SLOW, (3, 1))))
+    run.extras["ran_out"] = [[0, 2, 0, 0], None, [0, 1, 0, 1]]
+    assert "Worker 1 ran out of memory 3 times, and ran that part again in halves." in said(run)
+    assert "Worker 3 ran out of memory 1 time," in said(run)

@@ -29,6 +29,7 @@ def options_of(kind: type, *names: str, panel: str | None = None) -> Callable[[C
     """
     hints = get_type_hints(kind)
     readers: dict[Any, tuple[Callable[[str, str], Any], str]] = {list[float] | None: (numbers, "X,Y,...")}
+    readers[Limits | str | None] = (limits_or_memory, "LEAST:MOST,...|memory")
     readers |= dict.fromkeys((Limits | None, list[list[int | None]] | None), (limits, "LEAST:MOST,..."))
     read = {name: readers[hint] for name, hint in hints.items() if hint in readers}
     found: dict[str, tuple[Any, str, str | None]]  # default, help, panel
@@ -108,6 +109,11 @@ def limits(text: str, option: str) -> Limits:
                 f"{option} has the entry {part!r}; expected least:most in samples, as in 1:64"
             ) from None
     return pairs
+
+
+def limits_or_memory(text: str, option: str) -> Limits | str:
+    """The same, or "memory"."""
+    return text if text == "memory" else limits(text, option)
 
 
 def check_port(port: int) -> None:

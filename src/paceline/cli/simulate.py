@@ -20,7 +20,7 @@ from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.runs import words
 from paceline.runs.words import number
-from paceline.simulate import dealt
+from paceline.simulate import dealt, worth
 from paceline.simulate.dealt import COUNT, DealtOutcome
 from paceline.simulate.measures import (
     estimate,
@@ -170,7 +170,7 @@ def tell(console: Console, outcomes: Sequence[Played], verbose: bool) -> None:
             tables.print_whole(console, _table_by_cost(outcome))
             continue
         tables.print_whole(console, table(outcome, verbose))
-        for sentence in bounds(outcome) if verbose else ():
+        for sentence in [*worth.of_scenario(outcome.scenario), *(bounds(outcome) if verbose else ())]:
             tables.say(console, sentence)
 
 

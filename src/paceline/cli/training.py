@@ -21,6 +21,7 @@ from paceline.errors import PacelineError
 from paceline.files import allow_open, sweep
 from paceline.runs import read, report, trace
 from paceline.runs.findings import compare, findings
+from paceline.simulate import worth
 from paceline.torch import join, peers
 from paceline.train import checkpoint, checks, launch
 from paceline.train.config import TrainConfig
@@ -154,6 +155,8 @@ class Session:
         runs = [read(directory) for directory in directories]
         tables.print_whole(self._console, comparison_table(runs))
         for sentence in compare(runs)[:1] if len(runs) > 1 else findings(runs[0]):
+            tables.say(self._console, sentence)
+        for sentence in worth.of_run(runs[-1]):
             tables.say(self._console, sentence)
         page = base / report.REPORT
         written = [self._written(report.write, run) for run in runs]

@@ -14,6 +14,7 @@ from paceline.errors import PacelineError
 from paceline.runs import causes, read
 from paceline.runs.run import runs_in
 from paceline.runs.words import listing, percent, plural, seconds, times
+from paceline.simulate import worth
 from paceline.simulate.toml import of_trace
 from paceline.simulate.whatif import Answer, before, table
 from paceline.simulate.whatif import of_run as answer_of_run
@@ -45,7 +46,7 @@ def command(
     with Counter("replaying") as progress:
         if record.suffix.lower() == ".csv":
             scenario = of_trace(record, global_batch=256 if global_batch is None else global_batch)
-            answer = answer_of_trace(scenario, names, progress)
+            answer, who = answer_of_trace(scenario, names, progress), worth.of_scenario(scenario)
         else:
             if global_batch is not None:
                 raise PacelineError("--global-batch is for traces; a run knows its own batches")
@@ -53,9 +54,11 @@ def command(
                 each = ", ".join(f"paceline whatif {path}" for path in inside)
                 wanted = "the run itself" if len(inside) == 1 else "one of them"
                 raise PacelineError(f"{record} holds {plural(len(inside), 'run')}; expected {wanted}: {each}")
-            answer = answer_of_run(read(record), names, progress)
+            recorded = read(record)
+            answer = answer_of_run(recorded, names, progress)
+            who = worth.of_run(recorded)
     why = [causes.sentence(answer.causes)] if answer.causes is not None else []
-    for sentence in (verdict(answer), losses(answer), *why, *answer.notes):
+    for sentence in (verdict(answer), losses(answer), *why, *who, *answer.notes):
         say(console, sentence)
     print_whole(console, table(answer))
     write_json(json_, to_json(answer))

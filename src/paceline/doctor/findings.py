@@ -23,6 +23,7 @@ from paceline.runs import Run, causes
 from paceline.runs.run import waiting_share
 from paceline.runs.words import number, times
 from paceline.simulate import whatif as compared
+from paceline.simulate import worth as having
 from paceline.simulate.whatif import Answer, of_run
 
 POLICIES = ("level", "auto", "dolbie", "lbbsp-gpu", "wlbs")
@@ -53,6 +54,7 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
             "the forward pass is given no tensor to count samples by; expected one whose first dimension is the batch"
         )
     answer = of_run(run, policies)
+    whom = having.of_run(run, spent(run).exchanging)
     # Who is slow goes by all of a rank's own time, what would help by the part that grows with its samples.
     run = replace(run, overhead=np.zeros_like(run.overhead))
     figures, form, slowest = spent(run), loop(run), slow(run)
@@ -72,6 +74,7 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
         *lost,
         say.cost(figures, answer.blame, idle, len(run.round)),
         *say.exchange(figures, form),
+        *whom,
         *say.everybody(figures, slowest, form, told=any("num_workers" in each for each in lost)),
     ]
     worth = bool(take) and idle >= say.LITTLE

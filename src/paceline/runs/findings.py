@@ -43,10 +43,21 @@ def findings(run: Run) -> list[str]:
         *events.sentences(run),
         *_learning(run, summary),
         *_pieces(run),
+        *_memory(run),
     ]
     parts = [part for part in run.config.get("resumed", []) if isinstance(part, dict)]
     found += [f"The run was resumed after {plural(part.get('round', 0), 'round')}." for part in parts]
     return found + run.notes
+
+
+def _memory(run: Run) -> list[str]:
+    told = [row for row in run.extras.get("ran_out") or () if row and len(row) == run.workers]
+    passes = np.sum(np.nan_to_num(np.array(told, float)), axis=0) if told else np.zeros(run.workers)
+    return [
+        f"Worker {worker} ran out of memory {plural(int(many), 'time')}, and ran that part again in halves."
+        for worker, many in enumerate(passes.tolist())
+        if many
+    ]
 
 
 def slow_workers(runs: Sequence[Run]) -> str:

@@ -213,7 +213,10 @@ FACTS: dict[str, dict[str, Fact]] = {  # that are read again, by file
     CONFIG: dict.fromkeys(("workers", "global_batch", "loader_workers"), COUNT)
     | {
         "policy": (lambda value: isinstance(value, str), "a text"),
-        "limits": (_limits, "a pair of whole numbers a worker"),
+        "limits": (
+            lambda value: value == "memory" or _limits(value),
+            "a pair of whole numbers a worker, or memory",
+        ),
         "resumed": (_resumed, "a list of the parts, each with its round"),
     },
     SUMMARY: dict.fromkeys(FIGURES, (is_number, "a number"))

@@ -261,6 +261,8 @@ def _limits(record: Run, batch: int) -> tuple[list[int], list[int | None]]:
     """As the run had them: at least one sample each where there are enough."""
     workers = record.loads.shape[1]
     given = record.config.get("limits") or [(None, None)] * workers
+    if isinstance(given, str):  # which found what fits while it trained
+        given = [(None, None)] * workers
     if len(given) != workers:
         owners = plural(len(given), "worker")
         record.notes.append(f"run.json has limits of {owners}, not of {workers}; none are kept to.")

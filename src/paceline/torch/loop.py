@@ -24,6 +24,7 @@ from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_ra
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
+from paceline.torch.memory_limits import MemoryLimit, ran_out, sentence
 from paceline.torch.passes import MicroStep, Passes
 from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
@@ -64,6 +65,7 @@ class Loop:
         self._rates = LearningRateWatch()
         self.progress = Progress(terms.global_batch, terms.floor)
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
+        self.memory: MemoryLimit | None = None
         self.watch_over(Alone())
 
         self._running: object = None  # the iteration that is
@@ -82,6 +84,11 @@ class Loop:
         self._lookout, self._named = lookout, lookout.named()
         lookout.explain = self.explain
         self._meter.lost, self.work.lookout = lookout.known, lookout
+
+    def limited_by(self, memory: MemoryLimit) -> None:
+        """Let ``memory`` say what fits into this rank's."""
+        self.memory, self._meter.memory = memory, memory.told
+        self._reducer.runs_again()
 
     def refuse_collectives(self) -> None:
         """Refuse the program's collectives in rounds that ranks run in unlike numbers of pieces: some would hang."""
@@ -223,8 +230,20 @@ class Loop:
         self.passes.micro_step = self.passes.over = None
         self._reducer.drop()
 
-    def explain(self, error: BaseException) -> None:
-        """The loop ends with this error: note what a single sample may have to do with it."""
+    def explain(self, error: BaseException) -> str:
+        """The loop ends with this error: note what a single sample, or memory, may have to do with it. Returns what
+        the others are to be told instead of the error's own words, or nothing."""
+        micro_step = self.passes.micro_step or self._left
+        if micro_step is not None and ran_out(error):
+            fits = self._rounds.fits
+            known = "" if fits is None else f" (as far as is known, of {np.nansum(fits):.0f} samples)"
+            words = (
+                f"{sentence(self.rank, micro_step.piece, self.passes.device)}; use loop='round' and "
+                "pace.round(batch, function) with limits='memory', which accumulates what does not fit, or a smaller "
+                f"global_batch{known}"
+            )
+            error.add_note(f"paceline: {words}")
+            return words
         micro_step = self._left
         few = micro_step is not None and not micro_step.done and micro_step.piece.samples <= 1
         if micro_step is not None and few and not isinstance(error, PacelineError):
@@ -233,6 +252,7 @@ class Loop:
                 "model or the loss needs two, as after squeeze(), give each rank at least as many: "
                 f"Pace(..., limits=[(2, None)] * {self.ranks}), and drop_last=True if the last round has fewer"
             )
+        return ""
 
     def failed(self, error: BaseException) -> None:
         """The loop ends with this error: tell the other ranks.

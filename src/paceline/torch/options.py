@@ -19,6 +19,7 @@ from paceline.rounds import Cluster
 
 LOOPS = ("whole", "round", "pieces")
 MANY = 2**31 - 1
+MEMORY = "memory"  # for limits: what fits is found while training
 Limits = Sequence[tuple[int | None, int | None]]  # (least, most) of each rank
 
 
@@ -31,7 +32,7 @@ class Options:
 
     global_batch: int
     policy: str | Callable[[Cluster], Policy[Any]]
-    limits: Limits | None
+    limits: Limits | str | None
     micro_batch: int | None
     micro_steps: int | None
     loop: str
@@ -78,7 +79,7 @@ class Options:
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name))
         whole("quantum", self.quantum)
-        if self.limits is not None:
+        if self.limits is not None and not (isinstance(self.limits, str) and self.limits == MEMORY):
             _pairs(self.limits)
         if self.record is not None and not isinstance(self.record, str | os.PathLike):
             raise PacelineError(f"record={short(self.record)}: expected the path of a new directory")
@@ -106,6 +107,23 @@ class Options:
                 "deterministic=True runs each round in many small pieces, and loop='whole' takes it in one "
                 "micro-step; use loop='round' and pace.round(batch, function), or loop='pieces'"
             )
+
+    def check_memory(self, in_step: bool) -> None:
+        """Raises PacelineError for loops in which what fits into memory cannot be found while training."""
+        wrong = (
+            "loop='pieces' runs its passes itself; use loop='round' and pace.round(batch, function)"
+            if self.loop == "pieces"
+            else "weigh='hook' weighs what DDP has summed, and a pass that does not fit is to be dropped before; "
+            "use weigh='loss'"
+            if self.weigh == "hook" and self.loop == "round"
+            else "deterministic=True fixes the size of every pass; set quantum= to what fits"
+            if self.deterministic
+            else "under fully_shard all ranks take as many passes; set micro_batch= to what fits"
+            if in_step
+            else ""
+        )
+        if wrong:
+            raise PacelineError(f"limits='memory': {wrong}")
 
     def check_elastic(self) -> None:
         """Raises PacelineError for what does not go together with ranks that may be lost or join."""
@@ -273,7 +291,7 @@ def check_joins(policy: str, trains: bool) -> None:
 
 
 def _pairs(limits: Any) -> None:
-    wrong = f"limits={short(limits)}: expected a pair (least, most) for each rank, None for the default"
+    wrong = f"limits={short(limits)}: expected 'memory', or a pair (least, most) for each rank, None for the default"
     if isinstance(limits, str) or not isinstance(limits, Sequence | np.ndarray):
         raise PacelineError(wrong)
     for rank, pair in enumerate(limits):

@@ -33,6 +33,7 @@ from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch import peers
 from paceline.torch.elastic.member import Member, Mended
+from paceline.torch.feed import nested
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.feed.rounds import Sizes, iterate, run_round
 from paceline.torch.feed.streams import StreamLoader
@@ -46,6 +47,7 @@ from paceline.torch.loop import Loop
 from paceline.torch.measuring.audience import Audience
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
 from paceline.torch.measuring.outlets import asked
+from paceline.torch.memory_limits import MemoryLimit
 from paceline.torch.options import Limits, Options
 from paceline.torch.passes import weighed
 from paceline.torch.terms import agree
@@ -65,7 +67,9 @@ class Pace:
         ``pace.step`` does nothing until the round is complete. Policies that move work within the round need one of
         the last two; under "whole", "auto" plans as "level" does.
     limits: (least, most) samples of a round for each rank, None for the default: at least 1 (2 with batch
-        norm, which needs a variance), at most B.
+        norm, which needs a variance), at most B. Or "memory": what fits into each rank's memory is found while
+        training. With loop="round" parts that do not fit at once are cut, and running out is survived; with "whole"
+        loads stay below what fits. See docs/two-cards.md.
     micro_batch: samples that fit into this rank's memory at once. A larger load is accumulated, piece by piece; where
         the loop takes whole rounds, loads stay below it.
     micro_steps: every round takes exactly so many micro-steps on every rank, for hosts that step on every k-th batch.
@@ -107,7 +111,7 @@ class Pace:
         global_batch: int,
         policy: str | Callable[[Cluster], Policy[Any]] = "auto",
         *,
-        limits: Limits | None = None,
+        limits: Limits | str | None = None,
         micro_batch: int | None = None,
         micro_steps: int | None = None,
         loop: str = "whole",
@@ -139,6 +143,8 @@ class Pace:
         self.policy, listeners = self.terms.policy, [on_round] if on_round else []
         self._loaders: list[BalancedLoader | StreamLoader] = []
         self.loop = Loop(model, self._reducer, self.terms, listeners, on_nan)
+        if self.terms.memory:
+            self.loop.limited_by(MemoryLimit(self.loop.passes, self.terms, nested.part))
         self.host = Hosting(self.loop, self._reducer)  # for frameworks that run the loop
         facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)

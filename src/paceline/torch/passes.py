@@ -76,10 +76,15 @@ class LastGradient:
 class MicroStep:
     """One micro-step, from what it is given to the end of its round or the next micro-step."""
 
-    __slots__ = ("begun", "done", "piece", "rows", "weighed")
+    __slots__ = ("begun", "done", "more", "piece", "rows", "told", "weighed", "whole")
 
-    def __init__(self, piece: Piece, rows: int | None) -> None:
-        self.piece = piece
+    def __init__(
+        self, piece: Piece, rows: int | None, whole: Piece | None = None, more: bool = False
+    ) -> None:
+        self.piece = piece  # what its coming backward pass is of
+        self.whole = piece if whole is None else whole  # what all its passes are of
+        self.more = more  # passes follow after this one
+        self.told: tuple[torch.Tensor, float, float | None] | None = None  # on record: loss, part and count
         self.rows = rows  # of its batch, if some of the piece's samples are missing there; else None
         self.weighed = False  # its loss
         self.begun = False  # its backward pass
@@ -173,6 +178,7 @@ class Passes:
         self._meter, self._halfway, self._ready = meter, halfway, ready
         self._commit = commit if reducer.travels else None
         self._by_hook = terms.weigh == "hook"
+        self.device = device
         self._reducer, self._on_cpu = reducer, device.type == "cpu"
         self.gradients = Weighing(
             parameters,
@@ -212,6 +218,44 @@ class Passes:
         self.micro_step = MicroStep(
             piece, self._rows.missing(batch, piece.samples) if piece.samples else None
         )
+
+    def cuts(self, batch: Any) -> bool:
+        """Whether the running micro-step's batch can be cut into samples: all that it holds has a row for each."""
+        micro_step = self.micro_step
+        if micro_step is None or micro_step.rows is not None:
+            return False
+        rows = {shape[0] for shape in _shapes(batch) or ()}
+        return isinstance(batch, int) or rows == {micro_step.piece.samples}
+
+    def part(self, samples: int, first: bool, more: bool) -> None:
+        """The coming pass is of so many of the running micro-step's samples: its first pass, or another after
+        which ``more`` follow."""
+        assert self.micro_step is not None
+        whole = self.micro_step.whole
+        piece = whole._replace(samples=samples, first=whole.first and first, last=whole.last and not more)
+        self.gradients.begin(piece)
+        self.micro_step = MicroStep(piece, None, whole, more)
+
+    @property
+    def droppable(self) -> bool:
+        """Whether the running pass can be taken back, and nobody else has a part of it."""
+        micro_step = self.micro_step
+        return micro_step is not None and not (
+            micro_step.begun and micro_step.piece.last and self.gradients.sums
+        )
+
+    def take_back(self) -> None:
+        """The running pass has failed: what it has left in the gradients and on record does not count."""
+        micro_step = self.micro_step
+        if micro_step is None or not micro_step.weighed:
+            return
+        self.gradients.take_back()
+        if micro_step.told is not None:
+            loss, part, count = micro_step.told
+            self._meter.add_loss(loss, -part)
+            if count is not None:
+                self._meter.add_count(-count)
+                self.gradients.count_back(micro_step.piece.step, count)
 
     def check_due(self, loss: Any) -> None:
         """Raises PacelineError if the loss is no tensor, or a backward pass is not due."""
@@ -255,8 +299,10 @@ class Passes:
         part = many if reduction == "mean" else float(many > 0)
         if loss is not None:
             self._meter.add_loss(loss, part)
-        if not piece.last:
-            self._halfway(piece)
+            if self.gradients.apart:
+                micro_step.told = loss.detach(), part, None if count is None else many
+        if not (piece.last or micro_step.more):
+            self._halfway(micro_step.whole)
         if not self._by_hook:
             self.gradients.check_sync(piece)
         if not micro_step.weighed:
@@ -280,6 +326,11 @@ class Passes:
                 "the loss to be multiplied by that weight first"
             )
         micro_step.done = True
+        self.gradients.join()
+        if micro_step.more:
+            self.gradients.done(piece)
+            return
+        micro_step.piece = piece = micro_step.whole
         if self._commit is not None:
             micro_step.piece = piece = self._commit(piece)
         if piece.last:
@@ -378,7 +429,7 @@ class Passes:
 
     def _gradients_ready(self) -> None:
         if self.micro_step is not None and self.micro_step.piece.last:
-            self._ready(self.micro_step.piece)
+            self._ready(self.micro_step.whole)
 
 
 def check_loss(loss: Any) -> None:

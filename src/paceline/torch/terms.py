@@ -42,6 +42,7 @@ class Terms:
     in_step: bool  # all ranks must take as many micro-steps in a round
     loop: str  # how the training loop takes a round
     weigh: str  # what weighs the gradients: "loss" or "hook"
+    memory: bool  # what fits into each rank's memory is found while training
 
     def divided(
         self, step: int, loads: Indices, start: int, present: NDArray[np.bool_] | None = None
@@ -87,7 +88,10 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         if micro_batch < quantum:
             raise PacelineError(f"micro_batch={micro_batch}: expected at least quantum={quantum} samples")
         micro_batch = micro_batch // quantum * quantum
-    least, most = least_and_most(given.limits, ranks, global_batch, floor)
+    limits = None if isinstance(given.limits, str) else given.limits
+    if memory := isinstance(given.limits, str):
+        given.check_memory(in_step)
+    least, most = least_and_most(limits, ranks, global_batch, floor)
     if fixed is not None:
         most = [min(m, fixed * (own or m)) for m, own in zip(most, peers.gather(micro_batch), strict=True)]
         options.check_room(most, global_batch, given.loop)
@@ -100,7 +104,11 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         plans: Any = chosen.planner()
         chosen, name = plans, "level"
     balancer = Balancer(chosen, quantum=quantum, floor=floor)
-    facts = {"global_batch": global_batch, "policy": name, "limits": (least, most)}
+    facts = {
+        "global_batch": global_batch,
+        "policy": name,
+        "limits": given.limits if memory else (least, most),
+    }
     for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "collect_every"):
         facts[other] = getattr(given, other)
     largest = peers.agree(facts, global_batch if micro_batch is None else micro_batch)
@@ -132,4 +140,5 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         in_step=in_step,
         loop=given.loop,
         weigh=given.weigh,
+        memory=memory,
     )

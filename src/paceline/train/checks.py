@@ -60,7 +60,7 @@ def server(config: TrainConfig) -> ServerConfig:
         rate=config.rate,
         lr=config.lr,
         momentum=config.momentum,
-        limits=None if config.limits is None else tuple(config.limits),
+        limits=tuple(config.limits) if isinstance(config.limits, list) else None,
     )
 
 
@@ -162,11 +162,21 @@ def _check_trace(config: TrainConfig, file: str, data: Data) -> None:
 
 def _limits(config: TrainConfig, floor: int) -> tuple[Any, Any]:
     """Least and most samples of each worker, which run at least ``floor`` if any."""
-    if config.limits is not None and len(config.limits) != config.workers:
+    limits = config.limits if isinstance(config.limits, list) else None
+    if limits is not None and len(limits) != config.workers:
         raise PacelineError(
-            f"--limits has {len(config.limits)} entries for {config.workers} workers; expected least:most for each"
+            f"--limits has {len(limits)} entries for {config.workers} workers; expected least:most for each"
         )
-    least, most = options.least_and_most(config.limits, config.workers, config.global_batch, floor)
+    if limits is not config.limits:
+        if config.limits != options.MEMORY or config.engine != "torch":
+            raise PacelineError(
+                f"--limits {config.limits}: expected least:most of each worker, or memory with --engine torch"
+            )
+        if config.weigh != "loss":
+            raise PacelineError(
+                "--limits memory drops what does not fit before it is summed; use --weigh loss"
+            )
+    least, most = options.least_and_most(limits, config.workers, config.global_batch, floor)
     return np.array(least, float), np.array(most, float)
 
 

@@ -50,8 +50,8 @@ class TrainConfig:
     slowdown_trace: str | None = _option(
         None, "Play speeds from a CSV file: round,worker,seconds_per_sample,overhead_seconds", SLOWNESS
     )
-    limits: list[tuple[int | None, int | None]] | None = _option(
-        None, "Least and most samples of each worker: 1:64,1:64,:", BALANCING
+    limits: list[tuple[int | None, int | None]] | str | None = _option(
+        None, "Least and most samples of each worker: 1:64,1:64,:; or memory: what fits is found.", BALANCING
     )
     micro_batch: int | None = _option(None, "Samples that fit into a worker's memory.", BALANCING, 1)
     quantum: int = _option(1, "Loads are multiples of this many samples.", BALANCING, 1)
@@ -103,7 +103,7 @@ class TrainConfig:
                 raise PacelineError(
                     f"{name}={given} in run.json: expected {kind}; put back the run's own file"
                 )
-        if kept.get("limits") is not None:
+        if isinstance(kept.get("limits"), list):
             kept["limits"] = [tuple(pair) for pair in kept["limits"]]
         return cls(**kept)
 

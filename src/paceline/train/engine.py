@@ -69,9 +69,9 @@ def train(
     """
     link = company() if survives else None
     torch.manual_seed(config.seed)
-    data, loss_of = datasets.load(config.data), nn.CrossEntropyLoss()
+    data, criterion = datasets.load(config.data), nn.CrossEntropyLoss()
     model = models.create(config.model, data.shape, data.classes)
-    timed, equal = _trial(model, loss_of, data), max(1, config.global_batch // config.workers)
+    timed, equal = _trial(model, criterion, data), max(1, config.global_batch // config.workers)
     # All ranks are timed at once.
     slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
@@ -91,6 +91,13 @@ def train(
     pace = _paced(config, trained, heard, emit, survives, missed)
     if survives:  # when the rounds are over, the end is near anyway, and the others wait for what was claimed
         signal.signal(signal.SIGTERM, lambda *_: None if pace.rounds >= last else pace.leave())
+
+    def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if slowed is not None:
+            time.sleep(slowed(pace.rank, pace.rounds, len(labels), first=pace.host.first))
+        loss: torch.Tensor = criterion(trained(images), labels)
+        return loss
+
     with pace:
         loader = pace.loader(
             ImageSet(data),
@@ -113,17 +120,15 @@ def train(
         due = pace.rounds
         try:
             while pace.rounds < last:
-                for images, labels in loader:
-                    if slowed is not None:
-                        time.sleep(slowed(pace.rank, pace.rounds, len(labels), first=pace.host.first))
-                    pace.backward(loss_of(trained(images), labels))
-                    if pace.step(optimizer):
-                        if pace.rounds - due >= config.checkpoint_every:
-                            due = pace.rounds
-                            if pace.chief:
-                                kept.save()
-                        if pace.rounds >= last:
-                            break
+                for batch in loader:
+                    pace.round(batch, loss_of)
+                    pace.step(optimizer)
+                    if pace.rounds - due >= config.checkpoint_every:
+                        due = pace.rounds
+                        if pace.chief:
+                            kept.save()
+                    if pace.rounds >= last:
+                        break
         except Left:
             pace.abandon()
             if pace.chief:  # all may have been told to leave
@@ -249,7 +254,8 @@ def _paced(
         micro_batch=config.micro_batch,
         quantum=config.quantum,
         weigh=config.weigh,
-        loop="pieces",
+        loop="round",
+        fill=False,  # a worker without work runs an empty batch
         on_round=heard,
         on_nan="raise",  # which ``heard`` does first, in words of its own
         **options,

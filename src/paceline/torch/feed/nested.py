@@ -84,5 +84,10 @@ def length(batch: Any) -> int:
 
 
 def part(batch: Any, start: int, end: int) -> Any:
-    """The samples from ``start`` to ``end`` of a batch."""
-    return mapped(batch, lambda value: value[start:end])
+    """The samples from ``start`` to ``end`` of a batch, or their number if it is a number of samples alone."""
+
+    def rows(value: Any) -> Any:
+        has = isinstance(value, list | tuple) or (isinstance(value, torch.Tensor) and value.ndim)
+        return value[start:end] if has else value
+
+    return end - start if isinstance(batch, int) else mapped(batch, rows)

@@ -59,19 +59,25 @@ def run_round(
     """See ``Pace.round``, whose ``backward`` is called with the loss of each piece."""
     pieces = batch.pieces() if isinstance(batch, RoundBatch) else iter([batch])
     total: torch.Tensor | None = None
-    count, last = 0.0, None
-    for part in pieces:
+    last: torch.Tensor | None = None
+    count = 0.0
+
+    def one(part: Any) -> tuple[torch.Tensor, float]:
+        """Both passes of a part; its loss, and what that is a mean over."""
+        samples = loop.passes.piece.samples
         returned = function(*part) if isinstance(part, list | tuple) else function(part)
         loss, own = returned if isinstance(returned, tuple) else (returned, None)
         own = None if own is None else checked_count(own)
         backward(loss, reduction, scaler, own)
-        last = loss.detach()
-        samples = loop.passes.piece.samples
-        many = samples if own is None else own * (samples > 0)
-        if many:
-            counted = last * many if reduction == "mean" else last
-            total = counted if total is None else total + counted
-            count += many
+        return loss.detach(), samples if own is None else own * (samples > 0)
+
+    memory = loop.memory
+    for part in pieces:
+        for last, many in [one(part)] if memory is None else memory.run(part, one):
+            if many:
+                counted = last * many if reduction == "mean" else last
+                total = counted if total is None else total + counted
+                count += many
     assert last is not None
     if total is None:
         return last

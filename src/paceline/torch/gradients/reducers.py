@@ -118,6 +118,9 @@ class Reducer:
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Let ``hook`` reduce the gradients."""
 
+    def runs_again(self) -> None:
+        """A forward pass may be left, and run again: what it has told the other ranks by then is not told again."""
+
     def release(self) -> None:
         """Let go of the model before the process group ends."""
 
@@ -144,6 +147,12 @@ class Replicated(Reducer):
                 "the model's no_sync() or require_backward_grad_sync was used within pace's loop; expected neither: "
                 "Paceline itself reduces the gradients in each round's last backward pass"
             )
+
+    def runs_again(self) -> None:
+        def told(*_: Any) -> None:  # behind the sending of buffers, and before the module's own forward pass
+            self._ddp.require_forward_param_sync = False
+
+        self._ddp.module.register_forward_pre_hook(told)
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         self._ddp.register_comm_hook(state, hook)

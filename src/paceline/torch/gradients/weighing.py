@@ -36,13 +36,17 @@ class GradientStash:
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._kept: list[torch.Tensor | None] | None = None  # of the running round's finished pieces
+        self.apart = (
+            False  # a pass adds to what was gathered when it is through, so that it can be taken back
+        )
         self._begun = False  # a backward pass of the running round has, and may have been left in its middle
         self._had: list[torch.Tensor | None] = []  # the gradients of the round that is complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step
         self._passed = False  # another model's backward pass has perhaps left something here since
 
-    def bring_back(self, step: int, scale: float = 1.0) -> None:
-        """A backward pass of round ``step`` begins: what was gathered before it comes back, times ``scale``.
+    def bring_back(self, step: int, scale: float = 1.0, apart: bool = False) -> None:
+        """A backward pass of round ``step`` begins: what was gathered before it comes back, times ``scale``; if the
+        pass runs ``apart``, with ``join`` alone.
 
         Raises PacelineError if a gradient is there that is not of this round.
         """
@@ -64,10 +68,27 @@ class GradientStash:
                 f"round {step}: gradients were added to the model between two pieces of the round; expected those of "
                 "pace.backward(loss) alone: call it instead of loss.backward(), once for each piece"
             )
+        if apart:
+            self._kept = kept
+            return
         if scale != 1.0:
             torch._foreach_mul_([g for g in kept if g is not None], scale)
         for parameter, grad in zip(self._parameters, kept, strict=True):
             parameter.grad = grad
+
+    def join(self) -> None:
+        """A backward pass is through: what was gathered apart from it is added."""
+        kept = self._kept
+        if self.apart and kept is not None:
+            self._kept = None
+            for parameter, before in zip(self._parameters, kept, strict=True):
+                if before is not None:
+                    parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+
+    def take_back(self) -> None:
+        """A backward pass that ran apart has failed: what it has left here does not count."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def put(self) -> None:
         """The backward pass of a piece is through, and another piece follows."""
@@ -160,6 +181,7 @@ class Weighing(GradientStash):
     ) -> None:
         self._reducer, self._by_hook = reducer, by_hook
         self._ranks = peers.ranks() if reducer.averages else 1
+        self.sums = reducer.averages or reducer.travels  # over the ranks, in a round's last backward pass
         self._sum = ExactSum(parameters) if exact else None
         super().__init__(parameters)
         self._counts = Counts(device, counted)
@@ -189,11 +211,16 @@ class Weighing(GradientStash):
         """The first backward pass of a micro-step begins, whose loss is over ``count`` where that is not its
         samples."""
         if not self._by_hook:
-            self.bring_back(piece.step)
+            self.bring_back(piece.step, apart=self.apart and not (piece.last and self.sums))
         elif count is not None:
             self._many = count
         if not self._reducer.travels and (count is not None or self._counts.given or not piece.last):
             self._counts.add(piece.step, count, piece.last)
+
+    def count_back(self, step: int, count: float) -> None:
+        """A backward pass that ran apart has failed, whose loss was over ``count``."""
+        if not self._reducer.travels:
+            self._counts.add(step, -count, False)
 
     def weight(self, piece: Piece, part: float) -> float:
         """What a loss counts whose part of the round is ``part`` samples, where no hook weighs it."""

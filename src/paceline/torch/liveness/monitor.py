@@ -124,9 +124,10 @@ class _Named:
 
 
 class Alone:
-    """One process: nobody to watch over. explain: called with an error that ends the program, before it is told."""
+    """One process: nobody to watch over. explain: called with an error that ends the program, before it is told;
+    gives other words for it, or none."""
 
-    explain: Callable[[BaseException], None]
+    explain: Callable[[BaseException], str]
 
     def ended(self, step: int) -> None:
         """This rank has done its part of the round."""
@@ -208,9 +209,9 @@ class Monitor(Alone):
         return None if failure is None or failure.rank == self._rank else self._without(failure)
 
     def fail(self, error: BaseException) -> None:
-        super().fail(error)
+        words = self.explain(error)
         if not (lost(error) or isinstance(error, WorkerError)):
-            words = f"{type(error).__name__}: {error}".splitlines()[0][:WORDS]
+            words = words or f"{type(error).__name__}: {error}".splitlines()[0][:WORDS]
             self._post(Failure(self._rank, f"failed in round {self._step}: {words}"))
 
     def close(self) -> None:

@@ -38,6 +38,8 @@ def fields(rounds: int) -> list[Any]:
         ("deciding", "f8"),  # processor seconds that the newest decision took
         ("overhead", "f8"),  # seconds of the optimizer step before each round, measured apart; their mean
         ("told", "f8"),  # 1 if the rank handed in its losses, else 0
+        ("fits", "f8"),  # samples that the rank's memory has room for, NaN if that is unknown
+        ("ran_out", "f8"),  # passes that it had no room for, until now
         ("cpu", "f8"),  # portion of the machine's processors that others left, NaN if it is not asked for
         ("memory", "f8"),  # portion that is free
         ("seconds", "f8", (rounds,)),  # of each round
@@ -90,6 +92,10 @@ class Meter:
     ) -> None:
         self.lost = exchange.nobody  # tells of a rank that need not be waited for any more
         self.digest: Callable[[], int] = int  # of the plan in force
+        self.memory: Callable[[], tuple[float, float]] = lambda: (
+            math.nan,
+            0.0,
+        )  # gives ``fits`` and ``ran_out``
         self.due = 0  # the round with whose end the ranks tell; the same on all of them
         self.light = False  # the rounds until then have no pieces to tell of
         self.told = False  # the row of an interval is on its way, and not collected yet
@@ -285,6 +291,7 @@ class Meter:
         row = np.full(1, np.nan, self._layout)
         row["first"], row["rounds"], row["digest"] = known[0].step if known else -1, rounds, self.digest()
         row["deciding"] = self.deciding
+        row["fits"], row["ran_out"] = self.memory()
         if known:
             row["overhead"] = sum(each.carry for each in known) / rounds
             row["told"] = all(each.loss is not None for each in known)

@@ -63,6 +63,9 @@ class RoundResult(NamedTuple):
     parts: Array | None = (
         None  # lengths, squared lengths and micro-batches that these are made of, shape (n, 3)
     )
+    ran_out: Array | None = (
+        None  # passes of each rank that have not fitted into its memory since they were told
+    )
     ended: float = math.nan  # this rank's ``time.perf_counter`` at its end
 
 
@@ -83,6 +86,8 @@ class OpenRounds:
     ) -> None:
         self._balancer, self._meter, self._moves_work = balancer, meter, moves_work
         self.listeners = listeners
+        self.fits: Array | None = None  # samples that fit into each rank's memory, (n,), if that is limited
+        self._ran_out: Array = np.zeros(())  # passes of each that did not, until now
         self.loss = math.nan  # of the newest settled round
         self._finite, self._blind = Finite(on_nan), Blind()
         self._open: dict[int, tuple[RoundPlan, int]] = {}  # each with its epoch
@@ -161,6 +166,11 @@ class OpenRounds:
         overhead, shares = balancer.report(
             *(steps[-1], loads, mean, known, cpu, memory, times, parts, head), short=seconds < LONG_SECONDS
         )
+        if not np.isnan(rows["fits"]).all():
+            self.fits = rows["fits"].copy()
+            balancer.limit(steps[-1] + 1 + balancer.lag, self.fits)
+        ran_out = (rows["ran_out"] - self._ran_out).clip(0)  # a rank that has joined counts from 0
+        self._ran_out = rows["ran_out"].copy()
         self._meter.due = steps[-1] + self._meter.lag + self._interval(rows, seconds, loads, batch, shares)
         self._meter.light = self._meter.due > steps[-1] + self._meter.lag + 1
         batches = np.array([plan.batch for plan in plans])
@@ -184,6 +194,7 @@ class OpenRounds:
                     learning_rate=learning_rate,
                     costs=None if plan.deal is None or parts is None else cost_of(plan.deal.model, parts),
                     parts=parts,
+                    ran_out=ran_out if step == steps[-1] and ran_out.any() else None,
                     ended=ended,
                 )
                 for listener in self.listeners:

@@ -174,6 +174,7 @@ class RoundRecorder:
             loss=result.loss,
             **({} if result.within is None else result.within._asdict()),
             **({"parts": result.parts} if result.parts is not None else {}),
+            **({"ran_out": result.ran_out.tolist()} if result.ran_out is not None else {}),
             **({"events": list(events)} if events else {}),
         )
 

@@ -1,0 +1,307 @@
+"""How much of a round fits into a rank's memory at once, learned from the peaks that it sees while it trains.
+
+A rank begins small and grows. What a pass has held at its peak, against the amount that it ran, gives a line. The
+next pass is as large as the line says that memory allows, but at most twice the largest that has gone through.
+What others take of the memory lowers what is allowed at the next look.
+
+An amount is samples, or the sum of their lengths (padded, where they are) if they cost differently.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from paceline.errors import PacelineError
+from paceline.torch import peers
+from paceline.torch.passes import Passes
+from paceline.torch.plan import Piece
+from paceline.torch.terms import Terms
+
+MARGIN = 0.06  # of what a rank may hold beyond what it held at the beginning is left free
+GROWTH = 2.0  # times the largest amount that has gone through
+AFTER = 7 / 8  # of an amount that did not fit, for so many passes, and twice as many after each that follows
+PASSES = 64
+LOOK_SECONDS = 0.1  # between two looks, while nothing grows
+CGROUPS = tuple(  # limit, use and statistics, of version 2 and 1, as a container sees them
+    (f"{place}{limit}", f"{place}{used}", f"{place}stat")
+    for place, limit, used in (
+        ("/sys/fs/cgroup/memory.", "max", "current"),
+        ("/sys/fs/cgroup/memory/memory.", "limit_in_bytes", "usage_in_bytes"),
+    )
+)
+SAID = ("can't allocate memory", "bad_alloc", "out of memory", "could not create a memory object")
+
+T = TypeVar("T")
+
+
+def ran_out(error: BaseException) -> bool:
+    """Whether an allocator had no memory left, of a device or of processors."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in SAID)
+
+
+class Gauge(NamedTuple):
+    """One kind of memory, in bytes: what this process holds, at its peak since ``begin`` (which returns False if an
+    older peak cannot be forgotten), and may hold with what others leave."""
+
+    begin: Callable[[], bool]
+    now: Callable[[], float]
+    peak: Callable[[], float]
+    room: Callable[[], float]
+
+
+def gauges(device: torch.device) -> list[Gauge]:
+    """All kinds of memory that may end first where a model is on this device. (Not yet run on a GPU.)"""
+    status = partial(_number, "/proc/self/status")
+    if device.type == "cuda":
+        cuda = torch.cuda
+
+        def begin() -> bool:
+            cuda.reset_peak_memory_stats(device)
+            return True
+
+        def free() -> float:
+            return float(cuda.mem_get_info(device)[0] + cuda.memory_reserved(device))
+
+        held, most = partial(cuda.memory_allocated, device), partial(cuda.max_memory_allocated, device)
+        return [Gauge(begin, held, most, free)]
+    found = [Gauge(_forget, partial(status, "VmRSS"), partial(status, "VmHWM"), _resident)]
+    addresses = float(resource.getrlimit(resource.RLIMIT_AS)[0])
+    if addresses != resource.RLIM_INFINITY:
+        sizes = partial(status, "VmSize"), partial(status, "VmPeak")
+        found.append(Gauge(lambda: False, *sizes, lambda: addresses))
+    return found
+
+
+def _forget() -> bool:
+    with suppress(OSError):  # not every kernel does
+        Path("/proc/self/clear_refs").write_text("5")
+        return True
+    return False
+
+
+def _resident() -> float:
+    """What this process may hold of its machine, or of its cgroup: an equal part of what is free, beside its own."""
+    free = _number("/proc/meminfo", "MemAvailable")
+    for limit, used, stat in CGROUPS:
+        with suppress(OSError, ValueError):  # "max" is no number
+            taken = (
+                int(Path(used).read_text()) - _number(stat, "inactive_file") / 1024
+            )  # given back when needed
+            free = min(free, int(Path(limit).read_text()) - taken)
+    sharing = int(os.environ.get("LOCAL_WORLD_SIZE") or peers.ranks())  # as torchrun tells; at most all
+    return _number("/proc/self/status", "VmRSS") + max(free, 0.0) / max(sharing, 1)
+
+
+def _number(path: str, name: str) -> float:
+    """Bytes of what has this name in a file of names and kilobytes; infinite if it is not there."""
+    with suppress(OSError), open(path, encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith(name):
+                return 1024 * float(line.removeprefix(name).lstrip(":").split()[0])
+    return math.inf
+
+
+class _Line:
+    """Bytes of a gauge at its peak, by the amount that was run: through the largest amount and a smaller one."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        gauge.begin()
+        self._start, self._seen, self._spoilt = gauge.now(), 0.0, 0.0
+        self._small = self._large = 0.0, self._start
+
+    @property
+    def left(self) -> float:
+        """Bytes that may still be taken."""
+        return self._start + (self._gauge.room() - self._start) * (1 - MARGIN) - self._large[1]
+
+    def ran(self, amount: float, through: bool = True) -> None:
+        """So much was run since the last call at most, or tried in vain."""
+        peak = self._gauge.peak()
+        self._seen = 0.0 if self._gauge.begin() else peak
+        self._spoilt = self._spoilt if through else self._seen
+        if peak <= self._spoilt or not through:  # a failed pass hides those that follow
+            return
+        expected = self._large[1] + (amount - self._large[0]) * self._slope
+        if amount >= self._large[0]:
+            self._large = amount, peak
+        elif self._seen:  # of larger amounts
+            return
+        elif peak > expected:  # all takes more than it did, such as an optimizer's state
+            self._large = self._large[0], self._large[1] + peak - expected
+        elif amount <= self._large[0] / 2:
+            self._small = amount, peak
+
+    def most(self) -> float:
+        """The amount that the gauge's room allows."""
+        left = self.left
+        if self._slope <= 0:
+            return math.inf if left > 0 else self._large[0] / 2
+        more = left / self._slope
+        if left > 0 and self._seen:  # an earlier peak may hide that it takes less
+            more = max(more, 1.0)
+        return self._large[0] + more
+
+    @property
+    def _slope(self) -> float:
+        amount = self._large[0] - self._small[0]
+        return (self._large[1] - self._small[1]) / amount if amount > 0 else 0.0
+
+
+class MemoryLimit:
+    """This rank's limit, in amounts.
+
+    passes: of this rank's loop, whose micro-steps ``run`` cuts where the loop takes a round in pieces. cut: a batch's
+    samples from one to another. Collective.
+    """
+
+    def __init__(self, passes: Passes, terms: Terms, cut: Callable[[Any, int, int], Any]) -> None:
+        self._rank, self._passes, self._terms, self._cut = peers.rank(), passes, terms, cut
+        self._unit, self._floor = terms.quantum, max(terms.floor, terms.quantum)
+        self._device = passes.device
+        self._lines = [_Line(gauge) for gauge in gauges(self._device)]
+        self._whole = terms.fixed_micro_steps is not None
+        passes.gradients.apart = not self._whole
+        if self._whole:  # nobody knows yet what a sample takes: as much as each has room
+            left = np.array(peers.gather(max(min(line.left for line in self._lines), 1.0)))
+            terms.balancer.limit(0, np.ceil(terms.global_batch * left / left.sum()))
+        self._proven = self._largest = 0.0  # the largest amount that has gone through; since the last look
+        self._most = 0.0
+        self._looked = -math.inf
+        self._out, self._out_for, self._patience = math.inf, 0, PASSES  # what did not fit, for so many passes
+        self._lengths = 0.0  # of a sample on average, the most of a round
+        self._failed = 0  # passes that did not fit
+
+    def told(self) -> tuple[float, float]:
+        """Samples that fit into a round of this rank, after its newest part, NaN if it does not matter or nobody
+        knows; and how many passes have not fitted until now."""
+        micro_step, steps = self._passes.micro_step, self._terms.fixed_micro_steps
+        if self._whole and micro_step is not None and micro_step.piece.samples:
+            self._lengths = max(self._lengths, _each(micro_step.piece))
+            self._ran(micro_step.piece.samples * _each(micro_step.piece))
+        if steps is None or not self._proven:
+            return math.nan, self._failed
+        return max(self._find() / self._lengths * steps, self._floor), self._failed
+
+    def run(self, batch: Any, one: Callable[[Any], T]) -> Iterator[T]:
+        """What ``one`` makes of a micro-step's batch, which runs its forward and backward pass: of the whole, or of
+        parts that fit, one after the other. A part that does not is dropped, and half of it is tried."""
+        piece, rows = self._passes.piece, self._passes.piece.samples
+        each, start, again = _each(piece), 0, rows
+        cuts = rows > self._floor and not self._whole and self._passes.cuts(batch)
+        while start < rows or not rows:
+            left = rows - start
+            size = (
+                min(self._size(left, each, piece.last and self._passes.gradients.sums), again)
+                if cuts
+                else left
+            )
+            if size < rows:
+                self._passes.part(size, first=not start, more=size < left)
+            try:
+                result = one(batch if size == rows else self._cut(batch, start, start + size))
+            except Exception as error:
+                if not ran_out(error):
+                    raise
+                if not (cuts and size > self._floor and self._passes.droppable):
+                    raise PacelineError(self._too_little(piece, size, cuts)) from error
+            else:
+                self._ran(size * each)
+                yield result
+                start += size
+                if not rows:
+                    return
+                continue
+            again = max(size // 2, self._floor)
+            self._drop(size, each)
+
+    def _size(self, left: int, each: float, sums: bool) -> int:
+        """How many of ``left`` samples are run next. sums: gradients are summed while the last of them is."""
+        most = max(int(self._find() / each), self._floor)
+        proven = max(min(int(self._proven / each), most), self._floor)
+        if left <= most:
+            size = (
+                left if not sums or left <= proven else left - proven
+            )  # what others wait for is to go through
+        else:
+            size = most if most > proven else -(-left // -(-left // most))
+        if size < left:
+            size = max(min(size, left - self._floor) // self._unit * self._unit, self._floor)
+        return size if left - size >= self._floor else left
+
+    def _drop(self, samples: int, each: float) -> None:
+        """A pass of so many samples did not fit."""
+        self._failed += 1
+        for line in self._lines:
+            line.ran(samples * each, through=False)
+        self._passes.take_back()
+        self._out, self._out_for = samples * each, self._patience
+        self._patience *= 2
+        self._proven = min(self._proven, samples * each / 2)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _too_little(self, piece: Piece, samples: int, cuts: bool) -> str:
+        what = (
+            "expected room for so many: take a smaller model, checkpoint its activations, or leave this rank out"
+            if samples <= self._floor
+            else "its batch cannot be cut: not all it holds has a row for each sample; set micro_batch="
+            if not cuts
+            else "its gradients were being summed, so that it could not be dropped; set micro_batch="
+        )
+        return f"{sentence(self._rank, piece, self._device, samples)}; {what}"
+
+    def _ran(self, amount: float) -> None:
+        """A pass of this amount is through."""
+        self._largest = max(self._largest, amount)
+        if self._out_for:
+            self._out_for -= 1
+            self._out = self._out if self._out_for else math.inf
+        if amount > self._proven or time.monotonic() >= self._looked + LOOK_SECONDS:
+            for line in self._lines:
+                line.ran(self._largest)
+            self._proven, self._largest = max(self._proven, self._largest), 0.0
+            self._looked = -math.inf
+
+    def _find(self) -> float:
+        """The amount that may be run at once now."""
+        now = time.monotonic()
+        if now >= self._looked + LOOK_SECONDS:
+            self._looked = now
+            allowed = min(line.most() for line in self._lines) if self._proven else 0.0
+            self._most = max(min(allowed, GROWTH * self._proven, AFTER * self._out), 0.0)
+        return self._most
+
+
+def _each(piece: Piece) -> float:
+    """Of what a sample counts in a piece, on average."""
+    return 1.0 if piece.parts is None or not piece.samples else float(piece.parts[0]) / piece.samples
+
+
+def sentence(rank: int, piece: Piece, device: torch.device, samples: int | None = None) -> str:
+    """Which rank ran out of memory where, with how many samples, and how many bytes it held."""
+    peak, room = min(
+        ((gauge.peak(), gauge.room()) for gauge in gauges(device)), key=lambda pair: pair[1] - pair[0]
+    )
+    many = piece.samples if samples is None else samples
+    return (
+        f"rank {rank} ran out of memory in round {piece.step} with {many} sample{'s' * (many != 1)} at once, "
+        f"where it held up to {_bytes(peak)} of the {_bytes(room)} that it may hold"
+    )
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"

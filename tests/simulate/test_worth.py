@@ -1,0 +1,103 @@
+"""Who is worth having, against all subsets of some workers and against recorded rounds whose answer is known."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import brentq
+
+from paceline.runs import Recorder, read
+from paceline.simulate import worth
+
+
+def seconds(members, pace, overhead, batch, exchange, links, least=1.0) -> float:
+    """By root finding: the moment until which these workers hold the batch, and then their sum."""
+    chosen = list(members)
+    held = lambda end: np.maximum(end - overhead[chosen], 0.0) @ (1 / pace[chosen]) - batch  # noqa: E731
+    end = brentq(held, 0.0, float((overhead[chosen] + (batch + 1) * pace[chosen]).max()), xtol=1e-13)
+    end = max(end, float((overhead[chosen] + least * pace[chosen]).max()))
+    return end + (exchange[len(chosen)] * links[chosen].max() if len(chosen) > 1 else 0.0)
+
+
+speed = st.floats(0.1, 10.0)
+
+
+@given(
+    st.lists(
+        st.tuples(speed, st.floats(0.0, 40.0), st.sampled_from([1.0, 1.0, 3.0, 20.0])), min_size=1, max_size=7
+    ),
+    st.floats(1.0, 100.0),
+    st.floats(0.0, 30.0),
+    st.booleans(),
+)
+def test_no_subset_is_better_than_those_that_are_named(workers, batch, summed, alike) -> None:
+    pace, overhead, links = (np.array(column) for column in zip(*workers, strict=True))
+    links = np.ones(len(pace)) if alike else links
+    batch, n = max(batch, len(pace)), len(pace)
+    exchange = worth.growth(summed, n)
+    found = worth.best(pace, overhead, batch, exchange, links)
+    for k in range(1, n + 1):
+        every = {
+            members: seconds(members, pace, overhead, batch, exchange, links)
+            for members in itertools.combinations(range(n), k)
+        }
+        assert found[k - 1].seconds == pytest.approx(min(every.values()), rel=1e-9)
+        assert every[found[k - 1].members] == pytest.approx(min(every.values()), rel=1e-9)
+    assert found[-1].members == tuple(range(n))
+
+
+def test_a_sum_over_fewer_takes_less_and_alone_none() -> None:
+    assert worth.growth(6.0, 4) == pytest.approx([0.0, 0.0, 4.0, 16 / 3, 6.0])
+
+
+def said(pace, exchange, error=0.0):
+    pace, none = np.array(pace), np.zeros(len(pace))
+    found = worth.best(pace, none, 120.0, worth.growth(exchange, len(pace)))
+    return worth.sentences(found, none, pace, 120.0, error)
+
+
+def test_the_fastest_alone_is_told() -> None:
+    assert said([1.0, 1.0, 4.0], 0.0) == [
+        "Worker 0 alone, the fastest, would be 2.2x slower than all 3 together, balanced."
+    ]
+    faster = said([1.0, 8.0], 40.0)[0]
+    assert faster == "Worker 0 alone, the fastest, would be 1.22x faster than all 2 together, balanced."
+
+
+def test_who_costs_more_than_it_brings_is_told_if_it_is_sure() -> None:
+    # 120 samples take 60 + 30 s on two, and 120 / 2.02 + 40 s on three
+    alone, without = said([1.0, 1.0, 50.0], 40.0)
+    assert alone == "Worker 0 alone, the fastest, would be 1.21x slower than all 3 together, balanced."
+    assert without == (
+        "Without worker 2 the others would be 10 % faster: it brings 1 % of speed, and the sums with it cost 10 % of "
+        "a round."
+    )
+    assert len(said([1.0, 1.0, 50.0], 40.0, error=0.1)) == 1
+    assert len(said([1.0, 1.0, 2.0], 4.0)) == 1
+
+
+def recorded(tmp_path, pace, exchange, rounds=40, noise=0.0, **config):
+    """A run of these seconds per sample, whose rounds take so much longer than their slowest worker."""
+    rng, n = np.random.default_rng(1), len(pace)
+    with Recorder.create(
+        tmp_path / "run", {"policy": "level", "workers": n, "global_batch": 120} | config
+    ) as recorder:
+        loads = np.full(n, 120 // n)
+        for t in range(rounds):
+            compute = loads * np.array(pace) * (1 + noise * rng.standard_normal(n))
+            took = {"time": t + 1.0, "seconds": compute.max() + exchange, "batch": int(loads.sum())}
+            recorder.round(round=t, epoch=0, loads=loads, compute=compute, loss=None, **took)
+    return worth.of_run(read(tmp_path / "run"))
+
+
+def test_a_record_tells_both_and_scattered_rounds_only_what_is_sure(tmp_path) -> None:
+    assert len(recorded(tmp_path / "steady", [0.01, 0.01, 0.5], 0.4)) == 2
+    assert len(recorded(tmp_path / "scattered", [0.01, 0.01, 0.5], 0.4, noise=0.3)) == 1
+
+
+def test_nothing_is_said_of_updates_that_are_no_rounds(tmp_path) -> None:
+    assert recorded(tmp_path, [0.01, 0.01, 0.5], 0.4, sync="asp") == []

@@ -1,0 +1,186 @@
+"""limits="memory": what fits is found while training, running out is survived, and the model stays the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.torch import Pace, memory_limits
+from support.memory_jobs import Fake, alone, limited, one_process, running_out, too_small
+from support.ranks import run_ranks
+
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("memory")]
+
+TWO: dict[str, Any] = {"fits": [9, 4], "where": "backward"}
+
+
+def differs(found: list[Any], expected: list[Any]) -> float:
+    return max(float(abs(a - b).max() / abs(b).max()) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("loop", "batch"), [("round", 180), ("whole", 80)])
+def test_ranks_of_unlike_memory_train_the_model_of_one_process(loop: str, batch: int) -> None:
+    """Two ranks with 140 and 70 MB for about 1 MB a sample, as addresses that are granted; no numbers given."""
+    found = run_ranks(2, limited, [140, 70], 2 * batch, batch, 3, {"loop": loop})
+    for rank in found:
+        assert differs(rank["parameters"], alone(2 * batch, batch, 3)) < 1e-12
+    loads = np.array(found[0]["loads"])
+    assert (loads.sum(1) == batch).all()
+    if loop == "round":  # all is accumulated: loads go by speed, and passes by memory
+        # the smaller one is used up; the other has room for all that its speed gives it, or nearly
+        assert found[1]["held"] > 0.85
+        assert found[0]["most"] > 1.2 * found[1]["most"]
+    else:
+        assert loads[0, 0] > 1.4 * loads[0, 1]  # before anything is known
+        assert (loads[:, 1] < 70).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        TWO,
+        TWO | {"where": "forward"},
+        TWO | {"counts": True},
+        TWO | {"policy": "factoring:portion=0.3", "counts": True},
+        TWO | {"micro_batch": 12, "where": "forward"},
+    ],
+    ids=["backward", "forward", "counts", "moving", "with a micro-batch"],
+)
+def test_a_pass_that_runs_out_of_memory_is_dropped_and_halved(options: dict[str, Any]) -> None:
+    found = run_ranks(2, running_out, dict(options))
+    parameters, losses = one_process(options.get("counts", False))
+    for rank in found:
+        assert differs(rank["parameters"], parameters) < 1e-12
+        assert rank["losses"] == pytest.approx(losses, rel=1e-12)
+    assert sum(rank["outs"] for rank in found) > 0
+    assert any(found[0]["ran_out"])
+    assert found[0]["ran_out"] == found[1]["ran_out"]
+
+
+def test_alone_also_the_last_pass_of_a_round_may_run_out() -> None:
+    (found,) = run_ranks(1, running_out, {"fits": [9], "where": "backward"})
+    assert found["outs"] > 0
+    assert differs(found["parameters"], one_process(False)[0]) < 1e-12
+
+
+def test_with_buffers_that_are_sent_a_failed_forward_pass_does_not_send_them_again() -> None:
+    one, other = run_ranks(2, running_out, TWO | {"norm": True, "where": "forward"})
+    assert one["outs"] + other["outs"] > 0
+    assert differs(one["parameters"], other["parameters"]) == 0
+
+
+@pytest.mark.parametrize("loop", ["round", "whole"])
+def test_too_little_memory_is_told_on_every_rank(loop: str) -> None:
+    other, own = run_ranks(2, too_small, loop)
+    many = "1 sample at once" if loop == "round" else "4 samples at once"
+    for said in (own, other):
+        assert f"rank 1 ran out of memory in round 0 with {many}" in said
+        assert ("take a smaller model" if loop == "round" else "a smaller global_batch") in said
+    assert "rank 0 cannot go on without it" in other
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loop": "pieces"}, "loop='pieces' runs its passes itself"),
+        ({"loop": "round", "weigh": "hook"}, "use weigh='loss'"),
+        ({"loop": "round", "deterministic": True, "policy": "factoring"}, "deterministic=True fixes"),
+        ({"limits": "all"}, "limits='all': expected 'memory', or a pair"),
+    ],
+)
+def test_what_does_not_go_together_is_told(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(PacelineError, match=said):
+        Pace(nn.Linear(2, 1), 8, **({"limits": "memory"} | options))
+
+
+def trained(
+    monkeypatch: pytest.MonkeyPatch, gauge: Fake, rounds: int, tick: Any = None, **options: Any
+) -> list[int]:
+    """Sizes of the passes of one process whose memory a stand-in plays."""
+    monkeypatch.setattr(memory_limits, "gauges", lambda device: [gauge])
+    monkeypatch.setattr(memory_limits, "LOOK_SECONDS", 0.0)
+    sizes: list[int] = []
+    model = nn.Linear(2, 1)
+
+    def loss_at(x: torch.Tensor) -> torch.Tensor:
+        gauge.run(float(x[:, 0].sum()) if options else len(x))
+        sizes.append(len(x))
+        return model(x).mean()
+
+    with Pace(model, 64, "level", limits="memory", loop="round") as pace:
+        data = torch.ones(640, 2)
+        data[::2] = 3.0 if options else 1.0
+        loader = pace.loader(data, shuffle=False, **({"cost": data[:, 0]} if options else {}))
+        while pace.rounds < rounds:
+            for batch in loader:
+                pace.round(batch, loss_at)
+                pace.step(torch.optim.SGD(model.parameters(), lr=0.1))
+                if tick is not None:
+                    tick(pace.rounds)
+                if pace.rounds == rounds:
+                    break
+    return sizes
+
+
+def test_passes_begin_small_and_grow_to_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = trained(monkeypatch, Fake(1000.0, 10.0, 1250.0), 6)
+    assert sizes[:5] == [1, 2, 4, 8, 16]
+    assert max(sizes) == 23  # 25 fit, of which 6 % are left free
+    assert sum(sizes) == 6 * 64
+
+
+def test_what_others_take_is_followed_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    gauge = Fake(1000.0, 10.0, 1400.0)
+
+    def tick(rounds: int) -> None:
+        gauge.holds = 1100.0 if 4 <= rounds < 8 else 1400.0
+
+    sizes = trained(monkeypatch, gauge, 12, tick)
+    assert max(sizes) > 30
+    assert len([size for size in sizes if size <= 9]) >= 4 * 64 // 9  # in four rounds
+    assert sizes[-1] > 20
+
+
+def test_with_costs_passes_are_cut_by_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = trained(monkeypatch, Fake(1000.0, 10.0, 1250.0), 6, cost=True)
+    assert 9 <= max(sizes) <= 12  # of a length of 2 on average, where 25 fit
+    assert sum(sizes) == 6 * 64
+
+
+def test_a_peak_that_cannot_be_forgotten_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = trained(monkeypatch, Fake(1000.0, 10.0, 1250.0, forgets=False), 6)
+    assert 20 <= max(sizes) <= 25
+
+
+def test_a_device_is_asked_for_its_own_peak_and_for_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With stand-ins: no device was there."""
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 700)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 800)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (200, 4000))
+    (gauge,) = memory_limits.gauges(torch.device("cuda", 0))
+    assert gauge.begin()
+    assert calls == ["reset"]
+    assert (gauge.peak(), gauge.room()) == (700.0, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory"),
+            True,
+        ),
+        (MemoryError(), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_errors_of_memory_are_told_from_others(error: BaseException, is_memory: bool) -> None:
+    assert memory_limits.ran_out(error) is is_memory
