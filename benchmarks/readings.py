@@ -5,6 +5,8 @@ dbw: training on MNIST as in DBW's Fig. 6 for alpha = 1, with other readings of 
     gives none; "ratio", the means of what stands above and below the bar; "quiet", as printed, but with every loss
     measured on the same 5,000 samples, which no server can do: it shows whether the noise of the losses is the cause;
     "both", with "available" besides.
+curvature: the largest eigenvalue of the Hessian, and the curvature along the gradient, while plain descent (2,000
+    samples an update, rate .08) trains the same network: the true L that dbw's estimates go by.
 dolbie: how often a realization of the three clusters comes to the printed savings of Fig. 3, with the printed steps
     and with steps that may grow again.
 coded: the savings of Fig. 3 for several meanings of "u is randomly selected within [1, 5]".
@@ -121,6 +123,38 @@ def dbw(model: str, seeds: int, readings: list[str]) -> None:
         print(f"| {reading} | " + " | ".join(f"{each:.1f}" for each in mean) + " |", flush=True)
 
 
+def curvature(model: str) -> None:
+    """The table of the true L, by power iteration with exact Hessian-vector products."""
+    import torch
+
+    learns = paper.learner("mnist", model, 0)
+    rng, values, count = np.random.default_rng(0), learns.start(), len(learns.data.x_train)
+    same = rng.choice(count, 2000, replace=False)
+    network, x, y = learns._flat.model, learns._inputs(learns.data.x_train[same]), learns._targets[same]
+
+    def flat(parts: Any) -> Any:
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    print(f"{model}, rate {paper.MNIST_RATE:g}, so that 2 / rate is {2 / paper.MNIST_RATE:g}")
+    print("| updates | loss | largest eigenvalue | along the gradient |\n|---|---|---|---|")
+    for update in range(121):
+        if update in (5, 20, 40, 60, 90, 120):
+            learns._flat.set(values)
+            parameters = list(network.parameters())
+            loss = torch.nn.functional.cross_entropy(network(x), y)
+            slope = flat(torch.autograd.grad(loss, parameters, create_graph=True))
+            direction = along = slope.detach() / slope.detach().norm()
+            for step in range(13):
+                bent = flat(torch.autograd.grad(slope @ direction, parameters, retain_graph=True)).detach()
+                largest = float(bent @ direction)
+                if step == 0:  # from the gradient, then from a direction drawn at random
+                    here, bent = largest, torch.randn(along.shape, generator=torch.Generator().manual_seed(0))
+                direction = bent / bent.norm()
+            print(f"| {update} | {loss.item():.2f} | {largest:.1f} | {here:.1f} |", flush=True)
+        gradient, _ = learns.gradient(values, rng.integers(count, size=2000))
+        values = values - np.float32(paper.MNIST_RATE) * gradient
+
+
 def reached(realizations: int) -> None:
     """The table of DOLBIE's Fig. 3: savings of round 40, and how many realizations come to the printed ones."""
     rules = {
@@ -196,7 +230,7 @@ def meanings(draws: int) -> None:
 def main() -> None:
     """One of the tables."""
     parser = command_line(__doc__)
-    parser.add_argument("which", nargs="?", choices=["dbw", "dolbie", "coded"], default="dolbie")
+    parser.add_argument("which", nargs="?", choices=["dbw", "curvature", "dolbie", "coded"], default="dolbie")
     parser.add_argument("--model", choices=["cnn", "mlp"], default="cnn")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument(
@@ -206,6 +240,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.which == "dbw":
         dbw(asked.model, asked.seeds, asked.readings)
+    elif asked.which == "curvature":
+        curvature(asked.model)
     elif asked.which == "dolbie":
         reached(asked.draws or 1000)
     else:

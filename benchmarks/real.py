@@ -30,6 +30,7 @@ from scaffold import command_line, forks, join
 from paceline.balance.dolbie import Handover, announce, decide, play_round, settle, slowest_heard, start_peers
 from paceline.coded import Problem, ShiftedExponential, plan
 from paceline.costs import Linear
+from paceline.errors import PacelineError
 
 PACES = (0.5e-3, 0.5e-3, 1e-3, 1e-3, 4e-3)  # seconds a sample of five workers
 BATCH, ALPHA = 200, 0.05  # samples a round; DOLBIE's first step
@@ -341,17 +342,23 @@ def main() -> None:
             "local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
         )
     print(
-        "| method | where | seconds | before | loss | what was checked | row |\n|---|---|---|---|---|---|---|"
+        "| method | where | seconds | before | loss | what was checked | row |\n|---|---|---|---|---|---|---|",
+        flush=True,
     )
+    failed = 0
     for name in asked.rows:
         title, run = ROWS[name]
-        ran = run(asked.steps)
+        try:
+            ran = run(asked.steps)
+        except PacelineError as error:  # such as workers that did not start on a busy machine
+            print(f"{name}: {error}", file=sys.stderr, flush=True)
+            failed += 1
+            continue
         before = "" if ran.before is None else f"{ran.before:.1f}"
         loss = "" if ran.loss is None else f"{ran.loss:.3f}"
-        print(
-            f"| {title} | {ran.where} | {ran.seconds:.1f} | {before} | {loss} | {ran.checked} | `{name}` |",
-            flush=True,
-        )
+        cells = f"{title} | {ran.where} | {ran.seconds:.1f} | {before} | {loss} | {ran.checked} | `{name}`"
+        print(f"| {cells} |".replace("|  |", "| |"), flush=True)
+    sys.exit(failed > 0)
 
 
 if __name__ == "__main__":
