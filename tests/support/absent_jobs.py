@@ -121,7 +121,7 @@ def limits_of_waiting(rank: int, ranks: int) -> tuple[float, list[str]]:
             dist.barrier()
             if rank == 0:
                 exchange.send(8, np.ones((), ROW))
-            exchange.abandon()
+            exchange.close()
     exchange = MemoryExchange.of_all(ROW)
     assert exchange is not None
     exchange.send(0, np.array((rank, 1.0), ROW))

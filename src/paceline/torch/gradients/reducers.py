@@ -102,10 +102,7 @@ class Reducer:
 
     def close(self, failed: bool) -> None:
         """No more rounds. failed: nobody is to be waited for."""
-        if failed:
-            self.way.abandon()
-        else:
-            self.way.close()
+        self.way.close()
 
     def no_sync(self) -> AbstractContextManager[Any]:
         """Backward passes in here leave the gradients on this rank."""

@@ -70,11 +70,7 @@ class Exchange(Protocol):
         ...
 
     def close(self) -> None:
-        """The last round has been received."""
-        ...
-
-    def abandon(self) -> None:
-        """``close`` after a failure: nobody is waited for."""
+        """No more rounds; nobody is waited for."""
         ...
 
 
@@ -92,9 +88,6 @@ class Alone:
         return self._rows[step % SLOTS]
 
     def close(self) -> None:
-        pass
-
-    def abandon(self) -> None:
         pass
 
 
@@ -157,8 +150,6 @@ class MemoryExchange:
     def close(self) -> None:
         """Nobody need be waited for: what was sent stays where the others have it."""
         self._end()
-
-    abandon = close
 
     def _hear(self, rank: int, step: int) -> bytes:
         """What stands in the slot of this rank's round, perhaps of another round; nothing while it is written."""
@@ -252,8 +243,6 @@ class GroupExchange:
 
     def close(self) -> None:
         self._pending.clear()
-
-    abandon = close
 
 
 def _bytes(row: Row) -> bytes:
