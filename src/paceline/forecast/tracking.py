@@ -48,10 +48,8 @@ class Track(NamedTuple):
     squares: Array  # weighted sums of squared differences,
     products: Array  # of products of successive ones,
     weight: Array  # and of their number
-    changed: NDArray[
-        np.bool_
-    ]  # whether the last measurement was a change that mean and variance leave out; (..., n)
-    lasting: Array  # portion of such changes that lasted
+    changed: NDArray[np.bool_]  # whether the last measurement was a change, which mean and variance leave out
+    lasting: Array  # portion of such changes that lasted; (..., 1)
 
 
 def start(shape: tuple[int, ...]) -> Track:
@@ -59,9 +57,8 @@ def start(shape: tuple[int, ...]) -> Track:
     unknown, shared = np.full(shape, np.nan), np.ones((*shape[:-1], 1))
     square = 2 * FIRST_SCATTER**2
     sums = square * shared, -square / 4 * shared, shared
-    return Track(
-        unknown, np.full(shape, square), unknown, np.zeros(shape), *sums, np.zeros(shape, bool), shared
-    )
+    changed = np.zeros(shape, bool)
+    return Track(unknown, np.full(shape, square), unknown, np.zeros(shape), *sums, changed, shared)
 
 
 def follow(track: Track, values: Array) -> tuple[Array, Array, Track]:
