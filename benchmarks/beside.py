@@ -4,7 +4,8 @@
     python benchmarks/beside.py --torchft PYTHON --hivemind PYTHON --adaptdl PYTHON
 
 Three processes sleep 1, 1 and 4 ms for each sample of a small network; 384 samples make a step. Printed: samples a
-second of all of them together, and the share of the bound, which is the sum of the workers' speeds, 2,250 samples/s.
+second of all of them together, the share of the bound, which is the sum of the workers' speeds, 2,250 samples/s, and
+how many times as fast that is as the fastest worker alone.
 The other systems are installed into environments of their own, whose pythons are given; a Ray task queue is always
 measured. Plain DDP, a split by hand and Paceline's policies: ``benchmarks/throughput.py --scenario constant-3``, the
 same workers and the same batch. The figures are wall-clock, from sleeping workers.
@@ -267,7 +268,9 @@ def queue(samples: int) -> float:
 
 def say(name: str, rate: float) -> None:
     """One line of the result."""
-    print(f"{name:32} {rate:7,.0f} samples/s   {100 * rate / BOUND:3.0f} % of the bound", flush=True)
+    alone = rate * min(MILLISECONDS) / 1e3
+    figures = f"{100 * rate / BOUND:3.0f} % of the bound   {alone:.1f} times the fastest alone"
+    print(f"{name:32} {rate:7,.0f} samples/s   {figures}", flush=True)
 
 
 def main() -> None:

@@ -11,6 +11,9 @@ round: what a round costs where there is nothing to balance. Blocks of steps of 
     same processes; each step is timed between two CUDA events. Printed: microseconds added to a step, with quartiles.
 uneven: the last rank also keeps a stream of its own busy with matrix products, so that its part of the device is
     shared. Samples a second of plain DDP with an equal split, and of Pace.
+memory: limits="memory" where every rank may take a part of the device alone, the last one half of the others' part.
+    The batch is larger than all of it. Printed: of each rank, the largest pass, its peak and its part of the device,
+    and the greatest difference from one process's parameters, as above.
 
 It needs a GPU. ``--dry-run`` goes through the same steps on the CPU, with small sizes, to see that the program itself
 works; its figures say nothing about a GPU.
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-PARTS = ("exact", "round", "uneven")
+PARTS = ("exact", "round", "uneven", "memory")
 BLOCK, WARM_UP = 5, 10  # steps
 
 
@@ -300,6 +303,49 @@ def competing(setting: Setting) -> Iterator[None]:
         thread.join()
 
 
+def limited(setting: Setting, rank: int) -> list[tuple[int, float, float, float]]:
+    """Of each rank: samples of the largest pass, bytes at its peak and allowed, difference from one process."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from paceline.torch import Pace, peers
+
+    data, way, part = (
+        Samples(setting.batch * 8, setting.width),
+        WAYS[0],
+        0.02 / (1 + (rank == setting.ranks - 1)),
+    )
+    cuda = setting.device == "cuda"
+    if cuda:
+        torch.cuda.set_per_process_memory_fraction(part)
+        torch.cuda.reset_peak_memory_stats()
+    model, largest = DistributedDataParallel(network(setting)), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        nonlocal largest
+        largest = max(largest, len(x))
+        return torch.nn.functional.cross_entropy(model(x.to(setting.device)), y.to(setting.device))
+
+    highest = 0.0  # the peak is forgotten after each look
+    with Pace(model, len(data), "level", loop="round", limits="memory") as pace:
+        loader = pace.loader(data, shuffle=False, collate_fn=as_given)
+        for _ in range(3):
+            for batch in loader:
+                pace.round(batch, loss_of)
+                highest = max(highest, float(torch.cuda.max_memory_allocated())) if cuda else highest
+                pace.step(optimizer)
+        if cuda:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        expected = one_process(setting, way, data, 3)
+        begun = [parameter.detach().double().cpu() for parameter in network(setting).parameters()]
+        found = [parameter.detach().double().cpu() for parameter in model.parameters()]
+        moved = max(float((a - b).abs().max()) for a, b in zip(expected, begun, strict=True))
+        apart = max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True)) / moved
+        allowed = part * torch.cuda.get_device_properties(0).total_memory if cuda else float("nan")
+        return peers.gather((largest, highest, allowed, apart))
+
+
 # -- the ranks -----------------------------------------------------------------------------------------------
 
 
@@ -327,6 +373,8 @@ def rank_of(rank: int, setting: Setting, pipe: Any) -> None:
         last = rank == setting.ranks - 1
         with competing(setting) if last else contextlib.nullcontext():
             tell("uneven", measured(setting, rank))
+    if "memory" in setting.only:
+        tell("memory", limited(setting, rank))
     tell("end", None)
     dist.barrier()
     leave()
@@ -338,6 +386,12 @@ def told(part: str, figure: Any, setting: Setting) -> list[str]:
     if part == "exact":
         name, apart, allowed = figure
         return [f"exact   {name:22}{apart:10.1e} of the distance moved; rounding allows {allowed:.0e}"]
+    if part == "memory":
+        return [
+            f"memory  rank {rank}: at most {largest} samples at once, {peak / 2**20:.0f} of "
+            f"{allowed / 2**20:.0f} MiB, {apart:.1e} of the distance moved"
+            for rank, (largest, peak, allowed, apart) in enumerate(figure)
+        ]
     before = figure["plain DDP"]
     lines = [f"{part:8}{'plain DDP':12}{1e3 * np.median(before):9.3f} ms a step"]
     for name, seconds in figure.items():
