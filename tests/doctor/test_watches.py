@@ -121,10 +121,12 @@ def test_fetches_of_this_thread_count_and_no_other_s() -> None:
     thread.join()
     assert told == []
     assert len(list(loader)) == 3
-    assert told == [{"processes": 0, "stream": False}] * 4, "the last call finds the end"
+    assert told == [{"processes": 0, "stream": False, "options": ["shuffle=False"]}] * 4, (
+        "the last call finds the end"
+    )
     stream = torch.utils.data.DataLoader(Stream(), batch_size=2)
     next(iter(stream))
-    assert told[-1] == {"processes": 0, "stream": True}
+    assert told[-1] == {"processes": 0, "stream": True, "options": None}
     for watch in made:
         watch.remove()
     next(iter(loader))
