@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 from paceline.errors import PacelineError
 from paceline.serve.events import NotStored
 
-FORMAT = 3
+FORMAT = 4
 OURS = 0x50434C4E  # SQLite's application_id: "PCLN"
 CLOSED, MORE, THAT_IS_IT = 0, 1, 2
 TABLES = """
