@@ -159,11 +159,11 @@ def another_programs(directory: Path) -> None:
 
 
 def of_an_older_version(directory: Path) -> None:
-    change(directory, "pragma user_version=2")
+    change(directory, "pragma user_version=3")
 
 
 def of_a_newer_version(directory: Path) -> None:
-    change(directory, "pragma user_version=4")
+    change(directory, "pragma user_version=5")
 
 
 def without_a_table(directory: Path) -> None:
@@ -193,8 +193,8 @@ def a_directory(directory: Path) -> None:
         (wal_alone, f"is missing, and {STATE}-wal beside it is not"),
         (no_database, "file is not a database"),
         (another_programs, "is a database of another program: choose another directory"),
-        (of_an_older_version, "has format 2, expected 3: it is another version's"),
-        (of_a_newer_version, "has format 4, expected 3"),
+        (of_an_older_version, "has format 3, expected 4: it is another version's"),
+        (of_a_newer_version, "has format 5, expected 4"),
         (without_a_table, "no such table: calls"),
         (broken_pages, "is damaged|malformed"),
         (a_directory, "cannot be used"),
@@ -283,7 +283,7 @@ def settings(**changes: Any) -> str:
         ),
         (digested("calls", "job='j' and number=4", call="{}"), "call 4 of its log cannot be carried out"),
         (
-            digested("calls", "job='j' and number=4", call='["report", 1.0, "a", [0, 6]]'),
+            digested("calls", "job='j' and number=4", call='["reported", 1.0, "a", [0, 6]]'),
             "call 4 of its log cannot",
         ),
         (
@@ -292,7 +292,7 @@ def settings(**changes: Any) -> str:
         ),
         (
             digested(
-                "calls", "job='j' and number=4", call='["report", 1.0, "a", [3, 6, 1.0, 0.0, null, null]]'
+                "calls", "job='j' and number=4", call='["reported", 1.0, "a", [3, 6, 1.0, 0.0, null, null]]'
             ),
             "call 4 of its log cannot be carried out (worker 'a' reports round 3, a future one: expected round 0)",
         ),
