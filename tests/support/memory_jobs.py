@@ -103,7 +103,7 @@ def limited(
                 if pace.rounds == rounds:
                     break
     except (PacelineError, RuntimeError) as error:
-        pace.failed(error)
+        pace.host.failed(error)
         raise
     held = (status("VmPeak") - before) / (rooms[rank] * MEGABYTE)
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
@@ -247,6 +247,25 @@ def too_small(rank: int, ranks: int, loop: str) -> str:
                 pace.step(torch.optim.SGD(model.parameters(), lr=0.1))
     except (RuntimeError, PacelineError) as error:
         return " ".join([str(error), *getattr(error, "__notes__", [])])
+    return ""
+
+
+def out_behind_its_forward_pass(rank: int, ranks: int) -> str:
+    """The sentence with which this rank ends if rank 1 has no memory left for the loss of a round's last pass."""
+    model = DistributedDataParallel(nn.Linear(FEATURES, CLASSES).double())
+    pace = Pace(model, 8, "level", limits="memory", loop="round")
+
+    def loss_at(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = model(x)
+        return fail(rank if pace.rounds == 1 and pace.host.last else 0, out, y)
+
+    try:
+        with pace:
+            for batch in pace.loader(Data(32)):
+                pace.round(batch, loss_at)
+                pace.step(torch.optim.SGD(model.parameters(), lr=0.1))
+    except (RuntimeError, PacelineError) as error:
+        return str(error)
     return ""
 
 

@@ -11,7 +11,15 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace, memory_limits
-from support.memory_jobs import Fake, alone, limited, one_process, running_out, too_small
+from support.memory_jobs import (
+    Fake,
+    alone,
+    limited,
+    one_process,
+    out_behind_its_forward_pass,
+    running_out,
+    too_small,
+)  # fmt: skip
 from support.ranks import run_ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("memory")]
@@ -72,6 +80,14 @@ def test_with_buffers_that_are_sent_a_failed_forward_pass_does_not_send_them_aga
     one, other = run_ranks(2, running_out, TWO | {"norm": True, "where": "forward"})
     assert one["outs"] + other["outs"] > 0
     assert differs(one["parameters"], other["parameters"]) == 0
+
+
+def test_a_last_pass_whose_forward_pass_is_through_is_not_run_again() -> None:
+    """DDP would sum the gradients of its first part over the ranks, and the others would wait for the rest."""
+    other, own = run_ranks(2, out_behind_its_forward_pass)
+    assert "rank 1 ran out of memory in round 1" in own
+    assert "other ranks wait for its gradients" in own
+    assert "rank 1 ran out of memory in round 1" in other
 
 
 @pytest.mark.parametrize("loop", ["round", "whole"])

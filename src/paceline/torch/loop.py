@@ -88,7 +88,7 @@ class Loop:
     def limited_by(self, memory: MemoryLimit) -> None:
         """Let ``memory`` say what fits into this rank's."""
         self.memory, self._meter.memory = memory, memory.told
-        self._reducer.runs_again()
+        self._reducer.runs_again(self.passes.prepared)
 
     def refuse_collectives(self) -> None:
         """Refuse the program's collectives in rounds that ranks run in unlike numbers of pieces: some would hang."""

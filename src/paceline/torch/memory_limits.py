@@ -260,7 +260,7 @@ class MemoryLimit:
             if samples <= self._floor
             else "its batch cannot be cut: not all it holds has a row for each sample; set micro_batch="
             if not cuts
-            else "its gradients were being summed, so that it could not be dropped; set micro_batch="
+            else "other ranks wait for its gradients, so that it could not be dropped; set micro_batch="
         )
         return f"{sentence(self._rank, piece, self._device, samples)}; {what}"
 

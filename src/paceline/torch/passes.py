@@ -76,7 +76,7 @@ class LastGradient:
 class MicroStep:
     """One micro-step, from what it is given to the end of its round or the next micro-step."""
 
-    __slots__ = ("begun", "done", "more", "piece", "rows", "told", "weighed", "whole")
+    __slots__ = ("begun", "done", "more", "piece", "prepared", "rows", "told", "weighed", "whole")
 
     def __init__(
         self, piece: Piece, rows: int | None, whole: Piece | None = None, more: bool = False
@@ -88,6 +88,7 @@ class MicroStep:
         self.rows = rows  # of its batch, if some of the piece's samples are missing there; else None
         self.weighed = False  # its loss
         self.begun = False  # its backward pass
+        self.prepared = False  # whatever backward pass comes next sums its gradients over the ranks
         self.done = False
 
     def refuse_rows(self) -> NoReturn:
@@ -241,8 +242,13 @@ class Passes:
         """Whether the running pass can be taken back, and nobody else has a part of it."""
         micro_step = self.micro_step
         return micro_step is not None and not (
-            micro_step.begun and micro_step.piece.last and self.gradients.sums
+            (micro_step.begun or micro_step.prepared) and micro_step.piece.last and self.gradients.sums
         )
+
+    def prepared(self) -> None:
+        """The running pass's forward pass is through, and whatever backward pass comes next sums its gradients."""
+        if self.micro_step is not None:
+            self.micro_step.prepared = True
 
     def take_back(self) -> None:
         """The running pass has failed: what it has left in the gradients and on record does not count."""

@@ -115,8 +115,10 @@ class Reducer:
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         """Let ``hook`` reduce the gradients."""
 
-    def runs_again(self) -> None:
-        """A forward pass may be left, and run again: what it has told the other ranks by then is not told again."""
+    def runs_again(self, prepared: Callable[[], None]) -> None:
+        """A forward pass may be left, and run again: what it has told the other ranks by then is not told again.
+
+        prepared: called if a forward pass is through, and whatever backward pass comes next sums its gradients."""
 
     def release(self) -> None:
         """Let go of the model before the process group ends."""
@@ -145,11 +147,16 @@ class Replicated(Reducer):
                 "Paceline itself reduces the gradients in each round's last backward pass"
             )
 
-    def runs_again(self) -> None:
+    def runs_again(self, prepared: Callable[[], None]) -> None:
         def told(*_: Any) -> None:  # behind the sending of buffers, and before the module's own forward pass
             self._ddp.require_forward_param_sync = False
 
+        def through(*_: Any) -> None:
+            if self._ddp.require_backward_grad_sync and torch.is_grad_enabled():
+                prepared()
+
         self._ddp.module.register_forward_pre_hook(told)
+        self._ddp.register_forward_hook(through)
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
         self._ddp.register_comm_hook(state, hook)
