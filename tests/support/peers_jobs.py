@@ -124,12 +124,11 @@ def hindered(rank: int, ranks: int, apart: int | None) -> dict[str, Any]:
         return found
     time.sleep(0.2)  # the other has closed by now, and what it sent is still there
     found["gone"] = told(8)
-    if apart is None:
-        send(9)
-        try:
-            told(9)
-        except WorkerError as error:
-            found["missing"] = str(error)
+    send(9)
+    try:
+        told(9)
+    except WorkerError as error:
+        found["missing"] = str(error)
     return found
 
 

@@ -162,10 +162,7 @@ class MemoryExchange:
         began, head, ended = time.monotonic(), STEP.pack(step), False
         while not (message := self._hear(rank, step)).startswith(head):
             if ended:
-                raise WorkerError(
-                    f"rank {self._rank} got no answer after its round: rank {rank} has left the run, look there for "
-                    "the reason"
-                ) from dist.DistNetworkError("its exchange was closed")
+                raise _no_answer(f"rank {rank}") from dist.DistNetworkError("its exchange was closed")
             waited = _wait_on(began, self._timeout, lost, f"rank {rank}")
             if waited > LATE_SECONDS:
                 ended = self._ended(rank)
@@ -218,6 +215,12 @@ def _wait_on(began: float, timeout: float, lost: Lost, who: str) -> float:
     return waited
 
 
+def _no_answer(who: str) -> WorkerError:
+    return WorkerError(
+        f"rank {peers.rank()} got no answer after its round: {who} has left the run, look there for the reason"
+    )
+
+
 class GroupExchange:
     """Through an asynchronous all-gather on a gloo group of its own, so that its order never mixes with DDP's.
     Constructing it is collective."""
@@ -237,8 +240,11 @@ class GroupExchange:
         (work, out), began = self._pending[step], time.monotonic()
         while not work.is_completed():
             _wait_on(began, self._timeout, lost, "another rank")
-        work.wait()
         del self._pending[step]
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise _no_answer("another rank") from error
         return _named(torch.stack(out).numpy(), self._dtype)
 
     def close(self) -> None:
