@@ -95,3 +95,12 @@ def test_seconds_that_do_not_follow_loads_are_told_of_once() -> None:
     assert not told(((20, 20, 20), 0.1 * noise()) for _ in range(200)), "there was nothing to balance"
     slower = [((28, 28, 7), 28.0), ((30, 30, 4), 30.0)]
     assert not told((loads, np.full(3, took) * noise()) for loads, took in slower for _ in range(40))
+    # two ranks change places, and the loads follow a round later
+    changing = [(30, 20, 10)] * 40 + [(10, 20, 30)] * 40
+    behind = [changing[-1], *changing[:-1]]
+    assert not told(
+        (loads, np.array(loads) / np.array(fast) * noise())
+        for loads, fast in list(zip(behind, changing, strict=True)) * 4
+    ), "they are balanced"
+    few = [(64 - one, *(64,) * 14, 64 + one) for one in range(-20, 21)] * 4
+    assert not told((loads, np.full(16, 0.1)) for loads in few), "a slow change of some among many"
