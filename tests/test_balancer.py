@@ -46,6 +46,15 @@ def shared_core(rng: np.random.Generator, loads: NDArray[np.int64]) -> Array:
     return np.array([alone[0], until + left]) * np.exp(0.03 * rng.standard_normal(2))
 
 
+@pytest.mark.parametrize("fits", [[32.0, 32.0], [20.0, 20.0], [10.0, 50.0], [np.nan, 9.0]])
+def test_what_fits_leaves_room_for_the_sample_that_joins_an_epochs_last_round(fits: list[float]) -> None:
+    """Batch norm needs two samples, so that one that is left over cannot be a round of its own."""
+    cluster = Cluster(2, 64, np.full(2, 2.0), np.full(2, 64.0))
+    loop = Balancer(policies.create("level", cluster), floor=2)
+    loop.limit(0, np.array(fits))
+    assert [int(loop.loads(0, batch).sum()) for batch in (64, 65)] == [64, 65]
+
+
 def test_no_worker_is_left_without_work_after_a_first_round_that_warms_up() -> None:
     for seed in (19, 21, 38, 40):
         rng = np.random.default_rng(seed)

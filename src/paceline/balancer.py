@@ -91,13 +91,15 @@ class Balancer:
 
     def limit(self, step: int, most: Array) -> None:
         """From round ``step`` on each worker is given so many samples at most, (n,), within the cluster's limits; NaN
-        for no other. If they leave no room for a batch, all are exceeded by the same factor."""
+        for no other. If they leave no room for a batch, and for what an epoch's last round takes beyond it (less than
+        the floor), all are exceeded by the same factor."""
         cluster, unit = self.policy.cluster, self._quantum
+        needed = min(cluster.global_batch + self._floor - 1, cluster.most.sum())
         most = np.minimum(np.where(np.isnan(most), np.inf, most), cluster.most)
         most = np.maximum(np.floor(most / unit) * unit, np.maximum(cluster.least, self._floor))
-        if (room := most.sum()) < cluster.global_batch:
-            most = np.minimum(np.ceil(most * (cluster.global_batch / room / unit)) * unit, cluster.most)
-        self._most[step] = most if most.sum() >= cluster.global_batch else cluster.most
+        if (room := most.sum()) < needed:
+            most = np.minimum(np.ceil(most * (needed / room / unit)) * unit, cluster.most)
+        self._most[step] = most if most.sum() >= needed else cluster.most
 
     def _limits(self, step: int) -> tuple[Array, Array]:
         """Least and most samples of each worker in a full round."""
