@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py [--pairs 60] [--policy level]
     python benchmarks/overhead.py --small [--ranks 2,4,8] [--rounds 100,8] [--pairs 20] [--policy auto]
+    python benchmarks/overhead.py --mnist [--rounds 40] [--pairs 10]
 
 Blocks of plain DDP and of Pace alternate in the same processes, each with its own model, so that whatever else the
 machine does meets both. Printed: the time of a step of each, and the median over pairs of their ratio with its
@@ -12,7 +13,8 @@ of 2 ms (a linear model on 3,072 inputs, 16 samples a rank) show what a round co
 their samples through torch's own DataLoader, plain DDP with DistributedSampler, and both go through whole epochs. The
 processor time of a rank and a round, user and system of all its threads, is printed, too: it says the same on a busy
 machine, and where there are more ranks than processors it alone means anything. What --rounds 8 costs more than
---rounds 100 is the end of an epoch.
+--rounds 100 is the end of an epoch. With --mnist, they are steps of what people try first: the network, optimizer and
+batch of pytorch/examples' mnist, on made-up images.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from scaffold import command_line, count, counts, forks, join, policy_name
 
 RANKS, BATCH, BLOCK = 2, 2048, 4
 INPUTS, SAMPLES = 3072, 16  # of the small model, and of each rank in its rounds
+MNIST_SAMPLES = 64  # of each rank in a round
 LEAST_ROUNDS = 96  # of a block of small steps
 
 
@@ -96,8 +99,17 @@ def large_blocks(rank: int, policy: str) -> tuple[list[Callable[[], None]], int]
     return [block(way) for way in ways], BLOCK
 
 
-def small_blocks(ranks: int, policy: str, rounds: int) -> tuple[list[Callable[[], None]], int]:
-    """The same of small steps, in whole epochs of so many rounds."""
+def mnist() -> Any:
+    """The network of pytorch/examples' mnist; its LogSoftmax is in the loss."""
+    from torch import nn
+
+    convolutions = nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
+    head = nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)
+    return nn.Sequential(*convolutions, nn.Dropout(0.25), nn.Flatten(), *head)
+
+
+def small_blocks(ranks: int, policy: str, rounds: int, images: bool) -> tuple[list[Callable[[], None]], int]:
+    """The same of small steps, in whole epochs of so many rounds. images: MNIST's, else the linear model's inputs."""
     import torch
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -105,19 +117,21 @@ def small_blocks(ranks: int, policy: str, rounds: int) -> tuple[list[Callable[[]
 
     from paceline.torch import Pace
 
-    batch = SAMPLES * ranks
-    data = TensorDataset(torch.randn(batch * rounds, INPUTS), torch.randint(10, (batch * rounds,)))
+    samples, shape = (MNIST_SAMPLES, (1, 28, 28)) if images else (SAMPLES, (INPUTS,))
+    batch = samples * ranks
+    data = TensorDataset(torch.randn(batch * rounds, *shape), torch.randint(10, (batch * rounds,)))
     loss_of = nn.CrossEntropyLoss()
-    epochs = -(-LEAST_ROUNDS // rounds)
+    epochs = 1 if images else -(-LEAST_ROUNDS // rounds)
 
     def learner() -> tuple[Any, Any]:
-        ddp = DistributedDataParallel(nn.Linear(INPUTS, 10))
-        return ddp, torch.optim.SGD(ddp.parameters(), lr=0.01)
+        ddp = DistributedDataParallel(mnist() if images else nn.Linear(INPUTS, 10))
+        kind = torch.optim.Adadelta if images else torch.optim.SGD
+        return ddp, kind(ddp.parameters(), lr=1.0 if images else 0.01)
 
     torch.manual_seed(0)
     plain, plain_optimizer = learner()
     sampler: Any = DistributedSampler(data, shuffle=True, drop_last=True)
-    plain_loader: Any = DataLoader(data, batch_size=SAMPLES, sampler=sampler)
+    plain_loader: Any = DataLoader(data, batch_size=samples, sampler=sampler)
     epoch = 0
 
     def plainly() -> None:
@@ -144,7 +158,14 @@ def small_blocks(ranks: int, policy: str, rounds: int) -> tuple[list[Callable[[]
 
 
 def rank_of(
-    rank: int, ranks: int, directory: str, policy: str, rounds: int | None, pairs: int, pipe: Any
+    rank: int,
+    ranks: int,
+    directory: str,
+    policy: str,
+    rounds: int | None,
+    images: bool,
+    pairs: int,
+    pipe: Any,
 ) -> None:
     """Sends from each rank seconds and processor seconds of a round, (pairs, way) each."""
     import torch.distributed as dist
@@ -152,7 +173,10 @@ def rank_of(
     from paceline.torch import leave
 
     join(rank, ranks, directory)
-    ways, each = large_blocks(rank, policy) if rounds is None else small_blocks(ranks, policy, rounds)
+    if rounds is None:
+        ways, each = large_blocks(rank, policy)
+    else:
+        ways, each = small_blocks(ranks, policy, rounds, images)
     seconds, spent = np.zeros((pairs + 2, 2)), np.zeros((pairs + 2, 2))
     for pair in range(-2, pairs):
         for way in (0, 1) if pair % 2 else (1, 0):
@@ -168,12 +192,12 @@ def rank_of(
 
 
 def measured(
-    context: Any, ranks: int, policy: str, rounds: int | None, pairs: int
+    context: Any, ranks: int, policy: str, rounds: int | None, pairs: int, images: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """(rank 0's seconds a round, the ranks' mean processor seconds), (pairs, way) each: plain DDP, then Pace."""
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as directory:
-        arguments = (ranks, directory, policy, rounds, pairs, theirs)
+        arguments = (ranks, directory, policy, rounds, images, pairs, theirs)
         workers = [context.Process(target=rank_of, args=(rank, *arguments)) for rank in range(ranks)]
         for worker in workers:
             worker.start()
@@ -202,7 +226,9 @@ def large(context: Any, policies: list[str], pairs: int) -> None:
         print(f"{policy:10}{plain:9.2f} ms{paced:9.2f} ms   {ratio}", flush=True)
 
 
-def small(context: Any, policies: list[str], pairs: int, ranks: list[int], rounds: list[int]) -> None:
+def small(
+    context: Any, policies: list[str], pairs: int, ranks: list[int], rounds: list[int], images: bool
+) -> None:
     print(
         f"milliseconds a round; what Paceline adds is the median (and quartiles) of {pairs} pairs\n"
         f"{'ranks':>5} {'rounds':>6} {'policy':9}{'plain':>8}{'added':>24}{'ratio':>8}"
@@ -212,7 +238,7 @@ def small(context: Any, policies: list[str], pairs: int, ranks: list[int], round
         for policy in policies:
             for each in rounds:
                 line = f"{together:5} {each:6} {policy:9}"
-                for number, figures in enumerate(measured(context, together, policy, each, pairs)):
+                for number, figures in enumerate(measured(context, together, policy, each, pairs, images)):
                     plain, paced = 1e3 * figures.T
                     added, ratio = quartiles(paced - plain, ".2f"), np.median(paced / plain)
                     line += f"{'              ' * number}{np.median(plain):8.2f}{added:>24}{ratio:8.3f}"
@@ -224,15 +250,15 @@ def main() -> None:
     parser.add_argument("--pairs", type=count)
     parser.add_argument("--policy", type=policy_name, action="append")
     parser.add_argument("--small", action="store_true", help="steps of 2 ms")
+    parser.add_argument("--mnist", action="store_true", help="steps of pytorch/examples' mnist")
     parser.add_argument("--ranks", type=counts, default=[2], help="of small steps; several with commas")
-    parser.add_argument(
-        "--rounds", type=counts, default=[100, 8], help="of an epoch of small steps; several with commas"
-    )
+    parser.add_argument("--rounds", type=counts, help="of an epoch of small steps; several with commas")
     options = parser.parse_args()
     context = forks()
-    if options.small:
-        ways = options.policy or ["equal", "level", "auto"]
-        small(context, ways, options.pairs or 20, options.ranks, options.rounds)
+    if options.small or options.mnist:
+        ways, rounds = options.policy or ["equal", "level", "auto"], [40] if options.mnist else [100, 8]
+        pairs = options.pairs or (10 if options.mnist else 20)
+        small(context, ways, pairs, options.ranks, options.rounds or rounds, options.mnist)
     else:
         large(context, options.policy or ["equal", "level", "auto"], options.pairs or 60)
 
