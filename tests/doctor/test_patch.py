@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from paceline.doctor.findings import show_lines
 from paceline.doctor.patch import patched
 from paceline.doctor.spent import Loop
 
@@ -34,14 +37,14 @@ def main():
     loader = DataLoader(data, 8)
     fit(model, loader, optimizer, epochs=3)
 '''
-PLACES = {"made": "DDP(", "fetch": "tqdm(", "backward": ".backward(", "step": "optimizer.step("}
+PLACES = {"made": "DDP(", "fetch": "tqdm(", "backward": ".backward(", "step": ".step("}
 
 
 def changed(script: str, place: Path, places: dict[str, str] = PLACES, **more: object) -> str | None:
     """The script with its diff applied; None without one."""
     file = place / "train.py"
-    file.write_text(script, encoding="utf-8")
-    lines = script.splitlines()
+    file.write_bytes(script.encode())
+    lines = script.split("\n")
     found = {
         name: (str(file), 1 + next(i for i, line in enumerate(lines) if text in line))
         for name, text in places.items()
@@ -85,6 +88,15 @@ def test_the_pace_is_handed_through_functions(tmp_path: Path, monkeypatch: pytes
         ("def one(", "def one(*given, "),
         ("    fit(model", "    run(fit, model"),
         ("one(model, loader", "each.one(model, loader"),
+        ("tqdm(batches)", "zip(tqdm(batches), others)"),
+        (".mean()", ".sum()"),
+        ("(model(x) - y).square().mean()", "mse(model(x), y, reduction='sum')"),
+        (
+            "loss = (model(x) - y).square().mean()",
+            "mse = MSELoss(reduction='sum')\n        loss = mse(model(x), y)",
+        ),
+        ("\n    loader = DataLoader(data, 8)", ""),  # it is a name of the module
+        ("\n", "\r\n"),
     ],
 )
 def test_what_is_not_recognized_is_left_alone(
@@ -104,3 +116,29 @@ def test_what_the_watch_did_not_see_is_left_alone(tmp_path: Path, monkeypatch: p
     gone = {name: (str(tmp_path / "gone.py"), 1) for name in PLACES}
     loop = Loop(24, 1, 1, {"processes": 0, "stream": False, "options": []}, "", [], True, gone)
     assert patched(loop, "paceline.torch.Pace", "global_batch=24") == []
+
+
+def test_what_stands_beside_the_update_of_a_scaler_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scaled = SCRIPT.replace(", *, epochs", ", epochs").replace("loss.back", "scaler.scale(loss).back")
+    for update, known in (("scaler.update()", True), ("scale = scaler.get_scale(); scaler.update()", False)):
+        script = scaled.replace("optimizer.step()", f"scaler.step(optimizer)\n        {update}")
+        assert (changed(script, tmp_path) is not None) == known
+
+
+def test_lines_are_printed_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tabs, words between colons and a form feed; a last line that does not end cannot be printed."""
+    monkeypatch.chdir(tmp_path)
+    script = (
+        "import torch\n\x0c\nmodel = DDP(net)\nloader = get()\nfor x in loader:\n\tloss = f(x)  # :warning: [b]\n"
+        "\tloss.backward()\n\toptimizer.step()\n"
+    )
+    new = changed(script, tmp_path, PLACES | {"fetch": "in loader"})
+    assert new is not None
+    assert new.endswith("\tloss = f(x)  # :warning: [b]\n\tpace.backward(loss)\n\tpace.step(optimizer)\n")
+    assert changed(script[:-1], tmp_path, PLACES | {"fetch": "in loader"}) is None
+    shown = io.StringIO()
+    show_lines(["-\tloss = f(x)  # :warning: [b]"], Console(file=shown, width=20))
+    assert shown.getvalue() == "  -\tloss = f(x)  # :warning: [b]\n"

@@ -19,6 +19,8 @@ pytest.importorskip("fastapi")
 
 from paceline import policies
 from paceline.balance.equal import Equal
+from paceline.client import Part
+from paceline.serve.events import Report
 from paceline.serve.models import Settings
 from paceline.serve.service import STATE, Service
 from support import calling
@@ -337,3 +339,77 @@ def test_a_job_that_is_wanted_is_made_when_there_is_room(tmp_path: Path) -> None
         await service.stop()
 
     asyncio.run(all_of_it())
+
+
+def test_nothing_is_told_or_refused_by_what_is_not_on_disk(play: Play) -> None:
+    """A report is on its way while others ask for figures, or are refused because of it; then the disk is full."""
+
+    async def figures(call: Caller, path: str) -> str:
+        return (await call.http.get(path, headers={"Authorization": f"Bearer {calling.TOKEN}"})).text
+
+    async def scenario(call: Caller) -> None:
+        for name in "ab":
+            await call.next(name)
+        await call.report("a", GOOD)
+        before = (await call.ask("GET", "/jobs/j"))[1]
+        with failing(call.service):
+            reported, other, told, made, metrics = await asyncio.gather(
+                call.report("b", GOOD),
+                call.report("b", GOOD | {"seconds": 2.0}),
+                call.ask("GET", "/jobs/j"),
+                call.ask("PUT", "/jobs/j", JOB),
+                call.http.get("/metrics", headers={"Authorization": f"Bearer {calling.TOKEN}"}),
+            )
+        assert reported[0] == other[0] == 507
+        assert told == made == (200, before)
+        assert 'paceline_reports_total{job="j"} 1.0' in metrics.text
+        assert '<td data-head="rounds">0</td>' in await figures(call, "/")
+
+    play(scenario)
+
+
+def test_who_waits_hears_of_a_round_that_is_ready_while_its_question_waits_for_the_disk(play: Play) -> None:
+    """The question comes between two calls that are in one commit."""
+
+    async def scenario(call: Caller) -> None:
+        service = call.service
+        await service.create("k", Settings.model_validate(JOB | {"workers": 3}))
+        secrets = {name: (await service.join("k", name, None, None))[1] for name in "abc"}
+        for name in "abc":
+            await service.next("k", name, secrets[name], 0.0)
+        report = Report(0, 4, 1.0)
+        await service.report("k", "a", secrets["a"], report)
+        _, part, _ = await asyncio.wait_for(
+            asyncio.gather(
+                service.report("k", "b", secrets["b"], report),
+                service.next("k", "a", secrets["a"], 60.0),
+                service.leave("k", "c", secrets["c"]),
+            ),
+            8.0,
+        )
+        assert isinstance(part, Part)
+        assert part.round == 1
+
+    play(scenario)
+
+
+def test_a_job_made_anew_while_the_deadlines_are_looked_at_is_left_alone(play: Play, tmp_path: Path) -> None:
+    async def scenario(call: Caller) -> None:
+        await call.next("a")
+        for job in "kz":
+            assert (await call.ask("PUT", f"/jobs/{job}", JOB))[0] == 201
+            for name in "ab":
+                assert (await call.join(name, job=job))[0] == 201
+            assert (await call.next("a", job=job))[0] == 200
+        settings = call.service.catalog.running["z"].job.settings
+
+        async def anew() -> None:
+            await call.service.delete("z")
+            await call.service.create("z", settings)
+
+        call.clock.now += 6.0
+        await asyncio.gather(call.service.tick(), anew())
+        await asyncio.sleep(0.05)
+        assert states(call.service) == killed(call.service, tmp_path / "killed")
+
+    play(scenario)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
+from rich.segment import Segment, Segments
 from rich.table import Table
 
 from paceline import tables
@@ -119,8 +120,12 @@ def show(found: Diagnosis, console: Console | None = None) -> None:
             else "to be made by hand, in the script's own names"
         )
         tables.say(console, f"The change that balances it, {how} (docs/training.md explains it):")
-        for line in found.lines:
-            console.print(f"  {line}", markup=False, highlight=False)
+        show_lines(found.lines, console)
+
+
+def show_lines(lines: Sequence[str], console: Console) -> None:
+    """Print them as they are: rich would make blanks of tabs, and pictures of words between colons."""
+    console.print(Segments(Segment(f"  {line}\n") for line in lines), end="", soft_wrap=True)
 
 
 def _ranks(found: Diagnosis, scale: float) -> Table:

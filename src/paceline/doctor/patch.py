@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from paceline.doctor.spent import Loop
 
 PLACES = ("made", "fetch", "backward", "step")
+SEVERAL = ("zip", "zip_longest", "chain", "product")  # whose other loaders would not be divided alike
 Scope = ast.FunctionDef | ast.Module
 
 
@@ -32,15 +34,19 @@ def patched(loop: Loop, kind: str, options: str) -> list[str]:
     try:
         if len(files) != 1 or not set(PLACES) <= set(loop.places):
             return []
-        text = Path(name := files.pop()).read_text(encoding="utf-8")
+        text = Path(name := files.pop()).read_bytes().decode()
+        if "\r" in text:  # a terminal does not show it, so that `patch` would not find the lines
+            return []
         new = _Script(text, loop).changed(kind, options)
         ast.parse(new)
     except (OSError, ValueError, SyntaxError, UnknownForm):
         return []
     short = os.path.relpath(name)
     short = name if short.startswith(os.pardir) else short
-    lines = difflib.unified_diff(text.splitlines(True), new.splitlines(True), short, short, n=2)
-    return [line.rstrip("\n") for line in lines]
+    before, after = ([*io.StringIO(each)] for each in (text, new))  # str.splitlines ends lines elsewhere, too
+    lines = [*difflib.unified_diff(before, after, short, short, n=2)]
+    # A last line without an end cannot be told in a patch that is printed with blanks before it.
+    return [line[:-1] for line in lines] if all(line.endswith("\n") for line in lines) else []
 
 
 class _Script:
@@ -100,6 +106,8 @@ class _Script:
         each = self._only(fetching)
         what = each.iter
         while isinstance(what, ast.Call) and what.args:  # enumerate(...), tqdm(...)
+            if self._say(what.func).rpartition(".")[2] in SEVERAL:
+                raise UnknownForm
             what = what.args[0]
         name, scope = self._say(what), self._scope(each)
         if self.owner:
@@ -119,8 +127,10 @@ class _Script:
                 ]
             }
             name, scope = self._only(given), self._only({self._scope(call) for call in calls})
-        if scope is not self.outer and not isinstance(self.outer, ast.Module):
-            raise UnknownForm
+        if isinstance(self.outer, ast.FunctionDef):
+            assigned = {each for node in self._all(self.outer, ast.Assign) for each in self._targets(node)}
+            if scope is not self.outer or (name not in assigned and name not in self._parameters(scope)):
+                raise UnknownForm  # a name of the module
         return name
 
     def _reach(self, scope: Scope) -> None:
@@ -147,16 +157,32 @@ class _Script:
             scaler, loss = self._of(loss), loss.args[0]
         if back.keywords or len(back.args) > 1 or len(step.args) != bool(scaler):
             raise UnknownForm
+        self._check_mean(self._scope(back), loss)
         more = f", scaler={scaler}" if scaler else ""
         self._replace(back, f"{self.pace}.backward({self._say(loss)}{more})")
         if scaler:
             self._replace(step, f"{self.pace}.step({self._say(step.args[0])}, {scaler})")
             for node in self._all(self._scope(step), ast.Expr):
                 if self._say(node) == f"{scaler}.update()":
-                    self.edits.append((self.starts[node.lineno - 1], self.starts[node.end_lineno], ""))
+                    start, end = self.starts[node.lineno - 1], self.starts[node.end_lineno]
+                    if self.text[start:end].strip() != self._say(node).encode():
+                        raise UnknownForm  # there is more in its line
+                    self.edits.append((start, end, ""))
         elif steps:
             self._replace(step, f"{self.pace}.step({self._of(step)})")
         return self._say(loss)
+
+    def _check_mean(self, scope: Scope, loss: ast.AST) -> None:
+        """Raises UnknownForm for a loss that is plainly a sum over the batch."""
+        values = [loss]
+        for within in (scope, self.tree):  # loss = criterion(...); criterion = Criterion(reduction="sum")
+            names = {self._say(getattr(value, "func", value)) for value in values}
+            values += [node.value for node in self._all(within, ast.Assign) if names & {*self._targets(node)}]
+        for value in values:
+            sums = isinstance(value, ast.Call) and not value.args and self._say(value.func).endswith(".sum")
+            named = {self._say(each.value).strip("\"'") for each in getattr(value, "keywords", [])}
+            if sums or "sum" in named:
+                raise UnknownForm
 
     def _averages(self, back: ast.Call, loss: str) -> None:
         """A rank's own mean loss that is averaged over the ranks becomes the round's, which is the same on all."""

@@ -115,7 +115,8 @@ def make(
     @app.get("/metrics", dependencies=guarded, response_class=Response, responses=said())
     async def prometheus() -> Response:
         """Prometheus metrics."""
-        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+        text = await service.shown(lambda: generate_latest(registry))
+        return Response(text, media_type="text/plain; version=0.0.4")
 
     @app.get("/docs", include_in_schema=False)
     async def description() -> HTMLResponse:
@@ -123,7 +124,7 @@ def make(
 
     @app.get("/", include_in_schema=False)
     async def jobs(request: Request) -> HTMLResponse:
-        text = pages.render(service.catalog, service.now(), request.url.query)
+        text = await service.shown(lambda: pages.render(service.catalog, service.now(), request.url.query))
         return HTMLResponse(text, headers=pages.PAGE)
 
     @app.get("/jobs/{job}", include_in_schema=False)
@@ -167,14 +168,12 @@ def _jobs(service: Service) -> APIRouter:
         """Make a job; the same again changes nothing."""
         runtime, new = await service.create(job, body)
         response.status_code = 201 if new else 200
-        return runtime.told()
+        return await service.shown(runtime.told)
 
     @router.get("/jobs/{job}", responses=said(404, 409))
     async def read_job(job: Name) -> models.JobState:
         """What a job and its workers are doing."""
-        runtime = service.catalog.find(job)
-        await runtime.on_disk()
-        return runtime.told()
+        return await service.shown(service.catalog.find(job).told)
 
     @router.delete("/jobs/{job}", status_code=204, responses=said(404, 507))
     async def delete_job(job: Name) -> None:

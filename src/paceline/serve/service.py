@@ -1,8 +1,8 @@
 """What may be asked of a service: to make and end jobs, to join, report, go on and leave, and to drop the silent.
 
 What changes a job is made in memory and written to its log in the same order, and nobody is answered before all that
-the job has come to is on disk. Should the log fail, all who wait are told, and the job is read again from the disk:
-then nothing of it has happened. So every call is on disk before it is answered, and a restart goes on there.
+the job has come to is on disk: neither by a plan, nor by a refusal, nor by figures. Should the log fail, all who wait
+are told, and the job is read again from the disk: then nothing of it has happened. So a restart goes on there.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline import tokens
 from paceline.client import Part
@@ -31,6 +31,7 @@ TICK = 0.2  # seconds between two looks at the deadlines
 PAUSE = 1.0  # seconds for which a store that failed is left alone
 CALLS = 1000  # calls after which a job's whole state is stored, and
 CALLS_PER_WORKER = 8
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
@@ -212,23 +213,26 @@ class Service:
     ) -> tuple[events.Joined, str]:
         """A worker joins; returns its place and its secret."""
         chosen = tokens.fresh() if secret is None else secret
-        digest, runtime = tokens.digest(chosen), self.catalog.find(job)
-        found = runtime.job.members.place(name, digest, place)
-        effects = await self.dispatcher.enter(runtime, events.Join(self.now(), name, digest, found))
+        digest = tokens.digest(chosen)
+        async with self._found(job) as runtime:
+            found = runtime.job.members.place(name, digest, place)
+            effects = await self.dispatcher.enter(runtime, events.Join(self.now(), name, digest, found))
         return next(each for each in effects if isinstance(each, events.Joined)), chosen
 
     async def report(self, job: str, name: str, secret: str, report: events.Report) -> None:
         """A worker reports."""
-        runtime = self._known(job, name, secret)
-        if runtime.job.check(name, report) is None:
-            await runtime.on_disk()
-        else:
-            await self.dispatcher.enter(runtime, events.Reported(self.now(), name, report))
+        async with self._found(job) as runtime:
+            runtime.job.members.known(name, secret)
+            if runtime.job.check(name, report) is None:
+                await runtime.on_disk()
+            else:
+                await self.dispatcher.enter(runtime, events.Reported(self.now(), name, report))
 
     async def leave(self, job: str, name: str, secret: str) -> None:
         """A worker leaves."""
-        runtime = self._known(job, name, secret)
-        await self.dispatcher.enter(runtime, events.Leave(self.now(), name))
+        async with self._found(job) as runtime:
+            runtime.job.members.known(name, secret)
+            await self.dispatcher.enter(runtime, events.Leave(self.now(), name))
 
     async def next(
         self, job: str, name: str, secret: str, wait: float, lengths: Lengths | None = None
@@ -239,12 +243,13 @@ class Service:
         """
         until = self._clock() + wait
         while True:
-            runtime = self._known(job, name, secret)
-            answer = runtime.job.next(name, lengths)
-            if isinstance(answer, NextRound):
-                await self.dispatcher.enter(runtime, events.Settle(self.now(), *answer))
-                continue
-            await runtime.on_disk()
+            async with self._found(job) as runtime:
+                runtime.job.members.known(name, secret)
+                answer, news = runtime.job.next(name, lengths), runtime.news
+                if isinstance(answer, NextRound):
+                    await self.dispatcher.enter(runtime, events.Settle(self.now(), *answer))
+                    continue
+                await runtime.on_disk()  # there may be news before it returns
             if isinstance(answer, Part | LengthsWanted):
                 return answer
             left = until - self._clock()
@@ -252,7 +257,7 @@ class Service:
                 return "the service is stopping" if self.stopping else answer
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
-                    await runtime.news.wait()
+                    await news.wait()
 
     async def tick(self) -> None:
         """Drop the silent, and do what could not be stored before. Whatever goes wrong in a job stays with it."""
@@ -260,7 +265,9 @@ class Service:
             return
         try:
             await self._resume()
-            for runtime in list(self.catalog.running.values()):
+            for name, runtime in list(self.catalog.running.items()):
+                if self.catalog.running.get(name) is not runtime:
+                    continue  # deleted meanwhile: its name may be another job's by now
                 try:
                     await self._drop_silent(runtime)
                 except Exception as error:
@@ -279,15 +286,30 @@ class Service:
         while self.catalog.unresumed:
             runtime = self.catalog.unresumed[0]
             if self.catalog.running.get(runtime.name) is runtime:
-                await self.dispatcher.enter(runtime, events.Resume(self.now()))
+                resumed = self.dispatcher.enter(runtime, events.Resume(self.now()))
                 if runtime.written_by != runtime.rules:
                     self.dispatcher.write_state(runtime)
+                await resumed
             self.catalog.unresumed.remove(runtime)
         if self._wanted is not None:
             await self.create(*self._wanted)
             self._wanted = None
 
-    def _known(self, job: str, name: str, secret: str) -> JobRuntime:
+    @contextlib.asynccontextmanager
+    async def _found(self, job: str) -> AsyncIterator[JobRuntime]:
+        """The job of this name; what is refused within is told when all that it rests on is on disk."""
         runtime = self.catalog.find(job)
-        runtime.job.members.known(name, secret)
-        return runtime
+        try:
+            yield runtime
+        except PacelineError:
+            await runtime.on_disk()
+            raise
+
+    async def shown(self, tell: Callable[[], T]) -> T:
+        """What ``tell`` says of the jobs, once all of it is on disk."""
+        said = tell()
+        writes = [each.write for each in self.catalog.running.values() if each.write is not None]
+        if writes:
+            await asyncio.wait(writes)
+        # After a failure the jobs are as they are on disk, and for a while nothing else is written.
+        return tell() if any(each.exception() for each in writes) else said
