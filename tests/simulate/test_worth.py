@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from scipy.optimize import brentq
 
 from paceline.runs import Recorder, read
 from paceline.simulate import worth
+from support.blocks import ROOT
 
 
 def seconds(members, pace, overhead, batch, exchange, links, least=1.0) -> float:
@@ -80,15 +83,16 @@ def test_who_costs_more_than_it_brings_is_told_if_it_is_sure() -> None:
     assert len(said([1.0, 1.0, 2.0], 4.0)) == 1
 
 
-def recorded(tmp_path, pace, exchange, rounds=40, noise=0.0, **config):
-    """A run of these seconds per sample, whose rounds take so much longer than their slowest worker."""
+def recorded(tmp_path, pace, exchange, rounds=40, noise=0.0, fixed=0.0, **config):
+    """A run of these seconds per sample, whose rounds take so much longer than their slowest worker. fixed: seconds
+    of each worker that don't grow with its samples, which the record does not know."""
     rng, n = np.random.default_rng(1), len(pace)
     with Recorder.create(
         tmp_path / "run", {"policy": "level", "workers": n, "global_batch": 120} | config
     ) as recorder:
         loads = np.full(n, 120 // n)
         for t in range(rounds):
-            compute = loads * np.array(pace) * (1 + noise * rng.standard_normal(n))
+            compute = fixed + loads * np.array(pace) * (1 + noise * rng.standard_normal(n))
             took = {"time": t + 1.0, "seconds": compute.max() + exchange, "batch": int(loads.sum())}
             recorder.round(round=t, epoch=0, loads=loads, compute=compute, loss=None, **took)
     return worth.of_run(read(tmp_path / "run"))
@@ -99,5 +103,24 @@ def test_a_record_tells_both_and_scattered_rounds_only_what_is_sure(tmp_path) ->
     assert len(recorded(tmp_path / "scattered", [0.01, 0.01, 0.5], 0.4, noise=0.3)) == 1
 
 
+def test_of_a_record_that_does_not_know_all_overheads_it_is_a_bound(tmp_path) -> None:
+    # 40 samples each take 0.6 s, so that alone 120 seem to take 1.8 s; of the 0.6 s 0.2 s do not grow: 1.4 s
+    [alone] = recorded(tmp_path, [0.01, 0.01, 0.01], 0.0, fixed=0.2)
+    assert alone == "Worker 0 alone, the fastest, would be at most 3.0x slower than all 3 together, balanced."
+
+
 def test_nothing_is_said_of_updates_that_are_no_rounds(tmp_path) -> None:
     assert recorded(tmp_path, [0.01, 0.01, 0.5], 0.4, sync="asp") == []
+
+
+@pytest.mark.processes
+def test_the_benchmark_runs_all_and_then_the_fastest_alone() -> None:
+    command = "benchmarks/worth.py --only 1/3 --rounds 8 --round-ms 40"
+    done = subprocess.run(
+        [sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    title, both, alone, end = [line for line in done.stdout.splitlines()[1:] if line]
+    assert title == "1/3 ms a sample, batch 53"
+    assert both.split()[:3] == ["workers", "0,", "1"]
+    assert alone.split()[:2] == ["workers", "0"]
+    assert "of 1 clusters within 5%" in end

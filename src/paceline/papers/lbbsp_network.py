@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,9 @@ def fig13real(out: Path, quick: bool) -> Found:
 def train(policy: str, steps: int, period: int) -> runs.Run:
     """Train under a policy; the last worker's link is slow in the second of every two periods."""
     line = f"train --model lenet5 --global-batch 96 --slowdown-ms {SLOWDOWN_MS} --steps {steps} --lr 0.01"
-    with tempfile.TemporaryDirectory() as folder, _cables() as spaces:
+    with tempfile.TemporaryDirectory() as folder, cables([ABUNDANT] * WORKERS) as spaces:
         command = [sys.executable, "-m", "paceline", *line.split(), "--policy", policy, "--out", folder]
-        common = {"LOCAL_RANK": "0", "WORLD_SIZE": str(WORKERS), "MASTER_ADDR": _address(0)}
+        common = {"LOCAL_RANK": "0", "WORLD_SIZE": str(WORKERS), "MASTER_ADDR": address(0)}
         common |= {"MASTER_PORT": str(PORT), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
         workers = [
             subprocess.Popen(
@@ -136,9 +136,9 @@ def _turn(workers: list[subprocess.Popen[bytes]], record: Path, space: str, peri
 
 
 @contextlib.contextmanager
-def _cables() -> Iterator[list[str]]:
-    """Namespaces with eth0 each, on one bridge; taken down at the end."""
-    spaces = [f"{MARK}n{rank}" for rank in range(WORKERS)]
+def cables(rates: Sequence[str]) -> Iterator[list[str]]:
+    """Namespaces with eth0 each, of these rates (as ``tc`` writes them), on one bridge; taken down at the end."""
+    spaces = [f"{MARK}n{rank}" for rank in range(len(rates))]
     _down(spaces)
     try:
         _call(f"ip link add {BRIDGE} type bridge")
@@ -147,10 +147,11 @@ def _cables() -> Iterator[list[str]]:
             _call(f"ip netns add {space}")
             _call(f"ip link add {MARK}v{rank} type veth peer name eth0 netns {space}")
             _call(f"ip link set {MARK}v{rank} master {BRIDGE} up")
-            _call(f"ip -n {space} addr add {_address(rank)}/24 dev eth0")
+            _call(f"ip -n {space} addr add {address(rank)}/24 dev eth0")
             _call(f"ip -n {space} link set eth0 up")
             _call(f"ip -n {space} link set lo up")
-        _limit(spaces[-1], ABUNDANT)
+        for space, rate in zip(spaces, rates, strict=True):
+            _limit(space, rate)
         yield spaces
     finally:
         _down(spaces)
@@ -169,7 +170,7 @@ def _limit(space: str, rate: str) -> None:
     _call(f"tc qdisc replace dev {space.replace('n', 'v')} {how}")
 
 
-def _address(rank: int) -> str:
+def address(rank: int) -> str:
     return f"10.77.0.{rank + 1}"
 
 

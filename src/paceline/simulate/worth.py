@@ -106,15 +106,22 @@ def of_run(record: Run, exchange: float | None = None) -> list[str]:
     """What a record says of who is worth having: the fastest worker alone, and fewer workers if these would surely be
     faster. exchange: seconds of a sum, by default what rounds take beyond their slowest worker. Nothing is said of a
     record that tells nothing of all workers."""
+    known = measured(record, exchange)
+    return [] if known is None else _told(*known, bound=True)
+
+
+def measured(record: Run, exchange: float | None = None) -> tuple[Array, Array, float, float] | None:
+    """Seconds per sample and overheads in the later half of a record's rounds, (T, n), samples of a round, and
+    seconds of a sum; None for a record that tells nothing of all workers."""
     half = slice(len(record.round) // 2, None)
     there = (np.nan_to_num(record.loads[half]) > 0) & ~np.isnan(record.compute[half])
     alone = any(str(record.config.get(name) or needed) != needed for name, needed in BULK.items())
     if alone or record.workers < 2 or len(there) < 2 or not there.all():  # a server's updates are no rounds
-        return []
+        return None
     pace, fixed = (each[half] for each in paces(record))
     beyond = np.maximum(record.seconds[half] - record.compute[half].max(axis=1), 0.0)
     summed = float(np.median(beyond)) if exchange is None else exchange
-    return _told(pace, fixed, float(np.median(record.loads[half].sum(1))), summed)
+    return pace, fixed, float(np.median(record.loads[half].sum(1))), summed
 
 
 def of_scenario(scenario: Scenario) -> list[str]:
@@ -130,24 +137,29 @@ def of_scenario(scenario: Scenario) -> list[str]:
     return [] if np.isnan(pace).any() else _told(pace, fixed, scenario.global_batch, 0.0)
 
 
-def _told(pace: Array, fixed: Array, batch: float, exchange: float) -> list[str]:
-    """From each round's seconds per sample and overheads, (T, n)."""
+def _told(pace: Array, fixed: Array, batch: float, exchange: float, bound: bool = False) -> list[str]:
+    """From each round's seconds per sample and overheads, (T, n); bound: as ``sentences`` has it."""
     rounds, n = pace.shape
     middle, overhead = np.median(pace, axis=0), np.median(fixed, axis=0)
     if n < 2 or batch < n:
         return []
     spread = np.median(np.abs(pace / middle - 1.0), axis=0)
     error = SURE * 1.4826 * 1.2533 * float(spread.max()) / np.sqrt(rounds)  # of a median
-    return sentences(best(middle, overhead, batch, growth(exchange, n)), overhead, middle, batch, error)
+    found = best(middle, overhead, batch, growth(exchange, n))
+    return sentences(found, overhead, middle, batch, error, bound)
 
 
-def sentences(found: list[Subset], overhead: Array, pace: Array, batch: float, error: float) -> list[str]:
-    """Of the best subsets of each size. error: relative, of the seconds, by which a gain is to be larger."""
+def sentences(
+    found: list[Subset], overhead: Array, pace: Array, batch: float, error: float, bound: bool = False
+) -> list[str]:
+    """Of the best subsets of each size. error: relative, of the seconds, by which a gain is to be larger. bound: more
+    of the seconds may be overhead than is known, so that fewer workers would take as long at most."""
     everyone, alone = found[-1], found[0]
     ratio = alone.seconds / everyone.seconds
-    slower = f"{times(ratio)} slower than" if ratio >= 1 + CLEAR else "as fast as"
+    most, least = ("at most ", "at least ") if bound else ("", "")
+    slower = f"{most}{times(ratio)} slower than" if ratio >= 1 + CLEAR else f"{least}as fast as"
     if ratio < 1 / (1 + CLEAR):
-        slower = f"{times(1 / ratio)} faster than"
+        slower = f"{least}{times(1 / ratio)} faster than"
     said = [
         f"Worker {alone.members[0]} alone, the fastest, would be {slower} all {len(pace)} together, balanced."
     ]
