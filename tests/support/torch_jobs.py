@@ -304,6 +304,8 @@ def misuse(rank: int, ranks: int, kind: str) -> str:
             Pace(model, 16)
         if kind == "record":
             Pace(ddp, 16, record="/dev/null/run")
+        if kind == "record on rank 0":
+            Pace(ddp, 16, record="/dev/null/run" if rank == 0 else None)
         if kind == "global batch":
             Pace(ddp, 16 if rank == 0 else 18)
         with Pace(ddp, 16, Wavering(rank) if kind == "other plan" else "equal") as pace:

@@ -111,6 +111,9 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     }
     for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "collect_every"):
         facts[other] = getattr(given, other)
+    for outlet in ("record", "report_to", "metrics_port"):
+        # They are begun together, each perhaps in a place of its own.
+        facts[outlet] = None if getattr(given, outlet) in (None, (), []) else "some"
     largest = peers.agree(facts, global_batch if micro_batch is None else micro_batch)
     moves_work, fills = balancer.piece_plan(0) is not None, given.fills or norms
     given.check_pieces(name, moves_work, in_step, fills)
