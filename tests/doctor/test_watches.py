@@ -127,10 +127,17 @@ def test_fetches_of_this_thread_count_and_no_other_s() -> None:
     stream = torch.utils.data.DataLoader(Stream(), batch_size=2)
     next(iter(stream))
     assert told[-1] == {"processes": 0, "stream": True, "options": None}
+    seeded = torch.utils.data.DataLoader(range(6), num_workers=1, worker_init_fn=_seed)  # type: ignore[arg-type]
+    next(iter(seeded))
+    kept = ["shuffle=False", "num_workers={loader}.num_workers", "worker_init_fn={loader}.worker_init_fn"]
+    assert told[-1] == {"processes": 1, "stream": False, "options": kept}
     for watch in made:
         watch.remove()
     next(iter(loader))
-    assert len(told) == 5
+    assert len(told) == 6
+
+
+def _seed(worker: int) -> None: ...
 
 
 class Stream(torch.utils.data.IterableDataset[int]):

@@ -136,6 +136,9 @@ def loader_of(iterator: Any) -> dict[str, Any]:
     options = [] if getattr(sampler, "shuffle", kind != "SequentialSampler") else ["shuffle=False"]
     options += ["drop_last=True"] if iterator._drop_last else []
     options += ["num_workers={loader}.num_workers"] if iterator._num_workers else []
+    if getattr(iterator, "_worker_init_fn", None) is not None:
+        options.append("worker_init_fn={loader}.worker_init_fn")
+    options += ["pin_memory={loader}.pin_memory"] if iterator._pin_memory else []
     own = iterator._collate_fn not in (default_collate, default_convert)
     options += ["collate_fn={loader}.collate_fn"] if own else []
     known = kind in SAMPLERS and not getattr(sampler, "replacement", False)
