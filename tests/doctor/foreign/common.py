@@ -4,6 +4,7 @@ Each script is in the shape of a program that many people know, on 48 samples: a
 16 samples each, or of one process with 48, is that of the whole set, in any order.
 """
 
+import gc
 import json
 import os
 import time
@@ -60,3 +61,10 @@ def ended(*models, **said):
         ]
         told = {"parameters": values, "read": read, "seconds": time.perf_counter() - began, **said}
         Path(place, f"{dist.get_rank()}.json").write_text(json.dumps(told))
+    # As torch's DDP over gloo would abort now and then at the end of the program, its reducer goes first.
+    for model in models:
+        if hasattr(model, "reducer"):
+            model.reducer = None
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
