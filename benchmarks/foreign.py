@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from scaffold import command_line
+
 LOOPS = Path(__file__).parents[1] / "tests" / "doctor" / "foreign"
 NAMES = ("mnist", "imagenet", "dit", "tutorial", "siamese", "graphs", "text", "scaled", "accelerated")
 EPOCHS = "30"
@@ -64,4 +66,6 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(NAMES))
+    parser = command_line(__doc__)
+    parser.add_argument("names", nargs="*", choices=NAMES, metavar="NAME", help=", ".join(NAMES))
+    main(parser.parse_args().names or list(NAMES))

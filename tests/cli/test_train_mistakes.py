@@ -47,6 +47,7 @@ def sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], status: i
         (["--limits", ":64,:64,:64,:32"], "32 short of the global batch of 256"),
         (["--limits", "1:64"], "--limits has 1 entries for 4 workers"),
         (["--limits", "1-64,:,:,:"], "expected least:most"),
+        (["--limits", "memry"], "--limits memry: expected memory, or least:most for each worker"),
         (["--limits", "9:8,:,:,:"], "expected 0 <= least <= most"),
         (["--data", "missing.npz"], "missing.npz"),
         (["--model", "transformer"], "model 'transformer' is unknown"),

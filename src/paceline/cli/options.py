@@ -113,6 +113,10 @@ def limits(text: str, option: str) -> Limits:
 
 def limits_or_memory(text: str, option: str) -> Limits | str:
     """The same, or "memory"."""
+    if text.isalpha() and text != "memory":
+        raise PacelineError(
+            f"{option} {text}: expected memory, or least:most for each worker, as in 1:64,1:64"
+        )
     return text if text == "memory" else limits(text, option)
 
 
