@@ -90,6 +90,7 @@ def test_the_pace_is_handed_through_functions(tmp_path: Path, monkeypatch: pytes
         ("one(model, loader", "each.one(model, loader"),
         ("tqdm(batches)", "zip(tqdm(batches), others)"),
         (".mean()", ".sum()"),
+        (".mean()", ".sum() / tokens"),
         ("(model(x) - y).square().mean()", "mse(model(x), y, reduction='sum')"),
         (
             "loss = (model(x) - y).square().mean()",

@@ -173,15 +173,14 @@ class _Script:
         return self._say(loss)
 
     def _check_mean(self, scope: Scope, loss: ast.AST) -> None:
-        """Raises UnknownForm for a loss that is plainly a sum over the batch."""
+        """Raises UnknownForm for a loss that is plainly a sum over the batch, divided by something or not."""
         values = [loss]
         for within in (scope, self.tree):  # loss = criterion(...); criterion = Criterion(reduction="sum")
             names = {self._say(getattr(value, "func", value)) for value in values}
             values += [node.value for node in self._all(within, ast.Assign) if names & {*self._targets(node)}]
-        for value in values:
-            sums = isinstance(value, ast.Call) and not value.args and self._say(value.func).endswith(".sum")
-            named = {self._say(each.value).strip("\"'") for each in getattr(value, "keywords", [])}
-            if sums or "sum" in named:
+        for call in (call for value in values for call in self._all(value, ast.Call)):
+            sums = self._say(call.func).endswith(".sum") and not (call.args or call.keywords)
+            if sums or "sum" in {self._say(each.value).strip("\"'") for each in call.keywords}:
                 raise UnknownForm
 
     def _averages(self, back: ast.Call, loss: str) -> None:

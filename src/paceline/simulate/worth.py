@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.costs import Linear
 from paceline.rounds import Array, Indices
 from paceline.runs import Run
 from paceline.runs.words import listing, percent, times
+from paceline.shares import water_level
 from paceline.simulate.scenario import Scenario
 from paceline.simulate.whatif import BULK, paces
 
@@ -77,19 +79,10 @@ def of(
     least: float = 1.0,
 ) -> Subset:
     """A given subset, as ``best`` has them."""
-    own, fixed = pace[members], overhead[members]
-    low = float((fixed + least * own).max())
-    ends = np.sort(fixed)
-    # the level of water: as many as are reached by it share what is left
-    level = np.array(
-        [
-            (batch + (fixed[fixed <= end] / own[fixed <= end]).sum()) / (1 / own[fixed <= end]).sum()
-            for end in ends
-        ]
-    )
-    reached = level[(level >= ends) & (level <= np.append(ends[1:], np.inf))]
-    summed = float(exchange[len(own)] * links[members].max()) if len(own) > 1 else 0.0
-    return Subset(tuple(sorted(int(i) for i in members)), max(float(reached[0]), low) + summed, summed)
+    level = float(water_level(Linear(pace[members], overhead[members]), batch).seconds)
+    level = max(level, float((overhead[members] + least * pace[members]).max()))
+    summed = float(exchange[len(members)] * links[members].max()) if len(members) > 1 else 0.0
+    return Subset(tuple(sorted(int(i) for i in members)), level + summed, summed)
 
 
 def _quickest(pace: Array, overhead: Array, batch: float, k: int, least: float) -> Indices:
