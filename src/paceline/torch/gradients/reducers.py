@@ -159,6 +159,12 @@ class Replicated(Reducer):
         self._ddp.register_forward_hook(through)
 
     def register_comm_hook(self, state: Any, hook: Any) -> None:
+        if there := getattr(self._ddp, "_comm_hooks", ()):
+            name = getattr(there[0][0], "__name__", "another")
+            raise PacelineError(
+                "weigh='hook' needs DistributedDataParallel's one communication hook, and the model has "
+                f"{name} already; use weigh='loss', which needs none"
+            )
         self._ddp.register_comm_hook(state, hook)
 
     def release(self) -> None:
