@@ -178,11 +178,13 @@ def real(
 
 
 def virtual(ranks: int, claim_seconds: float, steps: int, round_seconds: float) -> None:
-    from paceline.simulate import pieces
-    from paceline.simulate.pieces import PlayedRound, share_of_the_bound
+    import bound
+    from bound import share_of_the_bound
+
+    from paceline.simulate.pieces import PlayedRound
     from paceline.simulate.scenario import PIECE_SECONDS
 
-    paces = speeds_of(ranks, pieces.WARM_UP + steps)[:, None] / 1e3
+    paces = speeds_of(ranks, bound.WARM_UP + steps)[:, None] / 1e3
     batch = round(round_seconds * (1 / paces).sum(axis=-1).mean())
     seen: list[PlayedRound] = []
     share = share_of_the_bound("auto", paces, batch, played=seen.append)

@@ -23,10 +23,10 @@ import tempfile
 
 import numpy as np
 import throughput
+from bound import share_of_the_bound
 from scaffold import PLAIN, command_line, count, way_name
 
 from paceline import policies
-from paceline.simulate.pieces import share_of_the_bound
 
 WAYS = (*PLAIN, "level", "factoring", "auto")
 SCHEMES = ("factoring:scheme=factoring", "factoring:scheme=guided", "factoring:scheme=self,piece=16")

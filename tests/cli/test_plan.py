@@ -33,10 +33,8 @@ def test_rows_for_each_master_and_for_the_others(workers):
     assert [m["rows"] for m in json.loads(result.stdout)["masters"]] == [100, 40]
 
 
-@pytest.mark.parametrize("assign", ["uniform", "simple", "iterated", "exact", "probabilistic", "sca"])
+@pytest.mark.parametrize("assign", ["uniform", "simple", "iterated", "exact", "probabilistic"])
 def test_every_assignment_prints_a_table_and_writes_its_file(workers, tmp_path, assign):
-    if assign == "sca":
-        pytest.importorskip("cvxpy")
     file = tmp_path / "plan.json"
     result = run(workers, "--rows", "100", "--assign", assign, "--json", file)
     assert result.status == 0, result.stderr
@@ -153,7 +151,7 @@ def test_bad_files_are_refused_in_one_sentence_and_nothing_is_written(tmp_path, 
         (["--rows", "10", "--rows", "q=10"], "'q', which is not among"),
         (["--rows", "10", "--rows", "10"], "given twice"),
         (["--rows", "10", "--assign", "best"], "expected one of"),
-        (["--rows", "10", "--assign", "sca", "--uncoded"], "uncoded"),
+        (["--rows", "10", "--assign", "probabilistic", "--uncoded"], "uncoded"),
         (["--rows", "10", "--json", "/no/such/folder/plan.json"], "cannot write"),
         ([], "no rows"),
     ],

@@ -96,7 +96,7 @@ def test_help_has_its_options_in_panels(monkeypatch: pytest.MonkeyPatch) -> None
         ("train --model resnet", r"model 'resnet' is unknown; did you mean resnet18\?"),
         ("train --engine rya", r"expected torch or ray; did you mean ray\?"),
         ("train --weigh hok", r"expected 'loss' or 'hook'; did you mean hook\?"),
-        ("plan w.csv --rows 10 --assign exat", r"probabilistic, sca; did you mean exact\?"),
+        ("plan w.csv --rows 10 --assign exat", r"probabilistic; did you mean exact\?"),
         ("reproduce dolbi", r"expected one of dolbie, .*; did you mean dolbie\?"),
         ("trian", r"No such command 'trian'; did you mean 'train'\?"),
         ("serve --prot 1", r"serve has no option --prot; did you mean --port\?"),

@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from paceline import PacelineError
 from paceline.coded import Problem, ShiftedExponential, Weibull, plan, random_problem
 from paceline.coded.coded_plan import completion
-from paceline.coded.planning import NAMES
+from paceline.coded.planning import ASSIGNMENTS
 
 
 def problem_of(u, a, rows=1000.0, latency=None):
@@ -54,7 +54,7 @@ def test_theorem_1_equals_a_numerical_minimum_over_loads():
     np.testing.assert_allclose(np.exp(found.x[:3]), made.loads[0], rtol=1e-2)
 
 
-@pytest.mark.parametrize("assign", [name for name in NAMES if name != "sca"])
+@pytest.mark.parametrize("assign", ASSIGNMENTS)
 @pytest.mark.parametrize("late", [False, True])
 def test_exactly_the_rows_needed_are_expected_by_t_star(assign, late):
     """Sun et al., eq. (6)."""

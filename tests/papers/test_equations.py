@@ -21,7 +21,7 @@ from paceline.backup.dbw import Dbw, Gain, estimate, no_gain, update_gain
 from paceline.backup.protocol import Iteration, Timings
 from paceline.balance.dolbie import play_round, start_peers
 from paceline.balance.wlbs import initial_weights
-from paceline.coded import Problem, ShiftedExponential, plan, sca, simulate
+from paceline.coded import Problem, ShiftedExponential, plan, simulate
 from paceline.coded.assign import iterated, simple
 from paceline.costs import Linear
 from paceline.forecast import series
@@ -605,7 +605,7 @@ def test_coded_algorithm_3_takes_the_printed_steps() -> None:
     rows, alpha = 1.5, 0.1  # L M / N = 1: Algorithm 3 is not the same in other units
     u = np.random.default_rng(51).uniform(1, 5, (2, 3))
     a = 1 / u
-    steps = sca.successive(ShiftedExponential(u, a), np.full(2, rows), alpha=alpha)
+    steps = coded.successive(ShiftedExponential(u, a), np.full(2, rows), alpha=alpha)
     points = [np.concatenate([z.k.ravel(), z.loads.ravel(), [z.t]]) for z in itertools.islice(steps, 3)]
 
     def parts(w: Array) -> tuple[Array, Array, float]:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from paceline.rounds import Array, PiecePlan
-from paceline.simulate.pieces import CLAIM_SECONDS, play, share_of_the_bound
+from paceline.simulate.pieces import CLAIM_SECONDS, play
 
+share_of_the_bound = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "bound.py"))[
+    "share_of_the_bound"
+]
 BATCH = 768
 
 

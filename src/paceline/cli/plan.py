@@ -23,7 +23,7 @@ def command(
         list[str] | None, typer.Option(help="Rows of every master's matrix, or master=L; may be repeated.")
     ] = None,
     assign: Annotated[
-        str, typer.Option(help="uniform, simple, iterated, exact, probabilistic or sca.")
+        str, typer.Option(help="uniform, simple, iterated, exact or probabilistic.")
     ] = "iterated",
     uncoded: Annotated[bool, typer.Option("--uncoded", help="No redundancy: wait for every worker.")] = False,
     json: Annotated[

@@ -11,47 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.coded.delay import Array
 from paceline.errors import PacelineError
-
-
-class Decoder(Protocol):
-    """Takes products as they arrive."""
-
-    def add(self, block: int, product: Array) -> bool:
-        """Take the product of one coded block; True once A x can be computed."""
-        ...
-
-    def result(self, rows: int) -> Array:
-        """A x, its first ``rows`` rows."""
-        ...
-
-
-class Code(Protocol):
-    """k blocks of A made into n coded ones."""
-
-    @property
-    def k(self) -> int:
-        """Blocks of the matrix."""
-        ...
-
-    @property
-    def n(self) -> int:
-        """Coded blocks."""
-        ...
-
-    def encode(self, a: Array, chosen: Sequence[int] | None = None) -> list[Array]:
-        """The coded blocks of a matrix, all or the chosen ones."""
-        ...
-
-    def decoder(self) -> Decoder:
-        """A new decoder, for one product."""
-        ...
 
 
 def split(rows: int, k: int) -> int:
@@ -171,24 +136,26 @@ class MDS:
             return np.sort(parities[order[: len(missing)]])
         return parities[: len(missing)]
 
-    def decoder(self) -> Decoder:
+    def decoder(self) -> Collector:
         """A new decoder, for one product."""
-        return _Collector(self)
+        return Collector(self)
 
 
-class _Collector:
-    """Keeps products until k of different blocks are there."""
+class Collector:
+    """Keeps products as they arrive, until k of different blocks are there."""
 
     def __init__(self, code: MDS) -> None:
         self._code = code
         self._blocks: dict[int, Array] = {}
 
     def add(self, block: int, product: Array) -> bool:
+        """Take the product of one coded block; True once A x can be computed."""
         self._blocks[block] = product
         return len(self._blocks) >= self._code.k
 
     def result(self, rows: int) -> Array:
+        """A x, its first ``rows`` rows."""
         return self._code.decode(self._blocks, rows)
 
 
-__all__ = ["MDS", "Code", "Decoder"]
+__all__ = ["MDS"]

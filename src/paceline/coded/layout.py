@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.coded.coded_plan import CodedPlan
-from paceline.coded.codes import MDS, Code, split
+from paceline.coded.codes import MDS, split
 from paceline.coded.lt import LT, Replicated
 from paceline.errors import PacelineError, among
 
-CODES = {"mds": MDS, "lt": LT, "replicated": Replicated}
+CODES: dict[str, type[MDS | LT]] = {"mds": MDS, "lt": LT, "replicated": Replicated}
 SEEDS = 50  # random sums of few blocks may miss one of them: other sums are tried
 BLOCKS = 64  # coded blocks up to which decoding an MDS code is accurate to 1e-10 whatever arrives
 
@@ -23,7 +23,7 @@ class Layout(NamedTuple):
     code: over k blocks; rows: L; owned: for each of the plan's workers, its blocks in the order of computing.
     """
 
-    code: Code
+    code: MDS | LT
     rows: int
     owned: tuple[tuple[int, ...], ...]
 
@@ -112,5 +112,5 @@ def relayout(old: Layout, loads: np.ndarray) -> tuple[Layout, Moves]:
     ]
     owned = tuple(own + new for own, new in zip(keep, place, strict=True))
     largest = max((block for blocks in owned for block in blocks), default=0) + 1
-    code: Any = dataclasses.replace(old.code, n=max(largest, old.code.k))  # type: ignore[type-var]
+    code: Any = dataclasses.replace(old.code, n=max(largest, old.code.k))
     return Layout(code, old.rows, owned), Moves(tuple(drop), tuple(place))

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.coded.codes import Decoder, combine, split
+from paceline.coded.codes import combine, split
 from paceline.coded.delay import Array
 from paceline.errors import PacelineError
 
@@ -92,7 +92,7 @@ class LT:
                 coded[row, : len(part)] += part
         return list(coded)
 
-    def decoder(self) -> Decoder:
+    def decoder(self) -> LTDecoder:
         """A new decoder, for one product."""
         return LTDecoder(self)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.coded.assign import exact, iterated, probabilistic, simple, uniform
 from paceline.coded.coded_plan import CodedPlan, completion, finish
-from paceline.coded.delay import Array, ShiftedExponential
+from paceline.coded.delay import Array
 from paceline.coded.problem import Problem
 from paceline.coded.simulate import advice
 from paceline.errors import PacelineError, among
@@ -22,7 +22,6 @@ ASSIGNMENTS: dict[str, Callable[[Array], Array]] = {
     "exact": exact,
     "probabilistic": probabilistic,
 }
-NAMES = (*ASSIGNMENTS, "sca")
 
 
 def plan(
@@ -30,7 +29,7 @@ def plan(
 ) -> CodedPlan:
     """Assign the workers and divide the rows so that the slowest master's t* is least (Sun et al., eq. (6)).
 
-    assign: one of ``NAMES``. coded: False divides L without redundancy, so that a master waits for all its
+    assign: one of ``ASSIGNMENTS``. coded: False divides L without redundancy, so that a master waits for all its
     workers; equally for "uniform", as the paper's benchmark does, else by mean speed.
 
     code: how the plan is to be carried out ("mds", "chunked", "lt", "uncoded"); warns if another code
@@ -38,18 +37,15 @@ def plan(
 
     Raises PacelineError for an unknown name, an uncoded probabilistic plan, and if a master cannot be covered.
     """
-    if assign not in NAMES:
-        raise PacelineError(f"assign={assign!r}: expected one of {among(assign, NAMES)}")
-    if not coded and assign in ("probabilistic", "sca"):
+    if assign not in ASSIGNMENTS:
+        raise PacelineError(f"assign={assign!r}: expected one of {among(assign, ASSIGNMENTS)}")
+    if not coded and assign == "probabilistic":
         raise PacelineError(
             f"an uncoded plan needs every worker it counts on, so workers cannot be shared by {assign!r}; "
             "choose uniform, simple, iterated or exact"
         )
-    if assign == "sca":
-        made = _by_sca(problem)
-    else:
-        phi, rate = problem.delay.peak()
-        made = finish(problem, assign, assignment(problem, assign, rate), coded, phi, rate)
+    phi, rate = problem.delay.peak()
+    made = finish(problem, assign, assignment(problem, assign, rate), coded, phi, rate)
     if code is not None:
         for sentence in advice(made, code):
             warnings.warn(sentence, stacklevel=2)
@@ -75,20 +71,6 @@ def assignment(problem: Problem, assign: str, rate: Array) -> Array:
             break
         k, t = trial, shorter
     return k
-
-
-def _by_sca(problem: Problem) -> CodedPlan:
-    from paceline.coded.sca import sca
-
-    if not isinstance(problem.delay, ShiftedExponential) or problem.latency is not None:
-        raise PacelineError(
-            "the successive convex approximation is the paper's, for shifted exponential delays without "
-            "communication; choose 'probabilistic' here"
-        )
-    found = sca(problem.delay, problem.rows)
-    k = np.where(found.k > 1e-3, found.k, 0.0)
-    phi, rate = problem.delay.peak()
-    return finish(problem, "sca", k / np.maximum(k.sum(0), 1.0), True, phi, rate)
 
 
 class Rearranged(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,22 +16,14 @@ from paceline.rounds import Indices
 FIRST_COST = 2e-3  # seconds of a piece beyond its samples, until measured
 
 
-class Sender(Protocol):
-    """Reaches the workers."""
-
-    def send(self, task: Task, samples: Indices) -> None:
-        """Have the task's worker add the gradient of these samples to what it has of the round."""
-        ...
-
-    def ask(self, task: Task) -> None:
-        """Have the worker deliver, after what it was sent; the task has the samples whose gradient that is."""
-        ...
-
-
 class Pieces:
-    """The running round. ``due`` tells when ``claim_ahead`` is called next at the latest."""
+    """The running round. ``due`` tells when ``claim_ahead`` is called next at the latest.
 
-    def __init__(self, workers: int, sender: Sender, coordinator: Coordinator) -> None:
+    sender: reaches the workers, as ``Server`` does: ``send`` has a task's worker add the gradient of some samples to
+    what it has of the round, and ``ask`` has it deliver that after what it was sent.
+    """
+
+    def __init__(self, workers: int, sender: Any, coordinator: Coordinator) -> None:
         self._sender, self._coordinator = sender, coordinator
         self._costs = np.full(workers, FIRST_COST)
         self._sharing: SharedRound | None = None

@@ -15,10 +15,11 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from paceline.coded.codes import Code
+from paceline.coded.codes import MDS
 from paceline.coded.delay import Array, ShiftedExponential
 from paceline.coded.fit import fit
 from paceline.coded.layout import Moves
+from paceline.coded.lt import LT
 from paceline.coded.problem import Problem
 from paceline.errors import PacelineError, WorkerError
 
@@ -31,7 +32,7 @@ def move(
     actors: Actors,
     names: Sequence[str],
     key: str,
-    code: Code,
+    code: MDS | LT,
     a: Array,
     moves: Moves,
     gone: set[int],

@@ -169,13 +169,13 @@ class Server:
         self._pending[refs[-1]] = _Sent(task, self._actors[task.worker], refs[:-1])
 
     def send(self, task: Task, samples: Indices) -> None:
-        """Send a piece of a shared round."""
+        """Have a task's worker add the gradient of these samples to what it has of a shared round."""
         actor = self._actors[task.worker]
         ref = actor.piece.remote(task.number, self._before + task.version, samples, *self.shards.refs)
         self._pending[ref] = _Sent(task, actor, [])
 
     def ask(self, task: Task) -> None:
-        """Ask for the gradient of all pieces of a task's worker."""
+        """Have a worker deliver, after what it was sent; the task has the samples whose gradient that is."""
         actor, parts = self._actors[task.worker], len(self.shards)
         refs = actor.deliver.options(num_returns=parts + 1).remote(task.number, parts)
         self._pending[refs[-1]] = _Sent(task, actor, refs[:-1])
