@@ -185,7 +185,7 @@ def test_arrivals_count_late_ones():
         ("dbw:depth=0", "depth=0"),
         ("dbw:beta=0.5", "beta=0.5"),
         ("adasync:first=9", "first=9"),
-        ("backups", "expected one of adasync, blind, dbw, everyone, static"),
+        ("backups", "expected one of adasync, blind, dbw, dropcompute, everyone, static"),
     ],
 )
 def test_bad_input_is_answered_in_one_sentence(text, says):

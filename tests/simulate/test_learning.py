@@ -51,6 +51,18 @@ def test_learning_tells_what_was_used_and_dropped(scenario, tmp_path, capsys):
     assert (tmp_path / "pictures" / "learning.png").stat().st_size > 0
 
 
+def test_learning_tells_how_many_samples_a_threshold_has_dropped(scenario, tmp_path, capsys):
+    figures = tmp_path / "figures.json"
+    arguments = ["simulate", scenario, "--learn", "--backup", "dropcompute:tau=0.5,pieces=4", "--json"]
+    assert run([*arguments, str(figures)]) == 0
+    found = json.loads(figures.read_text())
+    used, dropped = sum(found["curves"]["samples"]), found["samples_dropped"]
+    assert used + dropped == 25 * 80
+    assert f"dropped: {found['gradients_dropped']['cut short']} cut short" in capsys.readouterr().out
+    assert used >= 25 * 4 * 5  # each its first piece
+    assert dropped > 0
+
+
 def test_the_scenarios_limits_and_drawn_classes_hold_in_learning_too(tmp_path):
     classes = tuple(
         WorkerClass(Constant(pace), least=least, most=most)

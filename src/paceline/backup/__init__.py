@@ -8,6 +8,7 @@ from typing import Any
 from paceline import options
 from paceline.backup.adasync import Adasync
 from paceline.backup.dbw import Blind, Dbw
+from paceline.backup.dropcompute import DropCompute
 from paceline.backup.everyone import Everyone, Static
 from paceline.backup.protocol import Backup, Iteration, Timings
 
@@ -15,6 +16,7 @@ BACKUPS: dict[str, type[Backup[Any]]] = {
     "adasync": Adasync,
     "blind": Blind,
     "dbw": Dbw,
+    "dropcompute": DropCompute,
     "everyone": Everyone,
     "static": Static,
 }

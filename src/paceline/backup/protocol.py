@@ -19,6 +19,7 @@ class Timings(NamedTuple):
     place: 1 for the first gradient of its version to arrive, 2 for the second, ... (i).
     seconds: from the update to the arrival (t_{h,i}); seconds of the worker's own round trip in trip.
     worker: who.
+    ends: when each of its pieces was done, seconds from its beginning, NaN for those left out; (m, pieces).
     """
 
     before: NDArray[np.int64]
@@ -26,6 +27,7 @@ class Timings(NamedTuple):
     seconds: Array
     worker: NDArray[np.int64]
     trip: Array
+    ends: Array = np.zeros((0, 0))
 
 
 class Iteration(NamedTuple):
@@ -54,6 +56,7 @@ class Backup(Protocol[S]):
     workers: int
     # Reads Iteration.variance, which costs reading all gradients once more.
     needs_variance: ClassVar[bool] = False
+    pieces: int = 0  # in which a task is run, until ``cut``; 0 for whole tasks
 
     def init(self) -> tuple[int, S]:
         """The first quorum, and the state to hand to ``step``."""
@@ -62,6 +65,10 @@ class Backup(Protocol[S]):
     def step(self, state: S, happened: Iteration) -> tuple[int, S]:
         """The next quorum, from 1 to ``happened.present``."""
         ...
+
+    def cut(self, state: S) -> float:
+        """Seconds after which a worker begins no more pieces of its task."""
+        return np.inf
 
 
 class Arrivals:
@@ -74,6 +81,7 @@ class Arrivals:
         self._workers = workers
         self._versions = {0: (0.0, workers, 0)}  # when it was made, h, how many have come
         self._samples: list[tuple[int, int, float, int, float]] = []
+        self._ends: list[Array] = []
 
     def updated(self, version: int, now: float, quorum: int) -> Timings:
         """The parameters became ``version`` at ``now`` (seconds), from ``quorum`` gradients; what arrived since the
@@ -81,15 +89,24 @@ class Arrivals:
         self._versions[version] = (now, quorum, 0)
         for old in [v for v in self._versions if v < version - 4 * self._workers]:
             del self._versions[old]
-        taken, self._samples = self._samples, []
+        taken, ends, self._samples, self._ends = self._samples, self._ends, [], []
         columns = np.array(taken, float).reshape(-1, 5).T
         before, place, worker = (columns[i].astype(np.int64) for i in (0, 1, 3))
-        return Timings(before, place, columns[2], worker, columns[4])
+        return Timings(before, place, columns[2], worker, columns[4], np.array(ends or np.zeros((0, 0))))
 
-    def arrived(self, worker: int, version: int, now: float, trip: float) -> None:
-        """A gradient for ``version`` came at ``now``; the worker's round trip took ``trip`` seconds."""
+    def arrived(
+        self,
+        worker: int,
+        version: int,
+        now: float,
+        trip: float,
+        ends: Array = np.zeros(0),  # noqa: B008  # read only
+    ) -> None:
+        """A gradient for ``version`` came at ``now``; the worker's round trip took ``trip`` seconds, and its pieces
+        were done at ``ends``."""
         if version not in self._versions:
             return
         made, quorum, count = self._versions[version]
         self._versions[version] = (made, quorum, count + 1)
         self._samples.append((quorum, count + 1, now - made, worker, trip))
+        self._ends.append(ends)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.balance.abs import Abs
+from paceline.balance.ata import Ata
 from paceline.balance.dolbie import Dolbie
 from paceline.balance.equal import Equal
 from paceline.balance.factoring import Auto, Factoring
@@ -18,6 +19,7 @@ from paceline.balance.wlbs import Wlbs
 
 POLICIES: dict[str, type[Policy[Any]]] = {
     "abs": Abs,
+    "ata": Ata,
     "auto": Auto,
     "dolbie": Dolbie,
     "equal": Equal,

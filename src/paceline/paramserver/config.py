@@ -76,6 +76,10 @@ class ServerConfig:
                 f"{self.sync} has its own rule whom to wait for, {self.backup} another; leave out --backup, or use "
                 "bsp or lsp"
             )
+        if waits is not None and waits.pieces and (shared or not isinstance(gate, sync.Bsp)):
+            raise PacelineError(
+                f"{self.backup} cuts tasks short, which only paceline simulate --learn plays, with sync bsp"
+            )
         if not 0 <= self.momentum < 1:
             raise PacelineError(f"momentum={self.momentum:g}: expected 0 or more, and less than 1")
         if self.global_batch < self.workers:

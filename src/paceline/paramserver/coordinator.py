@@ -33,6 +33,7 @@ from paceline.paramserver.engine import (
     Start,
     Task,
     Update,
+    pieces_of,
     told,
 )
 from paceline.paramserver.rates import GradientNoise
@@ -136,7 +137,13 @@ class Coordinator:
         self._carry_out(effects, now)
 
     def _arrive(
-        self, now: float, worker: int, number: int, seconds: float | None, ran: WorkerRound | None
+        self,
+        now: float,
+        worker: int,
+        number: int,
+        seconds: float | None,
+        ran: WorkerRound | None,
+        ends: Array | None,
     ) -> None:
         task = self.tasks.get(worker)
         if task is None or task.number != number:
@@ -144,12 +151,14 @@ class Coordinator:
             return
         del self.tasks[worker]
         whole = now - task.began
+        if ends is not None and len(ends) < task.pieces:
+            task, ends = self._cut(task, ends)
         trip = Trip(whole if seconds is None else seconds, whole, task.load)
         if ran is not None:
             task = task._replace(taken=ran.taken, load=len(ran.taken))
             trip = Trip(ran.seconds, ran.seconds, task.load, ran)
         self._deadlines.arrived(worker, trip)
-        self._quorum.arrivals.arrived(worker, task.tag, now, whole)
+        self._quorum.arrivals.arrived(worker, task.tag, now, whole, np.zeros(0) if ends is None else ends)
         self._held.setdefault((worker, task.tag), []).append((task, trip.seconds))
         effects, self._state = self._gate.arrive(self._state, worker, now)
         self._carry_out(effects, now)
@@ -190,6 +199,16 @@ class Coordinator:
         if task is not None:
             self.engine.cancel([task])
             self._lost(task, why)
+
+    def _cut(self, task: Task, ends: Array) -> tuple[Task, Array]:
+        """A task of which only the first pieces were run: what was, and the ends with NaN for the others."""
+        parts: Any = self.pool.split(task.taken, int(pieces_of(task)[len(ends) - 1]))
+        ran, left = parts
+        self.pool.give_back(left)
+        self._dropped["cut short"] += 1
+        self._dropped_samples += self.pool.count(left)
+        missing = np.full(task.pieces - len(ends), np.nan)
+        return task._replace(taken=ran, load=self.pool.count(ran)), np.append(ends, missing)
 
     def _lost(self, task: Task, why: str) -> None:
         self._dropped[why] += 1
@@ -282,7 +301,8 @@ class Coordinator:
             effects, self._state = self._gate.leave(self._state, worker, now)
             return effects
         self._starved.discard(worker)
-        task = Task(self._numbers, worker, version, tag, taken, self.pool.count(taken), now, self._shares)
+        load, (pieces, cut) = self.pool.count(taken), self._quorum.cut
+        task = Task(self._numbers, worker, version, tag, taken, load, now, self._shares, pieces, cut)
         self._numbers += 1
         self.tasks[worker] = task
         self._deadlines.sent(worker, now)
@@ -368,6 +388,11 @@ class Quorum:
     def chosen(self) -> bool:
         """Whether the gate is to be told what is wanted."""
         return self._backup is not None
+
+    @property
+    def cut(self) -> tuple[int, float]:
+        """Pieces of a task, 0 for whole tasks, and the seconds after which no more of them begin."""
+        return (0, np.inf) if self._backup is None else (self._backup.pieces, self._backup.cut(self._state))
 
     def updated(self, version: int, now: float, fresh: int, present: int, moved: Moved, rate: float) -> None:
         """The parameters moved, now to this version, by ``fresh`` gradients of the one before, at this rate."""

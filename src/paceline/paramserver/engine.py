@@ -27,6 +27,13 @@ class Task(NamedTuple):
     load: int
     began: float  # seconds
     shared: bool = False  # its samples are the round's: whoever is free runs them
+    pieces: int = 0  # to run it in, as long as ``cut`` seconds are not over; 0 for whole
+    cut: float = np.inf
+
+
+def pieces_of(task: Task) -> NDArray[np.int64]:
+    """Samples of a task up to the end of each of its pieces, which are as equal as they can be; (pieces,)."""
+    return -(-np.arange(1, task.pieces + 1) * task.load // task.pieces)
 
 
 class Start(NamedTuple):
@@ -40,6 +47,7 @@ class Arrive(NamedTuple):
     """The gradient of task ``number`` is here. Where its worker was given up meanwhile, it is of no use.
 
     seconds: of the computation, the round trip by default. ran: what the worker really did of a shared round.
+    ends: seconds after which each of the task's pieces was done, as far as it was run in pieces.
     """
 
     now: float
@@ -47,6 +55,7 @@ class Arrive(NamedTuple):
     number: int
     seconds: float | None = None
     ran: WorkerRound | None = None
+    ends: Array | None = None
 
 
 class Answer(NamedTuple):

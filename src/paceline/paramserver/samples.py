@@ -38,6 +38,11 @@ class Draws:
         """How many samples these are."""
         return taken[2]
 
+    def split(self, taken: tuple[int, int, int], count: int) -> tuple[Any, Any]:
+        """The first so many of a task's samples, and the others."""
+        worker, number, whole = taken
+        return (worker, number, int(count)), (worker, number, whole - int(count))
+
     def used(self, taken: Any) -> None:
         """The task's gradient entered an update."""
 
@@ -95,6 +100,9 @@ class Epochs:
 
     def count(self, taken: Indices) -> int:
         return len(taken)
+
+    def split(self, taken: Indices, count: int) -> tuple[Indices, Indices]:
+        return taken[:count], taken[count:]
 
     def used(self, taken: Indices) -> None:
         np.add.at(self.uses, taken, 1)

@@ -55,6 +55,7 @@ class Learnt:
             "updates": len(self.updates),
             "gradients_used": sum(len(u.moved) for u in self.updates),
             "gradients_dropped": dropped,
+            "samples_dropped": sum(u.dropped_samples for u in self.updates),
             "test_loss": self.test_loss,
             "test_accuracy": self.test_accuracy,
             "mean_staleness": float(np.mean([s for u in self.updates for s in u.staleness])),

@@ -18,7 +18,7 @@ from paceline.errors import PacelineError
 from paceline.paramserver.aggregate import Parameters, Part, aggregate
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Arrive, Join, Leave, Moved, Start, Task, Update
+from paceline.paramserver.engine import Arrive, Join, Leave, Moved, Start, Task, Update, pieces_of
 from paceline.paramserver.samples import SampleSource
 from paceline.rounds import Array, Indices, Vector
 from paceline.simulate.timing import Constant, TimingModel
@@ -162,6 +162,7 @@ class Server:
         self._sequence = 0
         self._reading: dict[int, Vector] = {}  # by task: the parameters it is computed at
         self._counts: dict[int, int] = {}
+        self._ends: dict[int, Array] = {}  # by task: when each of its pieces is done
         self._frozen: dict[int, Member] = {}
         self._stuck: dict[
             int, tuple[Task, float]
@@ -214,7 +215,7 @@ class Server:
         number = self._counts.get(task.worker, 0)
         self._counts[task.worker] = number + 1
         self._reading[task.number] = self.parameters.values
-        took = self._trips.seconds(task.worker, number, task.load, self.now)
+        took = self._seconds(task, number)
         frozen = self._frozen.get(task.worker)
         if frozen is not None:
             if frozen.back < float("inf"):
@@ -225,10 +226,20 @@ class Server:
         else:
             self._push(self.now + took, FINISH, task)
 
+    def _seconds(self, task: Task, number: int) -> float:
+        """What the worker's ``number``-th task takes, up to the piece in which its time is over."""
+        if not task.pieces:
+            return self._trips.seconds(task.worker, number, task.load, self.now)
+        loads = pieces_of(task).tolist()
+        ends = np.array([self._trips.seconds(task.worker, number, load, self.now) for load in loads])
+        self._ends[task.number] = ends = ends[: int((ends < task.cut).sum()) + 1]
+        return float(ends[-1])
+
     def cancel(self, tasks: list[Task]) -> None:
         """Forget what they read; their end will find that nobody waits for it."""
         for task in tasks:
             self._reading.pop(task.number, None)
+            self._ends.pop(task.number, None)
 
     def update(self, parts: list[tuple[Task, float]], batch: float | None, rate: float) -> Moved:
         """Compute these gradients, and move the parameters."""
@@ -255,7 +266,8 @@ class Server:
             del self._frozen[worker]
         running = self._coordinator.tasks.get(worker)
         if running is not None and running.number == task.number:
-            self._coordinator.handle(Arrive(self.now, worker, task.number))
+            ends = self._ends.pop(task.number, None)
+            self._coordinator.handle(Arrive(self.now, worker, task.number, ends=ends))
         elif worker not in self._coordinator.present and frozen is not None:
             self._coordinator.handle(Join(self.now, worker, task))
 

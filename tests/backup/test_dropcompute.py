@@ -1,0 +1,137 @@
+"""What is not begun by a threshold is dropped: the threshold's choice, and what becomes of samples and gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline import PacelineError, backup
+from paceline.backup.dropcompute import speed_up, threshold
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.samples import Draws, Epochs
+from paceline.simulate.server import RoundTrips, Server
+from paceline.simulate.timing import Constant, Exponential
+
+
+class Numbers:
+    """f(w; x) = (w - x)^2 / 2 over fixed numbers x."""
+
+    def __init__(self, samples=400):
+        self.x = np.random.default_rng(0).normal(1.0, 1.0, samples)
+        self.used, self.gradients = [], []
+
+    def start(self):
+        return np.zeros(1)
+
+    def gradient(self, values, samples):
+        self.used.append(samples)
+        gradient = values - self.x[samples].mean()
+        self.gradients.append((len(samples), gradient))
+        return gradient, float(((values[0] - self.x[samples]) ** 2).mean() / 2)
+
+
+def served(backup, trips, n, batch, pool=None, policy="equal"):
+    learner = Numbers()
+    config = ServerConfig(n, batch, backup=backup, policy=policy, lr=0.1)
+    return Server(learner, config, trips, pool or Draws(400, 3)), learner
+
+
+def by_steps(ends, tau, exchange):
+    """The effective speed-up, piece by piece."""
+    ratios = []
+    for update in ends:
+        done, took = 0, 0.0
+        for worker in update:
+            for end in worker:
+                done += 1
+                if end >= tau:
+                    break
+            took = max(took, end)
+        ratios.append(done / update.size * (update[:, -1].max() + exchange) / (took + exchange))
+    return np.mean(ratios)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10**6), st.integers(1, 5), st.integers(2, 6), st.floats(0, 3), st.floats(0, 2))
+def test_the_effective_speed_up_is_that_of_the_rounds_piece_by_piece(seed, n, pieces, tau, exchange):
+    ends = np.cumsum(np.random.default_rng(seed).exponential(0.5, (4, n, pieces)), axis=-1)
+    assert speed_up(ends, tau, exchange) == pytest.approx(by_steps(ends, tau, exchange))
+    chosen = speed_up(ends, threshold(ends, exchange), exchange)
+    assert chosen >= 0.99 * max(by_steps(ends, each, exchange) for each in np.unique(ends))
+    assert chosen >= 0.99  # a threshold that drops nothing is among them
+
+
+def test_pieces_that_have_begun_count_and_the_others_are_given_back():
+    trips = RoundTrips(3, Constant(np.array([0.0, 0.0, 1.0])), Constant(np.array([0.1, 0.2, 0.2])))
+    run, learner = served("dropcompute:tau=1.5,pieces=5", trips, 3, 30, Epochs(400, 2, 0))
+    first, second = run.run(updates=2)
+    # Worker 1 ends pieces of 2 samples at .4, .8, 1.2, 1.6; worker 2 at 1.4, 1.8; worker 0 all at 1.
+    assert (first.now, first.loads.tolist()) == (pytest.approx(1.8), [10, 8, 4])
+    assert (first.dropped, first.dropped_samples) == ({"cut short": 2}, 8)
+    assert second.now == pytest.approx(3.6)
+    taken = np.concatenate(learner.used)
+    assert len(np.unique(taken)) == len(taken)  # what was dropped is handed out again, and nothing twice
+
+
+def test_each_sample_is_used_once_an_epoch_although_much_is_dropped():
+    pool = Epochs(400, 3, 1)
+    run, _ = served(
+        "dropcompute:tau=0.4,pieces=4", RoundTrips(4, Constant(0.0), Exponential(0.1), 5), 4, 40, pool
+    )
+    updates = run.run()
+    np.testing.assert_array_equal(pool.uses, np.full(400, 3))
+    assert sum(u.dropped_samples for u in updates) > 100
+
+
+def test_the_step_is_divided_by_the_samples_that_ran():
+    trips = RoundTrips(2, Constant(0.0), Constant(np.array([0.1, 0.3])))
+    run, learner = served("dropcompute:tau=0.5,pieces=5", trips, 2, 20)
+    run.run(updates=1)
+    (a, first), (b, second) = learner.gradients
+    assert (a, b) == (6, 2)
+    np.testing.assert_allclose(run.parameters.values, -0.1 * (a * first + b * second) / (a + b))
+
+
+def test_the_gradient_is_unbiased_if_lateness_has_nothing_to_do_with_the_samples():
+    trips = RoundTrips(4, Constant(0.0), Exponential(0.1), 7)
+    run, learner = served("dropcompute:tau=0.4,pieces=4", trips, 4, 40)
+    run.run(updates=1500)
+    at, means = 0.0, []
+    for update, parts in zip(run.updates, np.arange(len(learner.gradients)).reshape(-1, 4), strict=False):
+        sizes, found = zip(*(learner.gradients[each] for each in parts), strict=True)
+        step = np.average(np.array(found)[:, 0], weights=sizes)
+        means.append(step - (at - learner.x.mean()))
+        at -= 0.1 * step
+        assert update.samples == sum(sizes)
+    assert abs(np.mean(means)) < 4 * np.std(means) / np.sqrt(len(means))
+
+
+def test_the_threshold_is_found_from_a_trace_and_makes_stalling_workers_faster():
+    def seconds_a_sample(backup):
+        trips = RoundTrips(8, Constant(0.0), Exponential(0.07, 0.03), 2)
+        run, _ = served(backup, trips, 8, 128)
+        updates = run.run(updates=120)
+        later = updates[20:]
+        return (updates[-1].now - updates[19].now) / sum(u.samples for u in later), updates
+
+    alone, _ = seconds_a_sample("everyone")
+    cut, updates = seconds_a_sample("dropcompute")
+    assert all(not u.dropped_samples for u in updates[:20])
+    assert cut < 0.8 * alone
+
+
+def test_nothing_is_dropped_where_nobody_is_late():
+    trips = RoundTrips(4, Constant(0.5), Constant(0.01))
+    run, _ = served("dropcompute:exchange=0.1", trips, 4, 40)
+    assert not any(u.dropped_samples for u in run.run(updates=60))
+
+
+def test_what_cannot_cut_a_task_short_refuses_it():
+    with pytest.raises(PacelineError, match="only paceline simulate --learn plays"):
+        ServerConfig(4, 40, backup="dropcompute").build(shared=True)
+    with pytest.raises(PacelineError, match="with sync bsp"):
+        ServerConfig(4, 40, backup="dropcompute", sync="lsp:2")
+    with pytest.raises(PacelineError, match="expected tau >= 0, pieces >= 2"):
+        backup.create("dropcompute:pieces=1", 4)
