@@ -110,7 +110,7 @@ def rank_of(
 
 def run(made: Made, batch: int, policy: str, rounds: int, record: str | None = None) -> float:
     """Median seconds of the rounds in the later half."""
-    from paceline.papers import lbbsp_network as network  # not at the top, since each rank imports this file
+    import network  # not at the top, since each rank imports this file
 
     context = forks()
     ours, theirs = context.Pipe(duplex=False)
@@ -197,7 +197,7 @@ def compare(made: Made, policy: str, rounds: int, round_seconds: float) -> tuple
 
 
 def main() -> None:
-    from paceline.papers import lbbsp_network as network
+    import network
 
     parser = command_line(__doc__)
     parser.add_argument(

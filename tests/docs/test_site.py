@@ -23,7 +23,8 @@ from support.blocks import PAGES, ROOT, name
 pytestmark = pytest.mark.xdist_group("site")
 
 FACE = (
-    *("torch", "ray", "hosts", "simulate", "doctor", "client"),
+    *("torch", "ray", "simulate", "doctor", "client"),
+    *(f"hosts.{host}" for host in ("accelerate", "fabric", "lightning", "ray_train", "transformers")),
     *("balance", "backup", "sync", "coded", "forecast"),
 )
 

@@ -26,7 +26,7 @@ PAPERS = {
     "dolbie": ("dolbie", "dolbie_accuracy"),
     "coded": ("coded",),
     "dbw": ("dbw_estimates", "dbw_training"),
-    "lbbsp": ("lbbsp_timing", "lbbsp_clusters", "lbbsp_forecasts", "lbbsp_network"),
+    "lbbsp": ("lbbsp_timing", "lbbsp_clusters", "lbbsp_forecasts"),
     "wlbs": ("wlbs",),
 }
 

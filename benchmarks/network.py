@@ -1,7 +1,10 @@
-"""LB-BSP's Fig. 13 for real: training in three network namespaces, the link of one of them made slow and fast again.
+"""What does one slow link cost, whatever the loads? LB-BSP's Fig. 13 for real: training in three network namespaces.
+
+    python benchmarks/network.py [--period 25] [--policy level]
 
 Each worker is a process of its own in a namespace of its own, on a virtual cable to one bridge; ``tc tbf`` sets the
-rate of the last one's cable while they train. Needs Linux, root, and the commands ip and tc.
+rate of the last one's cable to 480 and 16 Mbit/s in turn while they train, ``--period`` rounds each. DDP over gloo,
+LeNet-5, sleeping 1, 1.5 and 4 ms a sample. Needs Linux, root, and the commands ip and tc; says so if it cannot run.
 """
 
 from __future__ import annotations
@@ -15,14 +18,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from scaffold import command_line, count, policy_name
 
 from paceline import runs
 from paceline.errors import PacelineError
-from paceline.papers import Found, table
-from paceline.simulate.plots import figure
 
 MARK = f"pl{os.getpid() % 100_000}"  # in all names, so that two runs at once do not meet
 BRIDGE, PORT, WORKERS = f"{MARK}b", 29517, 3
@@ -43,52 +44,6 @@ def missing() -> str:
     tried = subprocess.run(["ip", "netns", "add", f"{MARK}t"], capture_output=True, text=True)
     subprocess.run(["ip", "netns", "del", f"{MARK}t"], capture_output=True)
     return f"network namespaces are not allowed here ({tried.stderr.strip()})" if tried.returncode else ""
-
-
-def fig13real(out: Path, quick: bool) -> Found:
-    """Three network namespaces, one link alternating between 480 and 16 Mbit/s (LB-BSP, Fig. 13)."""
-    claim = (
-        "a drop of one worker's bandwidth costs LB-BSP less than 3 %; over 41 % less time than BSP in total"
-    )
-    setting = (
-        f"three network namespaces on a bridge, LeNet-5, DDP over gloo, sleeping {SLOWDOWN_MS} ms a sample"
-    )
-    picture = figure(1, width=7)
-    if reason := missing():
-        empty = {"policy": "", "round": "", "seconds": ""}
-        return Found(picture, [empty], claim, f"not run: {reason}", why=reason, setting=setting)
-    period = 7 if quick else 25
-    names = ("equal", "level") if quick else ("equal", "lbbsp-gpu", "level")
-    rows: list[dict[str, Any]] = []
-    mean: dict[str, dict[str, float]] = {}
-    for name in names:
-        run = train(name, 3 * period, period)
-        seconds = run.seconds
-        picture.axes[0].plot(np.arange(1, len(seconds) + 1), seconds, label=name, linewidth=0.9)
-        phase = np.arange(len(seconds)) // period
-        settled = np.arange(len(seconds)) % period >= max(2, period // 3)
-        fast = np.median(seconds[(phase != 1) & settled])
-        slow = np.median(seconds[(phase == 1) & settled])
-        mean[name] = {"abundant": float(fast), "deficient": float(slow)}
-        loads = ["/".join(f"{x:.0f}" for x in load) for load in run.loads]
-        rows += table(policy=name, round=range(1, len(seconds) + 1), seconds=seconds, loads=loads)
-    picture.axes[0].set(xlabel="round", ylabel="seconds", ylim=(0, None))
-    picture.axes[0].legend()
-    return Found(
-        picture,
-        rows,
-        claim=claim,
-        ours="; ".join(
-            f"{name}: {1e3 * each['abundant']:.0f} ms, with the slow link {1e3 * each['deficient']:.0f} ms "
-            f"(+{1e3 * (each['deficient'] - each['abundant']):.0f} ms)"
-            for name, each in mean.items()
-        ),
-        why="DDP averages by all-reduce, in which a slow link holds up everybody alike: no division of the batch "
-        "makes up for it, where a parameter server's workers each wait for their own. What balancing saves in "
-        "computation it saves with either link",
-        setting=f"{setting}; the last one's link {ABUNDANT} and {DEFICIENT}, {period} rounds each",
-        figures={"seconds": mean},
-    )
 
 
 def train(policy: str, steps: int, period: int) -> runs.Run:
@@ -178,3 +133,36 @@ def _call(line: str) -> None:
     done = subprocess.run(line.split(), capture_output=True, text=True)
     if done.returncode:
         raise PacelineError(f"{line!r} failed: {done.stderr.strip()}")
+
+
+def compare(names: Sequence[str], period: int) -> dict[str, tuple[float, float, list[float]]]:
+    """By policy, the median seconds of a round with the quick link and with the slow one, once loads have settled,
+    and the loads of the last round; printed as they come."""
+    found = {}
+    print(f"{'policy':14}{'480 Mbit/s':>12}{'16 Mbit/s':>12}{'more':>8}   loads at the end (ms a round)")
+    for name in names:
+        run = train(name, 3 * period, period)
+        phase, at = np.divmod(np.arange(len(run.seconds)), period)
+        settled = at >= max(2, period // 3)
+        fast = float(np.median(run.seconds[(phase != 1) & settled]))
+        slow = float(np.median(run.seconds[(phase == 1) & settled]))
+        found[name] = fast, slow, run.loads[-1].tolist()
+        loads = "/".join(f"{load:.0f}" for load in run.loads[-1])
+        print(
+            f"{name:14}{1e3 * fast:12.0f}{1e3 * slow:12.0f}{1e3 * (slow - fast):8.0f}   {loads}", flush=True
+        )
+    return found
+
+
+def main() -> None:
+    parser = command_line(__doc__)
+    parser.add_argument("--period", type=count, default=25, help="rounds with each rate of the link")
+    parser.add_argument("--policy", type=policy_name, action="append")
+    options = parser.parse_args()
+    if reason := missing():
+        parser.exit(0, f"not run: {reason}\n")
+    compare(options.policy or ("equal", "lbbsp-gpu", "level"), options.period)
+
+
+if __name__ == "__main__":
+    main()
