@@ -20,7 +20,7 @@ from paceline.rounds import Cluster, PiecePlan
 from paceline.torch.claims import Claims
 from paceline.torch.counter import Count, LocalCounter
 from paceline.torch.feed.pieces import Order
-from paceline.torch.measuring.meter import layout
+from paceline.torch.measuring.meter import OpenRound, layout
 from paceline.torch.measuring.open_rounds import OpenRounds
 from paceline.torch.plan import Division, Piece, RoundPlan
 
@@ -78,11 +78,13 @@ def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, in
     rows["pieces"]["samples"], rows["pieces"]["pieces"] = ran, 1
     rows["pieces"]["sizes"][:, 0] = rows["pieces"]["amounts"][:, 0] = ran
     rows["pieces"]["times"][:, 0] = 0.2
-    meter: Any = SimpleNamespace(told=True, light=False, lag=0, due=0, intervals=True, collect=lambda: rows)
+    only = OpenRound(0, 0.0, 0.0, None)
+    only.plan = RoundPlan(0, np.array([5, 5]), 10)
+    meter: Any = SimpleNamespace(
+        told=True, light=False, lag=0, due=0, intervals=True, collect=lambda: ([only], rows)
+    )
     balancer = Balancer(policies.create("factoring", Cluster(2, 10)))
     rounds = OpenRounds(balancer, meter, True, [])
-    rounds.open(RoundPlan(0, np.array([5, 5]), 10), 0)
-    rounds.finish(0, 0.2, 0.1, 0.0)
     if sum(ran) == 10:
         rounds.settle()
         return

@@ -53,7 +53,7 @@ def test_a_rank_that_lives_is_missed_only_after_many_times_that_and_many_rounds(
         in str(first)
     )
     judge = StallTimeout(0, 30.0)
-    judge.round_over(50.0)
+    assert judged(judge, [Sight(second, {}, 3, (1,)) for second in range(50)], 4, waits=False) == []
     (only,) = judged(judge, sights[:900], step=5)
     assert only.seconds == 500.0
 

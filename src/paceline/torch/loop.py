@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
 from paceline.torch.work import Work
 
+LOST = RuntimeError, WorkerError  # what an error may be that only says that another rank is lost
 LAST_SECONDS = 1.0  # to wait at the end for what other ranks tell of the last rounds
 
 
@@ -73,17 +74,14 @@ class Loop:
         # The last micro-step of a loop that draws its own samples is over, and its step to come.
         self._own_end = self._failed = False
         self._left: MicroStep | None = None  # in whose middle the newest iteration was left
-        self._began = 0.0  # the running round
         self._closing: Callable[[], None] = lambda: None
-        # Seconds of the last optimizer step, part of the next round's overhead; and its learning rate.
-        self._carry, self._learning_rate = 0.0, math.nan
+        self._carry = 0.0  # seconds of the last optimizer step, part of the next round's overhead
         reducer.begin(self)
 
     def watch_over(self, lookout: Alone) -> None:
         """Let ``lookout`` know of the rounds, and name the ranks that are lost."""
-        self._lookout, self._named = lookout, lookout.named()
-        lookout.explain = self.explain
-        self._meter.lost, self.work.lookout = lookout.known, lookout
+        self._lookout, self._meter.lost = lookout, lookout.known
+        lookout.explain, lookout.where = self.explain, self._where
 
     def limited_by(self, memory: MemoryLimit) -> None:
         """Let ``memory`` say what fits into this rank's."""
@@ -140,9 +138,19 @@ class Loop:
         balancer = self.terms.balancer
         balancer.lag = max(balancer.lag, micro_steps + self._meter.lag)
 
-    def named(self) -> AbstractContextManager[None]:
-        """In here an error that only says that another rank is lost becomes a WorkerError that names it."""
-        return self._named
+    def name(self, error: BaseException) -> None:
+        """Raises a WorkerError that names the rank, if the error only says that another one is lost."""
+        if (reason := self._lookout.reason(error)) is not None:
+            raise reason from error
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """In here errors are seen by ``name``."""
+        try:
+            yield
+        except LOST as error:
+            self.name(error)
+            raise
 
     def lost(self) -> WorkerError | None:
         """Why nobody need wait for the other ranks any more, if one of them has told; returns at once."""
@@ -170,11 +178,13 @@ class Loop:
 
     def round_begins(self, workers: int | None = None) -> None:
         """A round's first batch is about to be loaded; its clock starts. workers: ranks that take part."""
-        self._began = time.perf_counter()
+        began = time.perf_counter()
         if self._meter.told:
             self.settle()
-        self.work.begins(self.progress.rounds, self._carry, workers)
+        self._meter.start(self.progress.rounds, began, self._carry)
         self._carry = 0.0
+        if self.work.claims is not None:
+            self.work.begins(workers)
 
     def end_micro_step(self, running: object = None) -> None:
         """The loop's micro-step is over, and another may follow. Raises PacelineError if it left something out."""
@@ -199,7 +209,7 @@ class Loop:
     def settle(self) -> None:
         """Take in what the ranks reported of the round just finished, and plan from it."""
         if self._meter.told:
-            with self._lookout.named():
+            with self.named():
                 self._rounds.settle()
 
     def settle_last(self) -> None:
@@ -216,7 +226,7 @@ class Loop:
 
     def flush(self) -> None:
         """``settle``, also what the ranks have not told yet. Collective."""
-        with self._lookout.named():
+        with self.named():
             self._rounds.flush()
         self._reducer.together()
 
@@ -226,7 +236,6 @@ class Loop:
         if self.in_round:
             self._gradients.drop()
             self._meter.drop(self.passes.piece.step)
-            self._lookout.dropped()
         self.passes.micro_step = self.passes.over = None
         self._reducer.drop()
 
@@ -262,8 +271,7 @@ class Loop:
         self._failed = True
         self._meter.close()
         self._reducer.close(failed=True)
-        if (reason := self._lookout.reason(error)) is not None:
-            raise reason from error
+        self.name(error)
         self._lookout.fail(error)
 
     def state_dict(self) -> dict[str, Any]:
@@ -298,35 +306,39 @@ class Loop:
 
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
-        micro_step, complete = self.passes.micro_step, self.passes.complete
-        self._steps.check_ours(optimizers)
-        if micro_step is not None and not (complete and micro_step.piece.first):
-            self._rates.watch(optimizers, micro_step.piece.step, complete)
-        if micro_step is not None and not complete:
-            return False
-        if micro_step is not None and self._reducer.late:
-            self._steps.taken.extend(optimizers)
-            self.stepped(0.0)  # it was handed over
-            return True
-        self._steps.check_once(optimizers)
-        if micro_step is not None:
-            self._gradients.check_there(micro_step.piece.plan.step, optimizers)
-        else:  # the round's step was taken in this micro-step; another optimizer's may follow
-            optimizers = optimizers if self._steps.taken else []
+        passes, steps = self.passes, self._steps
+        micro_step, complete = passes.micro_step, passes.complete
+        steps.check_ours(optimizers)
+        if (
+            micro_step is None
+        ):  # the round's step was taken in this micro-step; another optimizer's may follow
+            steps.check_once(optimizers)
+            optimizers = optimizers if steps.taken else []
             if optimizers and scaler is not None:
                 raise PacelineError(
                     "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
                 )
+        else:
+            if not (complete and micro_step.piece.first):
+                self._rates.watch(optimizers, micro_step.piece.step, complete)
+            if not complete:
+                return False
+            if self._reducer.late:
+                steps.taken.extend(optimizers)
+                self.stepped(0.0)  # it was handed over
+                return True
+            steps.check_once(optimizers)
+            self._gradients.check_there(micro_step.piece.plan.step, optimizers)
         # what is checked before a step that others take has been, and a plain host does not ask
-        seconds = self._steps.take(optimizers, scaler, heard=type(self.host) is not Host)
-        if self.passes.micro_step is not None:  # a host may have told of the step
-            if self._rounds.listeners:
-                self._learning_rate = learning_rate(optimizers)
-            self.stepped(seconds)
-            return True
-        self._carry += seconds
-        self._gradients.used()
-        return bool(optimizers)
+        seconds = steps.take(optimizers, scaler, heard=type(self.host) is not Host)
+        if passes.micro_step is None:  # a host may have told of the step
+            self._carry += seconds
+            self._gradients.used()
+            return bool(optimizers)
+        if self._rounds.listeners and self._meter.running is not None:
+            self._meter.running.learning_rate = learning_rate(optimizers)
+        self.stepped(seconds)
+        return True
 
     def stepped(self, seconds: float) -> None:
         """The round's optimizer step is done and took so long."""
@@ -358,7 +370,9 @@ class Loop:
             piece = piece._replace(first=first)
         if first:
             self._steps.taken = []
-            self._rounds.open(piece.plan, self.progress.epoch)
+            running = self._meter.running
+            assert running is not None
+            running.plan, running.epoch = piece.plan, self.progress.epoch
         self.passes.begin(piece, batch)
         if self.work.claims is not None and not (piece.last or self._meter.light):
             self.work.claims.begin(piece)
@@ -374,14 +388,14 @@ class Loop:
         self._finish_round()
 
     def _finish_round(self) -> None:
-        piece, now = self.passes.piece, time.perf_counter()
-        seconds = now - self._began
-        self._rounds.finish(piece.plan.step, seconds, self._learning_rate, now)
-        self._learning_rate = math.nan  # the next round's step may be taken by others
-        self._lookout.over(seconds)
+        passes, running = self.passes, self._meter.running
+        piece = passes.piece
+        assert running is not None
+        running.ended = now = time.perf_counter()
+        running.seconds = now - running.began
         self._gradients.used()
-        self.progress.finish(piece.batch if self._counts_epochs else 0)
-        self.passes.micro_step, self.passes.over = None, piece
+        self.progress.finish(piece.plan.batch if self._counts_epochs else 0)
+        passes.micro_step, passes.over = None, piece
 
     def _leave(self, running: object) -> None:
         """The iteration is over, or was left: what is unfinished is dropped, but a step may still follow a complete
@@ -396,6 +410,13 @@ class Loop:
             if self._counts_epochs and not self.in_round:
                 self._meter.tell()
         self.host.iteration_over()
+
+    def _where(self) -> tuple[int, bool]:
+        """The round that this rank is in, and whether it has done its part of it. Called from a thread."""
+        running = self._meter.running
+        if running is None or running.ended:
+            return self.progress.rounds if running is None else running.step + 1, False
+        return running.step, running.reading is not None
 
     def _within(self) -> int | None:
         """The round of which this rank has not run all yet."""

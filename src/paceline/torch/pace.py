@@ -43,7 +43,7 @@ from paceline.torch.hosting import Hosting
 from paceline.torch.liveness.monitor import monitor
 from paceline.torch.liveness.shutdown import leave_in_time
 from paceline.torch.liveness.stall import SECONDS, OnMissed
-from paceline.torch.loop import Loop
+from paceline.torch.loop import LOST, Loop
 from paceline.torch.measuring.audience import Audience
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
 from paceline.torch.measuring.outlets import asked
@@ -289,10 +289,13 @@ class Pace:
         passes.check_due(loss)
         weight = passes.weight(loss, reduction, None if count is None else checked_count(count))
         passes.begins(loss)
-        with self.loop.named():
+        try:
             if weight != 1.0:
                 loss = weighed(loss, weight)
             (loss if scaler is None else scaler.scale(loss)).backward()
+        except LOST as error:
+            self.loop.name(error)
+            raise
         passes.ended()
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:

@@ -15,24 +15,22 @@ from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
+NO_ROUND = "no round is running; expected this within `for ... in pace.loader(...)`"
+
 
 class MicroStep:
     """One micro-step, from what it is given to the end of its round or the next micro-step."""
 
-    __slots__ = ("begun", "done", "more", "piece", "prepared", "rows", "told", "weighed", "whole")
+    told: tuple[torch.Tensor, float, float | None] | None = None  # on record: loss, part and count
+    weighed = False  # its loss
+    begun = False  # its backward pass
+    prepared = False  # whatever backward pass comes next sums its gradients over the ranks
+    done = more = False  # its backward pass; passes follow after this one
 
-    def __init__(
-        self, piece: Piece, rows: int | None, whole: Piece | None = None, more: bool = False
-    ) -> None:
+    def __init__(self, piece: Piece, whole: Piece, rows: int | None) -> None:
         self.piece = piece  # what its coming backward pass is of
-        self.whole = piece if whole is None else whole  # what all its passes are of
-        self.more = more  # passes follow after this one
-        self.told: tuple[torch.Tensor, float, float | None] | None = None  # on record: loss, part and count
+        self.whole = whole  # what all its passes are of
         self.rows = rows  # of its batch, if some of the piece's samples are missing there; else None
-        self.weighed = False  # its loss
-        self.begun = False  # its backward pass
-        self.prepared = False  # whatever backward pass comes next sums its gradients over the ranks
-        self.done = False
 
     def refuse_rows(self) -> NoReturn:
         """Raises PacelineError, since a mean over the rows would count as one over all samples."""
@@ -56,11 +54,10 @@ class RowCheck:
 
     def missing(self, batch: Any, samples: int) -> int | None:
         """Rows of a batch in which some of the planned samples are missing; else None."""
-        if batch.__class__ is list or batch.__class__ is tuple:  # as most of them are
-            first = batch[0] if batch else None
-            if first.__class__ is torch.Tensor and first.ndim and first.shape[0] == samples:
-                self._whole = True
-                return None
+        first = batch[0] if batch.__class__ in (list, tuple) and batch else None  # as most of them are
+        if first.__class__ is torch.Tensor and first.shape[:1] == (samples,):
+            self._whole = True
+            return None
         shapes = _shapes(batch)
         rows = {shape[0] for shape in shapes or ()}
         if shapes is None or len(rows) != 1:
@@ -146,7 +143,7 @@ class Passes:
     def piece(self) -> Piece:
         """What the running micro-step is given. Raises PacelineError between rounds."""
         if self.micro_step is None:
-            raise PacelineError("no round is running; expected this within `for ... in pace.loader(...)`")
+            raise PacelineError(NO_ROUND)
         return self.micro_step.piece
 
     @property
@@ -159,9 +156,8 @@ class Passes:
         """A batch goes to the loop."""
         self.gradients.begin(piece)
         self.over = None
-        self.micro_step = MicroStep(
-            piece, self._rows.missing(batch, piece.samples) if piece.samples else None
-        )
+        rows = self._rows.missing(batch, piece.samples) if piece.samples else None
+        self.micro_step = MicroStep(piece, piece, rows)
 
     def cuts(self, batch: Any) -> bool:
         """Whether the running micro-step's batch can be cut into samples: all that it holds has a row for each."""
@@ -178,7 +174,8 @@ class Passes:
         whole = self.micro_step.whole
         piece = whole._replace(samples=samples, first=whole.first and first, last=whole.last and not more)
         self.gradients.begin(piece)
-        self.micro_step = MicroStep(piece, None, whole, more)
+        self.micro_step = MicroStep(piece, whole, None)
+        self.micro_step.more = more
 
     @property
     def droppable(self) -> bool:
@@ -209,23 +206,24 @@ class Passes:
     def check_due(self, loss: Any) -> None:
         """Raises PacelineError if the loss is no tensor, or a backward pass is not due."""
         check_loss(loss)
-        if self.micro_step is None:
+        micro_step = self.micro_step
+        if micro_step is None:
             raise PacelineError(
                 "pace.backward() was called outside of `for ... in pace.loader(...)`"
                 if self.over is None
                 else f"pace.backward() was called after the step of round {self.over.step}; expected it once a "
                 "round, before pace.step(optimizer): for the loss of a second model, pace.weighted(loss).backward()"
             )
-        if self.micro_step.done:
+        if micro_step.done:
             raise PacelineError(
-                f"round {self.micro_step.piece.step}: pace.backward() was called twice in one micro-step of the "
-                "loop; expected "
-                "once: add the losses, and call it with the sum"
+                f"round {micro_step.piece.step}: pace.backward() was called twice in one micro-step of the loop; "
+                "expected once: add the losses, and call it with the sum"
             )
 
     def begins(self, loss: torch.Tensor) -> None:
         """A backward pass through this loss follows at once, on this thread."""
-        if self._last is None or self.micro_step is None or not self.micro_step.piece.last:
+        micro_step = self.micro_step
+        if self._last is None or micro_step is None or not micro_step.piece.last:
             return
         # On a device a pass is through long before its gradients are, and hooks tell on which stream these will be.
         if self._on_cpu and self._reducer.waits == "behind":
@@ -253,7 +251,7 @@ class Passes:
         if not (piece.last or micro_step.more):
             self._halfway(micro_step.whole)
         if not self._by_hook:
-            self.gradients.check_sync(piece)
+            self._reducer.check_sync(piece.last and not self.gradients.exact)
         if not micro_step.weighed:
             micro_step.weighed = True
             self.gradients.weigh(piece, None if count is None else many)
@@ -267,15 +265,17 @@ class Passes:
     def ended(self) -> None:
         """The backward pass of this micro-step is through."""
         micro_step = self.micro_step
-        piece = self.piece if micro_step is None else micro_step.piece  # which raises between rounds
-        assert micro_step is not None
+        if micro_step is None:
+            raise PacelineError(NO_ROUND)
+        piece = micro_step.piece
         if not (micro_step.begun or self._by_hook):
             raise PacelineError(
                 f"round {piece.step}: pace.host.backward_done() was called before pace.host.weight(loss); expected "
                 "the loss to be multiplied by that weight first"
             )
         micro_step.done = True
-        self.gradients.join()
+        if self.gradients.apart:
+            self.gradients.join()
         if micro_step.more:
             self.gradients.done(piece)
             return
@@ -366,7 +366,7 @@ class Passes:
         if micro_step.rows is not None and not micro_step.weighed:
             micro_step.refuse_rows()
         self._halfway(micro_step.piece)
-        self.gradients.check_sync(micro_step.piece)
+        self._reducer.check_sync(micro_step.piece.last and not self.gradients.exact)
         self.gradients.gather(micro_step.piece)
         # as soon as the whole pass is through, and with it DDP's reduction
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
@@ -377,8 +377,9 @@ class Passes:
             self.gradients.gathered(self.micro_step.piece)
 
     def _gradients_ready(self) -> None:
-        if self.micro_step is not None and self.micro_step.piece.last:
-            self._ready(self.micro_step.whole)
+        micro_step = self.micro_step
+        if micro_step is not None and micro_step.piece.last:
+            self._ready(micro_step.whole)
 
 
 def check_loss(loss: Any) -> None:

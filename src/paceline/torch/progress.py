@@ -20,11 +20,11 @@ LATER = ("loader", "samples")  # not in the states of older versions, and None i
 def batches(samples: int, done: int, batch: int, floor: int = 1) -> Iterator[tuple[int, int]]:
     """(first, size) of each remaining round of an epoch. Only the last may be short; fewer samples than ``floor``
     cannot be a round of their own (batch norm needs 2) and join the one before."""
-    for first in range(done, samples, batch):
-        if (left := samples - first) - batch < floor:
-            yield first, left
-            return
+    last = done + (rounds(samples, done, batch, floor) - 1) * batch
+    for first in range(done, last, batch):
         yield first, batch
+    if last >= done:
+        yield last, samples - last
 
 
 def rounds(samples: int, done: int, batch: int, floor: int = 1) -> int:

@@ -11,7 +11,6 @@ import torch
 from paceline.torch import peers, waits
 from paceline.torch.claims import Claims
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.terms import Terms
@@ -25,7 +24,7 @@ class Work:
     """
 
     def __init__(self, device: torch.device, reducer: Reducer, terms: Terms) -> None:
-        self.reducer, self.lookout = reducer, Alone()
+        self.reducer = reducer
         self.claims: Claims | None = None
         if terms.moves_work:
             most, largest = int(terms.most[peers.rank()]), None if terms.cell else terms.micro_batch
@@ -33,10 +32,8 @@ class Work:
         self.meter = Meter(device, reducer, terms.balancer.needs_readings, terms.moves_work)
         self.meter.digest = lambda: terms.balancer.digest
 
-    def begins(self, step: int, carry: float, workers: int | None) -> None:
-        """A round's first batch is about to be loaded; its clock starts. carry: seconds of the optimizer step before
-        it. workers: ranks that take part, by default all."""
-        self.meter.start(step, carry)
+    def begins(self, workers: int | None) -> None:
+        """A round begins, and its clock has started. workers: ranks that take part, by default all."""
         if self.claims is not None and not self.meter.light:
             self.claims.workers = peers.ranks() if workers is None else workers
             self.claims.open(time.perf_counter())  # deciding is no part of its first piece
@@ -76,12 +73,9 @@ class Work:
 
     def ready(self, piece: Piece) -> None:
         """This rank's last gradient of the round is ready."""
-        if self.meter.stopped:
-            return
-        self.lookout.ended(piece.plan.step)
         if self.claims is None or self.meter.light:
             self.meter.stop()
-        else:
+        elif not self.meter.stopped:
             self.claims.done(piece, last=True)
             self.meter.stop(self.claims.report)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,22 +24,28 @@ class LastGradient:
     def __init__(self, parameters: Sequence[torch.nn.Parameter], told: Callable[[], None]) -> None:
         self._parameters, self._told = parameters, told
         self._hooks: Any = None
-        self._begun = False  # a pass through a loss that is known
-        self._pass = -1  # torch's number of it
+        self._pass: int | None = (
+            None  # torch's number of the pass through a loss that is known, -1 until it begins
+        )
         self._within = self._apart = False  # gradients came in the pass of the loss; in another one
         self._hook()
 
     def begins(self, loss: torch.Tensor) -> None:
         """The backward pass through this loss follows at once, on this thread."""
         first = loss.grad_fn
-        self._begun, self._pass = first is not None, -1
+        self._pass = None if first is None else -1
         if first is not None:
-            first.register_prehook(self._queue)  # it stays with the loss, and does nothing in other passes
+            # As ``loss.register_hook``, without the handle for its removal, which costs more than all the rest: it
+            # stays with the loss, and does nothing in other passes.
+            if loss._backward_hooks is None:
+                loss._backward_hooks = OrderedDict()
+                first._register_hook_dict(loss)
+            loss._backward_hooks[id(self)] = self._queue
 
     def ended(self) -> None:
         """A round's last backward pass is through, of which ``begins`` may have told."""
-        begun, self._begun = self._begun, False
-        if not begun or self._pass < 0:
+        number, self._pass = self._pass, None
+        if number is None or number < 0:
             self._hook()  # a host runs the passes, through another loss
         elif self._hooks is not None and self._within and not self._apart:
             self._hooks.remove()
@@ -46,7 +53,7 @@ class LastGradient:
 
     def remove(self) -> None:
         """Let go of the model."""
-        self._begun = False
+        self._pass = None
         if self._hooks is not None:
             self._hooks.remove()
 
@@ -55,12 +62,12 @@ class LastGradient:
             self._hooks = torch.autograd.graph.register_multi_grad_hook(self._parameters, self._gradients)
 
     def _queue(self, *_: object) -> None:
-        if self._begun and self._pass < 0:
+        if self._pass == -1:
             self._pass = torch._C._current_graph_task_id()
             torch.autograd.Variable._execution_engine.queue_callback(self._told)
 
     def _gradients(self, _: object) -> None:
-        if self._begun:
+        if self._pass is not None:
             within = torch._C._current_graph_task_id() == self._pass
             self._within, self._apart = self._within or within, self._apart or not within
         self._told()

@@ -131,11 +131,11 @@ class Replicated(Reducer):
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = ddp
+        self._hooks = getattr(ddp, "_comm_hooks", ())  # of the user's; without a public name
 
     @property
     def waits(self) -> Waits:  # type: ignore[override]
-        # a hook of the user's may wait for the sum that it starts; it is in a list without a public name
-        return "within" if getattr(self._ddp, "_comm_hooks", ()) else "behind"
+        return "within" if self._hooks else "behind"  # a hook may wait for the sum that it starts
 
     def no_sync(self) -> AbstractContextManager[Any]:
         return self._ddp.no_sync()

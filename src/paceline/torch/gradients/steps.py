@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from paceline.errors import PacelineError
 from paceline.torch import waits
 
-_REQUIRES_GRAD = attrgetter("requires_grad")
+_REQUIRES_GRAD, _PARAMETERS = attrgetter("requires_grad"), itemgetter("params")
 Before = Callable[[torch.optim.Optimizer, bool], None]
 After = Callable[[torch.optim.Optimizer], None]
 
@@ -39,10 +39,8 @@ class Steps:
         # how many parameters each optimizer had when all that it moves was found to be summed
         self._sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._known: Any = int  # a weak reference to the optimizer that was found to concern the model last
-        self._hooks: list[Any] = [
-            register_optimizer_step_pre_hook(self._telling(before, True)),
-            register_optimizer_step_post_hook(self._telling(after, False)),
-        ]
+        self._hooks: list[Any] = [register_optimizer_step_pre_hook(self._telling(before, True))]
+        self._after = self._telling(after, False)
 
     def check_ours(self, optimizers: Iterable[Any]) -> None:
         """Raises PacelineError for an optimizer that holds none of the parameters."""
@@ -69,7 +67,8 @@ class Steps:
         began = waits.now()
         try:
             for one in optimizers:
-                self.check_once([one])
+                if self.taken:
+                    self.check_once([one])
                 self._checked = None if heard else one
                 if scaler is None:
                     one.step()
@@ -85,7 +84,9 @@ class Steps:
         return waits.now() - began
 
     def begin(self) -> None:
-        """A step begins."""
+        """A step begins of which others hear, also when it ends."""
+        if len(self._hooks) == 1:
+            self._hooks.append(register_optimizer_step_post_hook(self._after))
         self._began = waits.now()
 
     def end(self) -> float:
@@ -100,9 +101,7 @@ class Steps:
 
     def check_summed(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises PacelineError if the optimizer would move what was not trained when Pace was made."""
-        size = 0
-        for group in optimizer.param_groups:
-            size += len(group["params"])
+        size = sum(map(len, map(_PARAMETERS, optimizer.param_groups)))
         if self._sizes.get(optimizer) == size and not any(map(_REQUIRES_GRAD, self._frozen)):
             return
         names = {id(p): name for name, p in self._model.named_parameters()}
@@ -130,11 +129,9 @@ class Steps:
 
         def tell(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
             steps = own()
-            if steps is None:
-                return
-            if of_closure:
+            if steps is not None and of_closure:
                 steps.check_summed(optimizer)
-            if optimizer is steps._checked:
+            if steps is None or optimizer is steps._checked:
                 return
             micro_steps = owner()
             if micro_steps is None or (optimizer is not steps._known() and not steps._concern(optimizer)):

@@ -103,14 +103,13 @@ class GradientStash:
     def check_there(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Raises PacelineError if all gradients that an optimizer is to use have gone since ``ready``."""
         for optimizer in optimizers:
-            if any(
-                p.grad is not None
-                for group in getattr(optimizer, "param_groups", ())
-                for p in group["params"]
-            ):
-                continue
-            had = {id(p) for p, grad in zip(self._parameters, self._had, strict=False) if grad is not None}
-            if any(id(p) in had for p in held(optimizer)):
+            for group in getattr(optimizer, "param_groups", ()):
+                if any(map(_THERE, map(_GRAD, group["params"]))):
+                    break
+            else:
+                had = {id(p) for p, g in zip(self._parameters, self._had, strict=False) if g is not None}
+                if not any(id(p) in had for p in held(optimizer)):
+                    continue
                 raise PacelineError(
                     f"round {step}: the gradients were zeroed between pace.backward(loss) and the optimizer's step; "
                     "call zero_grad() before the backward pass, or leave it out, since pace.step(optimizer) zeroes"
@@ -182,7 +181,9 @@ class Weighing(GradientStash):
         self._reducer, self._by_hook = reducer, by_hook
         self._ranks = peers.ranks() if reducer.averages else 1
         self.sums = reducer.averages or reducer.travels  # over the ranks, in a round's last backward pass
+        self.exact = exact
         self._sum = ExactSum(parameters) if exact else None
+        self._averaged = 1 if exact else self._ranks  # by which DDP divides
         super().__init__(parameters)
         self._counts = Counts(device, counted)
         self._no_sync: AbstractContextManager[Any] | None = None  # that has been entered
@@ -197,24 +198,16 @@ class Weighing(GradientStash):
         if not piece.last or self._sum is not None:
             self._no_sync = self._reducer.no_sync()
             self._no_sync.__enter__()
-        self._many = float(piece.samples)
-        if piece.first:
-            self._weighed = 0.0
-            if self._counts.given is not None:  # in a round that was left
-                self._counts.begin()
-
-    def check_sync(self, piece: Piece) -> None:
-        """Raises PacelineError if the coming backward pass would not reduce just when it should."""
-        self._reducer.check_sync(piece.last and self._sum is None)
+        self._many = piece.samples
 
     def weigh(self, piece: Piece, count: float | None) -> None:
         """The first backward pass of a micro-step begins, whose loss is over ``count`` where that is not its
         samples."""
         if not self._by_hook:
-            self.bring_back(piece.step, apart=self.apart and not (piece.last and self.sums))
+            self.bring_back(piece.plan.step, apart=self.apart and not (piece.last and self.sums))
         elif count is not None:
             self._many = count
-        if not self._reducer.travels and (count is not None or self._counts.given or not piece.last):
+        if (count is not None or not piece.last or self._counts.given) and not self._reducer.travels:
             self._counts.add(piece.step, count, piece.last)
 
     def count_back(self, step: int, count: float) -> None:
@@ -224,8 +217,7 @@ class Weighing(GradientStash):
 
     def weight(self, piece: Piece, part: float) -> float:
         """What a loss counts whose part of the round is ``part`` samples, where no hook weighs it."""
-        averaged = self._ranks if self._sum is None else 1  # DDP divides by them
-        return averaged * part / piece.batch
+        return self._averaged * part / piece.plan.batch
 
     def done(self, piece: Piece) -> None:
         """The micro-step's backward pass is through. Collective after a round's last."""
@@ -236,6 +228,8 @@ class Weighing(GradientStash):
         if piece.last:
             if self._counts.given:
                 self.scale(self._counts.factor(piece.step, piece.batch))
+            elif self._counts.given is not None:
+                self._counts.begin()
             self.ready()
         elif self._sum is None and not self._by_hook:
             self.put()
@@ -248,14 +242,19 @@ class Weighing(GradientStash):
         """Under the hook, a micro-step's backward pass begins."""
         # With mean losses g_1, g_2 over m_1, m_2 samples the round needs (m_1 g_1 + m_2 g_2) / B. Gathered as
         # g_1 (m_1 / m_2) + g_2, the hook's m_2 / B gives just that.
-        scale = self._weighed / self._many if self._many and not piece.first else 1.0
+        before = 0.0 if piece.first else self._weighed
+        scale = before / self._many if self._many and not piece.first else 1.0
         self.bring_back(piece.step, scale)
-        self._weighed = self._many or self._weighed
+        self._weighed = self._many or before
 
     def gathered(self, piece: Piece) -> None:
         """Under the hook, a micro-step's backward pass is through."""
         if not piece.last:
             self.put()
+
+    def drop(self) -> None:
+        super().drop()
+        self._counts.begin()
 
     def release(self) -> None:
         """The model reduces its gradients again as it did."""

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple
 
@@ -109,38 +109,13 @@ class Reason(WorkerError):
     """Names the rank without which this one cannot go on."""
 
 
-class _Named:
-    """While it is entered, an error that only says that another rank is lost becomes one that names it."""
-
-    def __init__(self, reason: Callable[[BaseException], WorkerError | None]) -> None:
-        self._reason = reason
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RuntimeError | WorkerError) and (reason := self._reason(error)) is not None:
-            raise reason from error
-
-
 class Alone:
     """One process: nobody to watch over. explain: called with an error that ends the program, before it is told;
-    gives other words for it, or none."""
+    gives other words for it, or none. where: gives the round that this rank is in, and whether it has done its part
+    of it; called from a thread."""
 
     explain: Callable[[BaseException], str]
-
-    def ended(self, step: int) -> None:
-        """This rank has done its part of the round."""
-
-    def over(self, seconds: float) -> None:
-        """The round is over, after so many seconds."""
-
-    def dropped(self) -> None:
-        """The round was left unfinished, and is to be run again."""
-
-    def named(self) -> AbstractContextManager[None]:
-        """In here an error that only says that another rank is lost becomes a WorkerError that names it."""
-        return _Named(self.reason)
+    where: Callable[[], tuple[int, bool]] = staticmethod(lambda: (0, False))
 
     def reason(self, error: BaseException | None) -> WorkerError | None:
         """Why this rank lost the others; None if the error is one of its own. May take some seconds."""
@@ -164,8 +139,7 @@ class Monitor(Alone):
     def __init__(self, on_missed: stall.OnMissed, seconds: float) -> None:
         self._tell = stall.answer(on_missed)
         seconds = stall.check(seconds)
-        self._rank, self._step, self._waits = peers.rank(), 0, False
-        self._done = -1  # the newest round of which this rank has done its part
+        self._rank = peers.rank()
         self._pause = stall.pause(seconds, peers.ranks())
         self._stall = StallTimeout(self._rank, seconds)
         self._store, self._calls = HeartbeatStore(self._pause), Calls("posts")
@@ -179,16 +153,16 @@ class Monitor(Alone):
         self._judge.start()
         _watch_end(self)
 
-    def ended(self, step: int) -> None:
-        self._done, self._step, self._waits = step, step, True
+    @property
+    def _step(self) -> int:
+        """The round that this rank is in."""
+        return self.where()[0]
 
-    def over(self, seconds: float) -> None:
-        self._waits = False
-        self._step += 1
-        self._stall.round_over(seconds)
-
-    def dropped(self) -> None:
-        self._waits = False
+    @property
+    def _done(self) -> int:
+        """The newest round of which this rank has done its part."""
+        step, done = self.where()
+        return step if done else step - 1
 
     def reason(self, error: BaseException | None) -> WorkerError | None:
         if not lost(error):
@@ -290,7 +264,7 @@ class Monitor(Alone):
         awake = Awake(self._pause, time.monotonic())
         while not self._closing.wait(self._pause):
             seconds = awake.since(time.monotonic())
-            missing = self._stall.judge(self._sight, self._step, self._waits, seconds)
+            missing = self._stall.judge(self._sight, *self.where(), seconds)
             if missing is not None:
                 _log.info("%s", missing)
                 self._tell(missing)

@@ -121,16 +121,13 @@ class StallTimeout:
 
     def __init__(self, rank: int, seconds: float = SECONDS) -> None:
         self._rank, self._patience = rank, seconds
-        self._rounds: deque[float] = deque(maxlen=RECENT)
+        self._rounds: deque[float] = deque(maxlen=RECENT)  # seconds that this rank was seen in each
+        self._step, self._since = -1, 0.0  # the round that it is in, and for how long
         self._look, self._quiet = -1, 0.0  # rank 0's newest look at the others, and the seconds since
         self._waited = 0.0  # seconds since this rank has done its part of the round, while others had not
         self._failed = 0.0  # seconds since a rank told that it failed
         self._told: tuple[list[int], bool] | None = None
         self._again = 0.0  # seconds at which those told of are told of again
-
-    def round_over(self, seconds: float) -> None:
-        """A round took so long."""
-        self._rounds.append(seconds)
 
     def judge(self, sight: Sight, step: int, waits: bool, seconds: float) -> Missing | None:
         """Whom to tell of now, if anybody.
@@ -138,6 +135,10 @@ class StallTimeout:
         step: the round that this rank is in; waits: it has done its part. seconds: since the last call, as far as
         this process was awake: after a nap of its own it must not blame the others.
         """
+        self._since += seconds
+        if step != self._step:
+            self._rounds.append(self._since)
+            self._step, self._since = step, 0.0
         stands = sight.number == self._look and self._rank != 0
         self._quiet = self._quiet + seconds if stands else 0.0
         self._look = sight.number

@@ -37,16 +37,13 @@ class CpuStopwatch:
     """The host's clock without its waits: a computation there ends when its call returns."""
 
     lag = 0
-    start = staticmethod(waits.now)
+    start, seconds = staticmethod(waits.now), staticmethod(float)
 
     def __init__(self) -> None:
         self.close = waits.listen(_nothing, _nothing)  # so that waits are noticed
 
     def stop(self, mark: float) -> float:
         return waits.now() - mark
-
-    def seconds(self, reading: float) -> float:
-        return reading
 
 
 class CudaStopwatch:

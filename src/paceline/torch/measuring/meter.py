@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.liveness.stall import named
 from paceline.torch.measuring import exchange, measure, piece_reports
 from paceline.torch.measuring.exchange import Rows
-from paceline.torch.plan import Piece
+from paceline.torch.plan import Piece, RoundPlan
 
 MOST_ROUNDS = 32  # of an interval
 COUNT_SECONDS = 10.0  # for others to give a count, too, in the first round in which this rank does
@@ -61,23 +62,26 @@ def layout(pieces: bool, travels: bool = False) -> np.dtype[np.void]:
     return np.dtype([*fields(1 if travels else MOST_ROUNDS), *tail])
 
 
-Summed = torch.Tensor | float | None
-"""A round's loss so far, summed over the rank's samples: the number, or where it is on a device; None before a loss
-was handed in."""
+UNTOLD = math.nan  # the loss of a round, before one was handed in
+MEASURED = attrgetter("reading", "carry", "loss", "count")
 
 
-class _Round:
-    """What this rank has measured of one round."""
+class OpenRound:
+    """A round on this rank, from its first micro-batch to what all ranks have told of it."""
 
-    reading: Any = None
-    loss: Summed = None
-    count = math.nan
+    plan: RoundPlan
+    epoch = 0
+    reading: Any = None  # the stopwatch's, once the round's last gradient is there
+    loss: torch.Tensor | float = UNTOLD  # so far, summed over the rank's samples; on a device it is there
+    count = math.nan  # what that is a sum over, if it is something other than samples
     pieces: list[float] | None = None  # the numbers of its ``piece_reports.ROW``
     samples = 0  # that this rank has run
     parts: Array = np.zeros(3)  # what they add up to, see ``Deal.parts``
+    seconds = learning_rate = math.nan  # wall seconds; of the first optimizer's first group
+    ended = 0.0  # ``time.perf_counter`` after its step, 0 before
 
-    def __init__(self, step: int, carry: float, mark: Any) -> None:
-        self.step, self.carry, self.mark = step, carry, mark
+    def __init__(self, step: int, began: float, carry: float, mark: Any) -> None:
+        self.step, self.began, self.carry, self.mark = step, began, carry, mark
 
 
 class Meter:
@@ -109,49 +113,46 @@ class Meter:
         if not reducer.travels:
             reducer.way = exchange.connect(self._layout)
         self._readings = measure.Readings() if readings else None
-        self._running: _Round | None = None
-        self._untold: list[_Round] = []  # stopped, and not collected yet
+        self.running: OpenRound | None = None  # or the newest, between rounds
+        self._untold: list[OpenRound] = []  # stopped, and not collected yet
         self._newest: tuple[int, Rows] | None = None  # what was received, and with which announcement
         self._sequence = -1  # of announcements: one for each round begun, and one if a flush asks for it
         self._counts = False  # some rank has given a count: every round is announced
 
-    def start(self, step: int, carry: float) -> None:
-        """Round ``step`` begins; ``carry`` seconds of it were spent before, on the optimizer."""
+    def start(self, step: int, began: float, carry: float) -> None:
+        """Round ``step`` begins, at ``began`` by ``time.perf_counter``; ``carry`` seconds of it were spent before, on
+        the optimizer."""
         self._sequence += 1
         self.stopped = False
-        self._running = _Round(step, carry, self._watch.start())
+        self.running = OpenRound(step, began, carry, self._watch.start())
 
     def add_loss(self, loss: torch.Tensor, factor: float = 1.0) -> None:
         """Count this micro-batch's loss, times what makes a sum of it, towards the running round's."""
-        running = self._running
-        assert running is not None
-        before = running.loss
-        if not factor:  # a mean over nothing is NaN
-            running.loss = 0.0 if before is None else before
-            return
-        # in float64; nobody waits for a device
-        added: Any = loss.item() if loss.is_cpu and loss.numel() == 1 else loss.detach().double().sum()
-        running.loss = added * factor if before is None else before + added * factor
+        running: Any = self.running
+        added: Any = 0.0
+        if factor:  # else a mean over nothing, which is NaN
+            # in float64; nobody waits for a device
+            one = loss.item() if loss.is_cpu and loss.numel() == 1 else loss.detach().double().sum()
+            added = one * factor
+        running.loss = added if running.loss is UNTOLD else running.loss + added
 
     def add_count(self, count: float) -> None:
         """This micro-batch's summed loss is over so many tokens, nodes or the like."""
-        assert self._running is not None
-        before = self._running.count
-        self._running.count = count if math.isnan(before) else before + count
+        assert self.running is not None
+        before = self.running.count
+        self.running.count = count if math.isnan(before) else before + count
 
     def own_loss(self) -> tuple[float, float]:
         """What this rank's losses of the newest round add up to, and what they are means over; NaN for samples."""
-        running = self._running
-        if running is None or running.loss is None:
-            return math.nan, math.nan
-        return float(running.loss), running.count
+        running = self.running
+        return (math.nan, math.nan) if running is None else (float(running.loss), running.count)
 
     def stop(self, pieces: Callable[[], list[float]] | None = None) -> None:
         """The last gradient of the running round is ready: announce what is known, if that is due. Later calls do
         nothing.
 
         pieces: gives the numbers of this rank's ``piece_reports.ROW``."""
-        running = self._running
+        running = self.running
         if running is None or self.stopped:
             return
         self.stopped = True
@@ -159,7 +160,7 @@ class Meter:
         if pieces is not None:
             running.pieces = pieces()
         self._untold.append(running)
-        if running.step >= self.due or len(self._untold) >= MOST_ROUNDS + self.lag:
+        if running.step >= self.due:
             self.told = True
             self._announce()
         elif self._counts or running.count == running.count:
@@ -167,7 +168,7 @@ class Meter:
 
     def ran(self, piece: Piece) -> None:
         """This rank has run a piece of the running round."""
-        running = self._running
+        running = self.running
         assert running is not None
         running.samples += piece.samples
         if piece.parts is not None and piece.samples:
@@ -177,7 +178,7 @@ class Meter:
         """What this rank tells of the running round alone, as it stands; shape ().
 
         pieces: the numbers of its ``piece_reports.ROW``, if work may move within a round."""
-        running = self._running
+        running = self.running
         assert running is not None
         running.reading, running.pieces = self._watch.stop(running.mark), pieces
         return self._row([running], True)
@@ -185,15 +186,17 @@ class Meter:
     @property
     def counted(self) -> float | None:
         """What this rank's losses of the running round are means over, if that is not the samples."""
-        return None if self._running is None or math.isnan(self._running.count) else self._running.count
+        return None if self.running is None or math.isnan(self.running.count) else self.running.count
 
     def waited(self, seconds: float) -> None:
         """The running round was held up by other ranks for so long."""
-        assert self._running is not None
-        self._running.mark += seconds
+        assert self.running is not None
+        self.running.mark += seconds
 
     def committed(self) -> None:
         """The running round's gradients are there, and all ranks' rows with them."""
+        assert self.running is not None
+        self._untold = [self.running]
         self._newest, self.told, self.stopped = None, True, True
 
     def restart(self, rounds: int) -> None:
@@ -203,9 +206,9 @@ class Meter:
 
     def drop(self, step: int) -> None:
         """Round ``step`` was left unfinished, and may be run again."""
-        if self._untold and self._untold[-1].step == step:
+        if self.intervals and self._untold and self._untold[-1].step == step:
             self._untold.pop()
-        self._running, self.told = None, self.told and not self.intervals
+        self.running, self.told = None, self.told and not self.intervals
 
     def tell(self) -> None:
         """The loop was left, on all ranks: announce what has not been told yet. Returns at once."""
@@ -214,16 +217,17 @@ class Meter:
             self.told = True
             self._announce()
 
-    def flush(self) -> Rows | None:
-        """All ranks' reports of what has not been told yet, on a device with the newest round's. Collective."""
+    def flush(self) -> tuple[list[OpenRound], Rows | None]:
+        """As ``collect``, of what has not been told yet, on a device with the newest round's. Collective."""
         if not self._untold:
-            return None
+            return [], None
         self._sequence += 1
         self._announce(0)
         return self.collect()
 
-    def collect(self) -> Rows | None:
-        """All ranks' reports of the interval that was announced, (n,); None if no reading is there yet."""
+    def collect(self) -> tuple[list[OpenRound], Rows]:
+        """The rounds of the interval that was announced, none if no reading is there yet, and what all ranks tell of
+        them, (n,)."""
         rows, self.told = self._received(), False
         for name, wrong in (
             ("digest", "decided another plan than the other ranks"),
@@ -239,9 +243,9 @@ class Meter:
                     "everywhere: check that all ranks run the same version and options, and the same rounds"
                 )
         rounds = int(rows["rounds"][0])
-        del self._untold[:rounds]
+        told, self._untold = self._untold[:rounds], self._untold[rounds:]
         self._counts = self._counts or not np.isnan(rows["count"][:, :rounds]).all()
-        return rows if rounds else None
+        return told, rows
 
     def counted_by_all(self, step: int) -> float | None:
         """What the losses of all ranks in the running round are means over, together; call after ``stop``.
@@ -285,7 +289,7 @@ class Meter:
         known = self._untold[: len(self._untold) - (self.lag if lag is None else lag)]
         self._reducer.commit(self._sequence, self._row(known, self.told))
 
-    def _row(self, known: list[_Round], whole: bool) -> Rows:
+    def _row(self, known: list[OpenRound], whole: bool) -> Rows:
         """What this rank tells of the rounds that are ``known``, which are an interval if ``whole``; shape ()."""
         rounds = len(known)
         row = np.full(1, np.nan, self._layout)
@@ -293,11 +297,10 @@ class Meter:
         row["deciding"] = self.deciding
         row["fits"], row["ran_out"] = self.memory()
         if known:
-            row["overhead"] = sum(each.carry for each in known) / rounds
-            row["told"] = all(each.loss is not None for each in known)
-            row["seconds"][0, :rounds] = [self._watch.seconds(each.reading) + each.carry for each in known]
-            row["loss"][0, :rounds] = [math.nan if each.loss is None else float(each.loss) for each in known]
-            row["count"][0, :rounds] = [each.count for each in known]
+            readings, carries, losses, counts = zip(*map(MEASURED, known), strict=True)
+            row["overhead"], row["told"] = sum(carries) / rounds, not any(loss is UNTOLD for loss in losses)
+            row["seconds"][0, :rounds] = np.add(list(map(self._watch.seconds, readings)), carries)
+            row["loss"][0, :rounds], row["count"][0, :rounds] = list(map(float, losses)), counts
             if self._readings and whole:
                 row["cpu"], row["memory"] = self._readings.take()
             if self._pieces and known[-1].pieces is not None:

@@ -16,6 +16,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,15 +30,15 @@ from paceline.samples.cost import cost_of
 from paceline.torch import peers
 from paceline.torch.liveness.stall import named
 from paceline.torch.measuring.exchange import Rows
-from paceline.torch.measuring.meter import MOST_ROUNDS, Meter, check_counts
+from paceline.torch.measuring.meter import MOST_ROUNDS, Meter, OpenRound, check_counts
 from paceline.torch.measuring.piece_reports import PieceReports
-from paceline.torch.plan import RoundPlan
 
 LONG_SECONDS = 0.05  # a round of so many seconds is settled by itself
 MULTIPLE = (
     100  # an interval takes so many times what a decision costs: deciding takes at most 1 % of the time
 )
 SETTLING_ROUNDS = 16  # decided one by one at the beginning, or fewer if the loads stay as they are before
+PLAN, LOADS, BATCH = attrgetter("plan"), attrgetter("loads"), attrgetter("batch")
 SETTLED = 0.05  # of a rank's load, and one sample: a change by less is none
 
 OnNan = str | Callable[[int, list[int]], object]
@@ -90,8 +91,6 @@ class OpenRounds:
         self._ran_out: Array = np.zeros(())  # passes of each that did not, until now
         self.loss = math.nan  # of the newest settled round
         self._finite, self._blind = Finite(on_nan), Blind()
-        self._open: dict[int, tuple[RoundPlan, int]] = {}  # each with its epoch
-        self._finished: dict[int, tuple[float, float, float]] = {}  # seconds, learning rate, end
         self._settling = SETTLING_ROUNDS  # rounds left of the beginning
         self._crowd = max(
             1.0, peers.ranks() / (os.cpu_count() or 1)
@@ -101,45 +100,36 @@ class OpenRounds:
         """Go on after this many rounds."""
         self._meter.restart(rounds)
 
-    def open(self, plan: RoundPlan, epoch: int) -> None:
-        """A round's first micro-batch goes out."""
-        self._open[plan.step] = plan, epoch
-
-    def finish(self, step: int, seconds: float, learning_rate: float, ended: float) -> None:
-        """The round's optimizer step is done, ``seconds`` after its beginning, at this learning rate."""
-        self._finished[step] = seconds, learning_rate, ended
-
     def settle(self) -> None:
         """Take in what the ranks have told of the newest rounds, once."""
         if self._meter.told:
             began = time.thread_time()
-            rows = self._meter.collect()
-            if rows is None:
-                self._meter.due += 1
+            rounds, rows = self._meter.collect()
+            if rounds:
+                self._take(rounds, rows)
             else:
-                self._take(rows)
+                self._meter.due += 1
             self._meter.deciding = (time.thread_time() - began) * self._crowd
 
     def flush(self) -> None:
         """``settle``, also what has not been told yet, on a GPU (not yet run on one) with the last round's reading.
         Collective."""
         self.settle()
-        if (rows := self._meter.flush()) is not None:
-            self._take(rows)
+        rounds, rows = self._meter.flush()
+        if rows is not None:
+            self._take(rounds, rows)
 
-    def _take(self, rows: Rows) -> None:
-        """All ranks' reports of an interval: the next plan is made from its mean round, and listeners hear of each
-        round."""
-        first, rounds = int(rows["first"][0]), int(rows["rounds"][0])
-        steps, balancer = range(first, first + rounds), self._balancer
-        plans = [self._open[step][0] for step in steps]
-        newest = plans[-1]
-        took, losses, counts = (rows[name][:, :rounds] for name in ("seconds", "loss", "count"))
+    def _take(self, rounds: list[OpenRound], rows: Rows) -> None:
+        """An interval, and what all ranks tell of it: the next plan is made from its mean round, and listeners hear
+        of each round."""
+        balancer, plans, many = self._balancer, list(map(PLAN, rounds)), len(rounds)
+        first, last, newest = rounds[0].step, rounds[-1].step, plans[-1]
+        took, losses, counts = (rows[name][:, :many] for name in ("seconds", "loss", "count"))
         known, loads, batch = rows["overhead"], newest.loads, newest.batch
         reports, within, head = None, None, None
         parts = None if newest.deal is None else newest.deal.parts
-        if rounds > 1:
-            loads = sum(plan.loads for plan in plans) / rounds  # type: ignore[assignment]
+        if many > 1:
+            loads = np.mean(list(map(LOADS, plans)), axis=0)
         elif self._moves_work and not self._meter.light:
             reports = PieceReports.of(rows["pieces"])
             within = PieceRecord(newest.at_once, float(reports.cost.mean()), reports.pieces, reports.seconds)
@@ -158,52 +148,49 @@ class OpenRounds:
             parts = None if newest.deal is None else rows["parts"]
         missing = np.isnan(counts)
         for number in np.flatnonzero(missing.any(0) & ~missing.all(0)).tolist():
-            check_counts(steps[number], counts[:, number].tolist())
-        mean = took[:, 0] if rounds == 1 else took.mean(-1)
+            check_counts(first + number, counts[:, number].tolist())
+        mean = took[:, 0] if many == 1 else took.mean(-1)
         seconds = float(np.nanmax(mean))
         times = None if reports is None else reports.times()
         cpu, memory = (rows["cpu"], rows["memory"]) if balancer.needs_readings else (None, None)
         overhead, shares = balancer.report(
-            *(steps[-1], loads, mean, known, cpu, memory, times, parts, head), short=seconds < LONG_SECONDS
+            *(last, loads, mean, known, cpu, memory, times, parts, head), short=seconds < LONG_SECONDS
         )
         if not np.isnan(rows["fits"]).all():
             self.fits = rows["fits"].copy()
-            balancer.limit(steps[-1] + 1 + balancer.lag, self.fits)
+            balancer.limit(last + 1 + balancer.lag, self.fits)
         ran_out = (rows["ran_out"] - self._ran_out).clip(0)  # a rank that has joined counts from 0
         self._ran_out = rows["ran_out"].copy()
-        self._meter.due = steps[-1] + self._meter.lag + self._interval(rows, seconds, loads, batch, shares)
-        self._meter.light = self._meter.due > steps[-1] + self._meter.lag + 1
-        batches = np.array([plan.batch for plan in plans])
+        self._meter.due = last + self._meter.lag + self._interval(rows, seconds, loads, batch, shares)
+        self._meter.light = self._meter.due > last + self._meter.lag + 1
+        batches = np.array(list(map(BATCH, plans)))
         means = mean_losses(losses, counts, batches).tolist()
         self.loss = means[-1]
-        for number, step in enumerate(steps):
-            plan, epoch = self._open.pop(step)
-            if self.listeners:
-                wall, learning_rate, ended = self._finished[step]
-                result = RoundResult(
-                    step=step,
-                    epoch=epoch,
-                    batch=plan.batch,
-                    loads=loads if rounds == 1 else plan.loads,
-                    compute=took[:, number],
-                    overhead=overhead,
-                    seconds=wall,
-                    loss=means[number],
-                    shares=shares,
-                    within=within,
-                    learning_rate=learning_rate,
-                    costs=None if plan.deal is None or parts is None else cost_of(plan.deal.model, parts),
-                    parts=parts,
-                    ran_out=ran_out if step == steps[-1] and ran_out.any() else None,
-                    ended=ended,
-                )
-                for listener in self.listeners:
-                    listener(result)
-            del self._finished[step]
+        for number, each in enumerate(rounds if self.listeners else ()):
+            deal = each.plan.deal
+            result = RoundResult(
+                step=each.step,
+                epoch=each.epoch,
+                batch=each.plan.batch,
+                loads=loads if many == 1 else each.plan.loads,
+                compute=took[:, number],
+                overhead=overhead,
+                seconds=each.seconds,
+                loss=means[number],
+                shares=shares,
+                within=within,
+                learning_rate=each.learning_rate,
+                costs=None if deal is None or parts is None else cost_of(deal.model, parts),
+                parts=parts,
+                ran_out=ran_out if each.step == last and ran_out.any() else None,
+                ended=each.ended,
+            )
+            for listener in self.listeners:
+                listener(result)
         if not self._moves_work and newest.deal is None:  # where loads alone say how much there is to do
             self._blind.check(loads, mean)
         for number in np.flatnonzero(~np.isfinite(losses).all(0)).tolist():
-            self._finite.check(steps[number], losses[:, number].tolist(), rows["told"].tolist())
+            self._finite.check(first + number, losses[:, number].tolist(), rows["told"].tolist())
 
     def _interval(self, rows: Rows, seconds: float, loads: NDArray[Any], batch: int, shares: Array) -> int:
         """Rounds until the next decision is due, from what all ranks know: rounds of ``seconds``, this mean load, and
