@@ -99,7 +99,7 @@ def command(
         address = server.url(listening)
         # Whole, so that a click opens it; a token that somebody chose is not shown.
         page = "" if secret is None else f"?token={quote(secret, safe='') if token is None else 'TOKEN'}"
-        print(f"paceline serves at {address} (the API: {address}/docs)")
+        print(f"paceline serves at {address} (the API: {address}/openapi.json)")
         if secret is None:
             print("no token is needed: every process of this machine may use it")
         else:

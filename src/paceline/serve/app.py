@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 import paceline
+from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.live import app as live
 from paceline.serve import middleware, models, pages
@@ -118,10 +119,6 @@ def make(
         text = await service.shown(lambda: generate_latest(registry))
         return Response(text, media_type="text/plain; version=0.0.4")
 
-    @app.get("/docs", include_in_schema=False)
-    async def description() -> HTMLResponse:
-        return HTMLResponse(pages.api(app.openapi()), headers=pages.PAGE)
-
     @app.get("/", include_in_schema=False)
     async def jobs(request: Request) -> HTMLResponse:
         text = await service.shown(lambda: pages.render(service.catalog, service.now(), request.url.query))
@@ -202,13 +199,13 @@ def _workers(service: Service) -> APIRouter:
         status, said = await middleware.report(service, job, worker, secret or "", body, wait)
         return JSONResponse(said, status)
 
-    @router.get("/{worker}/next", response_model=models.Part, responses=planned)
+    @router.get("/{worker}/next", response_model=Part, responses=planned)
     async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
         """The worker's part of its next round: the same one until it is reported."""
         status, said = await middleware.next_part(service, job, worker, secret or "", wait)
         return JSONResponse(said, status)
 
-    @router.post("/{worker}/next", response_model=models.Part, responses=planned)
+    @router.post("/{worker}/next", response_model=Part, responses=planned)
     async def next_part_of_lengths(
         job: Name, worker: Name, body: models.Lengths, secret: Secret, wait: Wait = USUAL_WAIT
     ) -> JSONResponse:
@@ -300,7 +297,7 @@ def _refused(request: Request, error: Exception) -> Response:
         status, headers = error.status_code, dict(error.headers or {})
         if status == 405:
             headers["Allow"] = ", ".join(_methods(request))
-        sentence = f"{str(error.detail).lower()}: see /docs for what there is"
+        sentence = f"{str(error.detail).lower()}: see /openapi.json for what there is"
     elif isinstance(error, PacelineError):
         status = status_of(error)
         sentence = str(error)

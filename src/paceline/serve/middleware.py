@@ -32,7 +32,7 @@ BODY_SECONDS = 10.0
 LINGER_SECONDS = 2.0  # for which a client that was refused may go on sending
 MOST_WAIT = 60.0  # seconds that one request may wait for a plan
 USUAL_WAIT = 30.0  # of a worker that asks for its part and says nothing of it
-OPEN = ("/openapi.json", "/docs")  # say nothing of any job
+OPEN = "/openapi.json"  # says nothing of any job
 JSON = b"application/json"
 _NAME = models.NAME.strip("^$")
 _PATH = re.compile(rf"/v1/jobs/(?P<job>{_NAME})/workers/(?P<worker>{_NAME})/(?P<what>reports|next)")
@@ -81,7 +81,7 @@ class Bounded:
                 # A page in a browser could reach this address under a name of its own.
                 raise _Refused(403, "without a token the service answers to localhost alone: use that name")
             return
-        if scope["path"] in OPEN:
+        if scope["path"] == OPEN:
             return
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer" and tokens.matches(given.strip().decode("latin-1"), self.token):
@@ -204,7 +204,7 @@ async def next_part(
 
 def _said(part: Part) -> dict[str, Any]:
     """The part for the answer: which samples those are is only said if they cost differently."""
-    return {name: value for name, value in part._asdict().items() if value is not None}
+    return {name: value for name in Part.__slots__ if (value := getattr(part, name)) is not None}
 
 
 class Quick:

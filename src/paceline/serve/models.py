@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from paceline import policies
 from paceline.balancer import Balancer
+from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster
 from paceline.samples import CostLearner, SampleCosts
@@ -200,24 +201,6 @@ class Lengths(Strict):
     round: int = Field(ge=0, le=2**53)
     lengths: list[Annotated[float, Field(gt=0, le=1e100)]] = Field(
         min_length=1, description="Of each sample of the round, in the same order from every worker."
-    )
-
-
-class Part(BaseModel):
-    """A worker's part of a round."""
-
-    round: int
-    samples: int
-    offset: int = Field(description="Its first sample among the round's.")
-    batch: int = Field(description="The round's samples.")
-    present: int = Field(description="Workers in the round, n.")
-    weight: float = Field(description="b_i / B: what its mean gradient counts in a sum.")
-    weight_in_mean: float = Field(description="n b_i / B: what it counts in a mean over the workers.")
-    indices: list[int] | None = Field(
-        None, description="In a job with a cost: its samples, as places among the round's."
-    )
-    sizes: list[int] | None = Field(
-        None, description="There: how many of these make up each micro-batch, one after the other."
     )
 
 

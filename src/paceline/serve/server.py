@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import signal
 import socket
 import sys
@@ -122,17 +121,6 @@ class _Impatient(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_there()
         super().on_headers_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """In the API's terms."""
-        body = json.dumps({"error": msg.rstrip(".")}).encode()
-        self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: "
-            + str(len(body)).encode()
-            + b"\r\nconnection: close\r\n\r\n"
-            + body
-        )
-        self.transport.close()
 
     def _await_head(self) -> None:
         self._head = 0
