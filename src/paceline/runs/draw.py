@@ -7,7 +7,6 @@ So a chart is as wide as its place, from a phone to a wall, and its labels stay 
 
 from __future__ import annotations
 
-import base64
 import html
 import json
 import zlib
@@ -147,76 +146,6 @@ def strip(line: Line, x_axis: Axis, y_end: float) -> str:
     return _plot(marks, x_axis, None, None, 64)
 
 
-class Grid(NamedTuple):
-    """Values of shape (steps, n), each constant between two edges, shape (steps + 1,).
-
-    names: of the n rows. texts, tips: the words of each value and of each step, in tooltips and in the table.
-    """
-
-    names: Sequence[str]
-    edges: Array
-    values: Array
-    texts: list[list[str]]
-    tips: Sequence[str]
-
-    def data(self, kind: str, x_axis: Axis) -> dict[str, Any]:
-        """What page.js makes tooltips of."""
-        edges = svg.whole(1000 * x_axis.at(self.edges))
-        return {"kind": kind, "edges": edges, "at": self.tips, "names": self.names, "text": self.texts}
-
-
-def areas(title: str, says: str, grid: Grid, x_axis: Axis, y_axis: Axis) -> str:
-    """A figure of bands on top of one another."""
-    x, y_end = np.repeat(1000 * x_axis.at(grid.edges), 2)[1:-1], y_axis.end
-    parts = np.cumsum(np.nan_to_num(grid.values), axis=1)
-    levels = np.concatenate((np.zeros((len(parts), 1)), parts), axis=1)
-    marks = [
-        f'<path class="area c{i}" d="'
-        f'{svg.band(x, *(svg.down(np.repeat(levels[:, j], 2), y_end) for j in (i, i + 1)))}"/>'
-        for i in range(len(grid.names))
-    ]
-    rows = [(grid.tips[i], *grid.texts[i]) for i in chosen(len(grid.tips))]
-    shown = legend([(f"c{i}", name) for i, name in enumerate(grid.names)])
-    plot = _plot("".join(marks), x_axis, y_axis, grid.data("column", x_axis))
-    return figure(title, says, plot, shown, table=table((x_axis.title, *grid.names), rows))
-
-
-def heat(title: str, says: str, grid: Grid, rows: Sequence[int], x_axis: Axis, text: Text) -> str:
-    """A figure with a row for each of the chosen workers: colours from little (dark) to much (light).
-
-    text: the words of a value, for the scale's ends and the table, which tells of all workers.
-    """
-    values = grid.values[:, rows]
-    known = values[np.isfinite(values)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-    scale = (values - low) / (high - low) if high > low else np.full(values.shape, 0.5)
-    image = base64.b64encode(svg.png(svg.colours(scale.T))).decode()
-    marks = (
-        f'<image href="data:image/png;base64,{image}" width="1000" height="1000" '
-        'preserveAspectRatio="none" class="heat"/>'
-    )
-    stops = ",".join(f"rgb({r},{g},{b})" for r, g, b in svg.colours(np.linspace(0, 1, 6)[None])[0])
-    scale_bar = (
-        f'<div class="scale"><span>{escape(text(low))}</span>'
-        f'<i style="background:linear-gradient(90deg,{stops})"></i><span>{escape(text(high))}</span></div>'
-    )
-    height = int(min(max(8 * len(rows), 230), 300))
-    step = max(1, len(rows) // 8)
-    places = [((i + 0.5) / len(rows), str(rows[i])) for i in range(0, len(rows), step)]
-    shown = Grid(
-        [grid.names[i] for i in rows],
-        grid.edges,
-        values,
-        [[row[i] for i in rows] for row in grid.texts],
-        grid.tips,
-    )
-    plot = _plot(marks, x_axis, Axis("worker", 0.0, 1.0, []), shown.data("grid", x_axis), height, places)
-    everybody = np.where(np.isnan(grid.values).all(axis=1, keepdims=True), 0.0, grid.values)
-    spread = np.nanquantile(everybody, (0.0, 0.5, 1.0), axis=1).T.tolist()
-    told = [(grid.tips[i], *map(text, spread[i])) for i in chosen(len(grid.tips))]
-    return figure(title, says, scale_bar + plot, table=table((x_axis.title, "least", "median", "most"), told))
-
-
 def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
     """Rounds one after another: each worker's row shows when it computed and when it waited.
 
@@ -241,7 +170,9 @@ def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
     waiting = "".join(paths.pop("idle"))
     marks = [f'<path class="box {name}" d="{"".join(boxes)}"/>' for name, boxes in paths.items() if boxes]
     marks += [f'<path class="edge" d="M{edge / span * 1000:.1f} 0V1000"/>' for edge in edges[1:]]
-    data = Grid(rows, np.array(edges), np.empty(0), texts, [bar.title for bar in bars]).data("grid", x_axis)
+    data: dict[str, Any] = {"kind": "grid", "names": rows}
+    data["edges"] = svg.whole(1000 * x_axis.at(np.array(edges)))
+    data |= {"at": [bar.title for bar in bars], "text": texts}
     step = max(1, -(-count // 16))
     places = [((i + 0.5) / count, str(rows[i])) for i in range(0, count, step)]
     height = int(min(max(26 * count, 90), 560))

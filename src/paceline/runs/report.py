@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.files import write_whole
-from paceline.runs import charts, draw, timeline
+from paceline.runs import charts, draw
 from paceline.runs.columns import BANDS, Columns
 from paceline.runs.findings import compare, differences, findings, labels
 from paceline.runs.page import cards, header, page, points
@@ -79,7 +79,7 @@ def figures(columns: Columns, start: int = 0, end: int | None = None, recent: in
         charts.loads(window),
         charts.pace(window),
         *charts.gates(window),
-        timeline.timeline(columns, window.start, window.end),
+        charts.timeline(columns, window.start, window.end),
         charts.losses([("loss", window)]),
         charts.stragglers(window),
         charts.time_spent(window),
@@ -180,22 +180,22 @@ def _rates(named: list[tuple[str, Run]]) -> str:
 
 def _side_by_side(named: list[tuple[str, Columns]]) -> str:
     """The last rounds of every run on one scale of time."""
-    shown = min(timeline.SHOWN, *(len(columns) for _, columns in named))
+    shown = min(charts.SHOWN, *(len(columns) for _, columns in named))
     lengths = [float(columns["seconds"][-shown:].sum()) for _, columns in named]
     strips = [
         f"<div><h4>{draw.escape(name)}: {seconds(length)}</h4>"
-        f"{timeline.strip(columns, len(columns) - shown, len(columns), max(lengths))}</div>"
+        f"{charts.timeline_strip(columns, len(columns) - shown, len(columns), max(lengths))}</div>"
         for (name, columns), length in zip(named, lengths, strict=True)
     ]
     return draw.figure(
         f"The last {plural(shown, 'round')} of each",
         "One scale of time for all: the shorter, the faster.",
         f'<div class="strips">{"".join(strips)}</div>',
-        timeline.legend(
+        charts.timeline_legend(
             any(columns.sums(len(columns) - shown, len(columns))[2].sum() > 0 for _, columns in named)
         ),
         wide=True,
-        table=timeline.table(
+        table=charts.timeline_table(
             [(name, columns, len(columns) - shown, len(columns)) for name, columns in named], "run"
         ),
     )

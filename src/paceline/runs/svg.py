@@ -1,14 +1,11 @@
-"""Axes, coordinates, paths and pixels for the charts. An SVG goes from 0 to 1000 on both axes, y downwards."""
+"""Axes, coordinates and paths for the charts. An SVG goes from 0 to 1000 on both axes, y downwards."""
 
 from __future__ import annotations
 
 import math
-import struct
-import zlib
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.runs.run import Array
 from paceline.runs.words import number
@@ -52,36 +49,6 @@ def box(start: float, width: float, y: float, height: float, span: float) -> str
 def whole(values: Array) -> list[int | None]:
     """Coordinates for the tooltips' data; None if unknown."""
     return [None if value != value else round(value) for value in values.tolist()]
-
-
-# Anchors of cividis, which people with any colour vision read in the same order.
-_CIVIDIS = np.array(
-    [[0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115],
-     [138, 134, 120], [165, 156, 116], [195, 179, 105], [225, 204, 85], [254, 232, 56]]
-)  # fmt: skip
-
-
-def colours(scale: Array) -> NDArray[np.uint8]:
-    """Colours for values from 0 to 1, shape (..., 3); grey where unknown."""
-    places = np.linspace(0, 1, len(_CIVIDIS))
-    known = np.nan_to_num(scale)
-    rgb = np.stack([np.interp(known, places, _CIVIDIS[:, channel]) for channel in range(3)], axis=-1)
-    return np.where(np.isnan(scale)[..., None], 160, rgb).astype(np.uint8)
-
-
-def png(pixels: NDArray[np.uint8]) -> bytes:
-    """An image of shape (height, width, 3) as a PNG file."""
-    height, width, _ = pixels.shape
-    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-        )
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    content = zlib.compress(rows, 9)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", content) + chunk(b"IEND", b"")
 
 
 TIME_STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
