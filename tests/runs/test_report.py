@@ -107,7 +107,7 @@ def test_the_page_says_what_the_record_says(run):
     ):
         assert words in page.text
     titles = "Time per round,Load per worker,Compute and wait,Loss against time,Who was the straggler"
-    titles += ",Where the time went,Speed of each worker,Summary,Configuration"
+    titles += ",Where the time went,Speed of each worker"
     for title in titles.split(","):
         assert title in page.text
     line, loads, pace, *strips, loss = page.data
@@ -227,7 +227,7 @@ def test_a_table_is_behind_each_picture(tmp_path, write, run):
     other = write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal")
     for text in (report.render(run), report.render_comparison([read(other), run])):
         figures = re.findall(r"<figure.*?</figure>", text, re.DOTALL)
-        assert len(figures) > 8
+        assert len(figures) >= 7
         assert [figure for figure in figures if "<tbody>" not in figure] == []
     times = next(each for each in figures if "<h3>Time per round" in each)
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>.*?</tr>", times)]

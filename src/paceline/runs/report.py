@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,12 +40,7 @@ def render(run: Run) -> str:
     title = f"{run.policy} on {plural(run.workers, 'worker')}"
     share = summary["share_of_bound"]
     reach = f": {percent(share)} of their combined speed" if share is not None else ""
-    body = (
-        cards(_cards(summary, final_loss(run)))
-        + points(findings(run))
-        + _pictures(Columns.of(run))
-        + _details(run, summary)
-    )
+    body = cards(_cards(summary, final_loss(run))) + points(findings(run)) + _pictures(Columns.of(run))
     return page(f"{title} · Paceline", header(title + reach, _about(run)), body)
 
 
@@ -87,16 +81,6 @@ def figures(columns: Columns, start: int = 0, end: int | None = None, recent: in
     return [figure for figure in found if figure]
 
 
-def _details(run: Run, summary: dict[str, Any]) -> str:
-    """The summary and the configuration as tables."""
-    rows = [(key.replace("_", " "), _cell(value)) for key, value in summary.items()]
-    config = [(key.replace("_", " "), _cell(value)) for key, value in run.config.items() if key != "resumed"]
-    return (
-        f'<div class="charts tables">{draw.figure("Summary", "As in summary.json.", draw.table((), rows))}'
-        f"{draw.figure('Configuration', 'As in run.json.', draw.table((), config))}</div>"
-    )
-
-
 def _check(run: Run) -> None:
     """Raise PacelineError for a run that has no round yet."""
     if not len(run.round):
@@ -121,17 +105,6 @@ def about_config(config: dict[str, Any], rounds: str = "") -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return " ".join(value)
-    if isinstance(value, list | dict):
-        text = json.dumps(value)
-        return text if len(text) < 300 else f"{text[:300]} ..."
-    return "–" if value is None else str(value)
-
-
 def render_comparison(runs: Sequence[Run]) -> str:
     """Several runs on one page."""
     for run in runs:
@@ -145,7 +118,7 @@ def render_comparison(runs: Sequence[Run]) -> str:
     body = f'{points(said[1:])}<div class="charts">{pictures}</div>{figures}'
     for (name, run), (_, each) in zip(named, columns, strict=True):
         body += f"<details><summary>{draw.escape(name)}: findings and pictures</summary>"
-        body += points(findings(run)) + _pictures(each) + _details(run, summarize(run)) + "</details>"
+        body += points(findings(run)) + _pictures(each) + "</details>"
     return page("Comparison · Paceline", header(said[0], "" if differences(runs) else _about(runs[0])), body)
 
 

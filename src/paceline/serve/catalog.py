@@ -137,7 +137,7 @@ class Record:
         self.run_dir, self.error = run_dir, ""
         self._config = {"engine": "service", "job": name, "workers": settings.workers} | {
             "global_batch": settings.batch,
-            "policy": settings.asked_policy,
+            "policy": settings.policy,
             "settings": settings.model_dump(),
         }
         self._recorder: runs.Recorder | None = None
@@ -157,10 +157,15 @@ class Record:
                 written = int(before.round[-1]) + 1 if len(before.round) else 0
                 mine = before.config.get("settings") == self._config["settings"]
                 if written > settled or written < first or not mine:
-                    self._move_aside()
+                    aside = (self.run_dir.with_name(f"{self.run_dir.name}~{n}") for n in itertools.count(1))
+                    self.run_dir.rename(
+                        next(path for path in aside if not path.exists())
+                    )  # no job has such a name
                 else:
                     resume = self._next = written
             self._recorder = runs.Recorder.create(self.run_dir, self._config, resume)
+        except OSError as error:
+            self.error = f"cannot rename {self.run_dir}: {error.strerror}; do it by hand"
         except PacelineError as error:
             self.error = str(error)
 
@@ -198,14 +203,6 @@ class Record:
     def close(self) -> None:
         """End the record."""
         self._stop("")
-
-    def _move_aside(self) -> None:
-        """Give the directory another name, which no job can have."""
-        names = (self.run_dir.with_name(f"{self.run_dir.name}~{number}") for number in itertools.count(1))
-        try:
-            self.run_dir.rename(next(name for name in names if not name.exists()))
-        except OSError as error:
-            raise PacelineError(f"cannot rename {self.run_dir}: {error.strerror}; do it by hand") from error
 
     def _stop(self, error: str) -> None:
         recorder, self._recorder = self._recorder, None

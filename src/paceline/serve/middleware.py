@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import urllib.parse
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from pydantic import ValidationError
+from starlette.responses import HTMLResponse, JSONResponse
 
 from paceline import tokens
 from paceline.client import Part
@@ -68,7 +68,7 @@ class Bounded:
                 self._admit(scope, headers)
                 receive = await self._whole(receive, headers)
             except _Refused as refusal:
-                await _refuse(refusal, receive, send)
+                await _refuse(refusal, scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -139,39 +139,20 @@ def _before(message: Message, receive: Receive) -> Receive:
     return replay
 
 
-async def _refuse(refusal: _Refused, receive: Receive, send: Send) -> None:
+async def _refuse(refusal: _Refused, scope: Message, receive: Receive, send: Send) -> None:
     """Answer with an error, and close the connection: what the client may still be sending is not kept."""
-    body, kind = json.dumps({"error": str(refusal)}).encode(), JSON
-    headers = [(b"connection", b"close")]
-    if refusal.status == 401:
-        headers += [(b"www-authenticate", b"Bearer")]
-    if refusal.form:
-        body, kind = asks_token().encode(), b"text/html; charset=utf-8"
-        headers += [(name.lower().encode(), value.encode()) for name, value in FORM.items()]
-    unread = not refusal.read and not refusal.form
-    await _send(send, refusal.status, body, kind, headers, more=unread)
-    if unread:
+    if not refusal.read and not refusal.form:
         # For a while the rest is thrown away: a client whose connection is closed while it sends sees that, and not
         # the answer.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 while (await receive()).get("more_body", False):
                     pass
-        await send({"type": "http.response.body", "body": b""})
-
-
-async def _send(
-    send: Send,
-    status: int,
-    body: bytes,
-    kind: bytes = JSON,
-    headers: Sequence[tuple[bytes, bytes]] = (),
-    more: bool = False,
-) -> None:
-    """One answer. more: its end is not sent yet."""
-    all_headers = [(b"content-length", str(len(body)).encode()), (b"content-type", kind), *headers]
-    await send({"type": "http.response.start", "status": status, "headers": all_headers})
-    await send({"type": "http.response.body", "body": body, "more_body": more})
+    headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if refusal.status == 401 else {})
+    if refusal.form:
+        await HTMLResponse(asks_token(), refusal.status, headers | FORM)(scope, receive, send)
+    else:
+        await JSONResponse({"error": str(refusal)}, refusal.status, headers)(scope, receive, send)
 
 
 async def report(
@@ -241,8 +222,7 @@ class Quick:
             status, said = await answer
         except PacelineError as error:
             status, said = status_of(error), {"error": str(error)}
-        told = json.dumps(said, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-        await _send(send, status, told)
+        await JSONResponse(said, status)(scope, receive, send)
 
 
 def _wait(query: bytes) -> float | None:

@@ -39,9 +39,6 @@ class Settings(Strict):
     batch: int = Field(ge=1, le=MOST_BATCH, description="Samples of a round, all workers together.")
     workers: int = Field(ge=1, le=MOST_WORKERS, description="Places: the most workers at once.")
     policy: str = Field("level", max_length=200, description="NAME or NAME:key=value,...")
-    forecast: str | None = Field(
-        None, max_length=200, description="For policies that take one: NAME or NAME:key=value,..."
-    )
     start: int | None = Field(
         None, ge=1, le=MOST_WORKERS, description="Workers that the first round waits for; by default all."
     )
@@ -124,21 +121,13 @@ class Settings(Strict):
         """How many must have joined before the first round."""
         return self.workers if self.start is None else self.start
 
-    @property
-    def asked_policy(self) -> str:
-        """The policy's text with the forecast in it."""
-        if self.forecast is None:
-            return self.policy
-        joint = "," if ":" in self.policy else ":"
-        return f"{self.policy}{joint}forecast={self.forecast.replace(',', ';')}"
-
     def balancer(self) -> Balancer:
         """A balancer at its first round."""
         pairs = self.limits or ((None, None),) * self.workers
         least = np.array([float(low or 0) for low, _ in pairs])
         most = np.array([float(self.batch if high is None else high) for _, high in pairs])
         cluster = Cluster(self.workers, self.batch, least, most)
-        balancer = Balancer(policies.create(self.asked_policy, cluster), quantum=self.quantum)
+        balancer = Balancer(policies.create(self.policy, cluster), quantum=self.quantum)
         if balancer.piece_plan(0) is not None:
             raise PacelineError(
                 f"policy {self.policy!r} moves work within a round, which a service cannot; choose another"

@@ -9,14 +9,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from paceline.errors import PacelineError
 from paceline.files import allow_open
 from paceline.serve.middleware import BODY_BYTES
 from paceline.serve.service import Service
@@ -136,12 +134,3 @@ class _Impatient(HttpToolsProtocol):
         self._patience = None
         if not self.transport.is_closing():
             self.transport.close()
-
-
-def state_directory(path: Path) -> Path:
-    """The directory, made where there is none, for its owner alone."""
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise PacelineError(f"cannot make {path}: {error.strerror}; choose another --dir") from error
-    return path
