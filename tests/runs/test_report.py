@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.runs import Recorder, Run, draw, findings, read, report
 from paceline.runs.columns import short, thin
-from paceline.runs.svg import percent_axis, ticks, time_axis, time_ticks, top
+from paceline.runs.draw import percent_axis, ticks, time_axis, time_ticks, top
 from paceline.runs.words import number
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])

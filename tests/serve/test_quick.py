@@ -13,7 +13,7 @@ pytest.importorskip("fastapi")
 
 from starlette.responses import JSONResponse
 
-from paceline.serve import middleware
+from paceline.serve import server
 from support.calling import JOB, serving
 from support.served import TOKEN
 
@@ -73,7 +73,7 @@ async def answers(directory: Path) -> list[tuple[int, str, Any]]:
 
 def test_answers_are_those_of_fastapi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(middleware, "_PATH", re.compile("(?!)"))
+        patched.setattr(server, "_PATH", re.compile("(?!)"))
         slow = asyncio.run(answers(tmp_path / "slow"))
     sent: list[int] = []
 
@@ -81,7 +81,7 @@ def test_answers_are_those_of_fastapi(tmp_path: Path, monkeypatch: pytest.Monkey
         sent.append(status)
         return JSONResponse(said, status, *headers)
 
-    monkeypatch.setattr(middleware, "JSONResponse", noted)
+    monkeypatch.setattr(server, "JSONResponse", noted)
     assert asyncio.run(answers(tmp_path / "quick")) == slow
     statuses = [status for status, *_ in slow]
     assert {200, 400, 403, 404, 405, 409, 422} <= set(statuses)

@@ -11,9 +11,9 @@ import numpy as np
 
 from paceline.runs import draw
 from paceline.runs.columns import BANDS, Columns, Thin, Window
+from paceline.runs.draw import Axis, amount_axis, percent_axis, round_axis, time_axis, top
 from paceline.runs.run import Array
 from paceline.runs.summary import median
-from paceline.runs.svg import Axis, amount_axis, percent_axis, round_axis, time_axis, top
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
 ROWS = 64  # up to this many workers have a row of their own
