@@ -34,8 +34,8 @@ def rank_of(rank: int, directory: str, pairs: int, batch: int, pipe: Any) -> Non
     from torch.nn.parallel import DistributedDataParallel
 
     from paceline.doctor.hooks import Hooks
-    from paceline.doctor.lines import Lines
     from paceline.doctor.probe import Probe
+    from paceline.doctor.watches import Lines
     from paceline.learners import models
     from paceline.torch import leave
 

@@ -17,8 +17,9 @@ import secrets
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from paceline.errors import PacelineError
 from paceline.tokens import TOKEN
@@ -33,7 +34,8 @@ class Dropped(PacelineError):
     """The service no longer counts on this worker: it was silent for too long, or has left."""
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Part:
     """This worker's part of a round: samples ``offset`` to ``offset + samples`` of its ``batch``.
 
     present: workers in the round, n. weight: b_i / B, what the mean gradient of these samples counts in a sum

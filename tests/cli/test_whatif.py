@@ -52,7 +52,7 @@ def test_json(run, capsys):
     assert told["policies"]["equal"]["seconds"] == pytest.approx(3.6)
     assert told["policies"]["level"]["seconds"] == pytest.approx(0.3 + 11 * 0.15)
     assert told["policies"]["level"]["loads"][-1] == [30, 10]
-    assert told["recorded"]["waited_for"] == pytest.approx([0, 2.4])
+    assert told["blame"] == pytest.approx([0, 2.4])
 
 
 def test_a_trace(trace, capsys):

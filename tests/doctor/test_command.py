@@ -143,7 +143,7 @@ def test_waiting_for_long_samples_is_told_from_waiting_for_a_slow_rank(tmp_path:
     script = SCRIPT.with_name("texts.py")
     said = paceline("doctor", "--steps", 26, "--json", tmp_path / "d.json", "--", *TORCHRUN, 2, script, 1000)
     assert said.status == 0, said.stderr
-    found = json.loads((tmp_path / "d.json").read_text())["causes"]
+    found = json.loads((tmp_path / "d.json").read_text())["answer"]["causes"]
     assert found["data"] > 0.6
     assert found["data"] > found["speeds"] > 0.03
     whole = " ".join(said.stdout.split())

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from doctor.test_findings import diagnosis
-from paceline.doctor.findings import show, to_json
+from paceline.doctor.findings import show
 from paceline.doctor.phases import Phase
 
 
@@ -28,7 +28,7 @@ def shown(place: Path, ranks: int, width: int) -> tuple[list[str], list[float]]:
     )
     text = StringIO()
     show(found, Console(file=text, force_terminal=True, width=width, soft_wrap=True, color_system=None))
-    return text.getvalue().splitlines(), [rank["computing_seconds"] for rank in to_json(found)["ranks"]]
+    return text.getvalue().splitlines(), found.spent.computing.tolist()
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 16])

@@ -97,7 +97,7 @@ def test_prose_and_table_tell_one_share_of_waiting(tmp_path: Path) -> None:
     assert any(each.startswith(f"Waiting for rank 2 takes {100 * share:.0f} %") for each in found.sentences)
     assert found.answer.idle == pytest.approx(share)
     assert found.spent.waiting.sum() / (3 * found.spent.step) == pytest.approx(share)
-    assert to_json(found)["waiting_share"] == pytest.approx(share)
+    assert to_json(found)["answer"].idle == pytest.approx(share)
 
 
 @pytest.mark.parametrize(

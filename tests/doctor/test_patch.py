@@ -11,7 +11,7 @@ from rich.console import Console
 
 from paceline.doctor.findings import show_lines
 from paceline.doctor.patch import patched
-from paceline.doctor.spent import Loop
+from paceline.doctor.phases import Loop
 
 SCRIPT = '''"""Trains."""
 

@@ -7,8 +7,8 @@ import ast
 import pytest
 import torch
 
-from paceline.doctor.script import ADAPTERS, diff, moves_work
-from paceline.doctor.spent import Loop
+from paceline.doctor.patch import ADAPTERS, diff, moves_work
+from paceline.doctor.phases import Loop
 
 LOADER = {"processes": 2, "stream": False}
 LOOPS = {

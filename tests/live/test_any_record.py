@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the page needs paceline[serve]")
 
-from paceline.live import now, panel
+from paceline.live import panel
 from paceline.runs import charts, report
 from paceline.runs.columns import Columns
 from support.any_run import any_run
@@ -44,7 +44,7 @@ def test_any_record(seed, tmp_path):
             touched=time.time(),
             silent=0.0,
         )
-        content = panel.panel(tail, now.saving(columns), now.speeds(columns))
+        content = panel.panel(tail, panel.saving(columns), panel.speeds(columns))
         start = int(random.integers(len(columns)))
         pictures = [charts.overview(columns.window(recent=1)), *report.figures(columns, start, None, 50)]
         said = json.dumps(content, allow_nan=False)
@@ -69,5 +69,5 @@ def test_a_round_without_workers(tmp_path):
         touched=time.time(),
         silent=0.0,
     )
-    assert panel.panel(tail, now.saving(columns), now.speeds(columns))["rounds"] == len(run.round)
+    assert panel.panel(tail, panel.saving(columns), panel.speeds(columns))["rounds"] == len(run.round)
     assert report.figures(columns)

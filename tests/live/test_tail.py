@@ -9,7 +9,7 @@ import pytest
 
 from paceline.live.tail import Tail
 from paceline.runs import Recorder, read
-from paceline.runs.line import seal, sum_of
+from paceline.runs.run import seal, sum_of
 from paceline.runs.summary import ideal_seconds
 
 
@@ -158,7 +158,7 @@ def test_reading_costs_what_is_new(recorder, monkeypatch):
     tail.poll()
     parsed = []
     loads = json.loads
-    monkeypatch.setattr("paceline.runs.line.json.loads", lambda text: parsed.append(1) or loads(text))
+    monkeypatch.setattr("paceline.runs.run.json.loads", lambda text: parsed.append(1) or loads(text))
     write(recorder, 300, 303)
     tail.poll()
     assert len(parsed) == 3

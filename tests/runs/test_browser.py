@@ -71,7 +71,7 @@ def test_each_card_is_copied_as_a_picture_for_a_slide(chromium, pages):
     page, wrong = browsers.opened(context), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
-    for address, some in ((pages["comparison"], ""), (pages["many"], ":has(.scale)")):
+    for address, some in ((pages["comparison"], ""), (pages["many"], ":has(.band)")):
         page.goto(address)
         for figure in page.locator(f".charts:not(details *) > figure:has(.copy){some}").all():
             title = figure.locator("h3").inner_text()

@@ -4,8 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import struct
-import zlib
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -13,9 +11,9 @@ import numpy as np
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.runs import Recorder, Run, draw, findings, read, report, svg
+from paceline.runs import Recorder, Run, draw, findings, read, report
 from paceline.runs.columns import short, thin
-from paceline.runs.svg import percent_axis, ticks, time_axis, time_ticks, top
+from paceline.runs.draw import percent_axis, ticks, time_axis, time_ticks, top
 from paceline.runs.words import number
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
@@ -78,7 +76,7 @@ def test_the_page_stands_alone_and_is_well_formed(run):
     text = report.write(run).read_text()
     page = Page(text)
     addresses = [value for _, name, value in page.attributes if name in ("src", "href", "action", "data")]
-    assert [address for address in addresses if not address.startswith("data:image/png;base64,")] == []
+    assert [address for address in addresses if not address.startswith("data:image/svg+xml;base64,")] == []
     assert not re.search(r"https?://|@import|url\((?!#)", text)
     for picture in re.findall(r"<svg.*?</svg>", text, re.S):
         ElementTree.fromstring(picture)
@@ -109,15 +107,15 @@ def test_the_page_says_what_the_record_says(run):
     ):
         assert words in page.text
     titles = "Time per round,Load per worker,Compute and wait,Loss against time,Who was the straggler"
-    titles += ",Where the time went,Speed of each worker,Summary,Configuration"
+    titles += ",Where the time went,Speed of each worker"
     for title in titles.split(","):
         assert title in page.text
     line, loads, pace, *strips, loss = page.data
     assert line["series"][0]["text"] == ["80 ms"] + ["24 ms"] * 59
     assert line["series"][1]["text"] == ["24 ms"] * 60
-    assert loads["names"] == ["worker 0", "worker 1", "worker 2", "worker 3"]
-    assert loads["text"][0] == ["19", "19", "20", "20"]
-    assert loads["at"][59] == "Round 59"
+    assert [each["name"] for each in loads["series"]] == ["worker 0", "worker 1", "worker 2", "worker 3"]
+    assert [each["text"][0] for each in loads["series"]] == ["19", "19", "20", "20"]
+    assert loads["series"][0]["at"][59] == "Round 59"
     assert loss["series"][0]["text"][0] == "2"
     assert [strip["at"][0] for strip in strips] == ["Round 0 · 80 ms", "Round 25 · 24 ms", "Round 50 · 24 ms"]
     assert strips[0]["text"][0] == [
@@ -212,8 +210,8 @@ def test_rounds_of_fewer_samples_make_no_fence(tmp_path, write):
     assert line["series"][0]["text"] == ["24 ms"] * 50
     assert "Round 5" not in line["series"][0]["at"]
     assert "10 rounds of fewer samples are left out" in page.text
-    assert parts["text"][4] == [*["30.8 % (24 samples)"] * 3, "7.7 % (6 samples)"]
-    assert parts["text"][5] == [*["30.8 % (12 samples)"] * 3, "7.7 % (3 samples)"]
+    for place in (4, 5):
+        assert [each["text"][place] for each in parts["series"]] == [*["30.8 %"] * 3, "7.7 %"]
     assert "part of the batch (%)" in page.text
 
 
@@ -229,7 +227,7 @@ def test_a_table_is_behind_each_picture(tmp_path, write, run):
     other = write(tmp_path / "equal", np.full((30, 4), 16), np.tile(SLOW, (30, 1)), policy="equal")
     for text in (report.render(run), report.render_comparison([read(other), run])):
         figures = re.findall(r"<figure.*?</figure>", text, re.DOTALL)
-        assert len(figures) > 8
+        assert len(figures) >= 7
         assert [figure for figure in figures if "<tbody>" not in figure] == []
     times = next(each for each in figures if "<h3>Time per round" in each)
     rows = [re.findall(r"<td>(.*?)</td>", row) for row in re.findall(r"<tr>.*?</tr>", times)]
@@ -316,20 +314,3 @@ def test_scales():
     assert top(flat) == pytest.approx(2.1)
     flat[3] = 100
     assert top(flat) == pytest.approx(2.8)
-
-
-def test_the_png_is_what_was_drawn():
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 3)).astype(np.uint8)
-    content = svg.png(pixels)
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    place, chunks = 8, {}
-    while place < len(content):
-        length, kind = struct.unpack(">I4s", content[place : place + 8])
-        body = content[place + 8 : place + 8 + length]
-        assert struct.unpack(">I", content[place + 8 + length :][:4])[0] == zlib.crc32(kind + body)
-        chunks[kind] = body
-        place += 12 + length
-    assert struct.unpack(">II", chunks[b"IHDR"][:8]) == (5, 3)
-    rows = np.frombuffer(zlib.decompress(chunks[b"IDAT"]), np.uint8).reshape(3, 16)
-    assert (rows[:, 0] == 0).all()
-    assert np.array_equal(rows[:, 1:].reshape(3, 5, 3), pixels)

@@ -60,7 +60,7 @@ def test_report_doctor_live_page_and_whatif_tell_the_same(folder: Path) -> None:
     assert answer.idle == pytest.approx(share)
     assert answer.policies["equal"].idle == pytest.approx(share)
     assert answer.lost == pytest.approx(answer.blame[2]) == pytest.approx(40 * 0.08)
-    assert to_json(found)["waiting_share"] == pytest.approx(share)
+    assert to_json(found)["answer"].idle == pytest.approx(share)
     tail = Tail(folder)
     tail.poll()
     assert "27 %" in panel(tail, None)["cards"]

@@ -351,7 +351,7 @@ def test_everybody_goes_and_others_come() -> None:
         ({"policy": "levle"}, "policy 'levle' is unknown"),
         ({"policy": "optimum"}, "only runs in simulations"),
         ({"policy": "factoring"}, "moves work within a round"),
-        ({"policy": "level", "forecast": "magic"}, "magic"),
+        ({"policy": "level:forecast=magic"}, "magic"),
         ({"workers": 0}, "workers=0: input should be greater than or equal to 1"),
         ({"batch": 0}, "batch=0"),
         ({"start": 4}, "start=4: expected 1 to 3"),
@@ -368,7 +368,7 @@ def test_settings_that_do_not_fit(changes: dict[str, Any], words: str) -> None:
 
 
 def test_forecasts_read_what_is_reported() -> None:
-    job = started(batch=120, forecast="ratio", policy="level")
+    job = started(batch=120, policy="level:forecast=ratio")
     for t in range(4):
         for name in "abc":
             part, _ = ask(job, float(t), name)

@@ -130,7 +130,7 @@ def test_more_workers_than_a_shell_allows_files(tmp_path: Path) -> None:
             connection = opened.enter_context(
                 socket.create_connection(("127.0.0.1", service.port), timeout=30)
             )
-            connection.sendall(b"GET /docs HTTP/1.1\r\nhost: x\r\n\r\n")
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n")
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 

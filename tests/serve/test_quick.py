@@ -11,7 +11,9 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from paceline.serve import middleware
+from starlette.responses import JSONResponse
+
+from paceline.serve import server
 from support.calling import JOB, serving
 from support.served import TOKEN
 
@@ -71,16 +73,15 @@ async def answers(directory: Path) -> list[tuple[int, str, Any]]:
 
 def test_answers_are_those_of_fastapi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(middleware, "_PATH", re.compile("(?!)"))
+        patched.setattr(server, "_PATH", re.compile("(?!)"))
         slow = asyncio.run(answers(tmp_path / "slow"))
     sent: list[int] = []
-    send = middleware._send
 
-    async def noted(to: Any, status: int, body: bytes) -> None:
+    def noted(said: Any, status: int, *headers: Any) -> JSONResponse:
         sent.append(status)
-        await send(to, status, body)
+        return JSONResponse(said, status, *headers)
 
-    monkeypatch.setattr(middleware, "_send", noted)
+    monkeypatch.setattr(server, "JSONResponse", noted)
     assert asyncio.run(answers(tmp_path / "quick")) == slow
     statuses = [status for status, *_ in slow]
     assert {200, 400, 403, 404, 405, 409, 422} <= set(statuses)

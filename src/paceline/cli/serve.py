@@ -26,7 +26,6 @@ from paceline.tokens import TOKEN
     "batch",
     "workers",
     "policy",
-    "forecast",
     "start",
     "limits",
     "quantum",
@@ -82,13 +81,16 @@ def command(
         )
     settings = Settings.of(**given, ahead=int(at_once)) if "batch" in given else None
     with interrupts.heard() as ended, listen(host, port) as listening:
-        directory = server.state_directory(dir_)
-        where = token_file if token_file is not None else directory / "token"
+        try:
+            dir_.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise PacelineError(f"cannot make {dir_}: {error.strerror}; choose another --dir") from error
+        where = token_file if token_file is not None else dir_ / "token"
         secret = None
         if not no_token:
             otherwise = "choose another --token-file, or --dir"
             secret = tokens.checked(token) if token is not None else tokens.kept_in(where, otherwise)
-        service = Service(directory, record=record, sync=sync)
+        service = Service(dir_, record=record, sync=sync)
         if settings is not None and job not in service.catalog.aside:
             service.catalog.present(job, settings)
         app = make(
@@ -99,12 +101,12 @@ def command(
         address = server.url(listening)
         # Whole, so that a click opens it; a token that somebody chose is not shown.
         page = "" if secret is None else f"?token={quote(secret, safe='') if token is None else 'TOKEN'}"
-        print(f"paceline serves at {address} (the API: {address}/docs)")
+        print(f"paceline serves at {address} (the API: {address}/openapi.json)")
         if secret is None:
             print("no token is needed: every process of this machine may use it")
         else:
             print(f"token: {secret}" if token is None else "token: as given")
-        print(f"state: {directory}")
+        print(f"state: {dir_}")
         print(f"watch the jobs in a browser: {address}/{page}", flush=True)
         server.run(app, service, listening, ended)
         if ended():

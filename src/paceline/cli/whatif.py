@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -61,7 +61,7 @@ def command(
     for sentence in (verdict(answer), losses(answer), *why, *who, *answer.notes):
         say(console, sentence)
     print_whole(console, table(answer))
-    write_json(json_, to_json(answer))
+    write_json(json_, answer._asdict() | {"take": answer.best or None, "verdict": verdict(answer)})
 
 
 def verdict(answer: Answer) -> str:
@@ -89,29 +89,3 @@ def losses(answer: Answer) -> str:
         part = percent(answer.blame[order[:count]].sum() / max(answer.lost, total))
         whom = f"{part} of it for {'worker' if count == 1 else 'workers'} {names}"
     return f"The workers spent {percent(answer.idle)} of their time, {seconds(answer.lost)}, waiting, {whom}."
-
-
-def to_json(answer: Answer) -> dict[str, Any]:
-    """For JSON: what was recorded, what each policy would have cost, and the verdict."""
-    return {
-        "recorded": {
-            "policy": before(answer),
-            "seconds": answer.seconds,
-            "idle_share": answer.idle,
-            "waited_for": answer.blame.tolist(),
-        },
-        "policies": {
-            name: {
-                "seconds": would.seconds,
-                "speedup": answer.seconds / would.seconds,
-                "idle_share": would.idle,
-                "rounds": would.rounds.tolist(),
-                "loads": [[None if np.isnan(x) else x for x in row] for row in would.loads.tolist()],
-            }
-            for name, would in answer.policies.items()
-        },
-        "causes": causes.to_json(answer.causes),
-        "take": answer.best or None,
-        "verdict": verdict(answer),
-        "notes": answer.notes,
-    }

@@ -15,9 +15,8 @@ from rich.table import Table
 
 from paceline import tables
 from paceline.doctor import sentences as say
-from paceline.doctor.phases import Phase
-from paceline.doctor.script import DEFAULTS, diff
-from paceline.doctor.spent import Loop, Spent, loop, slow, spent
+from paceline.doctor.patch import DEFAULTS, diff
+from paceline.doctor.phases import Loop, Phase, Spent, loop, slow, spent
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.runs import Run, causes
@@ -154,44 +153,13 @@ def _ranks(found: Diagnosis, scale: float) -> Table:
 
 
 def to_json(found: Diagnosis) -> dict[str, Any]:
-    """For programs: the sentences, each rank's seconds, every policy's gain, the change to the script."""
-    spent = found.spent
-    return {
-        "sentences": found.sentences,
+    """For programs: all that was found, by the names of its fields."""
+    phases = {phase.name.lower(): found.spent.phases[phase] for phase in Phase}
+    told = found._asdict() | {
+        "spent": found.spent._asdict() | {"phases": phases},
         "steps": len(found.run.round),
-        "steps_of_medians": spent.steps,
-        "step_seconds": spent.step,
-        "exchange_seconds": spent.exchanging,
-        "ranks": [
-            {
-                "samples": float(np.median(found.run.loads[:, rank])),
-                "fetching_seconds": float(spent.phases[Phase.FETCH, rank]),
-                "preparing_seconds": float(spent.phases[Phase.PREPARE, rank]),
-                "moving_seconds": float(spent.phases[Phase.MOVE, rank]),
-                "computing_seconds": float(spent.computing[rank]),
-                "optimizer_seconds": float(spent.phases[Phase.FINISH, rank]),
-                "waiting_seconds": float(spent.waiting[rank]),
-                "slowness": float(spent.slowness[rank]),
-                "lines": found.loop.lines[rank],
-            }
-            for rank in range(found.run.workers)
-        ],
-        "waiting_share": found.answer.idle,
-        "causes": causes.to_json(found.answer.causes),
-        "loop": {
-            "global_batch": found.loop.batch if found.loop.sure else None,
-            "backwards": found.loop.backwards,
-            "exchanges": found.loop.exchanges,
-            "loader": found.loop.loader,
-            "host": found.loop.host or None,
-        },
-        "policies": {
-            name: {"seconds": would.seconds, "speedup": found.answer.seconds / would.seconds}
-            for name, would in found.answer.policies.items()
-        },
-        "take": _take(found.answer) or None,
-        "lines": found.lines,
     }
+    return told | {"run": str(found.run.path), "take": _take(found.answer) or None}
 
 
 def _take(answer: Answer) -> str:

@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from paceline.doctor import watches
-from paceline.doctor.lines import place
 from paceline.doctor.phases import Phase, Phases, clock
+from paceline.doctor.watches import place
 from paceline.torch import waits
 
 MOVABLE = (Phase.PREPARE, Phase.BETWEEN)  # elsewhere a move belongs to what it happens in

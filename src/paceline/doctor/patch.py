@@ -1,7 +1,9 @@
-"""The change to a training script as a unified diff of its own lines, which ``patch -p0`` applies.
+"""The change to a training script that balances it.
 
-Where the script made its model, fetched a batch, ran the backward pass and stepped the optimizer is known from the
-watch. If all of that is in one file and in a form that is recognized, the syntax tree has the rest.
+If the lines of the script are recognized, it is a unified diff of them, which ``patch -p0`` applies: where the
+script made its model, fetched a batch, ran the backward pass and stepped the optimizer is known from the watch, and
+if all of that is in one file and in a form that is recognized, the syntax tree has the rest. Otherwise it is lines
+for the form of loop that the doctor saw, in which ``ddp``, ``dataset`` and the like stand for the script's own names.
 """
 
 from __future__ import annotations
@@ -14,7 +16,121 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.doctor.spent import Loop
+from paceline import policies
+from paceline.doctor.phases import Loop
+from paceline.rounds import Cluster
+
+# auto is the default, and plans as level does where a micro-step is a whole round.
+DEFAULTS = ("level", "auto")
+WIDTH = 76  # of a line
+ADAPTERS = {  # of each framework: what balances it, and how that is made; docs/hosts.md has the other lines
+    "lightning": ("LightningBalancer", "balanced = LightningBalancer({options})"),
+    "fabric": ("FabricPace", "pace = FabricPace(fabric, model, {options})"),
+    "accelerate": ("AcceleratePace", "pace = AcceleratePace(accelerator, model, {options})"),
+    "transformers": ("BalancedTrainer", "trainer = BalancedTrainer(model=model, args=args, ...)"),
+    "ray_train": ("RayTrainPace", "pace = RayTrainPace(model, {options})"),
+}
+OWN_LOOP = ("", "fabric", "accelerate", "ray_train")  # those that leave the loop to the script
+
+
+def diff(loop: Loop, ranks: int, policy: str) -> list[str]:
+    """A unified diff, which begins with "---"; or lines that begin with "+ ", "- " or two blanks.
+
+    policy: the one to take, of those that were forecast.
+    """
+    options = [f"global_batch={loop.batch}" if loop.sure else f"global_batch={ranks} * batch_size"]
+    if policy not in DEFAULTS:
+        options.append(f'policy="{policy}"')
+    micro = loop.micro_batch(ranks)
+    rounds = micro is not None or moves_work(policy)
+    own = loop.loader is None or loop.loader["stream"]
+    kind = ADAPTERS[loop.host][0] if loop.host else ""
+    if loop.host in OWN_LOOP and loop.sure and not (own or micro or loop.others):
+        whole = f"paceline.hosts.{loop.host}.{kind}" if kind else "paceline.torch.Pace"
+        if lines := patched(loop, whole, ", ".join(options)):
+            return lines
+    if loop.host:
+        made = ADAPTERS[loop.host][1].format(options=", ".join(options))
+        return [f"+ from paceline.hosts.{loop.host} import {kind}", *_broken(made)]
+    if rounds:
+        options.append('loop="round"')
+    if micro is not None:
+        options.append(f"micro_batch={micro}")
+    body = _own(loop, rounds) if own else _loader(loop, rounds)
+    return [
+        "+ import paceline.torch",
+        *_broken(f"pace = paceline.torch.Pace(ddp, {', '.join(options)})"),
+        *body,
+    ]
+
+
+def moves_work(policy: str) -> bool:
+    """Whether it moves work between the ranks within the round, for which a loop must run rounds in pieces."""
+    plan, _ = policies.create(policy, Cluster(2, 64)).init()
+    return plan.piece_plan is not None
+
+
+def _broken(call: str) -> list[str]:
+    """A line that makes a Pace, on several where it is long."""
+    if len(call) <= WIDTH - 2:
+        return [f"+ {call}"]
+    first, rest = call.split("(", 1)
+    return [f"+ {first}(", *(f"+     {each}," for each in rest.removesuffix(")").split(", ")), "+ )"]
+
+
+def _loader(loop: Loop, rounds: bool) -> list[str]:
+    made = [
+        "- loader = DataLoader(dataset, sampler=DistributedSampler(dataset), ...)",
+        "+ loader = pace.loader(dataset, seed=0)",
+    ]
+    if not rounds:
+        return [*made, "  for x, y in loader:", *_steps()]
+    return [
+        *made,
+        f"- for x, y in loader:{_passes(loop)}",
+        "+ for batch in loader:  # a whole step, run in pieces",
+        "+     loss = pace.round(batch, lambda x, y: criterion(ddp(x), y))",
+        "-     optimizer.step()",
+        "+     pace.step(optimizer)",
+    ]
+
+
+def _own(loop: Loop, rounds: bool) -> list[str]:
+    drawn = "next(stream)" if loop.loader else "get_batch()"
+    sized = "take(stream, size)" if loop.loader else "get_batch(size)"
+    if not rounds:
+        return [
+            "- for step in range(steps):",
+            f"-     x, y = {drawn}",
+            "+ for size in pace.sizes(steps):",
+            f"+     x, y = {sized}  # so many samples, on this rank",
+            *_steps(),
+        ]
+    return [
+        "+ def loss_of(size):  # of one piece",
+        f"+     x, y = {sized}",
+        "+     return criterion(ddp(x), y)",
+        f"- for step in range(steps):{_passes(loop)}",
+        "+ for micro_step in pace.sizes(steps):  # a whole step, run in pieces",
+        "+     loss = pace.round(micro_step, loss_of)",
+        "-     optimizer.step()",
+        "+     pace.step(optimizer)",
+    ]
+
+
+def _passes(loop: Loop) -> str:
+    return f"  # {loop.backwards} backward passes a step" if loop.backwards > 1 else ""
+
+
+def _steps() -> list[str]:
+    return [
+        "      loss = criterion(ddp(x), y)",
+        "-     loss.backward()",
+        "+     pace.backward(loss)",
+        "-     optimizer.step()",
+        "+     pace.step(optimizer)",
+    ]
+
 
 PLACES = ("made", "fetch", "backward", "step")
 SEVERAL = ("zip", "zip_longest", "chain", "product")  # whose other loaders would not be divided alike
@@ -92,7 +208,8 @@ class _Script:
 
     def _model(self) -> tuple[Any, str]:
         """The statement that makes the data-parallel model, and the model's name."""
-        made = self._one(ast.Assign, "made")
+        assigned = self._all(self.tree, ast.Assign)
+        made = self._only([node for node in assigned if self._covers(node, self.lines["made"])])
         names = self._targets(made)
         called = {self._say(node.func) for node in self._all(self.tree, ast.Call)}
         models = names if len(names) == 1 else [name for name in names if name in called]
@@ -118,14 +235,8 @@ class _Script:
             raise UnknownForm
         while scope is not self.outer and name in (parameters := self._parameters(scope)):
             calls, at = self._calls(scope), parameters.index(name)
-            given = {
-                self._say(value)
-                for call in calls
-                for value in [
-                    *call.args[at : at + 1],
-                    *(each.value for each in call.keywords if each.arg == name),
-                ]
-            }
+            given = {self._say(value) for call in calls for value in call.args[at : at + 1]}
+            given |= {self._say(each.value) for call in calls for each in call.keywords if each.arg == name}
             name, scope = self._only(given), self._only({self._scope(call) for call in calls})
         if isinstance(self.outer, ast.FunctionDef):
             assigned = {each for node in self._all(self.outer, ast.Assign) for each in self._targets(node)}
@@ -213,12 +324,6 @@ class _Script:
         if len(found) != 1:
             raise UnknownForm
         return next(iter(found))
-
-    def _one(self, kind: Any, place: str) -> Any:
-        """The node of this kind that is at a place of the watch."""
-        return self._only(
-            [node for node in self._all(self.tree, kind) if self._covers(node, self.lines[place])]
-        )
 
     def _covers(self, node: Any, line: int) -> bool:
         return bool(node.lineno <= line <= node.end_lineno)

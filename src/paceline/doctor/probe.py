@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline import runs
 from paceline.doctor.hooks import Hooks
-from paceline.doctor.lines import Lines, place
 from paceline.doctor.phases import Phase
+from paceline.doctor.watches import Lines, place
 from paceline.errors import PacelineError
 from paceline.rounds import Array
 from paceline.runs import Run

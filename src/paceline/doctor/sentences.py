@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.doctor.phases import Phase
-from paceline.doctor.spent import Loop, Slow, Spent
+from paceline.doctor.phases import Loop, Phase, Slow, Spent
 from paceline.rounds import Array
 from paceline.runs import Run
 from paceline.runs.run import waits

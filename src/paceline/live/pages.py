@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from paceline.errors import PacelineError
-from paceline.live import now, panel
+from paceline.live import panel
 from paceline.live.tail import Tail
 from paceline.runs import charts, report
 from paceline.runs.columns import RECENT
@@ -172,7 +172,7 @@ class Follower:
         self._lock = threading.Lock()  # the tail is read by one thread at a time, and never while it grows
         self._polling = asyncio.Lock()
         self._polled = self._judged = 0.0
-        self._saving: now.Saving | None = None
+        self._saving: panel.Saving | None = None
         self._speeds: list[str] = []
         self._shot = Shot("", "")
         self._found, self._drawn = lru_cache(1)(self._find), lru_cache(KEPT)(self._draw)
@@ -201,8 +201,8 @@ class Follower:
             if not changed and mark == self._shot.id:
                 return self._shot
             if time.monotonic() - self._judged >= JUDGE or word == "finished":
-                self._saving = now.saving(self._tail.columns)
-                self._speeds = now.speeds(self._tail.columns)
+                self._saving = panel.saving(self._tail.columns)
+                self._speeds = panel.speeds(self._tail.columns)
                 self._judged = time.monotonic()
             content = panel.panel(self._tail, self._saving, self._speeds)
             content["findings"] = self._found(mark) if word == "finished" else ""

@@ -1,21 +1,151 @@
-"""What the page shows of a run besides its charts, as data: state, figures at a glance, one entry a worker."""
+"""What the page shows of a run besides its charts: what is happening now (who is the straggler, since when, and what
+balancing saves), and that as data: state, figures at a glance, one entry a worker.
+"""
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.live import now
+from paceline.errors import PacelineError
 from paceline.live.tail import Tail
 from paceline.runs import events
 from paceline.runs.columns import Columns
+from paceline.runs.findings import changes_in_words, speeds_in_words
 from paceline.runs.page import cards
 from paceline.runs.report import about_config
 from paceline.runs.run import waiting_share
 from paceline.runs.words import about, listing, number, percent, plural, seconds
+from paceline.simulate.whatif import of_run
+
+LATELY = 8  # rounds over which the workers' bars are averaged
+JUDGED = 64  # rounds by which rates and savings are judged
+CHANGED = 2000  # rounds in which changes of speed are looked for
+MAJORITY = 0.5  # of the last LATELY rounds, for a worker to be the straggler
+
+
+class Straggler(NamedTuple):
+    """``worker`` has been late in most rounds since the one at place ``since``; ``cost``: seconds that the
+    others together waited for it in these."""
+
+    worker: int
+    since: int
+    cost: float
+
+
+class Saving(NamedTuple):
+    """Mean seconds of a recent round as it was, and as it would have been under ``other``."""
+
+    other: str
+    real: float
+    would: float
+
+
+class Server(NamedTuple):
+    """Gradients that an update waited for, workers that were there (means), and updates that the oldest gradient
+    used was behind."""
+
+    quorum: float
+    present: float
+    stalest: int
+
+
+def straggler(columns: Columns) -> Straggler | None:
+    """Who the others wait for now; None if it is nobody, or another one every time."""
+    late = columns["late"]
+    if not len(late):
+        return None
+    recent = late[-LATELY:]
+    who = np.bincount(recent[recent >= 0].astype(int), minlength=1)
+    worker = int(who.argmax())
+    if who[worker] <= MAJORITY * len(recent):
+        return None
+    hits = np.concatenate(([0.0], np.cumsum(late == worker)))
+    width = min(LATELY, len(late))
+    share = (hits[width:] - hits[:-width]) / width  # [t]: of the rounds t to t + width - 1
+    seldom = np.flatnonzero(share <= MAJORITY)
+    start = int(seldom[-1]) + 1 if len(seldom) else 0
+    since = start + int(np.argmax(late[start:] == worker))
+    waited = columns.sums(since, len(columns))[3]
+    return Straggler(worker, since, float(waited.sum() - waited[worker]))
+
+
+def saving(columns: Columns) -> Saving | None:
+    """What balancing saves now, or would save where the split is equal; None if the record cannot tell.
+
+    The recent rounds' own paces are played under the other policy (``paceline.simulate.whatif``). A parameter
+    server that does not wait for everybody has rounds that do not compare.
+    """
+    lately = server(columns) if len(columns) else None
+    late = lately is not None and (lately.quorum < lately.present or lately.stalest)
+    if columns.workers < 2 or not len(columns) or late:
+        return None
+    recent = columns.part(max(len(columns) - JUDGED, 0), len(columns))
+    other = "level" if recent.policy.split(":")[0] == "equal" or _even(recent.loads) else "equal"
+    try:
+        with warnings.catch_warnings():  # rounds in which nobody was there
+            warnings.simplefilter("ignore", RuntimeWarning)
+            answer = of_run(recent, [other])
+    except (PacelineError, ValueError):
+        return None
+    half = slice(len(recent.seconds) // 2, None)
+    seconds, played = recent.seconds[half], answer.policies[other].rounds[half]  # which may leave some out
+    if not len(seconds) or not len(played):
+        return None
+    real, would = float(seconds.mean()), float(played.mean())
+    return Saving(other, real, would) if real > 0 and would > 0 else None
+
+
+def speeds(columns: Columns) -> list[str]:
+    """Who is slow for each sample lately, and whose speed changed last: two sentences at most."""
+    if not len(columns):
+        return []
+    recent = columns.part(max(len(columns) - CHANGED, 0), len(columns))
+    return [*speeds_in_words(recent), *changes_in_words(recent)[-1:]]
+
+
+def rounds_in_all(columns: Columns, config: dict[str, Any]) -> int | None:
+    """How many rounds the run is to have: as it says, or as many epochs as it says, each like the first one that is
+    over; None if that is not known."""
+    steps, epochs = config.get("steps"), config.get("epochs")
+    if isinstance(steps, int):
+        return steps or None
+    epoch = columns["epoch"]
+    if not isinstance(epochs, int) or not len(epoch) or epoch[-1] == epoch[0]:
+        return None
+    each = int((epoch == epoch[0]).sum())
+    return each * epochs if columns["round"][0] == 0 else None
+
+
+def seconds_left(columns: Columns, total: int | None) -> float | None:
+    """How long the rounds that are missing will take at the pace of the recent ones; None if that is not known."""
+    time, rounds = columns["time"][-JUDGED - 1 :], columns["round"][-JUDGED - 1 :]
+    missing = 0 if total is None or not len(rounds) else total - 1 - int(rounds[-1])
+    if missing <= 0 or len(time) < 2:
+        return None
+    return missing * float(time[-1] - time[0]) / float(rounds[-1] - rounds[0])
+
+
+def server(columns: Columns) -> Server | None:
+    """What the recent updates of a parameter server waited for; None if there is none, or nothing is known."""
+    recent = columns.window(max(len(columns) - JUDGED, 0)).server
+    if not recent or any(np.isnan(recent[name]).all() for name in ("quorum", "present")):
+        return None
+    return Server(
+        float(np.nanmean(recent["quorum"])),
+        float(np.nanmean(recent["present"])),
+        int(np.nan_to_num(recent["stalest"]).max()),
+    )
+
+
+def _even(loads: np.ndarray) -> bool:
+    known = np.where(np.isnan(loads).any(axis=1, keepdims=True), 0.0, loads)
+    return bool((np.ptp(known, axis=1) <= 1).all())
+
 
 ROWS = 64  # up to this many workers have a row each
 QUIET = 5.0  # seconds without a round that are never strange
@@ -52,7 +182,7 @@ def state(tail: Tail) -> tuple[str, str]:
     return "running", "Running."
 
 
-def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> dict[str, Any]:
+def panel(tail: Tail, saving: Saving | None, speeds: Sequence[str] = ()) -> dict[str, Any]:
     """Everything but the charts; texts are words for people, widths are portions from 0 to 1.
 
     saving, speeds: what balancing saves, and who is slow or became so, as judged a moment ago.
@@ -62,7 +192,7 @@ def panel(tail: Tail, saving: now.Saving | None, speeds: Sequence[str] = ()) -> 
     columns = tail.columns
     word, sentence = state(tail)
     policy, count = tail.config.get("policy", "a run"), max(columns.workers, tail.config.get("workers") or 0)
-    last = now.straggler(columns)
+    last = straggler(columns)
     content: dict[str, Any] = {
         "state": word,
         "says": sentence,
@@ -90,15 +220,15 @@ def _cards(
     columns: Columns, config: dict[str, Any], running: bool
 ) -> list[tuple[str, str, str, float | None]]:
     """Figures at a glance; what the sentences tell is not among them. running: whether more rounds are to come."""
-    recent = slice(-now.JUDGED, None)
+    recent = slice(-JUDGED, None)
     length, ideal = columns["seconds"][recent], columns["ideal"][recent]
     known = ~np.isnan(ideal)
     whole = float(length.sum())
     reach = float(ideal[known].sum() / length[known].sum()) if length[known].sum() > 0 else None
-    judged = columns.part(max(len(columns) - now.JUDGED, 0), len(columns))
+    judged = columns.part(max(len(columns) - JUDGED, 0), len(columns))
     idle = waiting_share(judged.seconds, judged.compute)
-    total = now.rounds_in_all(columns, config)
-    left = now.seconds_left(columns, total) if running else None
+    total = rounds_in_all(columns, config)
+    left = seconds_left(columns, total) if running else None
     goes_on = "" if left is None else f", about {about(left)} left"
     entries: list[tuple[str, str, str, float | None]] = [
         (
@@ -123,7 +253,7 @@ def _cards(
 
 
 def _sentences(
-    columns: Columns, config: dict[str, Any], last: now.Straggler | None, saving: now.Saving | None
+    columns: Columns, config: dict[str, Any], last: Straggler | None, saving: Saving | None
 ) -> list[str]:
     found = []
     if last is not None:
@@ -137,12 +267,12 @@ def _sentences(
         found.append("No worker is consistently last now.")
     if saving is not None:
         found.append(saving_sentence(saving))
-    if (server := now.server(columns)) is not None:
-        found.append(_server(columns, config, server))
+    if (lately := server(columns)) is not None:
+        found.append(_server(columns, config, lately))
     return found
 
 
-def saving_sentence(saving: now.Saving) -> str:
+def saving_sentence(saving: Saving) -> str:
     """What balancing saves, or would."""
     real, would = seconds(saving.real), seconds(saving.would)
     if saving.other == "equal":
@@ -160,7 +290,7 @@ def saving_sentence(saving: now.Saving) -> str:
     return f"Balancing would save next to nothing: {saving.other} would take {would}, an equal split takes {real}."
 
 
-def _server(columns: Columns, config: dict[str, Any], server: now.Server) -> str:
+def _server(columns: Columns, config: dict[str, Any], server: Server) -> str:
     gate = " and ".join(
         f"{what} {config[key]}"
         for key, what in (("sync", "gate"), ("backup", "backup policy"))
@@ -175,8 +305,8 @@ def _server(columns: Columns, config: dict[str, Any], server: now.Server) -> str
     )
 
 
-def _workers_now(columns: Columns, last: now.Straggler | None) -> list[dict[str, Any]]:
-    start, end = max(len(columns) - now.LATELY, 0), len(columns)
+def _workers_now(columns: Columns, last: Straggler | None) -> list[dict[str, Any]]:
+    start, end = max(len(columns) - LATELY, 0), len(columns)
     totals = columns.sums(start, end)
     there = np.where(totals[4] > 0, totals[4], np.nan)
     loads, compute, overhead, wait = np.maximum(totals[:4], 0.0) / there
@@ -217,4 +347,4 @@ def _workers_now(columns: Columns, last: now.Straggler | None) -> list[dict[str,
 def _mark(event: events.Happened, columns: Columns) -> str:
     if not event.joined:
         return f"✕ since round {event.round:,}"
-    return f"+ joined in round {event.round:,}" if columns["round"][-1] - event.round < now.JUDGED else ""
+    return f"+ joined in round {event.round:,}" if columns["round"][-1] - event.round < JUDGED else ""

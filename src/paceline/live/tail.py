@@ -11,8 +11,7 @@ from typing import Any, BinaryIO
 from paceline.errors import PacelineError
 from paceline.files import open_file
 from paceline.runs.columns import Columns
-from paceline.runs.line import read_all
-from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, of_lines, read_facts
+from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, of_lines, read_all, read_facts
 
 CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
 MARK = 256  # bytes before the place read up to, by which a file that was cut and written again is known

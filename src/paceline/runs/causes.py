@@ -120,14 +120,6 @@ def sentence(found: Causes, called: str = "worker") -> str:
     return f"{listing(clauses)}."
 
 
-def to_json(found: Causes | None) -> dict[str, Any] | None:
-    """For programs."""
-    if found is None:
-        return None
-    told = found._asdict()
-    return told | {"alpha": found.alpha if np.isfinite(found.alpha) else None}
-
-
 def _parts(recorded: list[Any] | None, workers: int) -> Array | None:
     """Shape (T, n, 3), NaN if a round or a worker has none; None if nothing was recorded."""
     if recorded is None:

@@ -1,4 +1,6 @@
-"""The pictures of a run, or of some of its rounds, each a figure for the report and the live page."""
+"""The pictures of a run, or of some of its rounds, each a figure for the report and the live page: last the timeline,
+which shows the rounds as bars on one scale of time, compute against wait, worker by worker.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,10 @@ from itertools import pairwise
 import numpy as np
 
 from paceline.runs import draw
-from paceline.runs.columns import BANDS, Thin, Window
+from paceline.runs.columns import BANDS, Columns, Thin, Window
+from paceline.runs.draw import Axis, amount_axis, percent_axis, round_axis, time_axis, top
 from paceline.runs.run import Array
-from paceline.runs.svg import amount_axis, percent_axis, round_axis, time_axis, top
+from paceline.runs.summary import median
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
 ROWS = 64  # up to this many workers have a row of their own
@@ -47,44 +50,35 @@ def round_seconds(window: Window) -> str:
 
 def loads(window: Window) -> str:
     """How the batch was divided; as portions of it if not all rounds have the same."""
-    values, says = window.loads, "Samples that each worker ran"
-    text: Callable[[float], str] = number
-    texts = [[number(load) for load in row] for row in window.loads.tolist()]
+    title = "Load per worker"
     if window.uneven:
-        values, says = window.portions, "Part of the batch that each worker ran"
-        text = percent_of_batch
-        texts = [
-            [
-                f"{text(part)} ({load} samples)" if part == part else "–"
-                for part, load in zip(*row, strict=True)
-            ]
-            for row in zip(values.tolist(), texts, strict=True)
-        ]
-    if window.workers > BANDS:
-        return _map(window, "Load per worker", says, values, texts, text)
-    most = float(np.nansum(values, axis=1).max()) or 1.0
-    y_axis = percent_axis("part of the batch", most) if window.uneven else amount_axis("load (samples)", most)
-    grid = draw.Grid(_names(window), window.cells, values, texts, _tips(window.cells))
-    return draw.areas(
-        "Load per worker", f"{says}, on top of one another.", grid, round_axis(window.span), y_axis
-    )
-
-
-def percent_of_batch(part: float) -> str:
-    """A worker's part of the batch."""
-    return percent(part, 1)
+        axis = percent_axis("part of the batch", top(window.portions))
+        says = "Part of the batch that each worker ran"
+        return _each(window, title, says, window.portions, axis, lambda part: percent(part, 1))
+    axis = amount_axis("load (samples)", top(window.loads))
+    return _each(window, title, "Samples that each worker ran", window.loads, axis, number)
 
 
 def pace(window: Window) -> str:
     """How long each worker takes for a sample."""
-    title, says = "Speed of each worker", "Seconds that each worker took for one sample"
-    if window.workers > BANDS:
-        texts = [[seconds(value) for value in row] for row in window.pace.tolist()]
-        return _map(window, title, says, window.pace, texts, seconds)
-    x = _middles(window.cells)
-    series = [draw.Line(name, f"c{i}", x, window.pace[:, i]) for i, name in enumerate(_names(window))]
-    axes = round_axis(window.span), time_axis("time for a sample", top(window.pace))
-    return draw.curves(title, f"{says}.", series, *axes, seconds, _round_tip(window.cells))
+    axis = time_axis("time for a sample", top(window.pace))
+    says = "Seconds that each worker took for one sample"
+    return _each(window, "Speed of each worker", says, window.pace, axis, seconds)
+
+
+def _each(window: Window, title: str, says: str, values: Array, y_axis: Axis, text: draw.Text) -> str:
+    """A curve for each worker; if they are too many to be told apart, for some of them, and what all of them do.
+
+    values: shape (cells, n). text: the words of one of them.
+    """
+    x, rows = _middles(window.cells), window.rows(BANDS)
+    series = [draw.Line(f"worker {i}", f"c{place}", x, values[:, i]) for place, i in enumerate(rows)]
+    if window.workers > len(rows):
+        band = np.fmin.reduce(values, axis=1), np.fmax.reduce(values, axis=1)
+        series.append(draw.Line("median of all", "good", x, median(values.T), *band, dashed=True))
+        says += f" ({len(rows)} of the {window.workers:,} workers, by speed; band: from the least to the most of all)"
+    x_axis = round_axis(window.span)
+    return draw.curves(title, f"{says}.", series, x_axis, y_axis, text, _round_tip(window.cells))
 
 
 def losses(runs: Sequence[tuple[str, Window]]) -> str:
@@ -222,20 +216,6 @@ def time_spent(window: Window) -> str:
     )
 
 
-def _map(
-    window: Window, title: str, says: str, values: Array, texts: list[list[str]], text: Callable[[float], str]
-) -> str:
-    """A row for each worker, coloured by its values, if they are too many for curves."""
-    grid = draw.Grid(_names(window), window.cells, values, texts, _tips(window.cells))
-    some = "" if window.workers <= ROWS else f" ({ROWS} of {window.workers:,} workers, by speed)"
-    says = f"{says}, one row a worker{some}."
-    return draw.heat(title, says, grid, window.rows(ROWS), round_axis(window.span), text)
-
-
-def _names(window: Window) -> list[str]:
-    return [f"worker {i}" for i in range(window.workers)]
-
-
 def _where(window: Window, before: str = " ") -> str:
     """Which rounds a picture without round numbers tells of, where these are not all."""
     first, end = window.span
@@ -279,3 +259,88 @@ def _tips(at: Array) -> list[str]:
 def _round_tip(at: Array) -> Callable[[float], str]:
     tips = _tips(at)
     return lambda x: tips[min(max(int(np.searchsorted(at, x, side="right")) - 1, 0), len(tips) - 1)]
+
+
+NAMED = 16  # up to this many are named in full
+SHOWN = 10  # rounds in a window
+
+
+def timeline(columns: Columns, start: int = 0, end: int | None = None) -> str:
+    """Compute against wait, worker by worker, for the first, the middle and the last rounds of a stretch."""
+    end = len(columns) if end is None else end
+    total, shown = end - start, min(SHOWN, end - start)
+    starts = sorted({0, total - shown} | ({(total - shown) // 2} if total >= 3 * shown else set()))
+    if total < 2 * shown:
+        starts = [0]
+        shown = min(total, 2 * SHOWN)
+    starts = [start + offset for offset in starts]
+    lengths = [float(columns["seconds"][at : at + shown].sum()) for at in starts]
+    strips = []
+    for at in starts:
+        first, final = columns["round"][at], columns["round"][at + shown - 1]
+        panel = timeline_strip(columns, at, at + shown, max(lengths))
+        strips.append(f"<div><h4>Rounds {first:,.0f} to {final:,.0f}</h4>{panel}</div>")
+    some = "" if columns.workers <= ROWS else f"; {ROWS} of the {columns.workers:,} workers, by speed"
+    same = "All panels have one scale, so a shorter one is a faster one. " if len(strips) > 1 else ""
+    return draw.figure(
+        "Compute and wait",
+        f"{same}Each row is a worker; a line closes each round{some}.",
+        f'<div class="strips">{"".join(strips)}</div>',
+        timeline_legend(bool(columns.sums(start, end)[2].sum() > 0)),
+        wide=True,
+        table=timeline_table([("", columns, at, at + shown) for at in starts], ""),
+    )
+
+
+def timeline_strip(columns: Columns, start: int, end: int, span: float) -> str:
+    """One panel of a timeline: the rounds from place ``start`` to ``end``, over ``span`` seconds."""
+    run, rows = columns.part(start, end), columns.rows(ROWS)
+    place = {worker: row for row, worker in enumerate(rows)}
+    late = columns["late"][start:end].astype(int).tolist()
+    bars, clock = [], 0.0
+    for t, length in enumerate(run.seconds.tolist()):
+        compute, wait = run.compute[t, rows], run.wait[t, rows]
+        overhead = np.nan_to_num(run.overhead[t, rows])
+        texts = [
+            f"{plural(round(load), 'sample')}, computed {seconds(spent)}, waited {seconds(idle)}"
+            if spent == spent
+            else "absent"
+            for load, spent, idle in zip(
+                np.nan_to_num(run.loads[t, rows]).tolist(), compute.tolist(), wait.tolist(), strict=True
+            )
+        ]
+        if late[t] in place:
+            texts[place[late[t]]] += " (the straggler)"
+        title = f"Round {run.round[t]:,} · {seconds(length)}"
+        bars.append(draw.Bars(title, clock, length, compute, overhead, wait, place.get(late[t], -1), texts))
+        clock += length
+    span = span or 1.0  # rounds that took no time at all
+    labels = [f"{i}" if run.workers > NAMED else f"worker {i}" for i in rows]
+    return draw.gantt(labels, bars, time_axis("time", span))
+
+
+def timeline_legend(overhead: bool) -> str:
+    """What the boxes are. overhead: whether there are any of it."""
+    extra = [("over", "overhead")] if overhead else []
+    return draw.legend([("c0", "computing"), ("bad", "the straggler"), *extra, ("idle", "waiting")])
+
+
+def timeline_table(named: Sequence[tuple[str, Columns, int, int]], what: str) -> str:
+    """The rounds of some strips: (name of the run, its columns, first and last place). what: the names' heading."""
+    rows = []
+    for name, columns, start, end in named:
+        for t in range(start, end):
+            compute, _, wait = (np.nan_to_num(values) for values in columns.sums(t, t + 1)[1:4])
+            late = int(columns["late"][t])
+            rows.append(
+                (
+                    *([name] if what else []),
+                    f"{columns['round'][t]:,.0f}",
+                    seconds(float(columns["seconds"][t])),
+                    "none" if late < 0 else f"worker {late}",
+                    seconds(float(compute.sum())),
+                    seconds(float(wait.sum())),
+                )
+            )
+    head = ("round", "took", "straggler", "all workers' computing", "all workers' waiting")
+    return draw.table((what, *head) if what else head, rows)

@@ -35,26 +35,16 @@
       const fill = waiting ? "url(#waiting)" : style.fill;
       field.append(made("path", { d: scaled(path.getAttribute("d"), x, y), fill, opacity: style.opacity, ...stroke, ...dashes }));
     }
-    for (const image of svg.querySelectorAll("image")) {
-      const fields = { width: box.width, height: box.height, preserveAspectRatio: "none", style: "image-rendering: pixelated" };
-      field.append(made("image", { href: image.getAttribute("href"), ...fields }));
-    }
     return field;
   };
-  // What an element without text shows: a swatch, a part of a bar, a scale of colours.
-  const box = (element, left, top, defs) => {
+  // What an element without text shows: a swatch, a part of a bar.
+  const box = (element, left, top) => {
     const style = getComputedStyle(element), at = element.getBoundingClientRect(), x = at.left - left, y = at.top - top;
     if (element.classList.contains("dashes"))
       return made("path", { d: `M${x} ${y}h${at.width}`, stroke: style.color, "stroke-width": 2, "stroke-dasharray": "5 3" });
     if (element.classList.contains("upright"))
       return made("path", { d: `M${x + 1} ${y}v${at.height}`, stroke: style.color, "stroke-width": 2, "stroke-dasharray": "2 3" });
-    let fill = element.classList.contains("idle") ? "url(#waiting)" : style.backgroundColor;
-    const colours = style.backgroundImage.startsWith("linear") ? style.backgroundImage.match(/rgb\([^)]*\)/g) : null;
-    if (colours) {
-      defs.append(made("linearGradient", { id: "scale" }, ...colours.map((colour, i) =>
-        made("stop", { offset: i / (colours.length - 1), "stop-color": colour }))));
-      fill = "url(#scale)";
-    }
+    const fill = element.classList.contains("idle") ? "url(#waiting)" : style.backgroundColor;
     return fill === "rgba(0, 0, 0, 0)" ? null : made("rect", { x, y, width: at.width, height: at.height, fill });
   };
   // A text node, one element for each of its lines.
@@ -84,7 +74,7 @@
       if (node.nodeType === Node.TEXT_NODE) whole.append(...lines(node, left, top));
       else if (node.tagName === "svg") whole.append(drawing(node, left, top));
       else {
-        const own = node === copy || node.nodeType !== Node.ELEMENT_NODE ? null : box(node, left, top, defs);
+        const own = node === copy || node.nodeType !== Node.ELEMENT_NODE ? null : box(node, left, top);
         if (own) whole.append(own);
         node.childNodes.forEach(walk);
         if (node.className === "field") {

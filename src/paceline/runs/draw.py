@@ -1,24 +1,154 @@
 """Charts as HTML: the curves are an SVG that stretches, the words are text that does not.
 
-So a chart is as wide as its place, from a phone to a wall, and its labels stay readable. Colours are classes
-(c0 to c7, good, bad, idle), set for light and dark in page.css; page.js adds tooltips where a chart carries a
-``script`` of data.
+So a chart is as wide as its place, from a phone to a wall, and its labels stay readable. An SVG goes from 0 to 1000
+on both axes, y downwards. Colours are classes (c0 to c7, good, bad, idle), set for light and dark in page.css;
+page.js adds tooltips where a chart carries a ``script`` of data.
 """
 
 from __future__ import annotations
 
-import base64
 import html
 import json
+import math
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.runs import svg
 from paceline.runs.run import Array
-from paceline.runs.svg import Axis
+from paceline.runs.words import number
+
+
+def down(values: Array, end: float) -> Array:
+    """Values as SVG coordinates: 0 at the bottom, ``end`` at the top, what lies above just outside."""
+    return 1000 - np.clip(values / end, -0.02, 1.02) * 1000
+
+
+def path(x: Array, y: Array) -> str:
+    """Straight lines through the points, broken at NaN."""
+    parts, pen = [], "M"
+    for a, b in zip(x.tolist(), y.tolist(), strict=True):
+        if b != b or a != a:
+            pen = "M"
+            continue
+        parts.append(f"{pen}{a:.1f} {b:.1f}")
+        pen = "L"
+    return "".join(parts)
+
+
+def band(x: Array, low: Array, high: Array) -> str:
+    """The area between two curves, each stretch without NaN closed by itself."""
+    known = ~(np.isnan(low) | np.isnan(high))
+    breaks = np.flatnonzero(np.diff(np.concatenate(([0], known.astype(int), [0]))))
+    parts = []
+    for start, end in breaks.reshape(-1, 2):
+        part = slice(start, end)
+        there, back = path(x[part], high[part]), path(x[part][::-1], low[part][::-1])
+        parts.append(f"{there}L{back[1:]}Z")
+    return "".join(parts)
+
+
+def box(start: float, width: float, y: float, height: float, span: float) -> str:
+    """A box from ``start``, ``width`` long, of seconds on a scale that ends at ``span``."""
+    left, width = start / span * 1000, width / span * 1000
+    return f"M{left:.1f} {y:.1f}h{width:.1f}v{height:.1f}h{-width:.1f}z"
+
+
+def whole(values: Array) -> list[int | None]:
+    """Coordinates for the tooltips' data; None if unknown."""
+    return [None if value != value else round(value) for value in values.tolist()]
+
+
+TIME_STEPS = (60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
+UNITS = (
+    (1e-3, "µs", 1e-6),
+    (1.0, "ms", 1e-3),
+    (120.0, "s", 1.0),
+    (7200.0, "min", 60.0),
+)  # below, name, seconds
+
+
+class Axis(NamedTuple):
+    """An axis: what it shows with its unit, where it begins and ends, and its ticks: (place, text).
+
+    rounds: its numbers are those of rounds.
+    """
+
+    title: str
+    start: float
+    end: float
+    ticks: list[tuple[float, str]]
+    rounds: bool = False
+
+    def at(self, values: Array) -> Array:
+        """Places on it: 0 at its start, 1 at its end."""
+        return (values - self.start) / (self.end - self.start)
+
+
+def round_axis(span: tuple[float, float]) -> Axis:
+    """An axis of round numbers, from the first to the one before the last."""
+    first, end = span
+    return Axis(
+        "round", first, end, [(x, f"{x:,.0f}") for x in ticks(end, 5, whole=True, low=first)], rounds=True
+    )
+
+
+def time_axis(title: str, end: float, start: float = 0.0, count: int = 4) -> Axis:
+    """An axis of seconds, in the one unit that suits its end."""
+    unit, length = next(((unit, length) for below, unit, length in UNITS if end < below), ("h", 3600.0))
+    marks = [(x, number(x / length)) for x in time_ticks(end, count, low=start)]
+    return Axis(f"{title} ({unit})", start, end, marks)
+
+
+def amount_axis(title: str, end: float) -> Axis:
+    """An axis of plain numbers, from 0."""
+    return Axis(title, 0.0, end, [(y, number(y)) for y in ticks(end)])
+
+
+def percent_axis(title: str, end: float = 1.0) -> Axis:
+    """An axis of portions in per cent, from 0."""
+    return Axis(f"{title} (%)", 0.0, end, [(y, number(100 * y)) for y in ticks(end)])
+
+
+def ticks(high: float, count: int = 4, whole: bool = False, low: float = 0.0) -> list[float]:
+    """About ``count`` round numbers from ``low`` to ``high``."""
+    if not high > low:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    if whole:
+        step = max(1.0, float(math.ceil(step)))
+    return _multiples(low, high, step)
+
+
+def time_ticks(high: float, count: int = 5, low: float = 0.0) -> list[float]:
+    """About ``count`` round times from ``low`` to ``high`` seconds; whole minutes and hours where they suit."""
+    length = high - low
+    if length < 120:
+        return ticks(high, count, low=low)
+    step = next(
+        (step for step in TIME_STEPS if step >= length / count), 86400 * math.ceil(length / count / 86400)
+    )
+    return _multiples(low, high, float(step))
+
+
+def _multiples(low: float, high: float, step: float) -> list[float]:
+    return [i * step for i in range(math.ceil(low / step - 1e-9), int(high / step + 1e-9) + 1)]
+
+
+def top(*series: Array) -> float:
+    """A scale's end that a few spikes do not stretch: the largest value, or little above the usual ones."""
+    ends = []
+    for values in series:
+        known = values[np.isfinite(values)]
+        if known.size:
+            usual = float(np.quantile(known, 0.98)) * 1.4
+            largest = float(known.max()) * 1.05
+            ends.append(largest if largest < 1.3 * usual or known.size < 8 else usual)
+    return max(ends, default=1.0) or 1.0
+
 
 Text = Callable[[float], str]
 TABLE = 12  # rows of a table beside a picture
@@ -87,18 +217,18 @@ def curves(
     for line in series:
         x = 1000 * x_axis.at(line.x)
         if line.low is not None and line.high is not None:
-            low, high = svg.down(line.low, y_end), svg.down(line.high, y_end)
-            marks.append(f'<path class="band {line.colour}" d="{svg.band(x, low, high)}"/>')
+            low, high = down(line.low, y_end), down(line.high, y_end)
+            marks.append(f'<path class="band {line.colour}" d="{band(x, low, high)}"/>')
         dashed = " dashed" if line.dashed else ""
-        marks.append(f'<path class="line {line.colour}{dashed}" d="{svg.path(x, svg.down(line.y, y_end))}"/>')
+        marks.append(f'<path class="line {line.colour}{dashed}" d="{path(x, down(line.y, y_end))}"/>')
     data = {
         "kind": "line",
         "series": [
             {
                 "name": line.name,
                 "colour": line.colour,
-                "x": svg.whole(1000 * x_axis.at(line.x)),
-                "y": svg.whole(svg.down(line.y, y_end)),
+                "x": whole(1000 * x_axis.at(line.x)),
+                "y": whole(down(line.y, y_end)),
                 "at": [tip(float(value)) for value in line.x],
                 "text": [text(float(value)) for value in line.y],
             }
@@ -138,83 +268,13 @@ def chosen(count: int) -> list[int]:
 def strip(line: Line, x_axis: Axis, y_end: float) -> str:
     """One curve over the whole width, low and without a scale."""
     x = 1000 * x_axis.at(np.concatenate(([x_axis.start], line.x, [x_axis.end])))
-    y = svg.down(np.pad(line.y, 1, mode="edge"), y_end)
-    marks = f'<path class="area {line.colour} pale" d="{svg.band(x, np.full(len(x), 1000.0), y)}"/>'
+    y = down(np.pad(line.y, 1, mode="edge"), y_end)
+    marks = f'<path class="area {line.colour} pale" d="{band(x, np.full(len(x), 1000.0), y)}"/>'
     if line.high is not None:
-        high = svg.down(np.pad(line.high, 1, mode="edge"), y_end)
-        marks += f'<path class="band {line.colour}" d="{svg.band(x, y, high)}"/>'
-    marks += f'<path class="line {line.colour}" d="{svg.path(x, y)}"/>'
+        high = down(np.pad(line.high, 1, mode="edge"), y_end)
+        marks += f'<path class="band {line.colour}" d="{band(x, y, high)}"/>'
+    marks += f'<path class="line {line.colour}" d="{path(x, y)}"/>'
     return _plot(marks, x_axis, None, None, 64)
-
-
-class Grid(NamedTuple):
-    """Values of shape (steps, n), each constant between two edges, shape (steps + 1,).
-
-    names: of the n rows. texts, tips: the words of each value and of each step, in tooltips and in the table.
-    """
-
-    names: Sequence[str]
-    edges: Array
-    values: Array
-    texts: list[list[str]]
-    tips: Sequence[str]
-
-    def data(self, kind: str, x_axis: Axis) -> dict[str, Any]:
-        """What page.js makes tooltips of."""
-        edges = svg.whole(1000 * x_axis.at(self.edges))
-        return {"kind": kind, "edges": edges, "at": self.tips, "names": self.names, "text": self.texts}
-
-
-def areas(title: str, says: str, grid: Grid, x_axis: Axis, y_axis: Axis) -> str:
-    """A figure of bands on top of one another."""
-    x, y_end = np.repeat(1000 * x_axis.at(grid.edges), 2)[1:-1], y_axis.end
-    parts = np.cumsum(np.nan_to_num(grid.values), axis=1)
-    levels = np.concatenate((np.zeros((len(parts), 1)), parts), axis=1)
-    marks = [
-        f'<path class="area c{i}" d="'
-        f'{svg.band(x, *(svg.down(np.repeat(levels[:, j], 2), y_end) for j in (i, i + 1)))}"/>'
-        for i in range(len(grid.names))
-    ]
-    rows = [(grid.tips[i], *grid.texts[i]) for i in chosen(len(grid.tips))]
-    shown = legend([(f"c{i}", name) for i, name in enumerate(grid.names)])
-    plot = _plot("".join(marks), x_axis, y_axis, grid.data("column", x_axis))
-    return figure(title, says, plot, shown, table=table((x_axis.title, *grid.names), rows))
-
-
-def heat(title: str, says: str, grid: Grid, rows: Sequence[int], x_axis: Axis, text: Text) -> str:
-    """A figure with a row for each of the chosen workers: colours from little (dark) to much (light).
-
-    text: the words of a value, for the scale's ends and the table, which tells of all workers.
-    """
-    values = grid.values[:, rows]
-    known = values[np.isfinite(values)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
-    scale = (values - low) / (high - low) if high > low else np.full(values.shape, 0.5)
-    image = base64.b64encode(svg.png(svg.colours(scale.T))).decode()
-    marks = (
-        f'<image href="data:image/png;base64,{image}" width="1000" height="1000" '
-        'preserveAspectRatio="none" class="heat"/>'
-    )
-    stops = ",".join(f"rgb({r},{g},{b})" for r, g, b in svg.colours(np.linspace(0, 1, 6)[None])[0])
-    scale_bar = (
-        f'<div class="scale"><span>{escape(text(low))}</span>'
-        f'<i style="background:linear-gradient(90deg,{stops})"></i><span>{escape(text(high))}</span></div>'
-    )
-    height = int(min(max(8 * len(rows), 230), 300))
-    step = max(1, len(rows) // 8)
-    places = [((i + 0.5) / len(rows), str(rows[i])) for i in range(0, len(rows), step)]
-    shown = Grid(
-        [grid.names[i] for i in rows],
-        grid.edges,
-        values,
-        [[row[i] for i in rows] for row in grid.texts],
-        grid.tips,
-    )
-    plot = _plot(marks, x_axis, Axis("worker", 0.0, 1.0, []), shown.data("grid", x_axis), height, places)
-    everybody = np.where(np.isnan(grid.values).all(axis=1, keepdims=True), 0.0, grid.values)
-    spread = np.nanquantile(everybody, (0.0, 0.5, 1.0), axis=1).T.tolist()
-    told = [(grid.tips[i], *map(text, spread[i])) for i in chosen(len(grid.tips))]
-    return figure(title, says, scale_bar + plot, table=table((x_axis.title, "least", "median", "most"), told))
 
 
 def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
@@ -231,17 +291,19 @@ def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
             if not np.isfinite(bar.compute[i]):
                 continue
             busy, extra = float(bar.compute[i]), float(min(bar.overhead[i], bar.compute[i]))
-            paths["bad" if i == bar.last else "c0"].append(svg.box(bar.start, busy, y, height, span))
+            paths["bad" if i == bar.last else "c0"].append(box(bar.start, busy, y, height, span))
             if extra > 0:
-                paths["over"].append(svg.box(bar.start, extra, y, height, span))
+                paths["over"].append(box(bar.start, extra, y, height, span))
             if bar.wait[i] > 0:
-                paths["idle"].append(svg.box(bar.start + busy, float(bar.wait[i]), y, height, span))
+                paths["idle"].append(box(bar.start + busy, float(bar.wait[i]), y, height, span))
         edges.append(bar.start + bar.seconds)
         texts.append(bar.texts)
     waiting = "".join(paths.pop("idle"))
     marks = [f'<path class="box {name}" d="{"".join(boxes)}"/>' for name, boxes in paths.items() if boxes]
     marks += [f'<path class="edge" d="M{edge / span * 1000:.1f} 0V1000"/>' for edge in edges[1:]]
-    data = Grid(rows, np.array(edges), np.empty(0), texts, [bar.title for bar in bars]).data("grid", x_axis)
+    data: dict[str, Any] = {"kind": "grid", "names": rows}
+    data["edges"] = whole(1000 * x_axis.at(np.array(edges)))
+    data |= {"at": [bar.title for bar in bars], "text": texts}
     step = max(1, -(-count // 16))
     places = [((i + 0.5) / count, str(rows[i])) for i in range(0, count, step)]
     height = int(min(max(26 * count, 90), 560))

@@ -17,10 +17,6 @@
   };
   const nearest = (places, x) => places.reduce((best, place, i) =>
     place !== null && (best < 0 || Math.abs(place - x) < Math.abs(places[best] - x)) ? i : best, -1);
-  const column = (edges, x) => {
-    for (let i = 0; i + 1 < edges.length; i++) if (x >= edges[i] && x < edges[i + 1]) return i;
-    return -1;
-  };
   const words = {
     line(data, x) {
       const rows = [];
@@ -33,15 +29,9 @@
       }
       return at === null ? null : { at, title, rows };
     },
-    column(data, x) {
-      const i = column(data.edges, x);
-      if (i < 0) return null;
-      const rows = data.names.map((name, k) => row(`c${k}`, `${name}: ${data.text[i][k]}`)).reverse();
-      return { at: (data.edges[i] + data.edges[i + 1]) / 2, title: data.at[i], rows };
-    },
     grid(data, x, y) {
-      const i = column(data.edges, x), k = Math.min(Math.floor(y / 1000 * data.names.length), data.names.length - 1);
-      if (i < 0 || k < 0) return null;
+      const i = data.edges.findLastIndex((edge) => edge <= x), k = Math.min(Math.floor(y / 1000 * data.names.length), data.names.length - 1);
+      if (i < 0 || k < 0 || i >= data.at.length) return null;
       return { at: null, title: data.at[i], rows: [row("", `${data.names[k]}: ${data.text[i][k]}`)] };
     },
   };

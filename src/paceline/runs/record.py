@@ -18,8 +18,7 @@ import paceline
 from paceline import costs
 from paceline.errors import PacelineError
 from paceline.files import write_whole
-from paceline.runs.line import fault, seal, sum_of
-from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, read, waits
+from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, fault, read, seal, sum_of, waits
 from paceline.runs.summary import summarize
 
 PerWorker = Sequence[float | None] | np.ndarray
@@ -192,7 +191,9 @@ def _json(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """For JSON: numpy's arrays and numbers as Python's, NaN and infinities as null."""
+    """For JSON: named tuples as objects, numpy's arrays and numbers as Python's, NaN and infinities as null."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, float):

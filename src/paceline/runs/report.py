@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.files import write_whole
-from paceline.runs import charts, draw, timeline
+from paceline.runs import charts, draw
 from paceline.runs.columns import BANDS, Columns
 from paceline.runs.findings import compare, differences, findings, labels
 from paceline.runs.page import cards, header, page, points
@@ -41,12 +40,7 @@ def render(run: Run) -> str:
     title = f"{run.policy} on {plural(run.workers, 'worker')}"
     share = summary["share_of_bound"]
     reach = f": {percent(share)} of their combined speed" if share is not None else ""
-    body = (
-        cards(_cards(summary, final_loss(run)))
-        + points(findings(run))
-        + _pictures(Columns.of(run))
-        + _details(run, summary)
-    )
+    body = cards(_cards(summary, final_loss(run))) + points(findings(run)) + _pictures(Columns.of(run))
     return page(f"{title} · Paceline", header(title + reach, _about(run)), body)
 
 
@@ -79,22 +73,12 @@ def figures(columns: Columns, start: int = 0, end: int | None = None, recent: in
         charts.loads(window),
         charts.pace(window),
         *charts.gates(window),
-        timeline.timeline(columns, window.start, window.end),
+        charts.timeline(columns, window.start, window.end),
         charts.losses([("loss", window)]),
         charts.stragglers(window),
         charts.time_spent(window),
     ]
     return [figure for figure in found if figure]
-
-
-def _details(run: Run, summary: dict[str, Any]) -> str:
-    """The summary and the configuration as tables."""
-    rows = [(key.replace("_", " "), _cell(value)) for key, value in summary.items()]
-    config = [(key.replace("_", " "), _cell(value)) for key, value in run.config.items() if key != "resumed"]
-    return (
-        f'<div class="charts tables">{draw.figure("Summary", "As in summary.json.", draw.table((), rows))}'
-        f"{draw.figure('Configuration', 'As in run.json.', draw.table((), config))}</div>"
-    )
 
 
 def _check(run: Run) -> None:
@@ -121,17 +105,6 @@ def about_config(config: dict[str, Any], rounds: str = "") -> str:
     return " · ".join(part for part in parts if part)
 
 
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return " ".join(value)
-    if isinstance(value, list | dict):
-        text = json.dumps(value)
-        return text if len(text) < 300 else f"{text[:300]} ..."
-    return "–" if value is None else str(value)
-
-
 def render_comparison(runs: Sequence[Run]) -> str:
     """Several runs on one page."""
     for run in runs:
@@ -145,7 +118,7 @@ def render_comparison(runs: Sequence[Run]) -> str:
     body = f'{points(said[1:])}<div class="charts">{pictures}</div>{figures}'
     for (name, run), (_, each) in zip(named, columns, strict=True):
         body += f"<details><summary>{draw.escape(name)}: findings and pictures</summary>"
-        body += points(findings(run)) + _pictures(each) + _details(run, summarize(run)) + "</details>"
+        body += points(findings(run)) + _pictures(each) + "</details>"
     return page("Comparison · Paceline", header(said[0], "" if differences(runs) else _about(runs[0])), body)
 
 
@@ -180,22 +153,22 @@ def _rates(named: list[tuple[str, Run]]) -> str:
 
 def _side_by_side(named: list[tuple[str, Columns]]) -> str:
     """The last rounds of every run on one scale of time."""
-    shown = min(timeline.SHOWN, *(len(columns) for _, columns in named))
+    shown = min(charts.SHOWN, *(len(columns) for _, columns in named))
     lengths = [float(columns["seconds"][-shown:].sum()) for _, columns in named]
     strips = [
         f"<div><h4>{draw.escape(name)}: {seconds(length)}</h4>"
-        f"{timeline.strip(columns, len(columns) - shown, len(columns), max(lengths))}</div>"
+        f"{charts.timeline_strip(columns, len(columns) - shown, len(columns), max(lengths))}</div>"
         for (name, columns), length in zip(named, lengths, strict=True)
     ]
     return draw.figure(
         f"The last {plural(shown, 'round')} of each",
         "One scale of time for all: the shorter, the faster.",
         f'<div class="strips">{"".join(strips)}</div>',
-        timeline.legend(
+        charts.timeline_legend(
             any(columns.sums(len(columns) - shown, len(columns))[2].sum() > 0 for _, columns in named)
         ),
         wide=True,
-        table=timeline.table(
+        table=charts.timeline_table(
             [(name, columns, len(columns) - shown, len(columns)) for name, columns in named], "run"
         ),
     )

@@ -2,7 +2,7 @@
 
 The Trace Event Format: "X" events with a start and a duration in microseconds, which must nest on a track: a round
 holds compute, which starts with its overhead, then the wait for the last worker, then the exchange of gradients and
-what else follows. "s" and "f" are the two ends of an arrow, "C" counters, "i" instants, "M" names and their order.
+what else follows. "C" are counters, "i" instants, "M" names and their order.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from paceline.runs.run import Run
 
 TRACE = "trace.json"
 EVENTS = 200_000  # a browser stays quick with as many
-# Threads of a run's process: its rounds, claims of pieces, then two a worker.
-ROUNDS, CLAIMS, WORKERS = 1, 2, 3
-MOMENT = 1.0  # microseconds: as long as a claim is shown
+ROUNDS, WORKERS = 1, 2  # threads of a run's process: its rounds, then two a worker
 
 Event = dict[str, Any]
 
@@ -63,7 +61,7 @@ def _events(run: Run, pid: int, label: str) -> Iterator[Event]:
 def _names(run: Run, label: str) -> Iterator[Event]:
     yield _meta("process_name", 0, name=label)
     pieces = any(each is not None for each in run.extras.get("pieces", []))
-    named = [(ROUNDS, "rounds")] + ([(CLAIMS, "claims of pieces")] if pieces else [])
+    named = [(ROUNDS, "rounds")]
     for worker in range(run.workers):
         named.append((thread(worker), f"worker {worker}"))
         if pieces:
@@ -93,17 +91,12 @@ def _round(run: Run, t: int, start: float, end: float) -> Iterator[Event]:
     yield _counter("round seconds", start, {"seconds": float(run.seconds[t])})
     if np.isfinite(run.loss[t]):
         yield _counter("loss", start, {"loss": float(run.loss[t])})
-    claims: list[tuple[float, float, int, Event]] = []
     for worker in range(run.workers):
         if not np.isfinite(run.compute[t, worker]):
             continue
         done = min(start + _micro(run.compute[t, worker]), end)
         yield from _worker(run, t, worker, start, done, end)
-        for claimed, piece in _pieces(run, t, worker, start, done):
-            yield piece
-            if claimed:
-                claims.append((piece["ts"], piece["ts"] + piece["dur"], worker, piece))
-    yield from _arrows(claims, f"{t}", start, end)
+        yield from _pieces(run, t, worker, start, done)
     happened = run.extras.get("events")
     for event in (happened[t] if happened else None) or []:
         yield _instant(_words(event), start)
@@ -124,42 +117,16 @@ def _worker(run: Run, t: int, worker: int, start: float, done: float, end: float
     yield _counter(f"samples of worker {worker}", start, {"samples": load})
 
 
-def _pieces(run: Run, t: int, worker: int, start: float, done: float) -> Iterator[tuple[bool, Event]]:
-    """The pieces that a worker ran, and whether each was claimed while the round ran or assigned before it."""
+def _pieces(run: Run, t: int, worker: int, start: float, done: float) -> Iterator[Event]:
+    """The pieces that a worker ran."""
     sizes, lengths = (run.extras.get(name) for name in ("pieces", "piece_seconds"))
     if not sizes or not lengths or sizes[t] is None or lengths[t] is None or worker >= len(sizes[t]):
         return
-    at, ran, assigned = start, 0, _assigned(run, t, worker)
+    at = start
     for number, (samples, length) in enumerate(zip(sizes[t][worker], lengths[t][worker], strict=True)):
         end = min(at + _micro(length), done)
-        claimed = number > 0 and ran >= assigned - 0.5
-        yield claimed, _span(thread(worker) + 1, "piece", f"piece {number}", at, end, {"samples": samples})
-        at, ran = end, ran + samples
-
-
-def _assigned(run: Run, t: int, worker: int) -> float:
-    """Samples that a worker had before the round began; 0 if the plan is not on record: its first piece then."""
-    portion = (run.extras.get("at_once") or [])[t : t + 1]
-    share = run.shares[t - 1, worker] if t else 1 / run.workers
-    if not portion or portion[0] is None or not np.isfinite(share):
-        return 0.0
-    return float(portion[0]) * float(share) * float(run.batch[t])
-
-
-def _arrows(
-    claims: list[tuple[float, float, int, Event]], round: str, start: float, end: float
-) -> Iterator[Event]:
-    """A moment for each claim, one after another on a track, with an arrow to the piece that it brought."""
-    at = start
-    for number, (began, ended, worker, piece) in enumerate(sorted(claims, key=lambda each: each[:3])):
-        at = min(max(began, at), end)
-        until = min(at + MOMENT, end)
-        samples = piece["args"]["samples"]
-        yield _span(CLAIMS, "claim", f"worker {worker} claims {samples}", at, until, {"samples": samples})
-        arrow = {"cat": "claim", "name": "claim", "id": f"{round}.{number}"}
-        yield {"ph": "s", "tid": CLAIMS, "ts": at} | arrow
-        yield {"ph": "f", "bp": "e", "tid": piece["tid"], "ts": min(max(at, began), ended)} | arrow
-        at = until
+        yield _span(thread(worker) + 1, "piece", f"piece {number}", at, end, {"samples": samples})
+        at = end
 
 
 def _micro(seconds: float) -> float:

@@ -21,14 +21,15 @@ from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
 
 import paceline
+from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.live import app as live
-from paceline.serve import middleware, models, pages
+from paceline.serve import models, pages, server
 from paceline.serve.catalog import SPANS
 from paceline.serve.events import status_of
 from paceline.serve.jobs import Job
-from paceline.serve.middleware import BODY_SECONDS, MOST_WAIT, USUAL_WAIT, Bounded, Quick
 from paceline.serve.models import Settings
+from paceline.serve.server import BODY_SECONDS, MOST_WAIT, USUAL_WAIT, Bounded, Quick
 from paceline.serve.service import TICK, Service
 
 _log = logging.getLogger(__name__)
@@ -118,10 +119,6 @@ def make(
         text = await service.shown(lambda: generate_latest(registry))
         return Response(text, media_type="text/plain; version=0.0.4")
 
-    @app.get("/docs", include_in_schema=False)
-    async def description() -> HTMLResponse:
-        return HTMLResponse(pages.api(app.openapi()), headers=pages.PAGE)
-
     @app.get("/", include_in_schema=False)
     async def jobs(request: Request) -> HTMLResponse:
         text = await service.shown(lambda: pages.render(service.catalog, service.now(), request.url.query))
@@ -199,21 +196,21 @@ def _workers(service: Service) -> APIRouter:
         job: Name, worker: Name, body: models.WorkerReport, secret: Secret, wait: Wait | None = None
     ) -> JSONResponse:
         """Report a round. With a wait, also ask for the next part: it comes along where it is planned by then."""
-        status, said = await middleware.report(service, job, worker, secret or "", body, wait)
+        status, said = await server.report(service, job, worker, secret or "", body, wait)
         return JSONResponse(said, status)
 
-    @router.get("/{worker}/next", response_model=models.Part, responses=planned)
+    @router.get("/{worker}/next", response_model=Part, responses=planned)
     async def next_part(job: Name, worker: Name, secret: Secret, wait: Wait = USUAL_WAIT) -> JSONResponse:
         """The worker's part of its next round: the same one until it is reported."""
-        status, said = await middleware.next_part(service, job, worker, secret or "", wait)
+        status, said = await server.next_part(service, job, worker, secret or "", wait)
         return JSONResponse(said, status)
 
-    @router.post("/{worker}/next", response_model=models.Part, responses=planned)
+    @router.post("/{worker}/next", response_model=Part, responses=planned)
     async def next_part_of_lengths(
         job: Name, worker: Name, body: models.Lengths, secret: Secret, wait: Wait = USUAL_WAIT
     ) -> JSONResponse:
         """The worker's part of a round whose samples have these lengths, in a job with a cost."""
-        status, said = await middleware.next_part(service, job, worker, secret or "", wait, body)
+        status, said = await server.next_part(service, job, worker, secret or "", wait, body)
         return JSONResponse(said, status)
 
     @router.delete("/{worker}", status_code=204, responses=said(403, 404, 409, 410, 507))
@@ -300,7 +297,7 @@ def _refused(request: Request, error: Exception) -> Response:
         status, headers = error.status_code, dict(error.headers or {})
         if status == 405:
             headers["Allow"] = ", ".join(_methods(request))
-        sentence = f"{str(error.detail).lower()}: see /docs for what there is"
+        sentence = f"{str(error.detail).lower()}: see /openapi.json for what there is"
     elif isinstance(error, PacelineError):
         status = status_of(error)
         sentence = str(error)

@@ -129,7 +129,11 @@ class Job:
         """
         member = self.members.here(name)
         if lengths is not None:
-            self._check_lengths(lengths)
+            if self.settings.cost is None:
+                raise PacelineError(
+                    "the job has no cost, so that it takes no lengths: make it with cost='sum' or 'padded'"
+                )
+            SampleCosts.checked(lengths.lengths, self.settings.batch, "lengths")
         if (current := self._current(member)) is not None:
             if lengths is not None and lengths.round != current.number:
                 raise Conflict(
@@ -146,13 +150,6 @@ class Job:
         if self._may_settle and not isinstance(loads := self._plan(), str):
             return NextRound(self.settled, loads)
         return self.waiting_for()
-
-    def _check_lengths(self, given: Lengths) -> None:
-        if self.settings.cost is None:
-            raise PacelineError(
-                "the job has no cost, so that it takes no lengths: make it with cost='sum' or 'padded'"
-            )
-        SampleCosts.checked(given.lengths, self.settings.batch, "lengths")
 
     def _deal(self, given: Lengths) -> NextRound | LengthsWanted | str:
         """The next round of these lengths for those present, or why there is none."""
@@ -198,7 +195,7 @@ class Job:
         except PacelineError as error:
             return f"the workers present cannot hold the batch: {error}"
         except Exception as error:
-            _log.exception("the policy %s makes no plan", self.settings.asked_policy)
+            _log.exception("the policy %s makes no plan", self.settings.policy)
             return f"the policy makes no plan for those present ({type(error).__name__}: {error})"
 
     def _settle(self, now: float, round: int, loads: list[int], dealt: events.Dealt | None) -> list[Effect]:

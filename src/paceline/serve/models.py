@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from paceline import policies
 from paceline.balancer import Balancer
+from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster
 from paceline.samples import CostLearner, SampleCosts
@@ -38,9 +39,6 @@ class Settings(Strict):
     batch: int = Field(ge=1, le=MOST_BATCH, description="Samples of a round, all workers together.")
     workers: int = Field(ge=1, le=MOST_WORKERS, description="Places: the most workers at once.")
     policy: str = Field("level", max_length=200, description="NAME or NAME:key=value,...")
-    forecast: str | None = Field(
-        None, max_length=200, description="For policies that take one: NAME or NAME:key=value,..."
-    )
     start: int | None = Field(
         None, ge=1, le=MOST_WORKERS, description="Workers that the first round waits for; by default all."
     )
@@ -123,21 +121,13 @@ class Settings(Strict):
         """How many must have joined before the first round."""
         return self.workers if self.start is None else self.start
 
-    @property
-    def asked_policy(self) -> str:
-        """The policy's text with the forecast in it."""
-        if self.forecast is None:
-            return self.policy
-        joint = "," if ":" in self.policy else ":"
-        return f"{self.policy}{joint}forecast={self.forecast.replace(',', ';')}"
-
     def balancer(self) -> Balancer:
         """A balancer at its first round."""
         pairs = self.limits or ((None, None),) * self.workers
         least = np.array([float(low or 0) for low, _ in pairs])
         most = np.array([float(self.batch if high is None else high) for _, high in pairs])
         cluster = Cluster(self.workers, self.batch, least, most)
-        balancer = Balancer(policies.create(self.asked_policy, cluster), quantum=self.quantum)
+        balancer = Balancer(policies.create(self.policy, cluster), quantum=self.quantum)
         if balancer.piece_plan(0) is not None:
             raise PacelineError(
                 f"policy {self.policy!r} moves work within a round, which a service cannot; choose another"
@@ -200,24 +190,6 @@ class Lengths(Strict):
     round: int = Field(ge=0, le=2**53)
     lengths: list[Annotated[float, Field(gt=0, le=1e100)]] = Field(
         min_length=1, description="Of each sample of the round, in the same order from every worker."
-    )
-
-
-class Part(BaseModel):
-    """A worker's part of a round."""
-
-    round: int
-    samples: int
-    offset: int = Field(description="Its first sample among the round's.")
-    batch: int = Field(description="The round's samples.")
-    present: int = Field(description="Workers in the round, n.")
-    weight: float = Field(description="b_i / B: what its mean gradient counts in a sum.")
-    weight_in_mean: float = Field(description="n b_i / B: what it counts in a mean over the workers.")
-    indices: list[int] | None = Field(
-        None, description="In a job with a cost: its samples, as places among the round's."
-    )
-    sizes: list[int] | None = Field(
-        None, description="There: how many of these make up each micro-batch, one after the other."
     )
 
 

@@ -1,26 +1,258 @@
-"""Runs the service in this process until it is told to stop, and cuts off connections that send nothing."""
+"""What stands before the API: connections that send nothing are cut off, a client's requests are bounded and carry
+the token, and two of them go a short way; and what runs the service in this process until it is told to stop.
+
+``Bounded`` lets bodies in that are small and arrive in time; whoever exceeds that is answered, and nothing more is
+kept. ``Quick`` answers the two requests of which workers send one in every round without FastAPI's routing and
+injection: that is half of the time of an answer, and 1,000 workers may ask in the same instant. Whatever is not
+plainly one of the two, or has a mistake in it, goes on to FastAPI, which says what is wrong and describes both.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import json
+import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import urllib.parse
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
+from pydantic import ValidationError
+from starlette.responses import HTMLResponse, JSONResponse
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from paceline import tokens
+from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.files import allow_open
-from paceline.serve.middleware import BODY_BYTES
+from paceline.serve import models
+from paceline.serve.events import status_of
+from paceline.serve.jobs import LengthsWanted
+from paceline.serve.pages import FORM, asks_token
 from paceline.serve.service import Service
+
+BODY_BYTES = 256 * 1024
+BODY_SECONDS = 10.0
+LINGER_SECONDS = 2.0  # for which a client that was refused may go on sending
+MOST_WAIT = 60.0  # seconds that one request may wait for a plan
+USUAL_WAIT = 30.0  # of a worker that asks for its part and says nothing of it
+OPEN = "/openapi.json"  # says nothing of any job
+JSON = b"application/json"
+_NAME = models.NAME.strip("^$")
+_PATH = re.compile(rf"/v1/jobs/(?P<job>{_NAME})/workers/(?P<worker>{_NAME})/(?P<what>reports|next)")
+_WAIT = re.compile(rb"wait=([0-9]{1,9}(?:\.[0-9]{1,9})?)")
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+Answer = tuple[int, dict[str, Any]]  # status and body
+
+
+class _Refused(Exception):
+    """The answer to a request that goes no further. form: with a page for people. read: its whole body is here."""
+
+    def __init__(self, status: int, sentence: str, form: bool = False, read: bool = False) -> None:
+        super().__init__(sentence)
+        self.status, self.form, self.read = status, form, read
+
+
+class Bounded:
+    """ASGI middleware: the app behind it gets whole bodies, and requests that may be made.
+
+    token: the digest of the service's; None lets everybody in.
+    """
+
+    def __init__(self, app: App, token: str | None, seconds: float = BODY_SECONDS) -> None:
+        self.app, self.token, self.seconds = app, token, seconds
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            try:
+                self._admit(scope, headers)
+                receive = await self._whole(receive, headers)
+            except _Refused as refusal:
+                await _refuse(refusal, scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _admit(self, scope: Message, headers: dict[bytes, bytes]) -> None:
+        """Raises _Refused for a request that may not be made."""
+        if self.token is None:
+            host = headers.get(b"host", b"")
+            name = host.rsplit(b":", 1)[0] if not host.endswith(b"]") else host
+            if name.lower() not in (b"localhost", b"127.0.0.1", b"[::1]"):
+                # A page in a browser could reach this address under a name of its own.
+                raise _Refused(403, "without a token the service answers to localhost alone: use that name")
+            return
+        if scope["path"] == OPEN:
+            return
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer" and tokens.matches(given.strip().decode("latin-1"), self.token):
+            return
+        # A browser sends no such header: for the pages for people the token stands in their address.
+        page = scope["path"] == "/" or scope["path"].startswith("/jobs/")
+        query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1")) if page else {}
+        if page and tokens.matches(query.get("token", [""])[0], self.token):
+            return
+        form = page and scope["method"] == "GET" and b"text/html" in headers.get(b"accept", b"")
+        raise _Refused(
+            401, "the token is missing or wrong: send the header Authorization: Bearer TOKEN", form=form
+        )
+
+    async def _whole(self, receive: Receive, headers: dict[bytes, bytes]) -> Receive:
+        """What gives the body in one message. Raises _Refused if it is not as it should be."""
+        length = headers.get(b"content-length", b"0")
+        if length == b"0" and b"transfer-encoding" not in headers:
+            return receive
+        try:
+            async with asyncio.timeout(self.seconds):
+                body = await _body(receive, length)
+        except TimeoutError:
+            sentence = f"the body did not arrive within {self.seconds:g} s: send it at once"
+            raise _Refused(408, sentence) from None
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if body and kind != JSON:
+            # Nor can a page elsewhere send this type without asking first.
+            sentence = "the body is of another type: send the header Content-Type: application/json"
+            raise _Refused(415, sentence, read=True)
+        return _before({"type": "http.request", "body": body, "more_body": False}, receive)
+
+
+async def _body(receive: Receive, length: bytes) -> bytes:
+    """The whole body. Raises _Refused if it is too large, or its header says so, or its sender has gone."""
+    parts: list[bytes] = []
+    left, more = (BODY_BYTES if length.isdigit() and int(length[:20]) <= BODY_BYTES else -1), True
+    while more and left >= 0:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        left -= len(parts[-1]) if message["type"] == "http.request" else BODY_BYTES + 1
+        more = message.get("more_body", False)
+    if left < 0:
+        raise _Refused(413, f"the body is too large: expected {BODY_BYTES} bytes at most")
+    return b"".join(parts)
+
+
+def _before(message: Message, receive: Receive) -> Receive:
+    """This message, which was read already, then what follows."""
+    messages = [message]
+
+    async def replay() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replay
+
+
+async def _refuse(refusal: _Refused, scope: Message, receive: Receive, send: Send) -> None:
+    """Answer with an error, and close the connection: what the client may still be sending is not kept."""
+    if not refusal.read and not refusal.form:
+        # For a while the rest is thrown away: a client whose connection is closed while it sends sees that, and not
+        # the answer.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while (await receive()).get("more_body", False):
+                    pass
+    headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if refusal.status == 401 else {})
+    if refusal.form:
+        await HTMLResponse(asks_token(), refusal.status, headers | FORM)(scope, receive, send)
+    else:
+        await JSONResponse({"error": str(refusal)}, refusal.status, headers)(scope, receive, send)
+
+
+async def report(
+    service: Service, job: str, worker: str, secret: str, body: models.WorkerReport, wait: float | None
+) -> Answer:
+    """A worker reports a round; with a wait, it also asks for its next part."""
+    await service.report(job, worker, secret, body.report())
+    if wait is None:
+        return 200, {"round": body.round, "next": None, "waiting": ""}
+    try:
+        part = await service.next(job, worker, secret, wait)
+    except PacelineError as error:
+        part = str(error)  # the worker may have left meanwhile, say: the report counts all the same
+    if isinstance(part, str | LengthsWanted):
+        return 200, {"round": body.round, "next": None, "waiting": str(part)}
+    return 200, {"round": body.round, "next": _said(part), "waiting": ""}
+
+
+async def next_part(
+    service: Service, job: str, worker: str, secret: str, wait: float, lengths: models.Lengths | None = None
+) -> Answer:
+    """A worker asks for its part of its next round."""
+    part = await service.next(job, worker, secret, wait, lengths)
+    if isinstance(part, LengthsWanted):
+        return 202, {"waiting": str(part), "round": part.number}
+    if isinstance(part, str):
+        return 202, {"waiting": part}
+    return 200, _said(part)
+
+
+def _said(part: Part) -> dict[str, Any]:
+    """The part for the answer: which samples those are is only said if they cost differently."""
+    return {name: value for name in Part.__slots__ if (value := getattr(part, name)) is not None}
+
+
+class Quick:
+    """ASGI middleware behind ``Bounded``: answers the two requests, and hands all others on."""
+
+    def __init__(self, app: App, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        asked = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        wait = _wait(scope["query_string"]) if asked else -1.0
+        if asked is None or wait == -1.0:
+            await self._app(scope, receive, send)
+            return
+        job, worker, what = asked["job"], asked["worker"], asked["what"]
+        secret = next((value for name, value in scope["headers"] if name == b"x-worker-secret"), b"").decode(
+            "latin-1"
+        )
+        if what == "next" and scope["method"] == "GET":
+            scope["endpoint"] = next_part
+            answer = next_part(self._service, job, worker, secret, USUAL_WAIT if wait is None else wait)
+        elif what == "reports" and scope["method"] == "POST":
+            message = await receive()
+            body = _read(message)
+            if body is None:
+                await self._app(scope, _before(message, receive), send)
+                return
+            scope["endpoint"] = report
+            answer = report(self._service, job, worker, secret, body, wait)
+        else:
+            await self._app(scope, receive, send)
+            return
+        try:
+            status, said = await answer
+        except PacelineError as error:
+            status, said = status_of(error), {"error": str(error)}
+        await JSONResponse(said, status)(scope, receive, send)
+
+
+def _wait(query: bytes) -> float | None:
+    """Seconds to wait; None if nothing is said of it, -1 if something else is said."""
+    if not query:
+        return None
+    found = _WAIT.fullmatch(query)
+    seconds = float(found[1]) if found else -1.0
+    return seconds if seconds <= MOST_WAIT else -1.0
+
+
+def _read(message: Message) -> models.WorkerReport | None:
+    """The report in a whole body; None if there is none."""
+    if message["type"] != "http.request" or message.get("more_body", False):
+        return None
+    try:
+        return models.WorkerReport.model_validate_json(message.get("body", b""))
+    except ValidationError:
+        return None
+
 
 HEADER_BYTES = 64 * 1024
 HEADER_SECONDS = 10.0
@@ -123,17 +355,6 @@ class _Impatient(HttpToolsProtocol):
         self._head_is_there()
         super().on_headers_complete()
 
-    def send_400_response(self, msg: str) -> None:
-        """In the API's terms."""
-        body = json.dumps({"error": msg.rstrip(".")}).encode()
-        self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: "
-            + str(len(body)).encode()
-            + b"\r\nconnection: close\r\n\r\n"
-            + body
-        )
-        self.transport.close()
-
     def _await_head(self) -> None:
         self._head = 0
         self._patience = self.loop.call_later(HEADER_SECONDS, self._cut_off)
@@ -148,12 +369,3 @@ class _Impatient(HttpToolsProtocol):
         self._patience = None
         if not self.transport.is_closing():
             self.transport.close()
-
-
-def state_directory(path: Path) -> Path:
-    """The directory, made where there is none, for its owner alone."""
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise PacelineError(f"cannot make {path}: {error.strerror}; choose another --dir") from error
-    return path

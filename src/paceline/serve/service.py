@@ -71,7 +71,11 @@ class Dispatcher:
         """Have the job handle an event and log it; what follows from it once it is on disk. Raises what is refused,
         and SetAside if the job has failed at it."""
         self.check_open()
-        self._store_state(runtime)
+        most = max(CALLS, CALLS_PER_WORKER * runtime.job.settings.workers)
+        if runtime.job.closing and runtime.logged - runtime.stored >= most:
+            # Now and then, so that the log does not grow: just before a round closes, since a decision that is made
+            # aside is ready by then, and nothing waits for it.
+            self.write_state(runtime)
         try:
             effects = runtime.job.handle(event)
         except PacelineError:
@@ -129,14 +133,6 @@ class Dispatcher:
         elif isinstance(effect, events.Unlearned):
             what = f"the policy of job {runtime.name!r} failed at a round: its plans are those of before"
             self.complain(runtime, what, effect.error)
-
-    def _store_state(self, runtime: JobRuntime) -> None:
-        """Store the whole state now and then, so that the log does not grow: just before a round closes, since a
-        decision that is made aside is ready by then, and nothing waits for it.
-        """
-        most = max(CALLS, CALLS_PER_WORKER * runtime.job.settings.workers)
-        if runtime.job.closing and runtime.logged - runtime.stored >= most:
-            self.write_state(runtime)
 
 
 class Service:
@@ -269,17 +265,14 @@ class Service:
                 if self.catalog.running.get(name) is not runtime:
                     continue  # deleted meanwhile: its name may be another job's by now
                 try:
-                    await self._drop_silent(runtime)
+                    now = self.now()
+                    silent = [events.Drop(now, each) for each in runtime.job.silent(now)]
+                    await asyncio.gather(*[self.dispatcher.enter(runtime, drop) for drop in silent])
                 except Exception as error:
                     what = f"the deadlines of job {runtime.name!r} cannot be looked at"
                     self.dispatcher.complain(runtime, what, error)
         except events.NotStored:
             pass  # said already; the next look comes
-
-    async def _drop_silent(self, runtime: JobRuntime) -> None:
-        now = self.now()
-        dropped = [self.dispatcher.enter(runtime, events.Drop(now, name)) for name in runtime.job.silent(now)]
-        await asyncio.gather(*dropped)
 
     async def _resume(self) -> None:
         """Say that the service is back, and make the job that is wanted."""

@@ -23,11 +23,13 @@ from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.liveness.stall import OnMissed
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.pace import Pace
-from paceline.train import evaluation, slowdown
+from paceline.train import slowdown
 from paceline.train.checkpoint import encode, of_run
 from paceline.train.config import TrainConfig
 
 Emit = Callable[[dict[str, Any]], None]
+KEPT = "kept"  # what the members tell one another: there is a checkpoint of the last round
+LOOK = 0.02  # seconds between two looks at that
 
 
 class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -59,9 +61,9 @@ def train(
     """Train as one of the workers of the run; ``journal.Journal`` makes the record of what they tell.
 
     emit: takes the progress as dicts with a "type": "start", "round", "checkpoint" (prepared, and to be committed
-        when its rounds are on record), "note", "test", and with the accuracy "evaluated". If the run survives the
-        loss of a worker, all workers tell of the rounds, and of each change of members ("members"); else rank 0 tells
-        for all.
+        when its rounds are on record), "note", and "test" when the rounds are over and the model may be evaluated. If
+        the run survives the loss of a worker, all workers tell of the rounds, and of each change of members
+        ("members"); else rank 0 tells for all.
     resume: go on from the run directory's checkpoint (from the beginning where there is none yet).
     survives: whether the run goes on without lost workers, which a launcher of ours must have started. Else they are
         the ranks of the process group.
@@ -135,20 +137,14 @@ def train(
                 kept.save()
             raise
         pace.flush()
-
-        def end() -> None:
-            tell({"type": "test"})
+        if link is None and pace.chief:
             kept.save()
-            kept.settle()
-
-        if link is None:
-            if pace.chief:
-                end()
-            accuracy = evaluation.divided(model, data, pace.rank, pace.ranks)
-            tell({"type": "evaluated", "accuracy": accuracy})
-        elif (found := evaluation.claimed(link, model, data, end, kept.take)) is not None:
-            tell({"type": "evaluated", "accuracy": found})
-            evaluation.release(link)
+        while link is not None and not link.posted(KEPT):
+            if link.first:  # also where the one that was has been lost since
+                kept.save()
+                link.post(KEPT)
+            time.sleep(LOOK)
+        tell({"type": "test"})
 
 
 class Kept:
@@ -160,7 +156,6 @@ class Kept:
         self._files, self._model, self._optimizer, self._pace = of_run(run_dir), model, optimizer, pace
         self._tell = tell
         self._newest = 0  # of how many rounds this worker knows one
-        self._prepared: Path | None = None
 
     def go_on(self, samples: int) -> str:
         """Go on from the run's checkpoint, if there is one; a sentence if that is not the newest."""
@@ -191,18 +186,8 @@ class Kept:
         if rounds > self._newest:
             states = (self._model.state_dict(), self._optimizer.state_dict(), self._pace.state_dict())
             archive = encode(model=states[0], optimizer=states[1], pace=states[2])
-            self._newest, self._prepared = rounds, self._files.prepare(archive)
-            self._tell({"type": "checkpoint", "rounds": rounds, "prepared": self._prepared})
-
-    def settle(self) -> None:
-        """Wait until what this worker has prepared is committed."""
-        while self._prepared is not None and self._prepared.exists():
-            time.sleep(evaluation.LOOK)
-
-    def take(self) -> None:
-        """Evaluate the model of the checkpoint: each worker has running statistics of its own."""
-        if any(True for _ in self._model.buffers()) and (parts := self._files.load()) is not None:
-            self._model.load_state_dict(parts["model"])
+            self._newest = rounds
+            self._tell({"type": "checkpoint", "rounds": rounds, "prepared": self._files.prepare(archive)})
 
 
 def progress(result: RoundResult, rounds: int) -> dict[str, Any]:

@@ -8,7 +8,11 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from paceline.data import datasets
 from paceline.errors import PacelineError, WorkerError
+from paceline.learners import models
 from paceline.runs import Recorder
 from paceline.runs.run import CONFIG
 from paceline.torch.elastic.member import Mended
@@ -18,6 +22,7 @@ from paceline.torch.measuring.recorder import RoundRecorder
 from paceline.train.checkpoint import CHECKPOINT, of_run
 from paceline.train.config import TrainConfig
 
+CHUNK = 1000  # samples of the test set that the model is given at once
 RECENT = 20  # rounds, whose median is what one usually takes
 NAMED = 8  # of the workers that were lost last
 Event = dict[str, Any]
@@ -45,16 +50,10 @@ class Journal:
         self._open: dict[int, dict[int, Event]] = {}  # rounds that are not on record, by worker
         self._complaints: dict[int, str] = {}  # by worker
         self._notes: set[str] = set()
-        self._accuracy: float | None = None
         self._ready = 0
-        self.evaluating = False  # the rounds are over
+        self.over = False  # all rounds are done, and the checkpoint of the last one is prepared
         self._began = False
         self.faults = 0
-
-    @property
-    def evaluated(self) -> bool:
-        """Whether the model's accuracy is known, which is the end."""
-        return self._accuracy is not None
 
     def lost(self, losses: Iterable[Loss]) -> None:
         """Workers take part no more."""
@@ -75,12 +74,11 @@ class Journal:
         elif kind == "members":
             self._changed(event["mended"])
         elif kind == "test":
-            self.evaluating = True
-            self._tell(event)
+            if not self.over:
+                self._tell(event)
+            self.over = True
         elif kind == "checkpoint":
             self._prepared.append((event["rounds"], event["prepared"]))
-        elif kind == "evaluated":
-            self._accuracy = event["accuracy"]
         elif kind == "input":
             raise PacelineError(event["message"])
         elif kind == "missed":
@@ -105,7 +103,7 @@ class Journal:
         for step in sorted(self._open):
             later = {ident for other in self._open if other > step for ident in self._open[other]}
             told = self._open[step]
-            if not (later or self.evaluating or (members and told.keys() >= set(members))):
+            if not (later or self.over or (members and told.keys() >= set(members))):
                 break
             sure = [ident for ident in told if ident in (later or members)]
             self._round(self._open.pop(step)[sure[-1] if sure else list(told)[-1]])
@@ -119,7 +117,7 @@ class Journal:
                     f"worker {loss.place} failed {when}: {(words or loss.words).rstrip('.')}; the other workers were "
                     "ended" + (f"; {how_to_go_on(self._run_dir)}" if kept else "")
                 )
-            if loss.lost and not running:
+            if loss.lost and not (running or self.over):
                 raise WorkerError(
                     f"worker {loss.place} {loss.words} {when}; the other workers were ended; "
                     f"{how_to_go_on(self._run_dir)}"
@@ -128,12 +126,13 @@ class Journal:
                 self._tell({"type": "note", "text": f"worker {loss.place}: {words}"})
 
     def end(self) -> dict[str, Any]:
-        """The summary. Raises WorkerError if nobody came to the end."""
+        """The summary, with the accuracy of the last round's checkpoint. Raises WorkerError if nobody came to the
+        end."""
         for step in sorted(self._open):
             # Who tells last has it from those who were there last.
             self._round(list(self._open.pop(step).values())[-1])
         self._commit()
-        if self._accuracy is None or self._record is None:
+        if not self.over or self._record is None:
             # By their numbers: of several that end in one instant, any may be seen first.
             newest = sorted(self._pending[-NAMED:], key=lambda loss: loss.place)
             last = "; ".join(f"worker {loss.place} {loss.words}" for loss in newest)
@@ -146,8 +145,22 @@ class Journal:
             words = f"worker {loss.place} {loss.words}; it was in no round by then"
             self._tell({"type": "note", "text": words})
         return self._record.close(
-            test_accuracy=self._accuracy, run_dir=str(self._run_dir), workers_lost=self.faults
+            test_accuracy=self._accuracy(), run_dir=str(self._run_dir), workers_lost=self.faults
         )
+
+    @torch.no_grad()
+    def _accuracy(self) -> float:
+        """Portion of the test set that the model of the newest checkpoint gets right."""
+        data, parts = datasets.load(self._config.data), self._kept.load()
+        model = models.create(self._config.model, data.shape, data.classes)
+        model.load_state_dict({} if parts is None else parts["model"])
+        model.eval()
+        right = 0
+        for start in range(0, len(data.y_test), CHUNK):
+            part = slice(start, start + CHUNK)
+            guess = model(torch.from_numpy(datasets.floats(data.x_test[part]))).argmax(1).numpy()
+            right += int((guess == data.y_test[part]).sum())
+        return right / len(data.y_test)
 
     def close(self) -> None:
         """Leave the record whole, and no checkpoint that is ahead of it."""

@@ -109,7 +109,7 @@ def join(config: TrainConfig, run_dir: Path, on_event: Told, resume: bool = Fals
             journal.settle([0], (), False)
 
         engine.train(config, run_dir, emit, resume, missed="end")
-        return journal.end() if journal.evaluated else {}
+        return journal.end() if journal.over else {}
 
 
 class Needed:
@@ -165,10 +165,10 @@ def _watch(
         for ident, worker in talking:
             for event in worker.said():
                 journal.take(event, ident)
-        if journal.evaluating:  # which is once, after the last round: whoever joined would have nothing to do
+        if journal.over:  # which is once, after the last round: whoever joined would have nothing to do
             supervisor.restarts = 0
         fatal = any(loss.failed or (loss.lost and not supervisor.running) for loss in losses)
-        if not journal.evaluated and (fatal or not supervisor.workers):
+        if not journal.over and (fatal or not supervisor.workers):
             time.sleep(SIGNAL_SECONDS)  # a signal that ended them may have been meant for all
             if interrupted():
                 raise KeyboardInterrupt

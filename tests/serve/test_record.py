@@ -9,9 +9,9 @@ pytest.importorskip("fastapi")
 
 from paceline import runs
 from paceline.files import part_of
+from paceline.serve.catalog import Record
 from paceline.serve.events import Closed
 from paceline.serve.models import Settings
-from paceline.serve.recording import Record
 
 
 def write(run_dir: Path, rounds: range, first: int) -> None:
