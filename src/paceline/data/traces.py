@@ -13,10 +13,9 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -28,6 +27,7 @@ from paceline.files import open_file, write_whole
 __all__ = ["Trace", "read", "write"]
 
 COLUMNS = ("round", "worker", "seconds_per_sample", "overhead_seconds")
+Fail = Callable[[int, str], NoReturn]
 CELLS = 10**8  # rounds times workers, at most: each takes 16 bytes, however few rows there are
 
 
@@ -50,44 +50,15 @@ def read(path: str | os.PathLike[str], gaps: Literal["error", "absent"] = "error
     a round left out.
     """
     path = Path(path)
-    cells: dict[
-        tuple[int, int], tuple[int, float, float]
-    ] = {}  # by round and worker: line, seconds, overhead
-    for line, fields in _rows(path):
-        if wrong := _wrong(fields, gaps):
-            raise PacelineError(f"{path}, line {line}: {wrong}")
-        cell = int(fields[0]), int(fields[1])
-        if cell in cells:
-            raise PacelineError(
-                f"{path}, line {line}: round {cell[0]} of worker {cell[1]} is given a second time; expected each once"
-            )
-        cells[cell] = line, fields[2], fields[3]
-    if not cells:
+    lines, rows = _rows(path)
+    if not len(rows):
         raise PacelineError(f"{path}: no rows below the header; expected {','.join(COLUMNS)}")
-    rounds, workers = (sorted({cell[axis] for cell in cells}) for axis in (0, 1))
-    for axis, name, seen, first in ((0, "round", rounds, rounds[0]), (1, "worker", workers, 0)):
-        for number, due in zip(seen, range(first, first + len(seen)), strict=True):
-            if number != due:
-                line = next(cells[cell][0] for cell in cells if cell[axis] == number)
-                raise PacelineError(
-                    f"{path}, line {line}: {name} {number} with no {name} {number - 1}; expected none left out"
-                )
-    shape = len(rounds), len(workers)
-    if shape[0] * shape[1] > CELLS:
-        raise PacelineError(
-            f"{path}: {shape[0]:,} rounds of {shape[1]:,} workers; expected at most {CELLS:,} of both together"
-        )
-    filled = np.full((2, *shape), np.nan)
-    line = 1
-    for t, i in product(rounds, workers) if gaps == "error" else sorted(cells):
-        if (t, i) not in cells:
-            raise PacelineError(
-                f"{path}, line {line}: after this row worker {i} has none in round {t}; expected every worker in "
-                "every round"
-            )
-        line, *filled[:, t - rounds[0], i] = cells[t, i]
-    filled[1, np.isnan(filled[0])] = np.nan
-    return Trace(*filled)
+
+    def fail(row: int, sentence: str) -> NoReturn:
+        raise PacelineError(f"{path}, line {lines[row]}: {sentence}")
+
+    _check_rows(rows, gaps, fail)
+    return _fill(path, rows, gaps, fail)
 
 
 def write(path: str | os.PathLike[str], trace: Trace) -> Path:
@@ -99,58 +70,106 @@ def write(path: str | os.PathLike[str], trace: Trace) -> Path:
     return write_whole(path, ",".join(COLUMNS) + "\n" + "".join(lines))
 
 
-def _rows(path: Path) -> Iterator[tuple[int, list[float]]]:
-    """Each row: the number of its line, and its four columns."""
+def _rows(path: Path) -> tuple[list[int], Array]:
+    """The number of each line below the header that is not blank, and its four columns, shape (rows, 4)."""
+    lines, rows = [], []
     try:
         with io.TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
             header = [name.strip() for name in next(reader, [])]
-            for name in COLUMNS:
-                if header.count(name) > 1:
-                    raise PacelineError(f"{path}, line 1: {header.count(name)} columns {name}; expected one")
-            if missing := [name for name in COLUMNS if name not in header]:
-                raise PacelineError(
-                    f"{path}, line 1: no column {', '.join(missing)}; expected {','.join(COLUMNS)}"
-                )
+            places = _places(path, header)
             for fields in filter(None, reader):
+                lines.append(reader.line_num)
                 try:
-                    values = [_number(name, fields[header.index(name) :]) for name in COLUMNS]
-                    if len(fields) != len(header):
-                        raise PacelineError(f"{len(fields)} fields; expected {len(header)}, as in the header")
-                except PacelineError as error:
-                    raise PacelineError(f"{path}, line {reader.line_num}: {error}") from None
-                yield reader.line_num, values
+                    rows.append([_number(fields[place]) for place in places])
+                except (ValueError, IndexError):
+                    rows.append([])
+                if len(fields) != len(header) or not rows[-1]:
+                    raise PacelineError(f"{path}, line {lines[-1]}: {_wrong(fields, places, len(header))}")
     except OSError as error:
         raise PacelineError(f"cannot read the trace {path}: {error.strerror}; expected a CSV file") from error
     except UnicodeDecodeError as error:
         raise PacelineError(f"{path} is no text; expected a CSV file with {','.join(COLUMNS)}") from error
     except csv.Error as error:
         raise PacelineError(f"{path}, line {reader.line_num}: {error}") from error
+    return lines, np.array(rows, np.float64).reshape(-1, 4)
 
 
-def _number(name: str, fields: list[str]) -> float:
-    """The first of these fields as a number, NaN if it is empty; not what only Python's own source calls a number, as
-    1_0."""
-    if not fields:
-        raise PacelineError(f"no {name}; expected a number")
-    text = fields[0].strip()
-    try:
-        if "_" in text or not text.isascii():
-            raise ValueError
-        return float(text) if text else np.nan
-    except ValueError:
-        raise PacelineError(f"{name} is {text!r}; expected a number") from None
+def _wrong(fields: list[str], places: list[int], width: int) -> str:
+    """Why a line is no row of four numbers, with as many fields as the header."""
+    for name, place in zip(COLUMNS, places, strict=True):
+        if place >= len(fields):
+            return f"no {name}; expected {width} fields"
+        try:
+            _number(fields[place])
+        except ValueError:
+            return f"{name} is {fields[place].strip()!r}; expected a number"
+    return f"{len(fields)} fields; expected {width}, as in the header"
 
 
-def _wrong(fields: list[float], gaps: str) -> str:
-    """Why a row's numbers cannot be; "" if they can."""
-    absent = gaps == "absent" and np.isnan(fields[2])
-    spans = (("a whole number, 0 or more",) * 2) + (f"{costs.SPAN} seconds", f"{costs.SPAN_0} seconds")
-    for place, (name, value, expected) in enumerate(zip(COLUMNS, fields, spans, strict=True)):
-        if place < 2:
-            odd = not (0 <= value < 2**53 and value == int(value))
-        else:
-            odd = not absent and bool(costs.outside(value, 0.0 if place == 3 else costs.LEAST))
-        if odd:
-            return f"{name} is {value:g}; expected {expected}"
-    return ""
+def _places(path: Path, header: list[str]) -> list[int]:
+    """Where the four columns stand."""
+    for name in COLUMNS:
+        if header.count(name) > 1:
+            raise PacelineError(f"{path}, line 1: {header.count(name)} columns {name}; expected one")
+    missing = [name for name in COLUMNS if name not in header]
+    if missing:
+        raise PacelineError(f"{path}, line 1: no column {', '.join(missing)}; expected {','.join(COLUMNS)}")
+    return [header.index(name) for name in COLUMNS]
+
+
+def _number(text: str) -> float:
+    """A field as a number, NaN if it is empty; not what only Python's own source calls a number, as 1_0."""
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return float(text) if text.strip() else np.nan
+
+
+def _check_rows(rows: Array, gaps: str, fail: Fail) -> None:
+    number, worker, seconds, overhead = rows.T
+    absent = np.isnan(seconds) if gaps == "absent" else np.zeros(len(rows), bool)
+    odd = ~((rows >= 0) & (rows < 2**53) & (rows == np.floor(rows)))
+    checks = (
+        ("round", odd[:, 0], number, "a whole number, 0 or more"),
+        ("worker", odd[:, 1], worker, "a whole number, 0 or more"),
+        ("seconds_per_sample", costs.outside(seconds) & ~absent, seconds, f"{costs.SPAN} seconds"),
+        ("overhead_seconds", costs.outside(overhead, 0.0) & ~absent, overhead, f"{costs.SPAN_0} seconds"),
+    )
+    for name, wrong, values, expected in checks:
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            fail(row, f"{name} is {values[row]:g}; expected {expected}")
+
+
+def _fill(path: Path, rows: Array, gaps: str, fail: Fail) -> Trace:
+    number, worker = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64)
+    first, shape = number.min(), (int(np.ptp(number)) + 1, int(worker.max()) + 1)
+    for name, values, low, size in (("round", number, first, shape[0]), ("worker", worker, 0, shape[1])):
+        seen = np.unique(values)
+        if len(seen) < size:
+            step = np.diff(np.concatenate(([low - 1], seen)))
+            before = seen[np.argmax(step > 1)]
+            row = int(np.argmax(values == before))
+            fail(row, f"{name} {before} with no {name} {before - 1}; expected none left out")
+    if shape[0] * shape[1] > CELLS:
+        raise PacelineError(
+            f"{path}: {shape[0]:,} rounds of {shape[1]:,} workers; expected at most {CELLS:,} of both together"
+        )
+    order = np.lexsort((worker, number))
+    cell = (number - first)[order] * shape[1] + worker[order]
+    again = np.diff(cell) == 0
+    if again.any():
+        row = int(order[1:][again].min())
+        fail(row, f"round {number[row]} of worker {worker[row]} is given a second time; expected each once")
+    if gaps == "error" and len(cell) < shape[0] * shape[1]:
+        hole = int(np.argmax(np.append(cell, -1) != np.arange(len(cell) + 1)))
+        t, i = divmod(hole, shape[1])
+        row = int(order[max(hole - 1, 0)])
+        fail(
+            row,
+            f"after this row worker {i} has none in round {t + first}; expected every worker in every round",
+        )
+    filled = np.full((2, shape[0] * shape[1]), np.nan)
+    filled[:, cell] = rows[order, 2:].T
+    filled[1, np.isnan(filled[0])] = np.nan
+    return Trace(filled[0].reshape(shape), filled[1].reshape(shape))
