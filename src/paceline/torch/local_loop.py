@@ -302,7 +302,7 @@ class LocalSteps:
 class LocalLoop(Loop):
     """A loop in which an interval is a round, and each of its micro-steps a step of this rank's own."""
 
-    PASSES = LocalPasses
+    PASSES: type[Passes] = LocalPasses
     passes: LocalPasses
 
     local: LocalSteps

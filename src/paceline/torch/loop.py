@@ -44,7 +44,7 @@ class Loop:
     listeners: called in turn with each settled round. host: see ``Host``; set it before the first micro-step.
     """
 
-    PASSES = Passes
+    PASSES: type[Passes] = Passes
     merged = False  # the newest step has merged what ranks have made of the parameters by themselves
 
     def __init__(
