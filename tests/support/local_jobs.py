@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import signal
 import time
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +18,11 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Merge, Pace
+from paceline.torch.elastic.membership import Where
 from paceline.torch.feed.pieces import Order
 from paceline.torch.progress import batches
+from support import elastic_jobs
+from support.elastic_jobs import Told
 from support.scripted import Script
 from support.torch_jobs import CLASSES, Samples, fresh
 
@@ -205,3 +213,128 @@ def refused(
             found.append("")
         pace.detach()
     return found
+
+
+RATE = 0.05
+
+
+def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None:
+    """A rank's life in a run that goes on without lost ranks: tells of each of its steps before it is taken."""
+    from support.elastic_phases import Orders
+
+    os.environ.update(where.environment())
+    torch.set_num_threads(1)
+    file = open(out / f"{where.ident}", "a", buffering=1)  # noqa: SIM115 - for as long as the process lives
+
+    def say(**words: Any) -> None:
+        file.write(json.dumps(words) + "\n")
+
+    orders = Orders(out, where.ident, say)
+    try:
+        orders.watch()
+        orders.at("start")
+        nap = options.get("nap", 1e-4) * (1 + 2 * (where.place == 1))
+        model = elastic_jobs.network(where.ident, options.get("norm", False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        pace = Pace(
+            model,
+            elastic_jobs.BATCH,
+            options.get("policy", "level"),
+            elastic=True,
+            loop="local",
+            every=options.get("every", 3),
+            merge=options.get("merge"),
+            on_members=lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
+            on_round=lambda done: say(
+                kind="round", step=done.step, loads=done.loads.tolist(), batch=done.batch
+            ),
+        )
+        signal.signal(signal.SIGTERM, lambda *_: pace.leave())
+        with pace:
+            data = IndexedRows(elastic_jobs.SAMPLES)
+            costs = {"cost": elastic_jobs.lengths(len(data)), "padded": False} if options.get("costs") else {}
+            loader = pace.loader(data, seed=3, **costs)
+            pace.register(optimizer)
+            say(kind="joined", at=time.time(), rounds=pace.rounds)
+            last = rounds
+            while pace.rounds < last:
+                for x, y, index in loader:
+                    orders.at("piece")
+                    time.sleep(nap * len(x))
+                    pace.backward((model(x) - y).square().mean())
+                    interval = pace.rounds
+                    if pace.counts:
+                        say(kind="took", interval=interval, epoch=pace.epoch, index=index.tolist())
+                    pace.step(optimizer)
+                    orders.at("step")
+                    if pace.merged:
+                        say(kind="merged", interval=interval)
+                        if last > 10**6 and (out / "last").exists():
+                            last = int((out / "last").read_text())
+                        if pace.rounds >= last:
+                            break
+            pace.settle()
+            state = {name: value.tolist() for name, value in model.state_dict().items()}
+            say(kind="end", rounds=pace.rounds, state=state)
+    except SystemExit:
+        say(kind="left")
+        raise
+    except BaseException as error:
+        say(kind="crash", words=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+        file.flush()
+        os._exit(1)
+    file.flush()
+    os._exit(0)
+
+
+class IndexedRows(elastic_jobs.Rows):
+    """Rows that know their own index."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        return self.x[index], self.y[index], index
+
+
+def counted(told: Told) -> list[tuple[int, dict[int, list[list[int]]]]]:
+    """Epoch and the steps that counted in each interval, by worker: those of all that merged it, and of a worker that
+    was lost behind its sums, without whose samples the interval would not be whole."""
+    took: dict[int, dict[int, list[Any]]] = {}
+    epochs: dict[int, int] = {}
+    for who, line in told.of("took"):
+        took.setdefault(line["interval"], {}).setdefault(who, []).append(line["index"])
+        epochs[line["interval"]] = line["epoch"]
+    merged = {(line["interval"], who) for who, line in told.of("merged")}
+    batches = {line["step"]: line["batch"] for _, line in told.of("round")}
+    found = []
+    for interval, by in sorted(took.items()):
+        sure = {who: steps for who, steps in by.items() if (interval, who) in merged}
+        if not sure:
+            continue
+        have = {index for steps in sure.values() for step in steps for index in step}
+        missing = batches.get(interval, len(have)) - len(have)
+        for who, steps in by.items():
+            own = [index for step in steps for index in step]
+            if missing and who not in sure and len(own) == missing and not have & set(own):
+                sure[who], missing = steps, 0
+        assert not missing, (interval, missing)
+        found.append((epochs[interval], sure))
+    return found
+
+
+def played(intervals: list[tuple[int, dict[int, list[list[int]]]]]) -> torch.Tensor:
+    """The parameters of one process that plays these steps and merges them by their samples."""
+    data, model = elastic_jobs.Rows(elastic_jobs.SAMPLES), elastic_jobs.network()
+    start = nn.utils.parameters_to_vector(model.parameters()).detach()
+    for _, by in intervals:
+        total, mean = 0, torch.zeros_like(start)
+        for steps in by.values():
+            nn.utils.vector_to_parameters(start.clone(), model.parameters())
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            for index in map(torch.tensor, steps):
+                optimizer.zero_grad()
+                (model(data.x[index]) - data.y[index]).square().mean().backward()
+                optimizer.step()
+            many = sum(map(len, steps))
+            mean += many * nn.utils.parameters_to_vector(model.parameters()).detach()
+            total += many
+        start = mean / total
+    return start

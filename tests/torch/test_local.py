@@ -67,7 +67,7 @@ def test_the_model_is_that_of_a_replay_and_each_sample_counts_once() -> None:
 
 
 def test_one_step_each_is_one_process() -> None:
-    """Under unlike loads, weighted by samples; with equal loads also under momentum, whose state stays on its rank."""
+    """Under unlike loads, weighted by samples; under equal loads with momentum, too, which stays on its rank."""
     cases = [
         {"policy": SINGLE, "every": 1, "epochs": 4, **ANY},
         {"policy": "equal", "every": 1, "epochs": 4, "count": 84, "momentum": 0.9},
