@@ -364,10 +364,10 @@ def run(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     load("support.elastic_jobs")
-    context = multiprocessing.get_context("forkserver")
+    context, job = multiprocessing.get_context("forkserver"), options.pop("job", train)
 
     def start(where: Where) -> Forked:
-        process = context.Process(target=train, args=(where, out, rounds, options), daemon=True)
+        process = context.Process(target=job, args=(where, out, rounds, options), daemon=True)
         process.start()
         return Forked(process)
 

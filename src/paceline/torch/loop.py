@@ -44,6 +44,9 @@ class Loop:
     listeners: called in turn with each settled round. host: see ``Host``; set it before the first micro-step.
     """
 
+    PASSES: type[Passes] = Passes
+    merged = False  # the newest step has merged what ranks have made of the parameters by themselves
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -60,11 +63,11 @@ class Loop:
         self.work = work = Work(device, reducer, terms)
         self._meter = work.meter
         calls = work.halfway, work.ready, work.commit
-        self.passes = Passes(parameters, device, reducer, terms, self._meter, *calls)
+        self.passes = self.PASSES(parameters, device, reducer, terms, self._meter, *calls)
         self._gradients = self.passes.gradients
         self._steps = Steps(model, reducer.travels, self._step_begins, self._step_ended)
         self._rates = LearningRateWatch()
-        self.progress = Progress(terms.global_batch, terms.floor)
+        self.progress = Progress(terms.batch, terms.floor, terms.every.size)
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         self.memory: MemoryLimit | None = None
         self.watch_over(Alone())
@@ -76,6 +79,7 @@ class Loop:
         self._left: MicroStep | None = None  # in whose middle the newest iteration was left
         self._closing: Callable[[], None] = lambda: None
         self._carry = 0.0  # seconds of the last optimizer step, part of the next round's overhead
+        self.local = self._steps_by_itself(model)
         reducer.begin(self)
 
     def watch_over(self, lookout: Alone) -> None:
@@ -107,6 +111,11 @@ class Loop:
     def in_round(self) -> bool:
         """True from a round's first micro-step to its optimizer step."""
         return self.passes.micro_step is not None
+
+    @property
+    def due(self) -> bool:
+        """Whether a step of the optimizer is."""
+        return self.passes.complete
 
     @property
     def last(self) -> bool:
@@ -347,6 +356,10 @@ class Loop:
         self._finish_round()
 
     # -- within ----------------------------------------------------------------------------------------------
+
+    def _steps_by_itself(self, model: torch.nn.Module) -> Any:
+        """The ``LocalSteps`` of a rank that steps by itself."""
+        return None
 
     def _open(self, source: Source) -> object:
         """An iteration begins: within its epoch after ``load_state_dict``, else with a whole one. Returns what tells

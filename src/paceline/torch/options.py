@@ -17,7 +17,7 @@ from paceline.errors import PacelineError, meant, short
 from paceline.policies import Policy
 from paceline.rounds import Cluster
 
-LOOPS = ("whole", "round", "pieces")
+LOOPS = ("whole", "round", "pieces", "local")
 MANY = 2**31 - 1
 MEMORY = "memory"  # for limits: what fits is found while training
 Limits = Sequence[tuple[int | None, int | None]]  # (least, most) of each rank
@@ -46,6 +46,8 @@ class Options:
     on_round: Callable[..., None] | None
     elastic: bool
     collect_every: int | None
+    every: int | float | str | None
+    merge: Any
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> Options:

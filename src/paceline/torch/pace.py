@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from paceline.errors import PacelineError
 from paceline.policies import Policy
 from paceline.rounds import Cluster
-from paceline.torch import peers
+from paceline.torch import local, peers
 from paceline.torch.elastic.member import Member, Mended
 from paceline.torch.feed import nested
 from paceline.torch.feed.loader import BalancedLoader
@@ -43,6 +43,8 @@ from paceline.torch.hosting import Hosting
 from paceline.torch.liveness.monitor import monitor
 from paceline.torch.liveness.shutdown import leave_in_time
 from paceline.torch.liveness.stall import SECONDS, OnMissed
+from paceline.torch.local import Merge, Merging
+from paceline.torch.local_loop import LocalLoop
 from paceline.torch.loop import LOST, Loop
 from paceline.torch.measuring.audience import Audience
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
@@ -129,20 +131,24 @@ class Pace:
         elastic: bool = False,
         on_members: Callable[[Mended], None] | None = None,
         collect_every: int | None = None,
+        every: int | float | str | None = None,
+        merge: Merge | None = None,
     ) -> None:
         given = Options.of(locals())
         given.check_kinds(model)
+        local.check(given, model, peers.ranks())
         sinks = asked(report_to, metrics_port)
         if elastic:
             given.check_elastic()
             self._reducer: Reducer = Member(model, on_members or (lambda mended: None))
         else:
-            self._reducer = reducer_of(model, peers.ranks())
+            self._reducer = (Merging if loop == "local" else reducer_of)(model, peers.ranks())
         self.rank, self.ranks = peers.rank(), peers.ranks()
         self.terms = agree(model, given, self._reducer.in_step)
         self.policy, listeners = self.terms.policy, [on_round] if on_round else []
         self._loaders: list[BalancedLoader | StreamLoader] = []
-        self.loop = Loop(model, self._reducer, self.terms, listeners, on_nan)
+        kind = Loop if self.terms.merge is None else LocalLoop
+        self.loop = kind(model, self._reducer, self.terms, listeners, on_nan)
         if self.terms.memory:
             self.loop.limited_by(MemoryLimit(self.loop.passes, self.terms, nested.part))
         self.host = Hosting(self.loop, self._reducer)  # for frameworks that run the loop
@@ -154,8 +160,9 @@ class Pace:
 
     @property
     def global_batch(self) -> int:
-        """B, samples of a round over all ranks. Setting it raises a PacelineError: loaders and plans go by it."""
-        return self.terms.global_batch
+        """B, samples of a round over all ranks (with loop="local", of a step on every rank). Setting it raises a
+        PacelineError: loaders and plans go by it."""
+        return self.terms.batch
 
     @global_batch.setter
     def global_batch(self, samples: int) -> None:
@@ -321,7 +328,13 @@ class Pace:
     @property
     def complete(self) -> bool:
         """True when the round's gradients are all in, and an optimizer step is due."""
-        return self.loop.passes.complete
+        return self.loop.due
+
+    @property
+    def merged(self) -> bool:
+        """With loop="local", whether the newest ``pace.step`` was this rank's last of an interval, so that the
+        parameters are those of all ranks: evaluate, write checkpoints and step schedulers there."""
+        return self.loop.merged
 
     def step(
         self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer], scaler: Any = None

@@ -146,7 +146,7 @@ def claimed(division: Division, start: int, size: int, cell: int, micro_batch: i
         each = cell or size
         sizes = tuple(min(each, size - place) for place in range(0, size, each))
         return Claim(at, sizes, (None,) * len(sizes))
-    cuts = costs.cuts(start, size, micro_batch)
+    cuts = costs.cuts(start, size, cell or micro_batch)
     places = np.concatenate(([0], np.cumsum(cuts)[:-1])) + start
     parts = tuple(costs.parts(place, cut) for place, cut in zip(places.tolist(), cuts, strict=True))
     return Claim(at, tuple(cuts), parts)

@@ -5,7 +5,7 @@ And what a checkpoint holds of that, checked before anything goes by it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,11 +37,13 @@ def rounds(samples: int, done: int, batch: int, floor: int = 1) -> int:
 class Progress:
     """Counts rounds and epochs; the same on every rank, and whatever their number.
 
-    batch: B, samples of a round; floor: samples that a round needs at least.
+    batch: B, samples of a step; floor: samples that a round needs at least; size: samples of each round by its
+        number, by default B.
     """
 
-    def __init__(self, batch: int, floor: int) -> None:
+    def __init__(self, batch: int, floor: int, size: Callable[[int], int] | None = None) -> None:
         self._batch, self._floor = batch, floor
+        self.size = size or (lambda step: batch)
         self.epoch = 0  # of the next or running iteration of the loader
         self.samples_done = 0  # of this epoch, over all ranks
         self.rounds = 0  # finished since the beginning, over all epochs
@@ -52,13 +54,17 @@ class Progress:
         self._of: tuple[int, int] | None = None  # number and samples of the loader whose epoch it is
 
     def remaining(self) -> Iterator[tuple[int, int]]:
-        """(first sample, size) of each round left in this epoch of the loader in use."""
-        return batches(self.samples, self.samples_done, self._batch, self._floor)
+        """(first sample, size) of each round left in this epoch of the loader in use, as it stands when asked for."""
+        first, step = self.samples_done, self.rounds
+        while first < self.samples:
+            _, size = next(batches(self.samples, first, self.size(step), self._floor))
+            yield first, size
+            first, step = first + size, step + 1
 
     @property
     def left(self) -> int:
         """How many rounds are left in this epoch."""
-        return rounds(self.samples, self.samples_done, self._batch, self._floor)
+        return rounds(self.samples, self.samples_done, self.size(self.rounds), self._floor)
 
     def begin(self, epoch: int) -> None:
         """The next iteration starts this epoch from its beginning."""
@@ -75,7 +81,8 @@ class Progress:
 
     def ahead(self, samples: int) -> int:
         """Rounds of the next iteration over so many samples."""
-        return rounds(samples, self.samples_done if self._midway else 0, self._batch, self._floor)
+        done = self.samples_done if self._midway else 0
+        return rounds(samples, done, self.size(self.rounds), self._floor)
 
     def open(self, loader: int, samples: int) -> None:
         """An iteration over a loader's samples begins: within its epoch after ``load``, else with a whole one.

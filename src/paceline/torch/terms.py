@@ -14,8 +14,9 @@ from paceline.balance import factoring
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster, Indices, PiecePlan
-from paceline.torch import options, peers, plan
+from paceline.torch import local, options, peers, plan
 from paceline.torch.gradients import same_bits
+from paceline.torch.local import Every, Merge
 from paceline.torch.options import Options, has_batch_norm, least_and_most
 from paceline.torch.plan import RoundPlan
 
@@ -26,7 +27,8 @@ CELLS = 32  # of a round, by default, where results are to have the same bits
 class Terms:
     """The same on every rank but for ``micro_batch``; see ``Pace`` for what a user chooses of it."""
 
-    global_batch: int  # samples of a full round over all ranks
+    global_batch: int  # samples of a full round over all ranks, where that is the same throughout
+    batch: int  # samples of an optimizer step on every rank, which is a round unless each steps by itself
     policy: str  # its name
     balancer: Balancer
     moves_work: bool  # work may move within the round
@@ -43,6 +45,8 @@ class Terms:
     loop: str  # how the training loop takes a round
     weigh: str  # what weighs the gradients: "loss" or "hook"
     memory: bool  # what fits into each rank's memory is found while training
+    every: Every  # how many samples a round has
+    merge: Merge | None  # with loop="local", where each rank steps by itself; else None
 
     def divided(
         self, step: int, loads: Indices, start: int, present: NDArray[np.bool_] | None = None
@@ -78,10 +82,13 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     Raises PacelineError for what cannot be, or differs.
     """
     given.check_together()
-    global_batch, policy, fixed = int(given.global_batch), given.policy, given.fixed_micro_steps
-    quantum, micro_batch = given.quantum, given.micro_batch
     norms, ranks = has_batch_norm(model), peers.ranks()
-    floor = 2 if norms else 1
+    own, floor = given.loop == "local", 2 if norms else 1
+    batch, policy, fixed = int(given.global_batch), given.policy, given.fixed_micro_steps
+    every = Every(local.interval(given.every) if own else 1, batch)
+    global_batch, quantum, micro_batch = every.most, given.quantum, given.micro_batch
+    if own:  # what a step has
+        micro_batch = max(-(-batch // ranks // quantum) * quantum, 2 * floor - 1)
     if micro_batch is not None and micro_batch < 2 * floor - 1:
         raise PacelineError(f"micro_batch={micro_batch}: expected at least {2 * floor - 1} samples")
     if quantum > 1 and micro_batch is not None:
@@ -105,12 +112,14 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         chosen, name = plans, "level"
     balancer = Balancer(chosen, quantum=quantum, floor=floor)
     facts = {
-        "global_batch": global_batch,
+        "global_batch": batch,
         "policy": name,
         "limits": given.limits if memory else (least, most),
     }
-    for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "collect_every"):
+    for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "collect_every", "every"):
         facts[other] = getattr(given, other)
+    if given.merge is not None:
+        facts["merge"] = str(given.merge)
     for outlet in ("record", "report_to", "metrics_port"):
         # They are begun together, each perhaps in a place of its own.
         facts[outlet] = None if getattr(given, outlet) in (None, (), []) else "some"
@@ -119,7 +128,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     given.check_pieces(name, moves_work, in_step, fills)
     if given.elastic:
         options.check_joins(name, balancer.policy.trains)
-    unit, cell = quantum if quantum >= floor else floor, 0
+    unit, cell = micro_batch if own and micro_batch else quantum if quantum >= floor else floor, 0
     if given.deterministic:
         unit = cell = quantum if quantum > 1 else max(1, global_batch // CELLS)
         given.check_deterministic(name, moves_work, norms, cell)
@@ -128,6 +137,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         micro_batch = cell
     return Terms(
         global_batch=global_batch,
+        batch=batch,
         policy=name,
         balancer=balancer,
         moves_work=moves_work,
@@ -144,4 +154,6 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         loop=given.loop,
         weigh=given.weigh,
         memory=memory,
+        every=every,
+        merge=(given.merge or Merge()) if own else None,
     )

@@ -24,11 +24,14 @@ class Work:
     """
 
     def __init__(self, device: torch.device, reducer: Reducer, terms: Terms) -> None:
-        self.reducer = reducer
+        self.reducer, self._own_steps = reducer, terms.merge is not None
         self.claims: Claims | None = None
         if terms.moves_work:
-            most, largest = int(terms.most[peers.rank()]), None if terms.cell else terms.micro_batch
-            self.claims = Claims(device, terms.unit, largest, most, terms.cell, reducer.counter)
+            most, cell = int(terms.most[peers.rank()]), terms.cell
+            if terms.merge is not None and terms.micro_batch:
+                cell = terms.micro_batch  # each is a step
+            largest = None if cell else terms.micro_batch
+            self.claims = Claims(device, terms.unit, largest, most, cell, reducer.counter)
         self.meter = Meter(device, reducer, terms.balancer.needs_readings, terms.moves_work)
         self.meter.digest = lambda: terms.balancer.digest
 
@@ -92,7 +95,7 @@ class Work:
         while not (reducer.retrying and reducer.claim()):
             began, own = time.perf_counter(), waits.now()
             row = meter.row(None if claims is None else claims.report(as_one=reducer.retrying))
-            if reducer.commit(piece.step, row, meter.counted):
+            if reducer.commit(piece.step, row, None if self._own_steps else meter.counted):
                 meter.committed()
                 return piece._replace(last=True)
             meter.waited(waits.now() - own)

@@ -124,7 +124,11 @@ class Member(Reducer):
         self._terms: Terms = loop.terms
         self._parameters = [p for p in self._model.parameters() if p.requires_grad]
         self._sums = (ExactBuckets if self._terms.cell else Buckets)(self._parameters)
-        self._given = Handover(self._model, loop.stands, loop.load_state_dict)
+        given: Any = self._model
+        if loop.local is not None:  # what is summed, and handed over, are changes of the model
+            self._sums.close()
+            self._sums, given = loop.local.flats, loop.local
+        self._given = Handover(given, loop.stands, loop.load_state_dict)
         self._rendezvous = Rendezvous(self._link, self._given)
         self._layout = layout(loop.terms.moves_work, travels=True)
 

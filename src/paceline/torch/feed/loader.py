@@ -129,7 +129,7 @@ class BalancedLoader:
     ) -> None:
         terms = loop.terms
         check_indexed(dataset)
-        check_options(options, terms.global_batch, loop.ranks)
+        check_options(options, terms.batch, loop.ranks)
         switches(shuffle=shuffle, drop_last=drop_last, padded=costs[1])
         whole("seed", seed, 0, 2**63 - 1)
         self.dataset, self.number = dataset, number
@@ -139,8 +139,8 @@ class BalancedLoader:
         collate = options.pop("collate_fn", None) or default_collate
         step = loop.progress.rounds
         self._dealer = agreed_dealer(terms, dataset, collate, *costs, step)
-        self.samples = len(dataset) - (len(dataset) % terms.global_batch if drop_last else 0)
-        self._check_sizes(terms.global_batch, terms.quantum)
+        self.samples = len(dataset) - (len(dataset) % terms.batch if drop_last else 0)
+        self._check_sizes(terms.batch, terms.quantum)
         # where members change, processes load the next round's part at most
         loop.drawn_ahead(min(max(lags), 1) if loop.changes else max(lags))
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()

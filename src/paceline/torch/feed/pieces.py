@@ -63,13 +63,21 @@ def pieces(
     kept: samples of the last piece, before which a part of the round is claimed; 0 if all is run as planned.
     """
     at_once, micro_steps, unit = len(mine) - kept, terms.micro_steps(plan.loads), terms.quantum
-    if micro_steps:
-        cuts = spread(at_once, micro_steps, terms.floor, unit)
-    else:
-        cuts = cut(at_once, terms.micro_batch, unit) if at_once else []
-    if kept:
+    cuts = spread(at_once, micro_steps, terms.floor, unit) if micro_steps else _cuts(terms, at_once)
+    if kept and terms.merge is not None:
+        cuts += _cuts(terms, kept)
+    elif kept:
         cuts.append(kept)
     return _in_cuts(plan, mine, cuts, filler)
+
+
+def _cuts(terms: Terms, load: int) -> list[int]:
+    """A load in micro-batches; where each is a step of its own, of about as many samples as a step has."""
+    if not load:
+        return []
+    if terms.merge is None or terms.micro_batch is None:
+        return cut(load, terms.micro_batch, terms.quantum)
+    return _even(load, max(round(load / terms.micro_batch), 1), terms.quantum)
 
 
 def _in_cuts(

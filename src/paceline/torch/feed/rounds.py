@@ -135,7 +135,7 @@ class Sizes:
             )
         self._loop, self._left = loop, rounds
         loop.drawn_ahead()
-        self._all = np.arange(loop.terms.global_batch)
+        self._all = np.arange(0)
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
 
     def open(self) -> None:
@@ -151,7 +151,10 @@ class Sizes:
         loop, terms = self._loop, self._loop.terms
         if not loop.in_round:
             step = loop.progress.rounds
-            plan = terms.divided(step, terms.balancer.loads(step, terms.global_batch), 0)
+            size = loop.progress.size(step)
+            if len(self._all) != size:
+                self._all = np.arange(size)
+            plan = terms.divided(step, terms.balancer.loads(step, size), 0)
             self._planned = planned_pieces(terms, loop.rank, plan, 0, self._all, True)
         chosen, piece = next(self._planned)
         if piece.last and self._left is not None:

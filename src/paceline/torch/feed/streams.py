@@ -182,12 +182,17 @@ class StreamLoader:
         terms = loop.terms
         check_stream(dataset)
         switches(drop_last=drop_last, batches=batches)
-        check_options(options, terms.global_batch, loop.ranks, streamed=True)
+        check_options(options, terms.batch, loop.ranks, streamed=True)
         check_unchanging(loop, "pace.stream()")
         peers.agree({"drop_last": drop_last, "batches": batches})
         if terms.cell:
             raise PacelineError(
                 "deterministic=True fixes who runs which sample, and each rank has a stream of its own; leave it out"
+            )
+        if not terms.every.fixed:
+            raise PacelineError(
+                "loop='local' with a stream: ranks tell ahead how many samples they hold, which fixes the size of an "
+                "interval; set every= to a number of steps"
             )
         if terms.quantum > 1 and not drop_last:
             raise PacelineError(

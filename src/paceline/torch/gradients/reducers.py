@@ -6,7 +6,7 @@ last gradient; in FSDP2 in each layer. ``elastic.member.Member`` is a third way,
 """
 
 # No `from __future__ import annotations` here: DDP inspects the hook's annotations as types.
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -93,6 +93,9 @@ class Reducer:
     def rows(self, step: int, lost: Any) -> Any:
         """All ranks' rows of announcement ``step``, (n,). lost: see ``Exchange.receive``."""
         return self.way.receive(step, lost)
+
+    def merge(self, own: Sequence[torch.Tensor]) -> None:
+        """Sum these over the ranks, in place, if each has taken steps of its own."""
 
     def drop(self) -> None:
         """The running round was left."""

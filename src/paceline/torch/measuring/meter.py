@@ -43,6 +43,7 @@ def fields(rounds: int) -> list[Any]:
         ("ran_out", "f8"),  # passes that it had no room for, until now
         ("cpu", "f8"),  # portion of the machine's processors that others left, NaN if it is not asked for
         ("memory", "f8"),  # portion that is free
+        ("link", "f8"),  # seconds of its newest merge, NaN if ranks take each step together
         ("seconds", "f8", (rounds,)),  # of each round
         ("loss", "f8", (rounds,)),  # summed over the rank's samples; NaN if it did not hand in its loss
         (
@@ -104,6 +105,7 @@ class Meter:
         self.light = False  # the rounds until then have no pieces to tell of
         self.told = False  # the row of an interval is on its way, and not collected yet
         self.stopped = True  # the running round's last gradient has been seen
+        self.link = math.nan  # seconds of this rank's newest merge
         self.deciding = 0.0  # processor seconds that this rank's newest decision took
         self.intervals = not reducer.travels  # several rounds may be told of at once
         self._watch = measure.stopwatch(device)
@@ -294,7 +296,7 @@ class Meter:
         rounds = len(known)
         row = np.full(1, np.nan, self._layout)
         row["first"], row["rounds"], row["digest"] = known[0].step if known else -1, rounds, self.digest()
-        row["deciding"] = self.deciding
+        row["deciding"], row["link"] = self.deciding, self.link
         row["fits"], row["ran_out"] = self.memory()
         if known:
             readings, carries, losses, counts = zip(*map(MEASURED, known), strict=True)

@@ -29,6 +29,7 @@ from paceline.rounds import Array
 from paceline.samples.cost import cost_of
 from paceline.torch import peers
 from paceline.torch.liveness.stall import named
+from paceline.torch.local import Every
 from paceline.torch.measuring.exchange import Rows
 from paceline.torch.measuring.meter import MOST_ROUNDS, Meter, OpenRound, check_counts
 from paceline.torch.measuring.piece_reports import PieceReports
@@ -89,6 +90,7 @@ class OpenRounds:
         self.listeners = listeners
         self.fits: Array | None = None  # samples that fit into each rank's memory, (n,), if that is limited
         self._ran_out: Array = np.zeros(())  # passes of each that did not, until now
+        self.every: Every | None = None  # how many samples rounds have, if that is found
         self.loss = math.nan  # of the newest settled round
         self._finite, self._blind = Finite(on_nan), Blind()
         self._settling = SETTLING_ROUNDS  # rounds left of the beginning
@@ -163,6 +165,8 @@ class OpenRounds:
         self._ran_out = rows["ran_out"].copy()
         self._meter.due = last + self._meter.lag + self._interval(rows, seconds, loads, batch, shares)
         self._meter.light = self._meter.due > last + self._meter.lag + 1
+        if self.every is not None:
+            self.every.take(last + 1 + balancer.lag, batch, seconds, rows["link"])
         batches = np.array(list(map(BATCH, plans)))
         means = mean_losses(losses, counts, batches).tolist()
         self.loss = means[-1]

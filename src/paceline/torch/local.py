@@ -1,0 +1,312 @@
+"""What ``loop="local"`` is asked for: how far two merges are apart, and how ranks' parameters become one again.
+
+Between two merges each rank takes optimizer steps of its own, on batches of its own, as many as its speed allows. An
+interval between two merges is a round like any other: its samples are divided, claimed and told of as those of a
+round, and its end is the merge. This trains another model than one process would: opt-in, never chosen by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline import options
+from paceline.errors import PacelineError, meant, short
+from paceline.rounds import Array
+from paceline.torch import peers
+from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.options import MANY, MEMORY, Options, whole
+
+AUTO, SECONDS = "auto", re.compile(r"(\d+\.?\d*|\.\d+) ?s")  # for every
+LINK = 0.1  # of the time is the link's at most, under "auto"
+MOST_STEPS = 1024  # of every rank in an interval whose size is found, on average
+GROWTH = 4.0  # times the interval before, at most
+KEPT = 2048  # sizes: loaders draw no more rounds ahead
+RECENT = 0.3  # weight of the newest merge, of what merges take
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The outer optimizer that takes the mean of the ranks' parameters as it is."""
+
+    def __call__(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=1.0)
+
+
+@dataclass(frozen=True)
+class Nesterov:
+    """The outer optimizer of DiLoCo (arXiv 2311.08105), with its values."""
+
+    lr: float = 0.7
+    momentum: float = 0.9
+
+    def __call__(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        if not (self.lr > 0 and 0 < self.momentum < 1):
+            raise PacelineError(
+                f"outer optimizer nesterov: lr={self.lr:g}, momentum={self.momentum:g}: expected a positive learning "
+                "rate, and a momentum above 0 and below 1"
+            )
+        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, nesterov=True)
+
+
+OUTER: dict[str, type[Any]] = {"mean": Mean, "nesterov": Nesterov}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """How the ranks' parameters become one again at the end of an interval of ``loop="local"``.
+
+    by: what a rank's change counts. "samples" (default): as many as it has run, or what ``count=`` says, such as
+        tokens, so that each counts as much as any other. "steps": its own optimizer steps. "ranks": the same for each
+        rank that took a step. If data are alike on all ranks, all three aim at the same, and the first has the least
+        noise; if each rank has data of its own, as with ``pace.stream``, the first two lean towards those of fast
+        ranks, and the third does not.
+    outer: the optimizer that takes the ranks' mean change for a gradient: "mean" (default), which makes the
+        parameters the ranks' mean; "nesterov:lr=0.7,momentum=0.9", as in DiLoCo; or a function that makes a torch
+        optimizer from a list of parameters.
+    """
+
+    by: str = "samples"
+    outer: str | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] = "mean"
+
+    def __post_init__(self) -> None:
+        ways = ("samples", "steps", "ranks")
+        if self.by not in ways:
+            raise PacelineError(
+                f"Merge(by={short(self.by)}): expected one of {', '.join(map(repr, ways))}{meant(str(self.by), ways)}"
+            )
+        if not isinstance(self.outer, str) and not callable(self.outer):
+            raise PacelineError(
+                f"Merge(outer={short(self.outer)}): expected a name such as 'nesterov:lr=0.7,momentum=0.9', or a "
+                "function that makes an optimizer from parameters"
+            )
+        if isinstance(self.outer, str):
+            options.build(OUTER, self.outer, "outer optimizer")  # which refuses what is none
+
+    def __str__(self) -> str:
+        outer = self.outer if isinstance(self.outer, str) else "a function"
+        return f"Merge(by={self.by!r}, outer={outer!r})"
+
+    def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        """The outer optimizer of these parameters."""
+        make = (
+            options.build(OUTER, self.outer, "outer optimizer") if isinstance(self.outer, str) else self.outer
+        )
+        made: torch.optim.Optimizer = make(parameters)
+        return made
+
+
+def interval(every: Any) -> int | float | str:
+    """How far two merges are apart: steps, seconds as a float, or "auto". Raises PacelineError for anything else."""
+    found = SECONDS.fullmatch(every.strip()) if isinstance(every, str) else None
+    if every is None or every == AUTO:
+        return AUTO
+    if found is not None or (isinstance(every, float) and not math.isnan(every)):
+        seconds = float(every if found is None else found[1])
+        if 0 < seconds < MANY:
+            return seconds
+    elif isinstance(every, str) and every.isdecimal():
+        every = int(every)
+    if isinstance(every, bool) or not isinstance(every, int | np.integer):
+        raise PacelineError(
+            f"every={short(every)}: expected a number of steps, seconds such as '2 s' or 2.0, or 'auto'"
+        )
+    whole("every", every)
+    return int(every)
+
+
+def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
+    """Raises PacelineError for what does not go together with steps of each rank's own."""
+    if given.loop != "local":
+        if given.every is not None or given.merge is not None:
+            raise PacelineError(
+                f"every= and merge= are for loop='local', and the loop is {given.loop!r}; leave them out"
+            )
+        return
+    steps = isinstance(interval(given.every), int)
+    if given.merge is not None and not isinstance(given.merge, Merge):
+        raise PacelineError(f"merge={short(given.merge)}: expected a paceline.torch.Merge(...)")
+    wrapped = any(
+        isinstance(module, DistributedDataParallel) or hasattr(module, "set_requires_gradient_sync")
+        for module in model.modules()
+    )
+    fits = "choose a global_batch whose part fits: each step has global_batch / ranks samples"
+    wrong = (
+        "weigh='hook' weighs what DDP sums, and each rank steps by itself; use weigh='loss'"
+        if given.weigh == "hook"
+        else f"micro_steps={given.micro_steps} is as many on all ranks; leave it out"
+        if given.micro_steps is not None
+        else f"micro_batch= cuts a step into passes, and each pass is a step here; leave it out, and {fits}"
+        if given.micro_batch is not None
+        else f"limits='memory' cuts a step into passes, and each pass is a step here; {fits}"
+        if given.limits == MEMORY
+        else "limits= are samples of an interval, whose size is found while training; set every= to a number of "
+        "steps, or leave limits= out"
+        if given.limits is not None and not steps
+        else "deterministic=True fixes the sums of gradients, and none are summed; leave it out"
+        if given.deterministic
+        else "ranks take unlike numbers of steps, which DistributedDataParallel and fully_shard do not allow; hand "
+        "over the plain module, as in Pace(model, ...): Paceline itself merges its parameters"
+        if wrapped and ranks > 1
+        else ""
+    )
+    if wrong:
+        raise PacelineError(f"loop='local': {wrong}")
+
+
+class Every:
+    """How many samples an interval has, by the round from which that holds; the same on every rank, since it is made
+    of what all ranks were told.
+
+    every: as of ``interval``. batch: B, samples of a step of every rank.
+    """
+
+    def __init__(self, every: int | float | str, batch: int) -> None:
+        self._every, self._batch = every, batch
+        self.fixed = isinstance(every, int)
+        self._link = math.nan  # seconds that a merge takes, without a wait for late ranks
+        self._sizes = {0: batch * every if isinstance(every, int) else batch}
+
+    @property
+    def most(self) -> int:
+        """Samples of an interval at most."""
+        return self._sizes[0] if self.fixed else self._batch * MOST_STEPS
+
+    def size(self, step: int) -> int:
+        """Samples of round ``step``."""
+        known = self._sizes.items()
+        return next((size for first, size in reversed(known) if first <= step), next(iter(known))[1])
+
+    def take(self, step: int, batch: int, seconds: float, links: Array) -> None:
+        """From round ``step`` on go by an interval of ``batch`` samples, for which the slowest rank took ``seconds``.
+
+        links: seconds that each rank was in the newest merge, (n,), NaN if there was none: the last one to come has
+            waited for nobody."""
+        if self.fixed or not (seconds > 0 and batch > 0):
+            return
+        if not np.isnan(links).all():
+            link = float(np.nanmin(links))
+            self._link = link if math.isnan(self._link) else self._link + RECENT * (link - self._link)
+        wanted = self._link * (1 / LINK - 1) if self._every == AUTO else float(self._every)
+        if math.isnan(wanted):
+            return
+        newest = self._sizes[max(self._sizes)]
+        due = min(max(wanted * batch / seconds, newest / GROWTH), newest * GROWTH)
+        size = min(max(round(due / self._batch), 1), MOST_STEPS) * self._batch
+        if size != newest:
+            self._sizes[step] = size
+            if len(self._sizes) > KEPT:
+                del self._sizes[min(self._sizes)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {"size": self._sizes[max(self._sizes)], "link": self._link}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on with the newest size of another run."""
+        if not self.fixed and isinstance(state, dict) and isinstance(state.get("size"), int):
+            self._sizes, self._link = {0: state["size"]}, float(state["link"])
+
+
+class Merging(Reducer):
+    """The ranks of a process group, if there is one: nothing is summed but at a merge.
+
+    model: a plain module, whose parameters and buffers become rank 0's. Collective."""
+
+    def __init__(self, model: torch.nn.Module, ranks: int) -> None:
+        self._ranks = ranks
+        if ranks == 1:
+            return
+        names = [(name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()]
+        peers.agree({"a model with the checksum of parameters": crc32(repr(names).encode())})
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                whole = tensor.detach().contiguous()
+                dist.broadcast(whole, 0)
+                tensor.copy_(whole)
+
+    def merge(self, own: Sequence[torch.Tensor]) -> None:
+        if self._ranks == 1:
+            return
+        for work in [dist.all_reduce(flat, async_op=True) for flat in own]:
+            work.wait()
+
+
+class Flats:
+    """What the ranks sum at a merge: all changes of a kind in one tensor, and a table with a row for each rank. Where
+    ranks may be lost it takes the place of ``elastic.buckets.Buckets``.
+
+    values: what changes. columns: of the table.
+    """
+
+    def __init__(self, values: Sequence[torch.Tensor], columns: int) -> None:
+        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for number, value in enumerate(values):
+            wide = torch.float64 if value.dtype == torch.float64 else torch.float32
+            kinds.setdefault((wide, value.device), []).append(number)
+        self._kinds, self._shape = kinds, (peers.ranks(), columns)
+        device = values[0].device if values else torch.device("cpu")
+        self._rank, self._device = peers.rank(), device
+        self.own: list[torch.Tensor] = []
+
+    def fill(
+        self, before: Sequence[torch.Tensor], now: Sequence[torch.Tensor], weight: float, row: list[float]
+    ) -> None:
+        """What has become of the values since ``before``, times ``weight``; and this rank's row of the table."""
+        self.own = []
+        for (wide, _), numbers in self._kinds.items():
+            changes = [_change(before[n].to(wide), now[n].detach().to(wide)).flatten() for n in numbers]
+            self.own.append(torch.cat(changes).mul_(weight))
+        table = torch.zeros(self._shape, dtype=torch.float64, device=self._device)
+        table[self._rank] = torch.tensor(row, dtype=torch.float64)
+        self.own.append(table)
+
+    def read(self, now: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """The sum of all ranks' changes, in the shapes of the values, and the table, (ranks, columns)."""
+        changes: list[Any] = [None] * len(now)
+        for flat, numbers in zip(self.own, self._kinds.values(), strict=False):
+            parts = flat.split([now[n].numel() for n in numbers])
+            for number, part in zip(numbers, parts, strict=True):
+                changes[number] = part.view(now[number].shape)
+        return changes, self.own[-1].cpu()
+
+    # -- as ``Buckets``, for sums that may fail ---------------------------------------------------------------
+
+    def begin(self, sum: Any) -> None:
+        """Nothing is summed before the step."""
+
+    def add(self) -> None:
+        """A backward pass is through."""
+
+    def finish(self, sum: Any) -> list[Any]:
+        """Start the sums of a copy, since one that fails leaves anything. What to wait for."""
+        self._total = [flat.clone() for flat in self.own]
+        return [sum(flat) for flat in self._total]
+
+    def used(self) -> list[bool]:
+        """Nothing that the other ranks need to be told."""
+        return []
+
+    def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
+        """All sums are there."""
+        self.own = self._total
+
+    def drop(self) -> None:
+        """The round was left."""
+
+    def close(self) -> None:
+        """The model has no hooks."""
+
+
+def _change(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """Zero where nothing has changed, also of infinity, as masks have it."""
+    return torch.where(before == now, 0.0, before - now)

@@ -1,0 +1,340 @@
+"""What ranks do that step by themselves between merges, and the same replayed by one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.torch import Merge, Pace
+from paceline.torch.elastic.membership import Where
+from paceline.torch.feed.pieces import Order
+from paceline.torch.progress import batches
+from support import elastic_jobs
+from support.elastic_jobs import Told
+from support.scripted import Script
+from support.torch_jobs import CLASSES, Samples, fresh
+
+# With steps of B / 3 samples, each of these loads is one step.
+SINGLE = Script(((4, 3, 5), (4, 4, 4), (2, 5, 5), (3, 4, 5), (5, 4, 3)))
+COUNT, BATCH = 83, 12
+
+
+class Normed(nn.Module):
+    """A model with statistics, a counter, a mask that holds infinities, a parameter that is not trained and one that
+    is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.norm = fresh(torch.float64), nn.BatchNorm1d(CLASSES).double()
+        self.still = nn.Parameter(torch.ones(CLASSES, dtype=torch.float64), requires_grad=False)
+        self.twice = self.net.second.bias
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, -torch.inf], dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.net(x)) * self.still + self.twice + self.mask.exp()
+
+
+def made(case: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = Normed() if case.get("norm") else fresh(getattr(torch, case.get("dtype", "float64")))
+    if case.get("adam"):
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return model, torch.optim.SGD(trained, lr=0.1, momentum=case.get("momentum", 0.0))
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor, tokens: torch.Tensor | None) -> torch.Tensor:
+    each = nn.functional.cross_entropy(model(x), y, reduction="none")
+    return each.mean() if tokens is None else (each * tokens).sum() / max(float(tokens.sum()), 1.0)
+
+
+def tokens_of(index: torch.Tensor) -> torch.Tensor:
+    """How many tokens a sample has; some have none."""
+    return (index * 7 % 5).double()
+
+
+def trained(rank: int, ranks: int, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [one(rank, **case) for case in cases]
+
+
+def one(
+    rank: int,
+    *,
+    epochs: int = 2,
+    count: int = COUNT,
+    jitter: float = 0.0,
+    loader_workers: int = 0,
+    counted: bool = False,
+    clip: float = 0.0,
+    scaled: bool = False,
+    cost: bool = False,
+    reduction: str = "mean",
+    norm: bool = False,
+    adam: bool = False,
+    momentum: float = 0.0,
+    dtype: str = "float64",
+    **options: Any,
+) -> dict[str, Any]:
+    """A run; ``steps``: of each step of this rank its interval, its samples and whether it counted."""
+    model, optimizer = made({"norm": norm, "adam": adam, "momentum": momentum, "dtype": dtype})
+    if rank:  # which takes rank 0's over
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.add_(1)
+    pace = Pace(model, BATCH, options.pop("policy", "level"), loop="local", **options)
+    data = Samples(count, getattr(torch, dtype))
+    costs = {"cost": 1.0 + np.arange(count) % 9, "padded": False} if cost else {}
+    loader = pace.loader(data, seed=5, num_workers=loader_workers, **costs)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
+    stalls, steps, losses, merges = random.Random(rank), list[Any](), list[float](), 0
+    for _ in range(epochs):
+        for x, y, index in loader:
+            time.sleep(jitter * stalls.expovariate(1.0) * (1 + 3 * (rank == 1)))
+            tokens = tokens_of(index) if counted else None
+            loss = loss_of(model, x, y, tokens)
+            if reduction == "sum":
+                loss = loss * len(x)
+            pace.backward(loss, reduction, scaler, count=None if tokens is None else tokens.sum())
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            step, counts = pace.rounds, pace.counts
+            stepped = pace.step(optimizer, scaler)
+            steps.append((step, index.tolist() if counts else [], stepped))
+            losses.append(float(loss.detach()))
+            merges += pace.merged
+            assert pace.merged == (pace.rounds == step + 1)
+            assert all(p.grad is None for p in model.parameters())
+        pace.settle()
+    rounds, last = pace.rounds, pace.loss
+    assert merges == rounds
+    pace.detach()
+    return {
+        "steps": steps,
+        "losses": losses,
+        "loss": last,
+        "rounds": rounds,
+        "state": {name: value.tolist() for name, value in model.state_dict().items()},
+        "most": int(pace.terms.micro_batch or 0),
+    }
+
+
+def replayed(runs: list[dict[str, Any]], **case: Any) -> dict[str, torch.Tensor]:
+    """What the model comes to if one process plays what each rank did, interval by interval."""
+    merge = case.get("merge") or Merge()
+    model, _ = made(case)
+    data = Samples(case.get("count", COUNT), getattr(torch, case.get("dtype", "float64")))
+    models, optimizers = zip(*(made(case) for _ in runs), strict=True)
+    velocity: dict[str, torch.Tensor] = {}
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    for interval in range(runs[0]["rounds"]):
+        weights = []
+        for run, own, optimizer in zip(runs, models, optimizers, strict=True):
+            own.load_state_dict(state)
+            weight, taken = 0.0, 0
+            for _, index, _ in [step for step in run["steps"] if step[0] == interval]:
+                if not index:
+                    continue
+                index = torch.tensor(index)
+                tokens = tokens_of(index) if case.get("counted") else None
+                many = len(index) if tokens is None else float(tokens.sum())
+                loss_of(own, data.x[index], data.y[index], tokens).backward()
+                if case.get("clip"):
+                    nn.utils.clip_grad_norm_(own.parameters(), case["clip"])
+                if many:
+                    optimizer.step()
+                    taken += 1
+                optimizer.zero_grad()
+                weight += many
+            weights.append({"samples": weight, "steps": taken, "ranks": float(taken > 0)}[merge.by])
+        total = sum(weights)
+        for name, before in state.items():
+            each = [own.state_dict()[name] for own in models]
+            if not before.is_floating_point():
+                state[name] = torch.stack([e for e, w in zip(each, weights, strict=True) if w]).amax(0)
+                continue
+            mean = sum(w / total * e.nan_to_num(neginf=-9) for w, e in zip(weights, each, strict=True))
+            if merge.outer == "mean" or name not in trained:
+                state[name] = torch.where(before.isinf(), before, mean)
+                continue
+            change = (
+                before - mean
+            )  # Nesterov's momentum, as Sutskever et al. have it (ICML 2013), by its own formula
+            velocity[name] = 0.9 * velocity.get(name, torch.zeros_like(change)) + change
+            state[name] = before - 0.7 * (change + 0.9 * velocity[name])
+    return state
+
+
+def together(steps: int, count: int, momentum: float, adam: bool = False) -> dict[str, torch.Tensor]:
+    """What one process comes to that takes so many whole batches."""
+    model, optimizer = made({"momentum": momentum, "adam": adam})
+    data, order, done, epoch = Samples(count), Order(count, 5), 0, 0
+    while done < steps:
+        indices = order.epoch(epoch)
+        for first, size in batches(count, 0, BATCH):
+            chosen = torch.from_numpy(indices[first : first + size])
+            loss_of(model, data.x[chosen], data.y[chosen], None).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+        epoch += 1
+    return model.state_dict()
+
+
+def refused(
+    rank: int, ranks: int, cases: list[tuple[dict[str, Any], Callable[..., Any] | None]]
+) -> list[str]:
+    """The sentence by which each case is refused."""
+    found = []
+    for options, wrong in cases:
+        model = fresh(torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        given = {"every": 2, **options}
+        try:
+            pace = Pace(model, BATCH, "level", loop="local", **given)
+            for x, y, _ in pace.loader(Samples(COUNT), seed=5):
+                assert wrong is not None
+                wrong(pace, model, optimizer, nn.functional.cross_entropy(model(x), y))
+        except PacelineError as error:
+            found.append(str(error))
+        else:
+            found.append("")
+        pace.detach()
+    return found
+
+
+RATE = 0.05
+
+
+def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None:
+    """A rank's life in a run that goes on without lost ranks: tells of each of its steps before it is taken."""
+    from support.elastic_phases import Orders
+
+    os.environ.update(where.environment())
+    torch.set_num_threads(1)
+    file = open(out / f"{where.ident}", "a", buffering=1)  # noqa: SIM115 - for as long as the process lives
+
+    def say(**words: Any) -> None:
+        file.write(json.dumps(words) + "\n")
+
+    orders = Orders(out, where.ident, say)
+    try:
+        orders.watch()
+        orders.at("start")
+        nap = options.get("nap", 1e-4) * (1 + 2 * (where.place == 1))
+        model = elastic_jobs.network(where.ident, options.get("norm", False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        pace = Pace(
+            model,
+            elastic_jobs.BATCH,
+            options.get("policy", "level"),
+            elastic=True,
+            loop="local",
+            every=options.get("every", 3),
+            merge=options.get("merge"),
+            on_members=lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
+            on_round=lambda done: say(
+                kind="round", step=done.step, loads=done.loads.tolist(), batch=done.batch
+            ),
+        )
+        signal.signal(signal.SIGTERM, lambda *_: pace.leave())
+        with pace:
+            data = IndexedRows(elastic_jobs.SAMPLES)
+            costs = {"cost": elastic_jobs.lengths(len(data)), "padded": False} if options.get("costs") else {}
+            loader = pace.loader(data, seed=3, **costs)
+            pace.register(optimizer)
+            say(kind="joined", at=time.time(), rounds=pace.rounds)
+            last = rounds
+            while pace.rounds < last:
+                for x, y, index in loader:
+                    orders.at("piece")
+                    time.sleep(nap * len(x))
+                    pace.backward((model(x) - y).square().mean())
+                    interval = pace.rounds
+                    if pace.counts:
+                        say(kind="took", interval=interval, epoch=pace.epoch, index=index.tolist())
+                    pace.step(optimizer)
+                    orders.at("step")
+                    if pace.merged:
+                        say(kind="merged", interval=interval)
+                        if last > 10**6 and (out / "last").exists():
+                            last = int((out / "last").read_text())
+                        if pace.rounds >= last:
+                            break
+            pace.settle()
+            state = {name: value.tolist() for name, value in model.state_dict().items()}
+            say(kind="end", rounds=pace.rounds, state=state)
+    except SystemExit:
+        say(kind="left")
+        raise
+    except BaseException as error:
+        say(kind="crash", words=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+        file.flush()
+        os._exit(1)
+    file.flush()
+    os._exit(0)
+
+
+class IndexedRows(elastic_jobs.Rows):
+    """Rows that know their own index."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor, Any]:
+        return self.x[index], self.y[index], index
+
+
+def counted(told: Told) -> list[tuple[int, dict[int, list[list[int]]]]]:
+    """Epoch and the steps that counted in each interval, by worker: those of all that merged it, and of a worker that
+    was lost behind its sums, without whose samples the interval would not be whole."""
+    took: dict[int, dict[int, list[Any]]] = {}
+    epochs: dict[int, int] = {}
+    for who, line in told.of("took"):
+        took.setdefault(line["interval"], {}).setdefault(who, []).append(line["index"])
+        epochs[line["interval"]] = line["epoch"]
+    merged = {(line["interval"], who) for who, line in told.of("merged")}
+    batches = {line["step"]: line["batch"] for _, line in told.of("round")}
+    found = []
+    for interval, by in sorted(took.items()):
+        sure = {who: steps for who, steps in by.items() if (interval, who) in merged}
+        if not sure:
+            continue
+        have = {index for steps in sure.values() for step in steps for index in step}
+        missing = batches.get(interval, len(have)) - len(have)
+        for who, steps in by.items():
+            own = [index for step in steps for index in step]
+            if missing and who not in sure and len(own) == missing and not have & set(own):
+                sure[who], missing = steps, 0
+        assert not missing, (interval, missing)
+        found.append((epochs[interval], sure))
+    return found
+
+
+def played(intervals: list[tuple[int, dict[int, list[list[int]]]]]) -> torch.Tensor:
+    """The parameters of one process that plays these steps and merges them by their samples."""
+    data, model = elastic_jobs.Rows(elastic_jobs.SAMPLES), elastic_jobs.network()
+    start = nn.utils.parameters_to_vector(model.parameters()).detach()
+    for _, by in intervals:
+        total, mean = 0, torch.zeros_like(start)
+        for steps in by.values():
+            nn.utils.vector_to_parameters(start.clone(), model.parameters())
+            optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+            for index in map(torch.tensor, steps):
+                optimizer.zero_grad()
+                (model(data.x[index]) - data.y[index]).square().mean().backward()
+                optimizer.step()
+            many = sum(map(len, steps))
+            mean += many * nn.utils.parameters_to_vector(model.parameters()).detach()
+            total += many
+        start = mean / total
+    return start

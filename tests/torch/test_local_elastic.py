@@ -1,0 +1,68 @@
+"""Ranks that step by themselves, and are killed, freeze, leave or join."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support import elastic_jobs, local_jobs
+from support.elastic_jobs import FOR_EVER, SAMPLES, Told, faults, run
+from support.elastic_phases import phased
+
+pytestmark = pytest.mark.xdist_group("elastic")
+
+
+def check(told: Told, replay: bool = True) -> None:
+    """Each sample counted once in every epoch that was finished, and the parameters are those of one process that
+    plays the steps that counted."""
+    assert not told.of("crash"), told.of("crash")[0][1]["trace"]
+    ends = [end for _, end in told.of("end")]
+    assert ends, "nobody has come to the end"
+    intervals = local_jobs.counted(told)
+    assert len(intervals) == ends[0]["rounds"]
+    used: dict[int, list[int]] = {}
+    for epoch, by in intervals:
+        used.setdefault(epoch, []).extend(index for steps in by.values() for step in steps for index in step)
+    for epoch, indices in used.items():
+        assert len(indices) == len(set(indices)), epoch
+        assert epoch == max(used) or sorted(indices) == [*range(SAMPLES)], epoch
+    assert all(end["state"] == ends[0]["state"] for end in ends)
+    if replay:
+        parameters = elastic_jobs.network().state_dict()
+        found = torch.cat(
+            [torch.tensor(ends[0]["state"][name], dtype=torch.float64).flatten() for name in parameters]
+        )
+        assert (found - local_jobs.played(intervals)).abs().max() < 1e-12
+
+
+def survived(tmp_path: Path, plan: Any, ranks: int = 4, rounds: int = FOR_EVER, **options: Any) -> Told:
+    return run(tmp_path, ranks, rounds, plan, job=local_jobs.survive, restarts=1000, **options)
+
+
+def test_nothing_happens(tmp_path: Path) -> None:
+    told = survived(tmp_path, lambda *_: None, 3, 30)
+    check(told)
+    assert len(told.of("end")) == 3
+
+
+def test_faults_at_random_moments(tmp_path: Path) -> None:
+    told = survived(
+        tmp_path, faults(tmp_path, ["kill", "kill", "leave", "freeze"], 12, 0.05, seed=1), dead=1.0
+    )
+    check(told)
+    assert len(told.faults) == 12
+
+
+PHASES = ("piece", "sums", "committed", "step", "claiming", "counted")
+
+
+@pytest.mark.parametrize("policy", ["level", "factoring"])
+def test_faults_at_named_instants(tmp_path: Path, policy: str) -> None:
+    kinds = ("kill", "leave", "fail", "two", "joiner", "first")
+    plan = phased(tmp_path, 10, seed=4, kinds=kinds, phases=PHASES if policy == "factoring" else PHASES[:4])
+    told = survived(tmp_path, plan, policy=policy)
+    check(told)
+    assert len(told.faults) >= 10
