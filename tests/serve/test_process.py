@@ -198,7 +198,7 @@ def test_large_bodies_and_slow_clients(tmp_path: Path, monkeypatch: pytest.Monke
             each.close()
         with socket.create_connection(("127.0.0.1", service.port)) as broken:
             broken.sendall(b"this is no HTTP\r\n\r\n")
-            assert b'{"error": "Invalid HTTP request received"}' in broken.recv(1000)
+            assert b'{"error":"Invalid HTTP request received"}' in broken.recv(1000)
 
 
 def test_mistakes_at_the_start(tmp_path: Path) -> None:
