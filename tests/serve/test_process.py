@@ -334,7 +334,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
                 assert answer.status == 507
                 assert "the disk is full, nothing was changed" in answer.content["error"]
                 assert service.ask("POST", workers, {"name": "b"}).status == 507
-                assert service.ask("GET", "/v1/health").content["storing"]
+                assert service.ask("GET", "/v1/jobs").content["storing"]
                 assert service.ask("GET", "/v1/jobs/default").content["reports"] == counted
                 ballast.unlink()
                 until(lambda: service.ask("GET", f"{workers}/a/next", secret=secret).status == 200)

@@ -149,14 +149,10 @@ def _jobs(service: Service) -> APIRouter:
 
     @router.get("/jobs", responses=said())
     async def list_jobs() -> models.Jobs:
-        """The jobs, by name."""
-        return models.Jobs(jobs=sorted(service.catalog.running), set_aside=service.catalog.aside)
-
-    @router.get("/health", responses=said())
-    async def health() -> models.Health:
-        """Whether all is well: jobs that were set aside, and why nothing can be stored just now."""
-        well = not service.catalog.aside and not service.dispatcher.trouble
-        return models.Health(well=well, set_aside=service.catalog.aside, storing=service.dispatcher.trouble)
+        """The jobs, by name; those that were set aside, and why nothing can be stored just now."""
+        catalog = service.catalog
+        trouble = service.dispatcher.trouble
+        return models.Jobs(jobs=sorted(catalog.running), set_aside=catalog.aside, storing=trouble)
 
     @router.put(
         "/jobs/{job}", responses=said(409, 507) | {201: {"model": models.JobState, "description": "Made."}}
