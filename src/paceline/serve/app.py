@@ -292,16 +292,12 @@ def _refused(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, dict(error.headers or {})
         if status == 405:
-            headers["Allow"] = ", ".join(_methods(request))
+            # All that can be done at a path; the routes know of one method each.
+            paths, asked = request.app.openapi()["paths"], request.url.path
+            here = [each for each in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", each), asked)]
+            headers["Allow"] = ", ".join(sorted({method.upper() for each in here for method in paths[each]}))
         sentence = f"{str(error.detail).lower()}: see /openapi.json for what there is"
     elif isinstance(error, PacelineError):
         status = status_of(error)
         sentence = str(error)
     return JSONResponse({"error": sentence}, status, headers)
-
-
-def _methods(request: Request) -> list[str]:
-    """All that can be done at a path; the routes know of one method each."""
-    paths = request.app.openapi()["paths"]
-    here = [path for path in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), request.url.path)]
-    return sorted({method.upper() for path in here for method in paths[path]})
