@@ -69,7 +69,6 @@ def test_in_any_pieces_and_any_window(rounds, workers, seed, data):
         assert window.seconds.mean[i] == pytest.approx(usual.mean() if len(usual) else np.nan, nan_ok=True)
         assert window.seconds.high[i] == pytest.approx(usual.max() if len(usual) else np.nan, nan_ok=True)
         assert window.time[i] == part.time[final - 1]
-    at = np.searchsorted(run.round[start:end], window.cells)
     for i, (first, final) in enumerate(itertools.pairwise(at)):
         there = ~np.isnan(part.loads[first:final])
         total = np.nansum(part.loads[first:final], axis=0)

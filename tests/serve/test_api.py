@@ -31,7 +31,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
 def test_a_round(play: Callable[..., None], tmp_path: Path) -> None:
     async def scenario(call: Caller) -> None:
         assert await call.ask("PUT", "/jobs/j", JOB) == (200, (await call.ask("GET", "/jobs/j"))[1])
-        assert await call.ask("GET", "/jobs") == (200, {"jobs": ["j"], "set_aside": {}})
+        assert await call.ask("GET", "/jobs") == (200, {"jobs": ["j"], "set_aside": {}, "storing": ""})
         part = {
             "round": 0,
             "samples": 6,

@@ -83,12 +83,13 @@ def test_a_full_disk_a_free_one_and_a_kill(play: Play, tmp_path: Path) -> None:
             assert tried == [1]
             refused(await call.next("a"), 507, "the disk is full")  # within the pause: not tried again
             assert tried == [1]
-        assert (await call.ask("GET", "/health"))[1]["storing"].startswith("the disk is full")
+        assert (await call.ask("GET", "/jobs"))[1]["storing"].startswith("the disk is full")
         refused(await call.next("a"), 507, "the disk is full")  # free again, still within the pause
         assert states(call.service) == before == killed(call.service, tmp_path / "killed")
         call.clock.now += 1.5
         assert (await call.next("a"))[0] == 200
-        assert (await call.ask("GET", "/health"))[1] == {"well": True, "set_aside": {}, "storing": ""}
+        told = (await call.ask("GET", "/jobs"))[1]
+        assert (told["set_aside"], told["storing"]) == ({}, "")
         assert states(call.service) == killed(call.service, tmp_path / "killed")
         assert (await call.report("a", GOOD))[0] == 200
         after = states(call.service)
@@ -311,10 +312,9 @@ def test_a_fault_of_the_service_sets_one_job_aside(
             patched.setattr("paceline.serve.places.OpenRound.report", lambda *_: 1 / 0)
             refused(await call.report("b", GOOD), 409, "job 'j' is set aside: its call 5 failed (division")
         refused(await asyncio.wait_for(waiting, 8.0), 409, "job 'j' is set aside")
-        assert list((await call.ask("GET", "/jobs"))[1]["set_aside"]) == ["j"]
-        health = (await call.ask("GET", "/health"))[1]
-        assert not health["well"]
-        assert "start the service with these rules or restore its state" in health["set_aside"]["j"]
+        aside = (await call.ask("GET", "/jobs"))[1]["set_aside"]
+        assert list(aside) == ["j"]
+        assert "start the service with these rules or restore its state" in aside["j"]
         refused(await call.ask("PUT", "/jobs/j", JOB), 409, "job 'j' is set aside")
         assert (await call.join("c", job="k"))[0] == 201
         scraped = (await call.http.get("/metrics", headers={"Authorization": f"Bearer {calling.TOKEN}"})).text

@@ -198,7 +198,7 @@ def test_large_bodies_and_slow_clients(tmp_path: Path, monkeypatch: pytest.Monke
             each.close()
         with socket.create_connection(("127.0.0.1", service.port)) as broken:
             broken.sendall(b"this is no HTTP\r\n\r\n")
-            assert b'{"error": "Invalid HTTP request received"}' in broken.recv(1000)
+            assert b'{"error":"Invalid HTTP request received"}' in broken.recv(1000)
 
 
 def test_mistakes_at_the_start(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
                 assert answer.status == 507
                 assert "the disk is full, nothing was changed" in answer.content["error"]
                 assert service.ask("POST", workers, {"name": "b"}).status == 507
-                assert service.ask("GET", "/v1/health").content["storing"]
+                assert service.ask("GET", "/v1/jobs").content["storing"]
                 assert service.ask("GET", "/v1/jobs/default").content["reports"] == counted
                 ballast.unlink()
                 until(lambda: service.ask("GET", f"{workers}/a/next", secret=secret).status == 200)

@@ -305,7 +305,7 @@ def test_a_job_that_cannot_go_on_is_set_aside(
 
     async def all_of_it() -> None:
         async with serving(left) as call:
-            (aside,) = (await call.ask("GET", "/health"))[1]["set_aside"].items()
+            (aside,) = (await call.ask("GET", "/jobs"))[1]["set_aside"].items()
             assert aside[0] == "j"
             assert aside[1].startswith("job 'j' is set aside: ")
             assert words in aside[1]

@@ -188,7 +188,7 @@ class Pools(torch.nn.Module):
 
 def counts(rank: int, ranks: int) -> dict[str, tuple[list[int], bool]]:
     """Samples of four steps that the hooks saw for each kind of loop, and whether they were sure."""
-    from paceline.doctor.hooks import Hooks
+    from paceline.doctor.hooks import COUNTS, Hooks
 
     plain, graphs = torch.utils.data.TensorDataset(torch.ones(32, 4)), Graphs()
     load = torch.utils.data.DataLoader
@@ -224,7 +224,7 @@ def counts(rank: int, ranks: int) -> dict[str, tuple[list[int], bool]]:
                 for x in other:
                     with torch.no_grad():
                         ddp.module(*x)
-        found[kind] = [step.samples for step in hooks.steps(all_of_them=True)], hooks.sure
+        found[kind] = [int(step[-len(COUNTS)]) for step in hooks.steps(all_of_them=True)], hooks.sure
         hooks.remove()
         leave_later.append(ddp)
     leave(ddp)
@@ -276,7 +276,7 @@ def second(rank: int, ranks: int) -> list[float]:
             time.sleep(0.1 if rank == 1 and module is other else 0)
             loss.backward()
             optimizer.step()
-    steps = [step.seconds for step in hooks.steps(all_of_them=True)]
+    steps = [step[: len(Phase)] for step in hooks.steps(all_of_them=True)]
     hooks.remove()
     leave_later.append(other)
     leave(ddp)

@@ -21,7 +21,7 @@ def test_a_run_is_read_back_as_it_was_kept_and_what_no_option_can_be_is_refused(
     assert TrainConfig.from_dict({"lr": 1}).lr == 1, "JSON may write a whole number"
     for name, wrong in [
         ("slowdown", "quick"), ("slowdown", [1.0, "x"]), ("slowdown_trace", 3), ("limits", [[1, 2, 3]]),
-        ("limits", [[1, 2.5]]), ("steps", True), ("steps", 1.5), ("lr", None), ("tensorboard", 0), ("policy", ["a"]),
+        ("limits", [[1, 2.5]]), ("steps", True), ("steps", 1.5), ("lr", None), ("policy", ["a"]),
     ]:  # fmt: skip
         with pytest.raises(
             PacelineError, match=rf"{name}=.* in run\.json: expected .*; put back the run's own file"

@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 from paceline.train.config import BALANCING, CHECKPOINTS, TrainConfig
 
 # What may be different when a run is resumed.
-CHANGED = ("steps", "tensorboard", "patience", "elastic", "max_restarts", "dead_after")
+CHANGED = ("steps", "patience", "elastic", "max_restarts", "dead_after")
 
 
 @options_of(TrainConfig)
@@ -61,7 +61,7 @@ def command(
 
     # The other ranks under torchrun have nothing to write: they end at once, even where they wait for others.
     with interrupts.heard(startup.leads()) as interrupted:
-        session = Session(json_, config.tensorboard, interrupted)
+        session = Session(json_, interrupted)
         if resume is not None:
             session.resume(place, port, {name: given[name] for name in CHANGED if name in given})
         else:

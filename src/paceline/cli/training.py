@@ -49,8 +49,8 @@ class Session:
     interrupted: whether the user has asked for the end.
     """
 
-    def __init__(self, target: str | None, tensorboard: bool, interrupted: Callable[[], bool]) -> None:
-        self._target, self._tensorboard, self._interrupted = target, tensorboard, interrupted
+    def __init__(self, target: str | None, interrupted: Callable[[], bool]) -> None:
+        self._target, self._interrupted = target, interrupted
         self._joined, self._leads = startup.launched(), startup.leads()
         self._console = Console(stderr=target == "-", quiet=not self._leads, highlight=False, soft_wrap=True)
 
@@ -162,10 +162,6 @@ class Session:
         written = [self._written(report.write, run) for run in runs]
         for run in runs:
             self._written(trace.write, run)
-            if self._tensorboard:
-                from paceline.runs import sinks
-
-                sinks.write(run, "tensorboard")
         if len(runs) > 1:
             written = [self._written(report.write_comparison, runs, page)]
             self._written(trace.write_comparison, runs, base / trace.TRACE)

@@ -82,7 +82,8 @@ def load(spec: str) -> Data:
         return _digits()
     path = Path(spec)
     if path.is_dir():
-        arrays = _read_idx(path)
+        parts = zip(NPZ_NAMES, IDX_NAMES, (3, 1, 3, 1), strict=True)
+        arrays = {name: _idx_array(path, file, dimensions) for name, file, dimensions in parts}
     elif path.is_file():
         arrays = _read_npz(path)
     else:
@@ -128,28 +129,17 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _read_idx(folder: Path) -> dict[str, NDArray[Any]]:
-    return {
-        name: _idx_array(_idx_file(folder, file), dimensions)
-        for name, file, dimensions in zip(NPZ_NAMES, IDX_NAMES, (3, 1, 3, 1), strict=True)
-    }
-
-
-def _idx_file(folder: Path, name: str) -> Path:
-    for candidate in (name, name + ".gz"):
-        if (folder / candidate).is_file():
-            return folder / candidate
-    raise PacelineError(
-        f"{folder}: no file {name} or {name}.gz; expected the four IDX files under MNIST's names"
-    )
-
-
-def _idx_array(path: Path, dimensions: int) -> NDArray[np.uint8]:
+def _idx_array(folder: Path, name: str, dimensions: int) -> NDArray[np.uint8]:
     """One IDX file: 0, 0, 8 for bytes, the number of dimensions, each as a big-endian uint32, the bytes."""
+    path = folder / name if (folder / name).is_file() else folder / f"{name}.gz"
     try:
         raw = path.read_bytes()
         if path.suffix == ".gz":
             raw = gzip.decompress(raw)
+    except FileNotFoundError:
+        raise PacelineError(
+            f"{folder}: no file {name} or {name}.gz; expected the four IDX files under MNIST's names"
+        ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise PacelineError(f"{path}: cannot be read ({error}); fetch or write the file again") from error
     header = 4 + 4 * dimensions

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -21,20 +21,11 @@ from paceline.torch import waits
 MOVABLE = (Phase.PREPARE, Phase.BETWEEN)  # elsewhere a move belongs to what it happens in
 
 
-class Step(NamedTuple):
-    """What one optimizer step was on this rank. seconds: of each ``Phase``. samples: those that the DataLoader drew,
-    or else by what the forward passes were given. fetches, backwards, exchanges: batches from a DataLoader, backward
-    passes, and those among them that ended in an all-reduce. elements: of the first tensors that the forward passes
-    were given; squares: the same times how many each row has. collecting: seconds of garbage collections."""
-
-    seconds: list[float]
-    samples: int
-    fetches: int
-    backwards: int
-    exchanges: int
-    elements: int
-    squares: int
-    collecting: float
+COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
+"""What is counted in an optimizer step on this rank. samples: those that the DataLoader drew, or else by what the
+forward passes were given. fetches, backwards, exchanges: batches from a DataLoader, backward passes, and those among
+them that ended in an all-reduce. elements: of the first tensors that the forward passes were given; squares: the same
+times how many each row has. collecting: seconds of garbage collections."""
 
 
 class Feed:
@@ -74,14 +65,14 @@ class Hooks:
         self._looked = False
         self._certain = True
         self._stepping = False  # torch is going through the hooks of all optimizers
-        self._closed: list[tuple[list[tuple[Any, Phase]], tuple[Any, ...]]] = []
+        self._closed: list[tuple[list[tuple[Any, Phase]], list[float]]] = []
         self._before = Phase.PREPARE  # the phase that a fetch or a move interrupted
         self._waiting = Phase.PREPARE  # the phase that a collective interrupted
         self._forward = self._ready = self._reduced = False
-        self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
+        self._counts: Counter[str] = Counter()
         self._collections = watches.Collections()
         self._optimizers = register_optimizer_step_post_hook(self._on_optimizer)
-        self._hear_no_more = waits.listen(self._on_wait, self._on_waited)
+        self._hear_no_more = waits.listen(self._on_wait, lambda: self.phases.enter(self._waiting))
         self._handles: list[Any] = [
             self._collections,
             model.register_forward_pre_hook(self._on_forward, with_kwargs=True),
@@ -118,11 +109,12 @@ class Hooks:
         else:
             self._optimizers.remove()
 
-    def steps(self, all_of_them: bool = False) -> list[Step]:
-        """The steps that ended and were not told of yet, but for those whose times the device still owes."""
+    def steps(self, all_of_them: bool = False) -> list[list[float]]:
+        """The steps that ended and were not told of yet, but for those whose times the device still owes: of each the
+        seconds of each ``Phase``, then ``COUNTS``."""
         count = len(self._closed) - (0 if all_of_them else self._clock.lag)
         told, self._closed = self._closed[: max(count, 0)], self._closed[max(count, 0) :]
-        return [Step(self.phases.seconds(marks), *counts) for marks, counts in told]
+        return [self.phases.seconds(marks) + counts for marks, counts in told]
 
     def _trains(self) -> bool:
         return self._model.training and torch.is_grad_enabled()
@@ -130,9 +122,6 @@ class Hooks:
     def _on_wait(self, _: str) -> None:
         self._waiting = self.phases.now
         self.phases.enter(Phase.REDUCE)
-
-    def _on_waited(self) -> None:
-        self.phases.enter(self._waiting)
 
     def _on_fetch(self, iterator: Any) -> None:
         self.phases.go_on()
@@ -143,7 +132,7 @@ class Hooks:
         self._newest.place = place(sys._getframe())
 
     def _on_fetched(self, _: Any) -> None:
-        self._fetched += 1
+        self._counts["fetches"] += 1
         if self._newest.sizes:
             self._newest.drawn += self._newest.sizes.popleft()
         self.phases.enter(self._before)
@@ -173,10 +162,8 @@ class Hooks:
         self.phases.enter(Phase.FORWARD)
         self._forward = True
         samples, certain, rows, elements = counted((arguments, named))
-        self._samples += samples
         self._certain &= certain
-        self._elements += elements
-        self._squares += elements**2 // max(rows, 1)
+        self._counts.update(samples=samples, elements=elements, squares=elements**2 // max(rows, 1))
         self._feeding = self._newest
         self._note("fetch", self._newest.place)
 
@@ -207,12 +194,12 @@ class Hooks:
     def _on_gradients(self, _: object) -> None:
         if not self._forward:
             return
-        self._backwards += 1
+        self._counts["backwards"] += 1
         if not self._model.require_backward_grad_sync:
             self.phases.enter(Phase.PREPARE)
             return
         self._ready, self._reduced = True, False
-        self._exchanges += 1
+        self._counts["exchanges"] += 1
         self.phases.enter(Phase.REDUCE)
         _behind_ddp(self._on_reduced)
 
@@ -246,17 +233,15 @@ class Hooks:
         drawn = self._feeding.drawn
         self.loader = self._feeding.told or self.loader
         self.sure &= self._certain or bool(drawn)
-        counts = (
-            *(drawn or self._samples, self._fetched, self._backwards, self._exchanges),
-            *(self._elements, self._squares, self._collections.taken()),
-        )
-        self._closed.append((self.phases.close(), counts))
+        self._counts["samples"] = drawn or self._counts["samples"]
+        counts = [float(self._counts[name]) for name in COUNTS[:-1]]
+        self._closed.append((self.phases.close(), [*counts, self._collections.taken()]))
+        self._counts.clear()
         self.phases.enter(Phase.PREPARE)
         self._forward = self._ready = False
         self._certain = True
         for feed in (self._feeding, *self._feeds.values()):
             feed.drawn = 0
-        self._samples = self._fetched = self._backwards = self._exchanges = self._elements = self._squares = 0
         self._stepping = True
         self._stepped()
         self._stepping = False

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,32 +23,23 @@ from paceline.runs.run import waits
 from paceline.runs.summary import changes, median, seconds_per_sample
 
 
-class Clock(Protocol):
-    """``mark`` notes a moment without waiting; ``between`` gives the seconds from one moment to another.
-
-    lag: steps after which a moment is certain to have passed.
-    """
-
-    lag: int
-
-    def mark(self) -> Any: ...
-
-    def between(self, first: Any, second: Any) -> float: ...
-
-
 class HostClock:
-    """Wall clock: a computation on the processor ends when its call returns."""
+    """Wall clock: a computation on the processor ends when its call returns.
+
+    ``mark`` notes a moment without waiting; ``between`` gives the seconds from one moment to another. lag: steps
+    after which a moment is certain to have passed.
+    """
 
     lag = 0
 
-    def mark(self) -> float:
+    def mark(self) -> Any:
         return time.perf_counter()
 
-    def between(self, first: float, second: float) -> float:
-        return second - first
+    def between(self, first: Any, second: Any) -> float:
+        return float(second - first)
 
 
-class StreamClock:
+class StreamClock(HostClock):
     """Events on the current stream. Work of the host that the device did not have to wait for takes no time here.
 
     event: makes a timing event; a test hands in its own.
@@ -70,7 +61,7 @@ class StreamClock:
         return float(first.elapsed_time(second)) / 1e3
 
 
-def clock(device: torch.device) -> Clock:
+def clock(device: torch.device) -> HostClock:
     """The clock for a model on this device."""
     return StreamClock() if device.type == "cuda" else HostClock()
 
@@ -102,7 +93,7 @@ class Phases:
     What follows up to the end of the optimizer's step belongs to the next step, whose ranks it makes late.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: HostClock) -> None:
         self._clock = clock
         self._marks: list[tuple[Any, Phase]] = [(clock.mark(), Phase.PREPARE)]
         self._reduced = 0  # where in the marks the newest all-reduce ended; 0: in none of this step

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import runs
-from paceline.doctor.hooks import Hooks
+from paceline.doctor.hooks import COUNTS, Hooks
 from paceline.doctor.phases import Phase
 from paceline.doctor.watches import Lines, place
 from paceline.errors import PacelineError
@@ -31,7 +31,6 @@ from paceline.runs import Run
 WARM_UP = 2  # steps that are left out: allocations, DDP's first buckets
 FIRST_REPORT = 10  # steps after which the ranks report first; then after twice as many, and so on
 LAST_WAIT = 10.0  # seconds that rank 0 waits for the last report of the others
-COUNTS = ("samples", "fetches", "backwards", "exchanges", "elements", "squares", "collecting")
 FIELDS = len(Phase) + len(COUNTS)  # of a step: seconds of each phase, and the counts
 
 HOSTS = {  # the module whose code wraps the model: the adapter of paceline.hosts
@@ -112,7 +111,7 @@ class Probe:
         self._step += 1
         last = self._step == self._steps
         for step in self._hooks.steps(all_of_them=last):
-            self._rows[self._known] = [*step.seconds, *step[1:]]
+            self._rows[self._known] = step
             self._known += 1
         if self._step >= self._next_report:
             self._report()

@@ -30,7 +30,7 @@ from paceline.live.tail import Tail
 from paceline.runs import charts, report
 from paceline.runs.columns import RECENT
 from paceline.runs.findings import findings
-from paceline.runs.page import header, page, points, policy
+from paceline.runs.report import header, page, points, policy
 from paceline.runs.run import runs_in
 from paceline.runs.words import plural
 
@@ -50,7 +50,7 @@ JUDGE = 2.0  # seconds between two judgements of what balancing saves
 KEPT = 8  # stretches of the run that are kept drawn
 Find = Callable[[Request], Path | str | None]
 Others = Callable[[Request], list[dict[str, Any]]]
-_HEADERS = {
+HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -106,11 +106,11 @@ def _routes(run_dir: str | os.PathLike[str] | Find, others: Others) -> list[Rout
 
     async def shown(request: Request) -> Response:
         of(request)
-        return HTMLResponse(html, headers=_HEADERS | {"Content-Security-Policy": its_policy})
+        return HTMLResponse(html, headers=HEADERS | {"Content-Security-Policy": its_policy})
 
     async def its_panel(request: Request) -> Response:
         shot = await of(request).shot()
-        headers = _HEADERS | {"ETag": shot.id}
+        headers = HEADERS | {"ETag": shot.id}
         if request.headers.get("if-none-match") == shot.id:
             return Response(status_code=304, headers=headers)
         return Response(shot.data, media_type="application/json", headers=headers)
@@ -119,13 +119,13 @@ def _routes(run_dir: str | os.PathLike[str] | Find, others: Others) -> list[Rout
         """The charts of ``?from=100&to=200`` (round numbers), of ``?newest=100`` rounds, or of all."""
         first, last, newest = (_number(request, name) for name in ("from", "to", "newest"))
         content = await of(request).figures(first, last, None if newest is None else max(int(newest), 1))
-        data, headers = content.encode(), dict(_HEADERS)
+        data, headers = content.encode(), dict(HEADERS)
         if "gzip" in request.headers.get("accept-encoding", ""):
             data, headers["Content-Encoding"] = gzip.compress(data, 1), "gzip"
         return Response(data, media_type="application/json", headers=headers)
 
     async def beside(request: Request) -> Response:
-        return JSONResponse(others(request), headers=_HEADERS)
+        return JSONResponse(others(request), headers=HEADERS)
 
     asked = {"/": shown, "/panel": its_panel, "/figures": figures, "/others": beside}
     return [Route(path, endpoint) for path, endpoint in asked.items()]

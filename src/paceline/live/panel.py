@@ -16,8 +16,7 @@ from paceline.live.tail import Tail
 from paceline.runs import events
 from paceline.runs.columns import Columns
 from paceline.runs.findings import changes_in_words, speeds_in_words
-from paceline.runs.page import cards
-from paceline.runs.report import about_config
+from paceline.runs.report import about_config, cards
 from paceline.runs.run import waiting_share
 from paceline.runs.words import about, listing, number, percent, plural, seconds
 from paceline.simulate.whatif import of_run

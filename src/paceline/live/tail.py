@@ -6,7 +6,7 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from paceline.errors import PacelineError
 from paceline.files import open_file
@@ -14,7 +14,6 @@ from paceline.runs.columns import Columns
 from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, of_lines, read_all, read_facts
 
 CHUNK = 4 << 20  # bytes read in one poll, so that a long record shows while it is still being read
-MARK = 256  # bytes before the place read up to, by which a file that was cut and written again is known
 
 Signature = tuple[int, int, int] | None
 
@@ -36,6 +35,7 @@ class Tail:
         self._age, self._polled = 0.0, -math.inf  # of the last round when it was polled, and when that was
         self.more = False
         self._signatures: dict[str, Signature] = {}
+        self._anew = -1  # the file's size when it was last read from its beginning again
         self._start_again()
 
     @property
@@ -95,8 +95,7 @@ class Tail:
 
     def _start_again(self) -> None:
         self.columns = Columns(self.run_dir, self.config)
-        self._inode = self._offset = 0
-        self._mark = b""
+        self._offset = 0
         self._last: dict[str, Any] | None = None  # the newest line
         self._stuck = -1  # the file's size when a bad line was met: until it changes there is nothing to do
         self.damaged = ""
@@ -111,11 +110,8 @@ class Tail:
             return
         with file:
             status = os.fstat(file.fileno())
-            if (self._inode, self._offset) != (0, 0) and (
-                status.st_ino != self._inode or status.st_size < self._offset or not self._same(file)
-            ):
+            if status.st_size < self._offset:
                 self._start_again()
-            self._inode = status.st_ino
             self.touched = status.st_mtime
             if status.st_size == self._stuck:
                 return
@@ -126,10 +122,11 @@ class Tail:
             whole = data[: data.rfind(b"\n") + 1]  # what stands after it is a line that is being written
             self._take(whole, status.st_size)
             self.more = bool(whole) and self._offset < status.st_size and not self.damaged
-
-    def _same(self, file: BinaryIO) -> bool:
-        file.seek(self._offset - len(self._mark))
-        return file.read(len(self._mark)) == self._mark
+        if self.damaged and self._offset and self._anew != status.st_size:
+            # It was cut and written again, perhaps: sums go on from line to line, and no longer fit then.
+            self._start_again()
+            self._anew = status.st_size
+            self._read_rounds()
 
     def _take(self, data: bytes, size: int) -> None:
         texts = data.splitlines(keepends=True)
@@ -144,4 +141,3 @@ class Tail:
             self._last = lines[-1]
             self.columns.extend(of_lines(self.run_dir, self.config, lines))
         self._offset += read
-        self._mark = (self._mark + data[:read])[-MARK:]

@@ -69,16 +69,16 @@ def pace(window: Window) -> str:
 def _each(window: Window, title: str, says: str, values: Array, y_axis: Axis, text: draw.Text) -> str:
     """A curve for each worker; if they are too many to be told apart, for some of them, and what all of them do.
 
-    values: shape (cells, n). text: the words of one of them.
+    values: shape (buckets, n). text: the words of one of them.
     """
-    x, rows = _middles(window.cells), window.rows(BANDS)
+    x, rows = _middles(window.edges), window.rows(BANDS)
     series = [draw.Line(f"worker {i}", f"c{place}", x, values[:, i]) for place, i in enumerate(rows)]
     if window.workers > len(rows):
         band = np.fmin.reduce(values, axis=1), np.fmax.reduce(values, axis=1)
         series.append(draw.Line("median of all", "good", x, median(values.T), *band, dashed=True))
         says += f" ({len(rows)} of the {window.workers:,} workers, by speed; band: from the least to the most of all)"
     x_axis = round_axis(window.span)
-    return draw.curves(title, f"{says}.", series, x_axis, y_axis, text, _round_tip(window.cells))
+    return draw.curves(title, f"{says}.", series, x_axis, y_axis, text, _round_tip(window.edges))
 
 
 def losses(runs: Sequence[tuple[str, Window]]) -> str:

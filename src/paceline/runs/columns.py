@@ -23,7 +23,7 @@ SERVER = ("quorum", "present", "staleness", "stalest", "dropped")  # what a para
 PLAIN = (*RECORDED, "ideal", "last", "late", *SERVER)
 EACH = ("loads", "compute", "overhead", "wait")
 BANDS = 8  # up to this many workers are drawn in full
-LIMIT, CELLS = 300, 200  # buckets of a curve; of a map with a row for each worker
+LIMIT = 300  # buckets of a curve
 RECENT = 1024  # rounds by whose median workers are called slow
 
 
@@ -61,13 +61,13 @@ class Window:
     """Rounds ``start`` to ``end`` (as places in the record) in at most about ``LIMIT`` buckets.
 
     span: the first round's number, and the last one's and 1.
-    edges, cells: round numbers between which the buckets lie, of the curves and of what each worker did,
-        shape (buckets + 1,).
+    edges: round numbers between which the buckets lie, shape (buckets + 1,).
     whole: whether these are all rounds so far.
     short: rounds of fewer samples than usual, as the last one of an epoch often is; uneven: whether the run has any.
     seconds, loss: thinned, seconds without the short rounds. ideal (without these, too), time (at a bucket's end),
         and ``server``'s: shape (buckets,).
-    loads, portions, pace: samples a round, part of the batch and seconds per sample of each worker, shape (cells, n).
+    loads, portions, pace: samples a round, part of the batch and seconds per sample of each worker, each of shape
+        (buckets, n).
     computed, overhead, waited: seconds of each worker over the window, shape (n,); elapsed: of the window.
     last: portion of the rounds that each worker was the straggler in; slowness: its seconds per sample as a
         multiple of the others' median, shape (n,).
@@ -82,8 +82,7 @@ class Window:
         rounds = np.append(columns["round"][start:end], columns["round"][end - 1] + 1)
         self.span = float(rounds[0]), float(rounds[-1])
         at = edges(start, end, LIMIT)
-        cells = at if self.workers <= BANDS else edges(start, end, CELLS)
-        self.edges, self.cells = rounds[at - start], rounds[cells - start]
+        self.edges = rounds[at - start]
         fewer, seconds = short(columns["batch"]), columns["seconds"][start:end]
         here = fewer[start:end] if not fewer[start:end].all() else np.zeros(end - start, bool)
         self.short, self.uneven = int(here.sum()), bool(fewer.any())
@@ -92,7 +91,7 @@ class Window:
         self.ideal = thin(np.where(here, np.nan, columns["ideal"][start:end]), at - start).mean
         self.loss = thin(columns["loss"][start:end], at - start)
         self.lengths, self.elapsed = seconds[~here], float(seconds.sum())
-        loads, compute, overhead, _, there = np.moveaxis(np.diff(columns.totals[cells], axis=0), 1, 0)
+        loads, compute, overhead, _, there = np.moveaxis(np.diff(columns.totals[at], axis=0), 1, 0)
         self.loads = _over(loads, there)
         self.portions = _over(np.where(there > 0, loads, np.nan), loads.sum(axis=1, keepdims=True))
         self.pace = _over(compute - overhead, loads)

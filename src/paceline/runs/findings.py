@@ -362,13 +362,8 @@ def differences(runs: Sequence[Run]) -> str:
     """What else than the policy differs, as a clause; "" where nothing does that is on record."""
     found = []
     for key, words in SAME.items():
-        values = list(
-            dict.fromkeys(_text(run.workers if key == "workers" else run.config.get(key)) for run in runs)
-        )
+        told = [run.workers if key == "workers" else run.config.get(key) for run in runs]
+        values = list(dict.fromkeys("not known" if each is None else str(each) for each in told))
         if len(values) > 1:
             found.append(f"{words} ({listing(values)})")
     return listing(found) if found else ""
-
-
-def _text(value: Any) -> str:
-    return "not known" if value is None else str(value)

@@ -149,14 +149,10 @@ def _jobs(service: Service) -> APIRouter:
 
     @router.get("/jobs", responses=said())
     async def list_jobs() -> models.Jobs:
-        """The jobs, by name."""
-        return models.Jobs(jobs=sorted(service.catalog.running), set_aside=service.catalog.aside)
-
-    @router.get("/health", responses=said())
-    async def health() -> models.Health:
-        """Whether all is well: jobs that were set aside, and why nothing can be stored just now."""
-        well = not service.catalog.aside and not service.dispatcher.trouble
-        return models.Health(well=well, set_aside=service.catalog.aside, storing=service.dispatcher.trouble)
+        """The jobs, by name; those that were set aside, and why nothing can be stored just now."""
+        catalog = service.catalog
+        trouble = service.dispatcher.trouble
+        return models.Jobs(jobs=sorted(catalog.running), set_aside=catalog.aside, storing=trouble)
 
     @router.put(
         "/jobs/{job}", responses=said(409, 507) | {201: {"model": models.JobState, "description": "Made."}}
@@ -296,16 +292,12 @@ def _refused(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException):
         status, headers = error.status_code, dict(error.headers or {})
         if status == 405:
-            headers["Allow"] = ", ".join(_methods(request))
+            # All that can be done at a path; the routes know of one method each.
+            paths, asked = request.app.openapi()["paths"], request.url.path
+            here = [each for each in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", each), asked)]
+            headers["Allow"] = ", ".join(sorted({method.upper() for each in here for method in paths[each]}))
         sentence = f"{str(error.detail).lower()}: see /openapi.json for what there is"
     elif isinstance(error, PacelineError):
         status = status_of(error)
         sentence = str(error)
     return JSONResponse({"error": sentence}, status, headers)
-
-
-def _methods(request: Request) -> list[str]:
-    """All that can be done at a path; the routes know of one method each."""
-    paths = request.app.openapi()["paths"]
-    here = [path for path in paths if re.fullmatch(re.sub(r"{\w+}", "[^/]+", path), request.url.path)]
-    return sorted({method.upper() for path in here for method in paths[path]})

@@ -25,7 +25,7 @@ from paceline.samples import SampleCosts
 from paceline.serve import events
 from paceline.serve.events import Closed, Conflict, Effect, Report
 from paceline.serve.models import Lengths, Settings
-from paceline.serve.places import Member, Members, OpenRound
+from paceline.serve.places import MEMBERS, ROUNDS, Member, Members, OpenRound
 
 _log = logging.getLogger(__name__)
 QUICKEST = 1e-9  # seconds of a round with samples
@@ -310,8 +310,8 @@ class Job:
         return {
             "balancer": self.balancer.state_dict(),
             "unit": self._unit,
-            "members": self.members.to_dict(),
-            "open": [each.to_dict() for each in self.open.values()],
+            "members": MEMBERS.dump_python(list(self.members.by_name.values()), mode="json"),
+            "open": ROUNDS.dump_python(list(self.open.values()), mode="json"),
             "recent": list(self._recent),
             "mark": self._mark,
             "counts": [self.settled, self.closed, self.samples, self.reports, self.drops],
@@ -324,9 +324,8 @@ class Job:
         if self._unit is not None:
             self.balancer.learn(self.settings.learner(self._unit), self.settled)
         self.balancer.load_state_dict(state["balancer"], self.settled)
-        self.members = Members.from_dict(self.settings.workers, state["members"])
-        rounds = [OpenRound.from_dict(each) for each in state["open"]]
-        self.open = {each.number: each for each in rounds}
+        self.members = Members.of(self.settings.workers, MEMBERS.validate_python(state["members"]))
+        self.open = {each.number: each for each in ROUNDS.validate_python(state["open"])}
         self._recent = deque(state["recent"], maxlen=RECENT)
         self._mark, self._planned = state["mark"], (None, "")
 

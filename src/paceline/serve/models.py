@@ -241,13 +241,6 @@ class Jobs(BaseModel):
 
     jobs: list[str]
     set_aside: dict[str, str] = Field(description="Jobs that cannot go on, and why.")
-
-
-class Health(BaseModel):
-    """How the service is doing."""
-
-    well: bool
-    set_aside: dict[str, str] = Field(description="Jobs that cannot go on, and why.")
     storing: str = Field(description="Why nothing can be stored just now; empty if it can.")
 
 

@@ -6,21 +6,17 @@ from html import escape
 
 import numpy as np
 
-from paceline.runs.page import header, page, policy
+from paceline.live.pages import HEADERS
+from paceline.runs.report import header, page, policy
 from paceline.runs.words import number, plural, seconds
 from paceline.serve.catalog import Catalog, JobRuntime
 
 QUIET, EXPECTED = 5.0, 8.0  # seconds, and times the longest recent round, without a round: longer is silence
 HEAD = ("job", "state", "workers", "rounds", "samples/s", "newest round")
-HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 FORM = HEADERS | {
-    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'",
-    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'self'"
 }
-PAGE = HEADERS | {
-    "Content-Security-Policy": f"{policy()}; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
-}
+PAGE = HEADERS | {"Content-Security-Policy": f"{policy()}; frame-ancestors 'none'"}
 
 
 def render(catalog: Catalog, now: float, query: str) -> str:

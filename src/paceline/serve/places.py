@@ -4,12 +4,13 @@ report.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import PlainSerializer, TypeAdapter
 
 from paceline import tokens
 from paceline.client import Part
@@ -112,17 +113,11 @@ class Members:
             )
         return min(gone, key=lambda holder: (holder.since, holder.place)).place
 
-    def to_dict(self) -> list[dict[str, Any]]:
-        """Plain values, for JSON."""
-        return [asdict(member) for member in self.by_name.values()]
-
     @classmethod
-    def from_dict(cls, places: int, values: list[dict[str, Any]]) -> Members:
-        """What ``to_dict`` gave."""
+    def of(cls, places: int, kept: list[Member]) -> Members:
+        """These workers in their places."""
         members = cls(places)
-        for value in values:
-            last = value["last"]
-            member = Member(**value | {"last": None if last is None else Report(*last)})
+        for member in kept:
             members.by_name[member.name] = members.holders[member.place] = member
             members.mask[member.place] = member.present
             members.count += member.present
@@ -142,7 +137,7 @@ class OpenRound:
     opened: float
     loads: list[int]
     present: int
-    awaited: set[int]
+    awaited: Annotated[set[int], PlainSerializer(sorted)]
     longest: float = 0.0
     dealt: Dealt | None = None
     reports: dict[int, Report] = field(default_factory=dict)
@@ -201,14 +196,6 @@ class OpenRound:
                 parts[place] = batch_parts(mine, np.array(self.dealt.sizes[place]), padded)
         return parts
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self)}
-        return plain | {"awaited": sorted(self.awaited), "reports": list(self.reports.items())}
 
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> OpenRound:
-        """What ``to_dict`` gave."""
-        dealt = None if values["dealt"] is None else Dealt(*values["dealt"])
-        reports = {place: Report(*report) for place, report in values["reports"]}
-        return cls(**values | {"awaited": set(values["awaited"]), "dealt": dealt, "reports": reports})
+# What of it is kept: ``dump_python`` gives plain values for JSON, which ``validate_python`` reads again.
+MEMBERS, ROUNDS = TypeAdapter(list[Member]), TypeAdapter(list[OpenRound])

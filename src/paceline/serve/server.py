@@ -24,7 +24,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline import tokens
@@ -78,7 +78,7 @@ class Bounded:
                 self._admit(scope, headers)
                 receive = await self._whole(receive, headers)
             except _Refused as refusal:
-                await _refuse(refusal, scope, receive, send)
+                await _refuse(refusal, receive, send)
                 return
         await self.app(scope, receive, send)
 
@@ -149,20 +149,23 @@ def _before(message: Message, receive: Receive) -> Receive:
     return replay
 
 
-async def _refuse(refusal: _Refused, scope: Message, receive: Receive, send: Send) -> None:
+async def _refuse(refusal: _Refused, receive: Receive, send: Send) -> None:
     """Answer with an error, and close the connection: what the client may still be sending is not kept."""
-    if not refusal.read and not refusal.form:
+    headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if refusal.status == 401 else {})
+    answer: Response = JSONResponse({"error": str(refusal)}, refusal.status, headers)
+    if refusal.form:
+        answer = HTMLResponse(asks_token(), refusal.status, headers | FORM)
+    unread = not refusal.read and not refusal.form
+    await send({"type": "http.response.start", "status": refusal.status, "headers": answer.raw_headers})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": unread})
+    if unread:
         # For a while the rest is thrown away: a client whose connection is closed while it sends sees that, and not
         # the answer.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 while (await receive()).get("more_body", False):
                     pass
-    headers = {"connection": "close"} | ({"www-authenticate": "Bearer"} if refusal.status == 401 else {})
-    if refusal.form:
-        await HTMLResponse(asks_token(), refusal.status, headers | FORM)(scope, receive, send)
-    else:
-        await JSONResponse({"error": str(refusal)}, refusal.status, headers)(scope, receive, send)
+        await send({"type": "http.response.body", "body": b""})
 
 
 async def report(
@@ -354,6 +357,13 @@ class _Impatient(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_is_there()
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """In the API's terms."""
+        answer = JSONResponse({"error": msg.rstrip(".")}, 400, {"connection": "close"})
+        head = b"".join(name + b": " + value + b"\r\n" for name, value in answer.raw_headers)
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head + b"\r\n" + bytes(answer.body))
+        self.transport.close()
 
     def _await_head(self) -> None:
         self._head = 0

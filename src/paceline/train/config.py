@@ -61,7 +61,6 @@ class TrainConfig:
     momentum: float = _option(0.9, "Momentum.", DATA)
     seed: int = _option(0, "For the weights and the order of the samples.", DATA, 0, 2**63 - 1)
     checkpoint_every: int = _option(100, "Steps between checkpoints.", CHECKPOINTS, 1)
-    tensorboard: bool = _option(False, "Also write TensorBoard scalars.")
     patience: float = _option(
         30.0,
         "Seconds without a sign of life from a worker after which the run is ended, where it is not elastic or has "

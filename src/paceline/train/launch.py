@@ -10,16 +10,15 @@ their place, or ``Needed``, for which the first loss is the end.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +64,18 @@ def run(
     Raises PacelineError for what a worker found wrong with its input, WorkerError when one has failed by an error of
     its own, when one was lost that the run needs, or when none is left.
     """
-    context, lasting = _context(), survives(config)
+    context, lasting = multiprocessing.get_context("forkserver"), survives(config)
+    context.set_forkserver_preload(
+        list(LOADED)
+    )  # processes are forked from a small server that has PyTorch loaded
     life, held = context.Pipe(duplex=False)
     workers: dict[int, _Local] = {}
 
     def start(where: Where) -> _Local:
         ours, theirs = context.Pipe(duplex=False)
         arguments = (config, run_dir, resume, lasting, where, theirs, life)
-        with _environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"):
-            process = context.Process(target=_work, args=arguments, name=f"worker {where.place}")
-            process.start()
+        process = context.Process(target=_work, args=arguments, name=f"worker {where.place}")
+        process.start()
         theirs.close()
         workers[where.ident] = _Local(process, ours)
         return workers[where.ident]
@@ -244,25 +245,6 @@ def _stands(pid: int) -> bool:
         return False
 
 
-def _context() -> ForkServerContext:
-    """Starts processes that have PyTorch loaded: they are forked from a small server."""
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(list(LOADED))
-    return found
-
-
-@contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Environment variables for the workers, where the user hasn't set them."""
-    fresh = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(fresh)
-    try:
-        yield
-    finally:
-        for name in fresh:
-            del os.environ[name]
-
-
 def _work(
     config: TrainConfig,
     run_dir: Path,
@@ -302,7 +284,9 @@ def _work(
         status = 2
     except Exception as error:
         pipe.send({"type": "fault", "message": _words(error)})
-        if lasting and _lost_its_loader(error):
+        # What torch raises in a worker one of whose loader's processes was killed, as where memory is short; what
+        # such a process itself raises begins with other words.
+        if lasting and isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
             os.kill(os.getpid(), signal.SIGKILL)  # which is no error of its own, and the others go on
         status = 1
     if status and not lasting:
@@ -317,6 +301,8 @@ def _begin(life: Connection, ignored: tuple[int, ...]) -> None:
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     end_with(life)
+    for name, value in (("OMP_NUM_THREADS", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
+        os.environ.setdefault(name, value)
     torch.set_num_threads(1)
     # Loaders' processes are forked from their worker, as in a program of one rank; otherwise each worker starts a
     # server of its own for them, which has PyTorch to load first, and the names of semaphores outlive a worker that
@@ -328,9 +314,3 @@ def _words(error: Exception) -> str:
     """An error in one line; of one in a loader's process, torch hands on the traceback, which ends with the error."""
     lines = str(error).strip().splitlines() or [""]
     return lines[-1] if lines[0].startswith("Caught ") else f"{type(error).__name__}: {lines[0]}"
-
-
-def _lost_its_loader(error: Exception) -> bool:
-    """Whether this is what torch raises in a worker one of whose loader's processes was killed, as where memory is
-    short. What such a process itself raises begins with other words."""
-    return isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid")
