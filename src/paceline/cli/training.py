@@ -68,6 +68,7 @@ class Session:
         self._console.print(
             f"{data.name}: {images} images; {config.model}; {config.workers} workers; batch {config.global_batch}; "
             f"{config.rounds(images)} steps"
+            + (", at most, merged now and then" if config.loop == "local" else "")
             + ("" if len(chosen) == 1 else f" under each of {', '.join(chosen)}")
         )
         results, directories = [], []
@@ -222,5 +223,6 @@ def _done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] 
     parts = checkpoint.of_run(run_dir).load()
     if parts is None:
         return None
-    steps = int(parts["pace"]["rounds"])
-    return steps, steps >= config.rounds(samples)
+    steps, epoch = int(parts["pace"]["rounds"]), int(parts["pace"]["epoch"])
+    whole = config.loop == "local" and epoch + (parts["pace"]["samples_done"] >= samples) >= config.epochs
+    return steps, whole or steps >= config.rounds(samples)

@@ -15,11 +15,11 @@ from paceline.errors import PacelineError, meant
 from paceline.learners import models
 from paceline.paramserver.config import ServerConfig
 from paceline.rounds import Cluster
-from paceline.torch import options
+from paceline.torch import local, options
 from paceline.torch.liveness import stall
 from paceline.train.config import TrainConfig
 
-ENGINES = ("torch", "ray")
+ENGINES, LOOPS = ("torch", "ray"), ("round", "local")
 SLOWEST = 1e6  # milliseconds a sample, or times as slow
 LEAST_SECONDS = 0.2  # of --dead-after: workers give a sign of life every tenth
 
@@ -46,6 +46,7 @@ def check(config: TrainConfig, data: Data) -> None:
             f"micro-batch={config.micro_batch}: expected at least {2 * floor - 1}: {config.model} has batch norm"
         )
     _check_engine(config)
+    _check_loop(config)
 
 
 def server(config: TrainConfig) -> ServerConfig:
@@ -118,6 +119,35 @@ def _check_engine(config: TrainConfig) -> None:
     for name in ("sync", "backup", "mode", "rate", "address"):
         if getattr(config, name) != getattr(TrainConfig, name):
             raise PacelineError(f"--{name} is for --engine ray; add it, or leave out --{name}")
+
+
+def _check_loop(config: TrainConfig) -> None:
+    if config.loop not in LOOPS:
+        raise PacelineError(
+            f"loop {config.loop!r} is unknown; expected round or local{meant(config.loop, LOOPS)}"
+        )
+    if config.loop == "round":
+        for name in ("every", "outer"):
+            if getattr(config, name) is not None:
+                raise PacelineError(f"--{name} is for --loop local; add it, or leave out --{name}")
+        return
+    wrong = (
+        "--engine ray moves parameters by its own rules; use --engine torch"
+        if config.engine != "torch"
+        else "--steps counts steps of all workers together, and each takes its own; use --epochs"
+        if config.steps is not None
+        else "--micro-batch cuts a step into passes, and each pass is a step; choose a --global-batch whose part fits"
+        if config.micro_batch is not None
+        else "--limits are samples of an interval; leave them out"
+        if config.limits is not None
+        else "--weigh hook weighs what DDP sums, and each worker steps by itself; use --weigh loss"
+        if config.weigh != "loss"
+        else ""
+    )
+    if wrong:
+        raise PacelineError(f"--loop local: {wrong}")
+    local.interval(config.every)
+    local.Merge(outer=config.outer or "mean")
 
 
 def _check_slowdown(config: TrainConfig, data: Data) -> None:

@@ -56,6 +56,21 @@ class TrainConfig:
     micro_batch: int | None = _option(None, "Samples that fit into a worker's memory.", BALANCING, 1)
     quantum: int = _option(1, "Loads are multiples of this many samples.", BALANCING, 1)
     weigh: str = _option("loss", "Weight gradients through the loss, or in DDP's hook.", BALANCING)
+    loop: str = _option(
+        "round",
+        "round, or local: workers step by themselves, and are merged; this trains another model.",
+        DATA,
+    )
+    every: str | None = _option(
+        None,
+        "With --loop local, between two merges: 8 (steps), 2s, or auto, the default: as the link allows.",
+        DATA,
+    )
+    outer: str | None = _option(
+        None,
+        "With --loop local, what a merge makes of the changes: mean, or nesterov:lr=0.7,momentum=0.9.",
+        DATA,
+    )
     loader_workers: int = _option(0, "Prefetching processes of each worker.", DATA, 0, 256)
     lr: float = _option(0.1, "Learning rate.", DATA)
     momentum: float = _option(0.9, "Momentum.", DATA)
@@ -107,8 +122,11 @@ class TrainConfig:
         return cls(**kept)
 
     def rounds(self, samples: int) -> int:
-        """Rounds of the whole run over a training set of this size."""
-        planned = self.epochs * -(-samples // self.global_batch)
+        """Rounds of the whole run over a training set of this size; at most, where their size is found."""
+        batch = self.global_batch * (
+            int(self.every) if self.every is not None and self.every.isdecimal() else 1
+        )
+        planned = self.epochs * -(-samples // batch)
         return planned if self.steps is None else self.steps
 
 

@@ -21,6 +21,7 @@ from paceline.torch import peers
 from paceline.torch.elastic.link import Left, company
 from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.liveness.stall import OnMissed
+from paceline.torch.local import Merge
 from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.pace import Pace
 from paceline.train import slowdown
@@ -78,7 +79,8 @@ def train(
     slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
     last = config.rounds(len(data.x_train))
-    trained = model if survives or peers.ranks() == 1 else DistributedDataParallel(model)
+    own = config.loop == "local"
+    trained = model if survives or own or peers.ranks() == 1 else DistributedDataParallel(model)
     tell = emit if survives or peers.rank() == 0 else lambda event: None
 
     def heard(result: RoundResult) -> None:
@@ -91,8 +93,12 @@ def train(
             )
 
     pace = _paced(config, trained, heard, emit, survives, missed)
+
+    def over() -> bool:
+        return pace.epoch >= config.epochs if own else pace.rounds >= last
+
     if survives:  # when the rounds are over, the end is near anyway, and the others wait for what was claimed
-        signal.signal(signal.SIGTERM, lambda *_: None if pace.rounds >= last else pace.leave())
+        signal.signal(signal.SIGTERM, lambda *_: None if over() else pace.leave())
 
     def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         if slowed is not None:
@@ -121,15 +127,18 @@ def train(
         tell({"type": "start", "rounds": last, "first": first, "policy": config.policy})
         due = pace.rounds
         try:
-            while pace.rounds < last:
+            while not over():
                 for batch in loader:
-                    pace.round(batch, loss_of)
+                    if own:
+                        pace.backward(loss_of(*batch))
+                    else:
+                        pace.round(batch, loss_of)
                     pace.step(optimizer)
                     if pace.rounds - due >= config.checkpoint_every:
                         due = pace.rounds
                         if pace.chief:
                             kept.save()
-                    if pace.rounds >= last:
+                    if over():
                         break
         except Left:
             pace.abandon()
@@ -231,6 +240,8 @@ def _paced(
     options: dict[str, Any] = {"on_missed": missed, "patience": config.patience}
     if survives:
         options = {"elastic": True, "on_members": lambda mended: emit({"type": "members", "mended": mended})}
+    if config.loop == "local":
+        options |= {"every": config.every, "merge": Merge(outer=config.outer or "mean")}
     return Pace(
         model,
         config.global_batch,
@@ -239,7 +250,7 @@ def _paced(
         micro_batch=config.micro_batch,
         quantum=config.quantum,
         weigh=config.weigh,
-        loop="round",
+        loop=config.loop,
         fill=False,  # a worker without work runs an empty batch
         on_round=heard,
         on_nan="raise",  # which ``heard`` does first, in words of its own
