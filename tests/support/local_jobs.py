@@ -8,7 +8,6 @@ import random
 import signal
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from paceline.torch.progress import batches
 from support import elastic_jobs
 from support.elastic_jobs import Told
 from support.scripted import Script
-from support.torch_jobs import CLASSES, Samples, fresh
+from support.torch_jobs import CLASSES, UNEVEN, Samples, fresh
 
 # With steps of B / 3 samples, each of these loads is one step.
 SINGLE = Script(((4, 3, 5), (4, 4, 4), (2, 5, 5), (3, 4, 5), (5, 4, 3)))
@@ -48,7 +47,8 @@ class Normed(nn.Module):
 
 def made(case: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(3)
-    model = Normed() if case.get("norm") else fresh(getattr(torch, case.get("dtype", "float64")))
+    kind, sometimes = getattr(torch, case.get("dtype", "float64")), case.get("sometimes", False)
+    model = Normed() if case.get("norm") else fresh(kind, sometimes=sometimes)
     if case.get("adam"):
         return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -85,10 +85,13 @@ def one(
     adam: bool = False,
     momentum: float = 0.0,
     dtype: str = "float64",
+    sometimes: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """A run; ``steps``: of each step of this rank its interval, its samples and whether it counted."""
-    model, optimizer = made({"norm": norm, "adam": adam, "momentum": momentum, "dtype": dtype})
+    model, optimizer = made(
+        {"norm": norm, "adam": adam, "momentum": momentum, "dtype": dtype, "sometimes": sometimes}
+    )
     if rank:  # which takes rank 0's over
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
@@ -193,25 +196,116 @@ def together(steps: int, count: int, momentum: float, adam: bool = False) -> dic
     return model.state_dict()
 
 
-def refused(
-    rank: int, ranks: int, cases: list[tuple[dict[str, Any], Callable[..., Any] | None]]
-) -> list[str]:
-    """The sentence by which each case is refused."""
+def spoilt(rank: int, ranks: int) -> list[str]:
+    """What is said if rank 1 alone changes its parameters, has another model, or wraps it; and how parameters of
+    several kinds are merged."""
     found = []
-    for options, wrong in cases:
-        model = fresh(torch.float64)
+    for wrong in ("changed", "another", "wrapped"):
+        model: nn.Module = fresh(torch.float64, sometimes=wrong == "another" and rank == 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        given = {"every": 2, **options}
+        if wrong == "wrapped":
+            model = nn.parallel.DistributedDataParallel(model)
         try:
-            pace = Pace(model, BATCH, "level", loop="local", **given)
-            for x, y, _ in pace.loader(Samples(COUNT), seed=5):
-                assert wrong is not None
-                wrong(pace, model, optimizer, nn.functional.cross_entropy(model(x), y))
+            with Pace(model, BATCH, "equal", loop="local", every=2) as pace:
+                for x, y, _ in pace.loader(Samples(COUNT), seed=5):
+                    pace.backward(nn.functional.cross_entropy(model(x), y))
+                    pace.step(optimizer)
+                    if pace.merged and rank == 1:
+                        with torch.no_grad():
+                            next(model.parameters()).add_(0.1)
         except PacelineError as error:
             found.append(str(error))
-        else:
-            found.append("")
-        pace.detach()
+    return found
+
+
+class Kinds(nn.Module):
+    """Parameters of several kinds; of whole numbers a counter, and a table that no step changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = torch.float64, torch.float32, torch.bfloat16, torch.float16
+        self.each = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=kind)) for kind in kinds])
+        self.unused = nn.Parameter(torch.ones(2))
+        self.register_buffer("seen", torch.tensor(0), persistent=False)
+        self.register_buffer("table", torch.arange(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return torch.stack([each.double().sum() for each in self.each]).sum() * x.mean()
+
+
+def kinds(rank: int, ranks: int) -> list[list[float]]:
+    """What each parameter is after an interval in each of whose steps it was lowered by an eighth; the counter."""
+    model = Kinds()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1 / 8)
+    data = torch.utils.data.TensorDataset(torch.ones(24, dtype=torch.float64))
+    policy = Script(((1, 2),))
+    with Pace(model, 8, policy, loop="local", every=3) as pace:
+        for (x,) in pace.loader(data, seed=5):
+            pace.backward(model(x))
+            pace.step(optimizer)
+    return [each.double().tolist() for each in (*model.each, model.unused, model.seen[None])]
+
+
+def drawn(rank: int, ranks: int) -> list[Any]:
+    """Loops that make their own batches, and streams: each rank's steps, and whether all end with one model."""
+    found = []
+    for kind in ("sizes", "stream"):
+        model = fresh(torch.float64)
+        optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), []
+        data = Samples(60)
+        with Pace(model, BATCH, UNEVEN, loop="local", every=2, limits=[(0, None)] * ranks) as pace:
+            source = pace.sizes(3) if kind == "sizes" else pace.stream(data[n] for n in range(20 * rank, 60))
+            for each in source:
+                x, y, many = (
+                    (data.x[:each], data.y[:each], each) if kind == "sizes" else (*each[:2], len(each[0]))
+                )
+                pace.backward(nn.functional.cross_entropy(model(x), y))
+                counts = pace.counts
+                pace.step(optimizer)
+                steps.append(many if counts else 0)
+        found.append([steps, pace.rounds, [p.tolist() for p in model.parameters()]])
+    return found
+
+
+def resumed(rank: int, ranks: int) -> list[Any]:
+    """A run that is left within an interval and gone on with from its last merge, against one that is not left."""
+    found = []
+    for left in (False, True):
+        torch.manual_seed(3)
+        model, states, used = fresh(torch.float64), dict[str, Any](), list[list[int]]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss, options = nn.functional.cross_entropy, {"every": 2, "merge": Merge(outer="nesterov")}
+        for part in range(1 + left):
+            pace = Pace(model, BATCH, "equal", loop="local", **options)
+            loader = pace.loader(Samples(COUNT), seed=5)
+            if part:
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p.zero_()
+                model.load_state_dict(states["model"])
+                pace.load_state_dict(states["pace"])
+            for _ in range(pace.epoch, 2):
+                for x, y, index in loader:
+                    pace.backward(loss(model(x), y))
+                    step = pace.rounds
+                    pace.step(optimizer)
+                    if part or not left or step < 2:
+                        used.append(index.tolist())
+                    if pace.merged:
+                        states = {
+                            "pace": pace.state_dict(),
+                            "model": {n: p.clone() for n, p in model.state_dict().items()},
+                        }
+                    elif left and not part and step == 2:
+                        break
+                if left and not part:
+                    break
+            back = all(torch.equal(p, states["model"][n]) for n, p in model.state_dict().items())
+            pace.detach()
+        found.append(
+            [sorted(i for part in used for i in part), [p.tolist() for p in model.parameters()], back]
+        )
     return found
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from paceline.torch import Merge
+from paceline.errors import PacelineError
+from paceline.torch import Merge, Pace
+from paceline.torch.local import Every, interval
+from support import local_jobs
 from support.local_jobs import COUNT, SINGLE, replayed, together, trained
 from support.ranks import run_ranks
-from support.torch_jobs import UNEVEN
+from support.torch_jobs import UNEVEN, Samples, fresh
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
@@ -34,6 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "costs": {"policy": "level", "every": 3, "cost": True, "jitter": 0.002},
     "costs, claimed": {"policy": "factoring", "every": 3, "cost": True, "jitter": 0.002},
     "quantum": {"policy": UNEVEN, "every": 3, "quantum": 3, "count": 84, **ANY},
+    "unused parameters": {"policy": UNEVEN, "every": 2, "sometimes": True, "momentum": 0.9, **ANY},
     "single precision": {"policy": UNEVEN, "every": 3, "dtype": "float32", "adam": True, **ANY},
 }
 
@@ -62,6 +69,15 @@ def test_the_model_is_that_of_a_replay_and_each_sample_counts_once() -> None:
         half = sorted(index for at, indices, _ in steps for index in indices if at < rounds / 2)
         assert case["every"] not in (2, 3) or half == [*range(count)], name  # each once an epoch
         assert all(len(indices) <= 1.5 * own[0]["most"] for _, indices, _ in steps), name
+        if not case.get("counted") and case.get("reduction") != "sum":
+            last = [
+                (len(indices) * loss, len(indices))
+                for run in own
+                for (at, indices, _), loss in zip(run["steps"], run["losses"], strict=True)
+                if at == rounds - 1
+            ]
+            mean = sum(each for each, many in last if many) / sum(many for _, many in last)
+            assert own[0]["loss"] == pytest.approx(mean, rel=1e-5 if case.get("dtype") else 1e-12), name
         difference = apart(own[0]["state"], replayed(own, **case))
         assert difference < (1e-4 if case.get("dtype") else 1e-12), f"{name}: {difference:.1e}"
 
@@ -81,3 +97,187 @@ def test_one_step_each_is_one_process() -> None:
         assert apart(runs[0][number]["state"], expected) < 1e-12
     (only,) = run_ranks(1, trained, [{"every": 1, "epochs": 2, "adam": True}])
     assert apart(only[0]["state"], together(2 * 7, COUNT, 0.0, adam=True)) < 1e-12
+
+
+def test_ranks_that_do_not_fit_together_are_named() -> None:
+    changed, another, wrapped = run_ranks(2, local_jobs.spoilt)[0]
+    assert "interval 1 began with other parameters on rank 0, 1; expected the same on all" in changed
+    assert "rank 1 was given a model with the checksum of parameters=" in another
+    assert "hand over the plain module, as in Pace(model, ...)" in wrapped
+
+
+def test_parameters_of_several_kinds_and_counters_are_merged() -> None:
+    first, second = run_ranks(2, local_jobs.kinds)
+    assert first == second
+    *each, unused, seen = first
+    # 8 of 24 samples in 2 steps, 16 in 4
+    assert (
+        each == [[1 - (8 * 2 + 16 * 4) / 24 / 8] * 3] * 4 or max(abs(np.array(each) - each[0]).ravel()) < 0.01
+    )
+    assert unused == [1.0, 1.0]
+    assert seen == [4.0]
+
+
+def test_loops_that_draw_their_own_samples_and_streams() -> None:
+    ranks = run_ranks(3, local_jobs.drawn)
+    for kind in range(2):
+        assert ranks[0][kind][1:] == ranks[1][kind][1:] == ranks[2][kind][1:]
+    assert sum(sum(rank[0][0]) for rank in ranks) == 3 * 2 * 12
+    assert [sum(rank[1][0]) for rank in ranks] == [60, 40, 20]
+
+
+def test_what_was_left_within_an_interval_is_run_again() -> None:
+    """And the parameters are those of the last merge by then; Nesterov's velocity goes on."""
+    ranks = run_ranks(2, local_jobs.resumed)
+    for whole, left in ranks:
+        assert left[0] == whole[0]
+        assert left[2]
+        for one, other in zip(whole[1], left[1], strict=True):
+            assert np.allclose(one, other, rtol=0, atol=1e-12)
+
+
+def train(**options: Any) -> Callable[..., Pace]:
+    """A loop in this process, each of whose steps is what the function that it takes makes of (pace, loss)."""
+
+    def run(step: Callable[[Pace, torch.optim.Optimizer, torch.Tensor], object]) -> Pace:
+        model = fresh(torch.float64)
+        optimizer, loss_of = torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss()
+        with Pace(model, 8, "equal", loop="local", **{"every": 2, **options}) as pace:
+            for x, y, _ in pace.loader(Samples(40), seed=5):
+                step(pace, optimizer, loss_of(model(x), y))
+        return pace
+
+    return run
+
+
+def both(pace: Pace, optimizer: Any, loss: torch.Tensor) -> None:
+    pace.backward(loss)
+    pace.step(optimizer)
+
+
+MISTAKES: dict[str, tuple[Callable[[Pace, Any, torch.Tensor], object], str]] = {
+    "no step": (lambda pace, _, loss: pace.backward(loss), "went on without pace.step"),
+    "no backward": (lambda pace, optimizer, _: pace.step(optimizer), "called before pace.backward"),
+    "nothing": (lambda *_: None, r"went on without pace.backward\(loss\)"),
+    "two steps": (
+        lambda pace, optimizer, loss: (both(pace, optimizer, loss), pace.step(optimizer)),
+        "pace.step\\(\\) was called twice for one batch",
+    ),
+    "own step": (
+        lambda pace, optimizer, loss: (pace.backward(loss), optimizer.step()),
+        "expected pace.step",
+    ),
+    "closure": (
+        lambda pace, optimizer, loss: (pace.backward(loss), optimizer.step(lambda: loss)),
+        "closures, as LBFGS needs, have no place in it",
+    ),
+    "zeroed": (
+        lambda pace, optimizer, loss: (pace.backward(loss), optimizer.zero_grad(), pace.step(optimizer)),
+        "the gradients were zeroed between",
+    ),
+    "second model": (
+        lambda pace, optimizer, loss: (both(pace, optimizer, loss), pace.merged and pace.weighted(loss)),
+        "make a Pace for each model",
+    ),
+    "host": (
+        lambda pace, _, loss: (pace.backward(loss), pace.host.stepped()),
+        "is for a loop of your own",
+    ),
+    "checkpoint": (
+        lambda pace, optimizer, loss: (both(pace, optimizer, loss), pace.state_dict()),
+        "a checkpoint within round 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_a_loop_that_is_wrong_is_refused(mistake: str) -> None:
+    step, words = MISTAKES[mistake]
+    with pytest.raises(PacelineError, match=words):
+        train()(step)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": 0}, "every=0: expected a whole number"),
+        (
+            {"every": "soon"},
+            "every='soon': expected a number of steps, seconds such as '2 s' or 2.0, or 'auto'",
+        ),
+        ({"every": -1.0}, "every=-1.0: expected"),
+        ({"every": float("nan")}, "every=nan: expected"),
+        ({"every": True}, "every=True: expected"),
+        ({"merge": "mean"}, r"merge='mean': expected a paceline.torch.Merge\(...\)"),
+        ({"micro_batch": 2}, "micro_batch= cuts a step into passes"),
+        ({"micro_steps": 2}, "micro_steps=2 is as many on all ranks"),
+        ({"weigh": "hook"}, "weigh='hook' weighs what DDP sums"),
+        ({"deterministic": True}, "deterministic=True fixes the sums of gradients"),
+        ({"limits": "memory"}, "limits='memory' cuts a step"),
+        ({"limits": [(1, None)], "every": "auto"}, "limits= are samples of an interval"),
+        ({"loop": "whole"}, "every= and merge= are for loop='local'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(PacelineError, match=words):
+        Pace(fresh(torch.float64), 8, **{"loop": "local", "every": 2, **options})
+
+
+def test_merges_are_chosen_in_words() -> None:
+    with pytest.raises(
+        PacelineError, match="expected one of 'samples', 'steps', 'ranks'; did you mean steps"
+    ):
+        Merge(by="step")
+    with pytest.raises(PacelineError, match="has no option 'speed=1'"):
+        Merge(outer="nesterov:speed=1")
+    with pytest.raises(PacelineError, match="expected a name such as"):
+        Merge(outer=3)  # type: ignore[arg-type]
+    with pytest.raises(PacelineError, match="expected a positive learning rate"):
+        Merge(outer="nesterov:lr=0").optimizer([])
+    assert [interval(each) for each in (None, "auto", "2 s", "0.5s", 2.5, "8", 8)] == [
+        "auto", "auto", 2.0, 0.5, 2.5, 8, 8,
+    ]  # fmt: skip
+
+
+def test_a_table_of_whole_numbers_that_steps_change_is_refused() -> None:
+    class Counting(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(6, 3)
+            self.register_buffer("used", torch.zeros(3, dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = super().forward(x)
+            self.used += y.argmax(1).bincount(minlength=3)
+            return y
+
+    model = Counting().double()
+    model.used = model.used.long()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pace = Pace(model, 8, loop="local", every=1)
+    x, y, _ = next(iter(pace.loader(Samples(40), seed=5)))
+    with pytest.raises(PacelineError, match="buffer used holds 3 whole numbers"):
+        both(pace, optimizer, nn.functional.cross_entropy(model(x), y))
+    pace.close()
+
+
+def test_the_link_takes_a_tenth_of_the_time() -> None:
+    """Of 1,000 samples a second and merges of 0.5 s, in which ranks that come early wait longer, come intervals of
+    4.5 s; the link then becomes four times faster."""
+    every, step, link = Every("auto", 100), 0, 0.5
+    for _ in range(60):
+        size = every.size(step)
+        every.take(step + 1, size, size / 1000, np.array([link + 2.0, link, np.nan]))
+        step += 1
+        link = 0.125 if step == 30 else link
+        if step == 29:
+            assert every.size(step) == 4500
+    assert every.size(step) == pytest.approx(1125, abs=100)
+    seconds = Every(2.0, 100)
+    assert seconds.size(0) == 100
+    for step in range(5):
+        size = seconds.size(step)
+        seconds.take(step + 1, size, size / 1000, np.array([np.nan]))
+    assert seconds.size(5) == 2000
+    again = Every(2.0, 100)
+    again.load_state_dict(seconds.state_dict(5))
+    assert again.size(5) == 2000

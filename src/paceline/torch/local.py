@@ -207,14 +207,19 @@ class Every:
             if len(self._sizes) > KEPT:
                 del self._sizes[min(self._sizes)]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return {"size": self._sizes[max(self._sizes)], "link": self._link}
+    def state_dict(self, step: int) -> dict[str, Any]:
+        """What is known of round ``step`` and those behind it: plain numbers."""
+        sizes = {str(first): size for first, size in self._sizes.items() if first > step}
+        return {"sizes": {str(step): self.size(step), **sizes}, "link": self._link}
 
     def load_state_dict(self, state: Any) -> None:
-        """Go on with the newest size of another run."""
-        if not self.fixed and isinstance(state, dict) and isinstance(state.get("size"), int):
-            self._sizes, self._link = {0: state["size"]}, float(state["link"])
+        """Go on with these sizes, unless they are chosen now."""
+        sizes = state.get("sizes") if isinstance(state, dict) else None
+        if not self.fixed and isinstance(sizes, dict) and sizes:
+            self._sizes, self._link = (
+                {int(step): int(size) for step, size in sizes.items()},
+                float(state["link"]),
+            )
 
 
 class Merging(Reducer):

@@ -289,13 +289,13 @@ class LocalSteps:
 
     def _check_alike(self, step: int, present: torch.Tensor, sizes: torch.Tensor) -> None:
         """Raises PacelineError if some ranks began the interval with other parameters."""
-        usual = sizes[present].median()
+        usual = sizes[present].quantile(0.5)
         apart = present & ((sizes - usual).abs() > APART * usual.abs())
         if apart.any():
             ranks = ", ".join(map(str, apart.nonzero().flatten().tolist()))
             raise PacelineError(
-                f"interval {step}: rank {ranks} began it with other parameters than the other ranks; expected the "
-                "same: load checkpoints on every rank, and change parameters on all ranks alike"
+                f"interval {step} began with other parameters on rank {ranks}; expected the same on all: load "
+                "checkpoints on every rank, and change parameters on all ranks alike"
             )
 
 
@@ -321,7 +321,7 @@ class LocalLoop(Loop):
     def stands(self) -> dict[str, Any]:
         return {
             **super().stands(),
-            "every": self.terms.every.state_dict(),
+            "every": self.terms.every.state_dict(self.progress.rounds),
             "outer": self.local.outer_state(),
         }
 

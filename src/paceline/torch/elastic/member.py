@@ -181,8 +181,10 @@ class Member(Reducer):
                 "joins is handed over; call it just before the loop"
             )
         spans: Spans = source
-        while (coming := next(loop.progress.remaining(), None)) is not None:
-            loop.settle()
+        while True:
+            loop.settle()  # which may decide how many samples the round has
+            if (coming := next(loop.progress.remaining(), None)) is None:
+                return
             step, (first, size) = loop.progress.rounds, coming
             self._begin_round(step, first, size)
             plan = spans.divided(step, first, size, self.among)
