@@ -111,9 +111,9 @@ def test_parameters_of_several_kinds_and_counters_are_merged() -> None:
     assert first == second
     *each, unused, seen = first
     # 8 of 24 samples in 2 steps, 16 in 4
-    assert (
-        each == [[1 - (8 * 2 + 16 * 4) / 24 / 8] * 3] * 4 or max(abs(np.array(each) - each[0]).ravel()) < 0.01
-    )
+    expected = 1 - (8 * 2 + 16 * 4) / 24 / 8
+    for values, precision in zip(each, (1e-15, 1e-7, 2**-8, 2**-11), strict=True):
+        assert values == pytest.approx([expected] * 3, abs=precision)
     assert unused == [1.0, 1.0]
     assert seen == [4.0]
 
@@ -254,7 +254,8 @@ def test_a_table_of_whole_numbers_that_steps_change_is_refused() -> None:
     model.used = model.used.long()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pace = Pace(model, 8, loop="local", every=1)
-    x, y, _ = next(iter(pace.loader(Samples(40), seed=5)))
+    batches = iter(pace.loader(Samples(40), seed=5))
+    x, y, _ = next(batches)
     with pytest.raises(PacelineError, match="buffer used holds 3 whole numbers"):
         both(pace, optimizer, nn.functional.cross_entropy(model(x), y))
     pace.close()

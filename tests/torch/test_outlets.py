@@ -18,7 +18,7 @@ from paceline import PacelineError
 from paceline.runs import sinks
 from paceline.runs.sinks import Sink
 from paceline.torch import Pace
-from paceline.torch.measuring.outlets import asked
+from paceline.torch.measuring.audience import asked
 
 
 def trained(**options: Any) -> Pace:

@@ -1,11 +1,17 @@
-"""What a training framework that runs the loop adds to its micro-steps."""
+"""What a training framework that runs the loop adds to its micro-steps, and what it asks of a ``Pace`` and tells it:
+``pace.host``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
+from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.passes import check_loss
 from paceline.torch.plan import Piece
+from paceline.torch.progress import Progress
 
 
 class Host:
@@ -45,3 +51,88 @@ class Host:
             f"round {step}: the loop went on without an optimizer step; expected pace.step(optimizer) "
             "once a round, behind pace.backward(loss)"
         )
+
+
+class Hosting:
+    """One Pace's side towards a framework, which runs backward passes and optimizer steps by itself.
+
+    For each micro-step that it is given a batch for: ``weight`` before the backward pass, ``backward_done`` after it;
+    ``stepped`` after the optimizer's step of a round that is ``pace.complete``.
+    """
+
+    def __init__(self, loop: Any, reducer: Reducer) -> None:
+        self._loop, self._reducer = loop, reducer
+
+    @property
+    def adapter(self) -> Host:
+        """What the framework adds to each micro-step; set it before the first."""
+        return self._loop.host
+
+    @adapter.setter
+    def adapter(self, adapter: Host) -> None:
+        self._loop.host = adapter
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands, and the rounds that are left of its epoch."""
+        return self._loop.progress
+
+    @property
+    def piece(self) -> Piece:
+        """What the running micro-step is given. Raises PacelineError between rounds."""
+        return self._loop.passes.piece
+
+    @property
+    def in_round(self) -> bool:
+        """True from a round's first micro-step to its optimizer step."""
+        return self._loop.in_round
+
+    @property
+    def first(self) -> bool:
+        """True in a round's first micro-batch."""
+        return self.in_round and self.piece.first
+
+    @property
+    def last(self) -> bool:
+        """True in a round's last micro-batch, whose backward pass reduces the gradients."""
+        return self._loop.last
+
+    def place(self, batch: Any) -> Any:
+        """A batch on its way to the user, as the adapter moves it to its device."""
+        return self._loop.host.place(batch)
+
+    def weight(
+        self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
+    ) -> float:
+        """What this micro-batch's gradient counts: multiply the loss by it. The loss, if it is given, is taken down
+        for the record."""
+        if loss is not None:
+            check_loss(loss)
+        return self._loop.passes.weight(loss, reduction, count)
+
+    def backward_done(self) -> None:
+        """The backward pass of this micro-batch is through."""
+        self._loop.passes.ended()
+
+    def stepped(self, seconds: float = 0.0) -> None:
+        """The round's optimizer step is done and took so long."""
+        self._loop.stepped(seconds)
+
+    def end_micro_step(self) -> None:
+        """The loop goes on to the next micro-step. Raises PacelineError if it left something out."""
+        self._loop.end_micro_step()
+
+    def close_epoch(self) -> None:
+        """Every sample of the epoch has been used, and the framework does not ask the loader for one more."""
+        self._loop.close_epoch()
+
+    def failed(self, error: BaseException) -> None:
+        """The loop ends with this error: tell the other ranks, which cannot go on without this one.
+
+        Raises a WorkerError that names the rank if the error only says that another one is lost.
+        """
+        self._loop.failed(error)
+
+    def release(self) -> None:
+        """Let go of DDP, whose last work may abort the process at its end. No backward pass may follow."""
+        self._reducer.release()

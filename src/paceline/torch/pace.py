@@ -39,16 +39,15 @@ from paceline.torch.feed.rounds import Sizes, iterate, run_round
 from paceline.torch.feed.streams import StreamLoader
 from paceline.torch.gradients.reducers import Reducer, reducer_of
 from paceline.torch.gradients.weighing import checked_count
-from paceline.torch.hosting import Hosting
+from paceline.torch.host import Hosting
 from paceline.torch.liveness.monitor import monitor
 from paceline.torch.liveness.shutdown import leave_in_time
 from paceline.torch.liveness.stall import SECONDS, OnMissed
 from paceline.torch.local import Merge, Merging
 from paceline.torch.local_loop import LocalLoop
 from paceline.torch.loop import LOST, Loop
-from paceline.torch.measuring.audience import Audience
+from paceline.torch.measuring.audience import Audience, asked
 from paceline.torch.measuring.open_rounds import OnNan, RoundResult
-from paceline.torch.measuring.outlets import asked
 from paceline.torch.memory_limits import MemoryLimit
 from paceline.torch.options import Limits, Options
 from paceline.torch.passes import weighed
