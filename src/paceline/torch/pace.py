@@ -66,7 +66,9 @@ class Pace:
         every micro-step is an optimizer step, on every rank. "round": a round, which ``pace.round(batch, function)``
         runs in one or more pieces. "pieces": one piece of a round, so that micro-steps differ from rank to rank and
         ``pace.step`` does nothing until the round is complete. Policies that move work within the round need one of
-        the last two; under "whole", "auto" plans as "level" does.
+        the last two; under "whole", "auto" plans as "level" does. "local": a step of this rank's own, on about
+        global_batch / n samples; every so often (see ``every``) the ranks' parameters are merged, in ``pace.step``.
+        This trains another model than one process would, and is for slow networks. The model is a plain module.
     limits: (least, most) samples of a round for each rank, None for the default: at least 1 (2 with batch
         norm, which needs a variance), at most B. Or "memory": what fits into each rank's memory is found while
         training. With loop="round" parts that do not fit at once are cut, and running out is survived; with "whole"
@@ -102,6 +104,12 @@ class Pace:
     on_members: called on this rank with each change of members, as a ``Mended``.
     collect_every: Python's garbage collector no longer runs by itself, but after every k-th round, on all ranks
         together: a pause that one rank takes is one that all others wait for.
+
+    every: with loop="local", how much lies between two merges: a whole number of steps (k times global_batch samples
+        on all ranks together, however they are divided), seconds as "2 s" or a float, or "auto" (default): as often
+        as takes the link at most 10 % of the time. What is found while training takes effect with the next interval.
+    merge: with loop="local", a ``Merge``, which says what each rank's change counts, and what is made of them. The
+        state of a rank's own optimizer stays as it is at a merge.
 
     Construct and use it alike on all ranks; a rank that differs is named in a PacelineError.
     """
@@ -188,7 +196,8 @@ class Pace:
     @property
     def loss(self) -> float:
         """The mean loss of the newest round that all ranks have reported, over all its samples: usually the one
-        before the running one, in rounds of a few milliseconds one of the newest 32; NaN before there is one."""
+        before the running one, in rounds of a few milliseconds one of the newest 32; NaN before there is one. With
+        loop="local" a round is the interval between two merges."""
         return self.loop.loss
 
     def loss_now(self) -> float:
