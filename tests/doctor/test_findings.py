@@ -206,6 +206,21 @@ def test_a_slow_exchange_is_not_blamed_on_a_rank(tmp_path: Path) -> None:
     assert found.lines == []
 
 
+def test_where_most_of_a_step_is_exchange_local_steps_are_told_of_and_what_they_cost(tmp_path: Path) -> None:
+    work = forward(0.01, 0.01, 0.04)
+    found = diagnosis(tmp_path / "slow", work, exchanging=0.26)
+    text = " ".join(found.sentences)
+    assert "of a step, 87 %. No division of the batch shortens it" in text
+    # 48 samples at speeds of 16 per 10, 10 and 40 ms, and 0.26 s in every 2.3 + 0.26
+    assert f"{1e3 * 48 / 3600 * 2.56 / 2.3:.1f}" == "14.8"
+    assert "loop='local', every='2.3 s') would take about 14.8 ms for as many samples" in text
+    assert "This trains another model than DDP does" in text
+    assert "local" not in " ".join(diagnosis(tmp_path / "quick", work, exchanging=0.03).sentences)
+    assert "local" not in " ".join(
+        diagnosis(tmp_path / "host", work, exchanging=0.26, host="lightning").sentences
+    )
+
+
 def test_changing_stragglers_are_told_from_a_lasting_one(tmp_path: Path) -> None:
     computing = 0.02 * np.exp(np.random.default_rng(0).normal(0, 0.5, (STEPS, 3)))
     found = diagnosis(tmp_path, {Phase.FORWARD: computing})

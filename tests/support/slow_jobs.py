@@ -19,7 +19,8 @@ from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
-from paceline.torch import Pace
+from paceline.torch import Merge, Pace
+from support.scripted import Script
 from support.torch_jobs import UNEVEN, Samples, fresh
 
 COUNT, BATCH, SEED, WARM = 83, 16, 5, 2
@@ -128,3 +129,21 @@ def loads_under(rank: int, ranks: int, hook: str, milliseconds: list[float], rou
             pace.backward(nn.functional.cross_entropy(ddp(x), y))
             pace.step(optimizer)
     return last[-1]
+
+
+def own_data(rank: int, ranks: int, ways: list[str]) -> list[float]:
+    """Of each way to weigh merges, where a number ends that rank 0 pulls to 0 in 8 steps, and rank 1 to 1 in 2."""
+    ends = []
+    for by in ways:
+        model = nn.Linear(1, 1, bias=False).double()
+        nn.init.constant_(model.weight, 0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        merge = Merge(by=by)
+        with Pace(model, 2, Script(((4.0, 1.0),)), loop="local", every=5, merge=merge) as pace:
+            for (x,) in pace.stream([(torch.ones(1, dtype=torch.float64),)] * 8000):
+                pace.backward((model(x) - float(rank)).square().mean() / 2)
+                pace.step(optimizer)
+                if pace.rounds == 200:
+                    break
+        ends.append(float(model.weight))
+    return ends

@@ -22,6 +22,7 @@ from support.slow_jobs import (
     WARM,
     base_optimizer,
     loads_under,
+    own_data,
     refusals,
     slow_ways,
     weights_of,
@@ -193,3 +194,16 @@ def test_what_cannot_be_had_is_said_in_a_sentence() -> None:
             "PacelineError: weigh='hook' needs DistributedDataParallel's one communication hook, and the model has "
             "fp16_compress_hook already; use weigh='loss', which needs none"
         )
+
+
+def test_where_each_rank_has_its_own_data_merges_lean_to_those_who_step_more() -> None:
+    """A change grows with the steps that it took, and its weight comes on top: docs/local.md tells users so."""
+    shares, steps = {"samples": (8, 2), "steps": (8, 2), "ranks": (1, 1)}, (8, 2)
+    moved = [1 - 0.98**each for each in steps]  # towards a rank's own optimum, in an interval
+    for ends in run_ranks(2, own_data, list(shares)):
+        for end, weights in zip(ends, shares.values(), strict=True):
+            pulls = [weight * part for weight, part in zip(weights, moved, strict=True)]
+            assert end == pytest.approx(pulls[1] / sum(pulls), abs=1e-3)
+        # exact training of the same samples ends at 2 of 10
+        assert ends[2] == pytest.approx(0.2, abs=0.02)
+        assert max(ends[:2]) < 0.08

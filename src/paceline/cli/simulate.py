@@ -86,6 +86,16 @@ def command(
     loss: Annotated[
         float | None, typer.Option(help="Stop at this training loss.", rich_help_panel=LEARN)
     ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            help="Steps of each worker's own, merged every 8 (steps), '2 s' or auto; changes the trajectory.",
+            rich_help_panel=LEARN,
+        ),
+    ] = None,
+    outer: Annotated[
+        str, typer.Option(help="With --every: mean, or nesterov:lr=0.7,momentum=0.9.", rich_help_panel=LEARN)
+    ] = "mean",
     **given: Any,
 ) -> None:
     """Play every policy on the same rounds of a described cluster, or of a recorded trace.
@@ -131,9 +141,11 @@ def command(
         config = TrainConfig(**given)
         coordinated = {name: getattr(config, name) for name in COORDINATED}
         by = server_config(what, policy=(policy or ["equal"])[0], **coordinated)
-        learnt = train(what, by, config.data, config.model, loss)
+        learnt = train(what, by, config.data, config.model, loss, every, outer)
         write_json(json_, _show_learnt(what, learnt, console, plot))
         return
+    if every is not None:
+        raise PacelineError(f"--every {every} is for training: expected --learn with it")
     by_cost = any(what.samples for what in described)
     if by_cost and not all(what.samples for what in described):
         raise PacelineError("some of these scenarios have [samples] and others have not; simulate them apart")
@@ -223,20 +235,33 @@ def _show_learnt(scenario: Scenario, learnt: Learnt, console: Console, plot: Pat
     figures = learnt.to_json()
     last, dropped = learnt.updates[-1], figures["gradients_dropped"]
     lost = ", ".join(f"{count} {what}" for what, count in sorted(dropped.items())) or "none"
+    local = "every" in figures
+    names = ("sync", "backup", "policy", "mode")
+    way = ", ".join(str(figures[name]) for name in names)
+    if local:
+        way = f"local steps merged every {figures['every']} ({figures['outer']}), {figures['policy']}"
     console.print(
-        f"{scenario.name}: {scenario.size} workers, batch {scenario.global_batch}; {figures['sync']}, "
-        f"{figures['backup']}, {figures['policy']}, {figures['mode']}; {figures['model']} on {figures['data']}",
+        f"{scenario.name}: {scenario.size} workers, batch {scenario.global_batch}; {way}; {figures['model']} on "
+        f"{figures['data']}",
         markup=False,
     )
     console.print(
-        f"{figures['updates']} updates in {last.now:.4g} virtual seconds; loss {learnt.updates[0].loss:.3f} -> "
-        f"{last.loss:.3f}; test accuracy {words.percent(learnt.test_accuracy, 1)}"
+        f"{figures['updates']} {'merges' if local else 'updates'} in {last.now:.4g} virtual seconds; loss "
+        f"{learnt.updates[0].loss:.3f} -> {last.loss:.3f}; test accuracy {words.percent(learnt.test_accuracy, 1)}"
     )
-    console.print(
-        f"{figures['gradients_used']} gradients used, dropped: {lost}; waited for "
-        f"{np.mean([u.quorum for u in learnt.updates]):.1f} of {scenario.size} on average; mean staleness "
-        f"{figures['mean_staleness']:.2f}"
-    )
+    if local:
+        used = (
+            f"{figures['gradients_used']} local steps used, lost: {lost}; {min(figures['steps'])} to "
+            f"{max(figures['steps'])} of each worker; links took {words.percent(figures['link_seconds'] / last.now)} "
+            "of the time"
+        )
+    else:
+        used = (
+            f"{figures['gradients_used']} gradients used, dropped: {lost}; waited for "
+            f"{np.mean([u.quorum for u in learnt.updates]):.1f} of {scenario.size} on average; mean staleness "
+            f"{figures['mean_staleness']:.2f}"
+        )
+    console.print(used)
     if plot is not None:
         console.print(f"Picture: {_draw_learnt(learnt, plot)}")
     return figures

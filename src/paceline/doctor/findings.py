@@ -73,7 +73,7 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
         *say.collections(run),
         *lost,
         say.cost(figures, answer.blame, idle, len(run.round)),
-        *say.exchange(figures, form),
+        *say.exchange(figures, form, np.median(run.loads[-figures.steps :], axis=0)),
         *whom,
         *say.everybody(figures, slowest, form, told=any("num_workers" in each for each in lost)),
     ]

@@ -15,6 +15,8 @@ from paceline.runs.words import listing, percent, plural, seconds, times
 
 LITTLE = 0.03  # of the ranks' time lost in waiting: not worth a change
 MUCH_EXCHANGE = 0.25  # of a step
+MOSTLY_EXCHANGE = 0.5  # of a step: local steps are worth telling of
+LINK = 0.1  # of the time that merges of local steps take
 MUCH_FETCHING = 0.2  # of a step, on every rank
 MAIN = 0.7  # of what a rank loses: named alone; below, the next one is named, too
 OFTEN = 0.75  # of the steps: whoever is last in more of them is named as the slow one
@@ -188,8 +190,8 @@ def cost(spent: Spent, blame: Array, idle: float, steps: int) -> str:
     )
 
 
-def exchange(spent: Spent, loop: Loop) -> list[str]:
-    """What the all-reduce takes by itself, and what shortens it."""
+def exchange(spent: Spent, loop: Loop, loads: Array) -> list[str]:
+    """What the all-reduce takes by itself, and what shortens it. loads: samples of each rank in a step, (n,)."""
     share = spent.exchanging / spent.step
     text = f"The exchange of gradients itself takes {seconds(spent.exchanging)} of a step, {percent(share)}"
     if share >= MUCH_EXCHANGE:
@@ -199,6 +201,17 @@ def exchange(spent: Spent, loop: Loop) -> list[str]:
         said.append(
             f"Each of the {loop.exchanges} backward passes of a step exchanges the gradients. Run all but the last "
             "one under ddp.no_sync() to exchange them once per step."
+        )
+    elif share >= MOSTLY_EXCHANGE and not loop.host:
+        every = float(
+            f"{spent.exchanging * (1 / LINK - 1):.2g}"
+        )  # seconds; a merge moves as much as an exchange
+        alone = loads.sum() / (loads / spent.own).sum()  # of as many samples, each rank at its own speed
+        would = seconds(alone * (1 + spent.exchanging / every))
+        said.append(
+            f"Pace(model, ..., loop='local', every='{every:g} s') would take about {would} for as many samples: each "
+            "rank takes steps of its own, and their parameters are merged only so often. This trains another model "
+            "than DDP does: docs/local.md says what is lost."
         )
     return said
 

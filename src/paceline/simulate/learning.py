@@ -13,6 +13,8 @@ from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
+from paceline.rounds import Array
+from paceline.simulate.local import LocalSteps
 from paceline.simulate.scenario import FREEZE, JOIN, LEAVE, Event, Scenario
 from paceline.simulate.server import Member, RoundTrips, Server
 from paceline.simulate.timing import assemble
@@ -64,7 +66,13 @@ class Learnt:
 
 
 def learn(
-    scenario: Scenario, by: ServerConfig, data: str = "digits", model: str = "mlp", loss: float | None = None
+    scenario: Scenario,
+    by: ServerConfig,
+    data: str = "digits",
+    model: str = "mlp",
+    loss: float | None = None,
+    every: str | None = None,
+    outer: str = "mean",
 ) -> Learnt:
     """Train on the scenario's first realization, ``scenario.rounds`` updates at most.
 
@@ -74,6 +82,9 @@ def learn(
     A worker's j-th task takes as long as its round j in the scenario: overhead and link plus pace times load.
     What happens to a worker in round r happens once r - 1 updates are made; what it has begun by then is dropped
     when it leaves, and waited for ``give_up_seconds`` from its beginning when it dies or freezes.
+
+    every, outer: instead of a server, steps of each worker's own between merges (``LocalSteps``); an update is a
+    merge, a task is a step, and a link carries its megabytes once a merge.
     """
     try:
         from paceline.learners.images import Images
@@ -82,6 +93,10 @@ def learn(
     samples = datasets.load(data)
     learner = Images(samples, model, scenario.seed)
     of = _classes(scenario)
+
+    def links(number: int) -> Array:
+        return np.array([each.link.seconds(number) if each.link else 0.0 for each in scenario.workers])[of]
+
     trips = RoundTrips(
         scenario.size,
         assemble([each.overhead for each in scenario.workers], of),
@@ -89,29 +104,40 @@ def learn(
         scenario.seed,
         noise=np.array([each.noise for each in scenario.workers])[of],
         knee=np.array([each.knee for each in scenario.workers])[of],
-        transfer=lambda number: np.array(
-            [each.link.seconds(number) if each.link else 0.0 for each in scenario.workers]
-        )[of],
+        transfer=links if every is None else None,
     )
-    server = Server(
-        learner,
-        by,
-        trips,
-        Draws(len(samples.x_train), scenario.seed),
-        absent=np.flatnonzero(~scenario.members(0)[0]).tolist(),
-        give_up=0.0,
-        floor=scenario.give_up_seconds,
-        by_update=[_member(event) for event in scenario.events if event.kind != JOIN or event.round > 1],
-    )
+    pool = Draws(len(samples.x_train), scenario.seed)
     losses: list[float] = []
 
     def stop(update: Update) -> bool:
         losses.append(update.loss)
         return loss is not None and float(np.mean(losses[-5:])) < loss
 
-    updates = server.run(scenario.rounds, None, stop)
-    test_loss, accuracy = learner.test(server.parameters.values)
-    settings = {
+    settings: dict[str, Any] = {}
+    if every is None:
+        server = Server(
+            learner,
+            by,
+            trips,
+            pool,
+            absent=np.flatnonzero(~scenario.members(0)[0]).tolist(),
+            give_up=0.0,
+            floor=scenario.give_up_seconds,
+            by_update=[_member(event) for event in scenario.events if event.kind != JOIN or event.round > 1],
+        )
+        updates, values = server.run(scenario.rounds, None, stop), server.parameters
+    else:
+        wait = scenario.give_up_seconds
+        local = LocalSteps(learner, by, trips, pool, every, outer, links, scenario.members, wait)
+        updates, values = local.run(scenario.rounds, stop), local.parameters
+        settings = {
+            "every": every,
+            "outer": outer,
+            "link_seconds": local.linked,
+            "steps": local.steps.tolist(),
+        }
+    test_loss, accuracy = learner.test(values.values)
+    settings |= {
         "sync": by.sync,
         "backup": by.backup,
         "policy": by.policy,

@@ -66,10 +66,11 @@ class Merge:
     """How the ranks' parameters become one again at the end of an interval of ``loop="local"``.
 
     by: what a rank's change counts. "samples" (default): as many as it has run, or what ``count=`` says, such as
-        tokens, so that each counts as much as any other. "steps": its own optimizer steps. "ranks": the same for each
-        rank that took a step. If data are alike on all ranks, all three aim at the same, and the first has the least
-        noise; if each rank has data of its own, as with ``pace.stream``, the first two lean towards those of fast
-        ranks, and the third does not.
+        tokens. "steps": its own optimizer steps. "ranks": the same for each rank that took a step. A change also
+        grows with the steps that made it: while these are small, each sample counts alike under the third, and in
+        proportion to its rank's steps under the first two, which go further. If data are alike on all ranks, all
+        three aim at the same; if each rank has data of its own, as with ``pace.stream``, all lean towards those of
+        fast ranks, the third as exact training does and the first two more.
     outer: the optimizer that takes the ranks' mean change for a gradient: "mean" (default), which makes the
         parameters the ranks' mean; "nesterov:lr=0.7,momentum=0.9", as in DiLoCo; or a function that makes a torch
         optimizer from a list of parameters.

@@ -1,0 +1,211 @@
+"""``paceline simulate --learn --every``: steps of each worker's own between merges, on a virtual clock.
+
+Gradients are real. As with loop="local" of ``paceline.torch``, an interval between two merges has samples that the
+policy divides, each worker takes them in plain SGD steps of about B/n samples from the parameters of the last merge,
+and the mean of what the workers changed, weighted by samples, is a step of the outer optimizer. Links are used by
+merges alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline import options
+from paceline.errors import PacelineError, short
+from paceline.paramserver.aggregate import Parameters, Part, aggregate, axpy
+from paceline.paramserver.config import ServerConfig
+from paceline.paramserver.engine import Task, Update
+from paceline.paramserver.samples import SampleSource
+from paceline.rounds import Array, Vector
+from paceline.simulate.server import Learner, RoundTrips
+
+LINK = 0.1  # of the time is the links' under every="auto"
+MOST_STEPS, GROWTH = 1024, 4.0  # of an interval whose size is found; times the one before, at most
+SECONDS = re.compile(r"(\d+\.?\d*|\.\d+) ?s")
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The optimizer that takes the workers' mean change for a gradient: by default the change is made as it is.
+
+    lr, momentum, nesterov: as those of ``torch.optim.SGD``.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+
+@dataclass(frozen=True)
+class Nesterov(Outer):
+    """With DiLoCo's values (arXiv 2311.08105)."""
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+
+
+def outer_of(spec: str) -> Outer:
+    """``mean`` or ``nesterov``, with options as ``nesterov:lr=0.7``."""
+    found: Outer = options.build({"mean": Outer, "nesterov": Nesterov}, spec, "outer optimizer")
+    if not (0 < found.lr <= 10 and 0 <= found.momentum < 1):
+        raise PacelineError(
+            f"outer optimizer {spec}: expected a learning rate above 0, at most 10, and a momentum of 0 or more, "
+            "below 1"
+        )
+    return found
+
+
+def interval(every: str) -> int | float | str:
+    """How far two merges are apart: steps of every worker on average, seconds as a float, or "auto"."""
+    found = SECONDS.fullmatch(every.strip())
+    if every == "auto" or (found is not None and 0 < float(found[1]) < 1e9):
+        return every if found is None else float(found[1])
+    if not (every.isdecimal() and 0 < int(every) < 10**6):
+        raise PacelineError(
+            f"every={short(every)}: expected a number of steps, seconds such as '2 s', or auto"
+        )
+    return int(every)
+
+
+class LocalSteps:
+    """One run; ``run`` plays it, and ``parameters`` then holds the model that all share.
+
+    by: lr, policy and the batch B of a step of every worker; its gate and backup policy are those of a server, and
+        have no part here. trips: what each step takes, without links. links: seconds that each worker's link takes
+        for a merge, by the merge's index, of which the longest count. members: who is there in an interval, and who
+        of them stops without notice before its end, each (n,). give_up: seconds until the others go on without.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        by: ServerConfig,
+        trips: RoundTrips,
+        pool: SampleSource,
+        every: str,
+        outer: str = "mean",
+        links: Callable[[int], Array] = lambda index: np.zeros(1),
+        members: Callable[[int], tuple[NDArray[np.bool_], NDArray[np.bool_]]] | None = None,
+        give_up: float = 0.0,
+    ) -> None:
+        for name, usual in (
+            ("sync", "bsp"),
+            ("backup", "everyone"),
+            ("mode", "push-wait"),
+            ("rate", "fixed"),
+        ):
+            if (given := getattr(by, name)) != usual:
+                raise PacelineError(
+                    f"--{name} {given} is of a parameter server, and with --every there is none; leave one out"
+                )
+        self._every, self._outer = interval(every), outer_of(outer)
+        everybody = np.ones(by.workers, bool)
+        self._members = members or (lambda index: (everybody, ~everybody))
+        self._learner, self._by, self._trips, self._pool = learner, by, trips, pool
+        self._links, self._give_up = links, give_up
+        self._step = -(-by.global_batch // by.workers)  # samples
+        fixed = isinstance(self._every, int)
+        self._size = by.global_batch * (int(self._every) if fixed else 1)
+        most = self._size if fixed else by.global_batch * MOST_STEPS
+        self._balancer = dataclasses.replace(by, global_batch=most, limits=None).balancer(by.machines)
+        self._most = [
+            most if limit is None else limit for _, limit in by.limits or ((None, None),) * by.workers
+        ]
+        self.parameters = Parameters(learner.start())
+        self.now, self.linked = 0.0, 0.0  # seconds: in all, and of links
+        self.steps = np.zeros(by.workers, np.int64)  # that each worker has taken
+        self._velocity: Vector | None = None
+
+    def run(self, merges: int, stop: Callable[[Update], bool]) -> list[Update]:
+        """Play until so many merges are made, or ``stop`` says so."""
+        updates: list[Update] = []
+        while len(updates) < merges and not (updates and stop(updates[-1])):
+            updates.append(self._interval(len(updates)))
+        return updates
+
+    def _interval(self, index: int) -> Update:
+        present, stopped = self._members(index)
+        loads = self._balancer.loads(index, self._size, present)
+        seconds, shares = np.full(len(loads), np.nan), self._balancer.plan(index).shares
+        parts, tasks, lost = list[Part](), list[Task](), 0
+        for worker in np.flatnonzero(present & (loads > 0)).tolist():
+            cuts = self._cuts(worker, int(loads[worker]))
+            took = 0.0
+            values, losses = self.parameters.values.copy(), list[float]()
+            for number, size in enumerate(cuts, int(self.steps[worker])):
+                took += self._trips.seconds(worker, number, size, self.now + took)
+                if stopped[worker]:
+                    continue
+                taken = self._pool.take(worker, size)
+                gradient, loss = self._learner.gradient(values, self._pool.indices(taken))
+                axpy(values, gradient, -self._by.lr)
+                losses.append(loss)
+                tasks.append(Task(number, worker, index, index, taken, size, self.now))
+            self.steps[worker] += len(cuts)
+            if stopped[worker]:
+                lost += len(cuts)
+                continue
+            seconds[worker] = took
+            loss = float(np.average(losses, weights=cuts))
+            parts.append(Part(self.parameters.values - values, loss, int(loads[worker])))
+        found = aggregate(parts)
+        self._move(found.step)
+        here = present & ~stopped
+        link = float(np.broadcast_to(self._links(index), here.shape)[here].max())
+        longest = max(float(np.nanmax(seconds)), self._give_up if lost else 0.0)
+        loads = np.where(np.isnan(seconds), 0, loads)
+        self._balancer.report(index, loads, seconds)
+        self._resize(int(loads.sum()), longest, link)
+        self.now += longest + link
+        self.linked += link
+        return Update(
+            version=index + 1,
+            now=self.now,
+            seconds=longest + link,
+            quorum=len(parts),
+            wanted=int(present.sum()),
+            present=int(present.sum()),
+            loss=found.loss,
+            rate=self._by.lr,
+            norm2=found.norm2,
+            variance=found.variance,
+            loads=loads,
+            compute=seconds,
+            staleness=[0] * len(tasks),
+            dropped=Counter({"died": lost} if lost else {}),
+            dropped_samples=0,
+            shares=shares,
+            moved=tasks,
+        )
+
+    def _cuts(self, worker: int, load: int) -> list[int]:
+        """A load in steps of about as many samples as a step has, and no more than fit into the worker."""
+        size = min(self._step, self._most[worker])
+        count = max(round(load / size), -(-load // self._most[worker]), 1)
+        return [load // count + (each < load % count) for each in range(count)]
+
+    def _resize(self, samples: int, seconds: float, link: float) -> None:
+        """The next interval's samples, where it is not a number of steps."""
+        if isinstance(self._every, int) or not seconds > 0:
+            return
+        wanted = self._every if isinstance(self._every, float) else link * (1 / LINK - 1)
+        due = min(max(float(wanted) * samples / seconds, self._size / GROWTH), self._size * GROWTH)
+        batch = self._by.global_batch
+        self._size = min(max(round(due / batch), 1), MOST_STEPS) * batch
+
+    def _move(self, change: Vector) -> None:
+        """A step of the outer optimizer, as torch.optim.SGD takes it."""
+        outer = self._outer
+        if outer.momentum:
+            before = self._velocity
+            self._velocity = change.copy() if before is None else outer.momentum * before + change
+            change = change + outer.momentum * self._velocity if outer.nesterov else self._velocity
+        self.parameters.move(change, outer.lr)
