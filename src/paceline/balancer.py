@@ -24,7 +24,7 @@ from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
 from paceline.errors import PacelineError, short
 from paceline.forecast import overheads
-from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
+from paceline.rounds import Array, Gradients, PiecePlan, PieceTimes, Plan, Round, measurable
 from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
 
 _log = logging.getLogger(__name__)
@@ -204,6 +204,7 @@ class Balancer:
         parts: Array | None = None,
         first: tuple[Array, Array] | None = None,
         short: bool = False,
+        gradients: Gradients | None = None,
     ) -> tuple[Array, Array]:
         """Take in round ``step``, or the mean of several rounds up to it, and plan from it; each array of shape (n,),
         seconds NaN if absent.
@@ -215,6 +216,7 @@ class Balancer:
             whatever time there is.
         short: rounds are too short to be worth a claim: a policy that chooses between whole rounds and rounds in
             pieces gets whole ones.
+        gradients: what is known of them, if the engine can leave some of them out.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
@@ -231,6 +233,7 @@ class Balancer:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
         happened = self._happened(ran, seconds, known, cpu, memory, pieces, _moves_work(self.plan(step)))
+        happened = dataclasses.replace(happened, gradients=gradients)
         failed: BaseException | None = None
         if self._aside is None:
             self._newest, self._state = self._step(self._state, happened, short)
