@@ -176,7 +176,7 @@ MUTATIONS = (
     ),
     Mutation(
         "plans: batch norm gets one sample",
-        "return _at_least(loads, self._floor)",
+        "return shares.at_least(loads, self._floor)",
         "return loads",
         ("test_balancer.py::test_quanta_and_floors",),
     ),

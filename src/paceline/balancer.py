@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from paceline.balance.protocol import Policy, complete
 from paceline.costs import Linear
 from paceline.errors import PacelineError, short
 from paceline.forecast import overheads
-from paceline.rounds import Array, PiecePlan, PieceTimes, Plan, Round, measurable
+from paceline.rounds import Array, Gradients, PiecePlan, PieceTimes, Plan, Round, measurable
 from paceline.samples import CostLearner, CostModel, Deal, InPieces, Room, deal, in_pieces
 
 _log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Balancer:
             self._models = {step: self.learner.model()}
         self._newest = plan
         if self._most:  # what fits does not depend on the policy
-            self._most = {step: _in_force(self._most, max(self._most))}
+            self._most = {step: policies.in_force(self._most, max(self._most))}
         self._pending: tuple[int, Future[tuple[Plan, Any]]] | None = None  # a decision being made aside
 
     def _forget(self) -> Plan:
@@ -104,7 +104,7 @@ class Balancer:
     def _limits(self, step: int) -> tuple[Array, Array]:
         """Least and most samples of each worker in a full round."""
         cluster = self.policy.cluster
-        return cluster.least, _in_force(self._most, step) if self._most else cluster.most
+        return cluster.least, policies.in_force(self._most, step) if self._most else cluster.most
 
     @property
     def digest(self) -> int:
@@ -133,7 +133,7 @@ class Balancer:
             most = np.minimum(most, room)
             least = np.minimum(least, most)
         loads = shares.whole_samples(plan, batch, least, most, unit=self._quantum)
-        return _at_least(loads, self._floor)
+        return shares.at_least(loads, self._floor)
 
     def deal(
         self,
@@ -186,7 +186,7 @@ class Balancer:
 
     def cost_model(self, step: int) -> CostModel:
         """What samples are taken to cost in round ``step``; there must be a learner."""
-        return _in_force(self._models, step)
+        return policies.in_force(self._models, step)
 
     def piece_plan(self, step: int) -> PiecePlan | None:
         """How round ``step`` is run in pieces; None if it is run as planned."""
@@ -204,6 +204,7 @@ class Balancer:
         parts: Array | None = None,
         first: tuple[Array, Array] | None = None,
         short: bool = False,
+        gradients: Gradients | None = None,
     ) -> tuple[Array, Array]:
         """Take in round ``step``, or the mean of several rounds up to it, and plan from it; each array of shape (n,),
         seconds NaN if absent.
@@ -215,6 +216,7 @@ class Balancer:
             whatever time there is.
         short: rounds are too short to be worth a claim: a policy that chooses between whole rounds and rounds in
             pieces gets whole ones.
+        gradients: what is known of them, if the engine can leave some of them out.
         Returns (the overhead fitted to each worker, the shares planned), each of shape (n,). Whatever the policy
         raises is raised here; the plans are then those of before, and the next round can be taken in.
         """
@@ -231,6 +233,7 @@ class Balancer:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
         happened = self._happened(ran, seconds, known, cpu, memory, pieces, _moves_work(self.plan(step)))
+        happened = dataclasses.replace(happened, gradients=gradients)
         failed: BaseException | None = None
         if self._aside is None:
             self._newest, self._state = self._step(self._state, happened, short)
@@ -245,8 +248,11 @@ class Balancer:
             state = self._state
             pending = self._aside.submit(lambda: self._step(state, happened, short))
             self._pending = (step + 2 + self.lag, pending)
-        self._plans, self._models = _since(self._plans, step + 1), _since(self._models, step + 1)
-        self._most = _since(self._most, step + 1)
+        self._plans, self._models = (
+            policies.since(self._plans, step + 1),
+            policies.since(self._models, step + 1),
+        )
+        self._most = policies.since(self._most, step + 1)
         if failed is not None:
             raise failed
         if _log.isEnabledFor(logging.DEBUG):
@@ -297,18 +303,12 @@ class Balancer:
         if short and plan.piece_plan is not None and getattr(self.policy, "whole", False):
             whole = plan.piece_plan._replace(at_once=np.ones_like(plan.piece_plan.at_once))
             plan = dataclasses.replace(plan, piece_plan=whole)
-        least, together = float(plan.shares.min()), float(plan.shares.sum())
-        if not (abs(together - 1.0) <= 1e-6 and least >= 0):
-            name = type(self.policy).__name__
-            raise PacelineError(
-                f"policy {name} planned shares of {plan.shares.min():g} to {plan.shares.max():g} that sum to "
-                f"{together:g}: expected none below 0, and a sum of 1"
-            )
+        policies.check(plan, type(self.policy).__name__)
         return plan, after
 
     def plan(self, step: int) -> Plan:
         """What is in force in round ``step``: the same object for as long as nothing else is decided."""
-        return _in_force(self._plans, step)
+        return policies.in_force(self._plans, step)
 
     def state_dict(self) -> dict[str, Any]:
         """Policy state, fitted costs and the plans not yet in force, as plain lists and numbers."""
@@ -380,25 +380,6 @@ def _check_dealt(quantum: int) -> None:
         )
 
 
-T = TypeVar("T")
-
-
-def _in_force(by_step: dict[int, T], step: int) -> T:
-    """What holds in round ``step``; the latest is last."""
-    for first in reversed(by_step):
-        if first <= step:
-            return by_step[first]
-    raise KeyError(step)
-
-
-def _since(by_step: dict[int, T], step: int) -> dict[int, T]:
-    """What holds at ``step`` or later."""
-    if not by_step:
-        return by_step
-    running = max((first for first in by_step if first <= step), default=step)
-    return {first: each for first, each in by_step.items() if first >= running}
-
-
 def _moves_work(plan: Plan) -> bool:
     """Whether a part of the round is claimed while it runs."""
     return plan.piece_plan is not None and not plan.piece_plan.at_once >= 1
@@ -412,12 +393,3 @@ def _told(step: int, loads: NDArray[np.int64], seconds: Array, plan: Plan) -> st
         slowest = f", worker {last} was last after {seconds[last]:.4g} s (mean {np.nanmean(seconds):.4g} s)"
     shares = ", ".join(f"{share:.3f}" for share in plan.shares)
     return f"round {step}: {', '.join(map(str, loads))} samples{slowest}; planned shares {shares}"
-
-
-def _at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
-    """Loads below the floor go together to one worker: the one who has most already, the lowest rank of several."""
-    if floor > 1 and (small := (loads > 0) & (loads < floor)).any():
-        together = int(loads[small].sum())
-        loads = np.where(small, 0, loads)
-        loads[int(np.argmax(loads if loads.any() else small))] += together
-    return loads

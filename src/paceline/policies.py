@@ -24,6 +24,7 @@ from paceline.rounds import Cluster, PiecePlan, Plan
 __all__ = ["Policy", "create", "describe", "digest", "leaves", "names", "register", "restore"]
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 def create(text: str, cluster: Cluster) -> Policy[Any]:
@@ -98,6 +99,32 @@ def restore(template: S, stored: Sequence[ArrayLike]) -> S:
         return found
 
     return rebuild(template)
+
+
+def in_force(by_step: dict[int, T], step: int) -> T:
+    """What holds in round ``step``; the latest is last."""
+    for first in reversed(by_step):
+        if first <= step:
+            return by_step[first]
+    raise KeyError(step)
+
+
+def since(by_step: dict[int, T], step: int) -> dict[int, T]:
+    """What holds at ``step`` or later."""
+    if not by_step:
+        return by_step
+    running = max((first for first in by_step if first <= step), default=step)
+    return {first: each for first, each in by_step.items() if first >= running}
+
+
+def check(plan: Plan, name: str) -> None:
+    """Raise PacelineError if the plan of a policy of this name divides nothing."""
+    least, together = float(plan.shares.min()), float(plan.shares.sum())
+    if not (abs(together - 1.0) <= 1e-6 and least >= 0):
+        raise PacelineError(
+            f"policy {name} planned shares of {least:g} to {plan.shares.max():g} that sum to {together:g}: expected "
+            "none below 0, and a sum of 1"
+        )
 
 
 DIGESTS = 2**52 - 47  # a prime: numbers that differ in a few bits have other remainders

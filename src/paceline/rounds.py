@@ -20,6 +20,7 @@ from paceline.errors import PacelineError
 __all__ = [
     "Array",
     "Cluster",
+    "Gradients",
     "Indices",
     "Machines",
     "PiecePlan",
@@ -131,6 +132,7 @@ class Round:
     cpu, memory: portions in [0, 1] that each worker can have in the NEXT round, shape (..., n); for forecasts
         that read them, where an engine does.
     pieces: how it went in pieces, where it did.
+    gradients: what is known of them, where an engine can leave some of them out as a plan says.
     """
 
     shares: Array
@@ -143,6 +145,7 @@ class Round:
     cpu: Array | None = None
     memory: Array | None = None
     pieces: PieceTimes | None = None
+    gradients: Gradients | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seconds", measurable(self.seconds))
@@ -163,6 +166,14 @@ def measurable(seconds: Array) -> Array:
     """Seconds within what a clock could tell, 0 and NaN as they are: their squares and reciprocals are finite."""
     within = np.minimum(np.maximum(seconds, QUICKEST), LONGEST)
     return np.where(seconds > 0, within, seconds)
+
+
+class Gradients(NamedTuple):
+    """noise_scale: samples whose mean gradient's variance is the gradient's squared norm; NaN if unknown. late: whose
+    seconds and load are those of an earlier round, since its gradient of this one was left out, (..., n)."""
+
+    noise_scale: float
+    late: NDArray[np.bool_]
 
 
 class PieceTimes(NamedTuple):
@@ -201,7 +212,7 @@ class Plan:
     """What comes next.
 
     shares: portion of the next batch for each worker, shape (..., n), non-negative, sum 1, within the limits.
-    quorum: how many gradients to wait for; None waits for all.
+    quorum: how many gradients to wait for, by engines that tell a noise scale; None waits for all.
     costs: what the policy expects each load to cost; whole samples are rounded by it where given.
     piece_plan: how to run the round in pieces, for engines that can; None runs the shares as they are.
     """

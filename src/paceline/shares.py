@@ -17,7 +17,7 @@ from paceline.costs import QUICKEST, Array, Cost, Linear, halfway
 from paceline.errors import PacelineError
 from paceline.rounds import Plan
 
-__all__ = ["WaterLevel", "project", "proportional", "water_level", "whole_samples"]
+__all__ = ["WaterLevel", "at_least", "project", "proportional", "water_level", "whole_samples"]
 
 LARGEST = np.finfo(float).max
 
@@ -346,4 +346,13 @@ def _with_rest(cost: Cost, loads: Array, total: Array, high: Array) -> Array:
             given &= soonest.argsort(-1, kind="stable").argsort(-1) < left
         loads = loads + given
         left = left - given.sum(-1, keepdims=True)
+    return loads
+
+
+def at_least(loads: NDArray[np.int64], floor: int) -> NDArray[np.int64]:
+    """Loads below the floor go together to one worker: the one who has most already, the lowest rank of several."""
+    if floor > 1 and (small := (loads > 0) & (loads < floor)).any():
+        together = int(loads[small].sum())
+        loads = np.where(small, 0, loads)
+        loads[int(np.argmax(loads if loads.any() else small))] += together
     return loads

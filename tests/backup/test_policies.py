@@ -48,6 +48,21 @@ def test_the_estimates_of_the_gain_by_hand():
     assert found.of(k, 0.5) == pytest.approx((0.5 - bend) * 1.5 - bend * 3.0 / k)
 
 
+def test_the_last_estimate_stays_however_many_updates_are_from_single_gradients():
+    """Eq. (10) is not defined for k = 1: what was known before counts on, and not everybody is waited for again."""
+    policy = backup.create("dbw:depth=3,worth=noise", 4)
+    _, state = policy.init()
+    times = arrivals(4, [1.0, 5.0, 6.0, 7.0])
+    k, state = policy.step(state, iteration(norm2=10.0, variance=0.01, timings=times))
+    assert k == 1
+    for _ in range(7):
+        k, state = policy.step(state, iteration(quorum=1, norm2=10.0, variance=np.nan))
+        assert k == 1
+    assert dbw.estimate(state.gain).variance == 0.01
+    k, state = policy.step(state, iteration(quorum=4, norm2=10.0, variance=0.03))
+    assert dbw.estimate(state.gain).variance == 0.03  # the old one is older than depth
+
+
 def test_the_gain_never_falls_with_k_and_its_estimates_survive_single_gradients():
     state = dbw.no_gain(3)
     state = dbw.update_gain(state, iteration(loss=1.0))

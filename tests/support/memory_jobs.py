@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import resource
 from pathlib import Path
 from typing import Any
@@ -73,15 +74,21 @@ def alone(count: int, batch: int, rounds: int) -> list[Any]:
 def limited(
     rank: int, ranks: int, rooms: list[int], count: int, batch: int, rounds: int, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Train with ``rooms`` megabytes to spare on each rank; what it came to."""
+    """Train with ``rooms`` megabytes to spare on each rank; what it came to. options: of ``Pace``, and "cgroup" for
+    room in a memory cgroup of each rank's own instead of addresses."""
     torch.set_num_threads(1)
     libc = ctypes.CDLL(None)  # as if all were a hundred times as large:
     libc.mallopt(-8, 1)  # a thread's own 64 MB of addresses would be much of this room
     libc.mallopt(-3, 1 << 16)  # and large tensors are given back when they are freed
     model, loss_of = DistributedDataParallel(fresh()), nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    before = status("VmSize")
-    resource.setrlimit(resource.RLIMIT_AS, (before + rooms[rank] * MEGABYTE, resource.RLIM_INFINITY))
+    options = dict(options)
+    group, before, room = None, status("VmSize"), rooms[rank] * MEGABYTE
+    if options.pop("cgroup", False):
+        os.environ["LOCAL_WORLD_SIZE"] = "1"  # as in a container for each rank
+        group = Cgroup(room)
+    else:
+        resource.setrlimit(resource.RLIMIT_AS, (before + room, resource.RLIM_INFINITY))
     told: list[Any] = []
     pace = Pace(model, batch, "level", limits="memory", on_round=told.append, **options)
     loader = pace.loader(Data(count), shuffle=False)
@@ -105,7 +112,9 @@ def limited(
     except (PacelineError, RuntimeError) as error:
         pace.host.failed(error)
         raise
-    held = (status("VmPeak") - before) / (rooms[rank] * MEGABYTE)
+    held = (status("VmPeak") - before) / room
+    if group is not None:
+        held = group.leave() / room
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
     pace.flush()
     found = {
@@ -117,6 +126,33 @@ def limited(
     }
     pace.close()
     return found
+
+
+class Cgroup:
+    """A memory cgroup below this process's own, with this process in it, which may hold so many bytes there.
+
+    Raises OSError if this machine does not let one be made."""
+
+    def __init__(self, room: int = 0) -> None:
+        paths = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+        old = "memory" in paths
+        self._above = Path(f"/sys/fs/cgroup/memory{paths['memory']}" if old else f"/sys/fs/cgroup{paths['']}")
+        limit, self._peak = ("limit_in_bytes", "max_usage_in_bytes") if old else ("max", "peak")
+        self._own = self._above / f"paceline-{os.getpid()}"
+        self._own.mkdir()
+        try:
+            (self._own / f"memory.{limit}").write_text(str(room or 1 << 40))
+            (self._own / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError:
+            self._own.rmdir()
+            raise
+
+    def leave(self) -> int:
+        """Bytes held at most; the cgroup is removed."""
+        peak = int((self._own / f"memory.{self._peak}").read_text())
+        (self._above / "cgroup.procs").write_text(str(os.getpid()))
+        self._own.rmdir()
+        return peak
 
 
 class Fake:

@@ -25,7 +25,7 @@ REPLICAS, SKIPPED, PLAYED = 6, 6, 12  # clusters played at once; iterations befo
 
 
 class GainState(NamedTuple):
-    """The last D estimates, newest last, NaN if there was none; each of shape (D,)."""
+    """The last D estimates, newest last, NaN if there was none (from a single gradient, eq. (10) gives none)."""
 
     variance: Array  # V+, eq. (10)
     norm2: Array  # N+, eq. (11)
@@ -86,7 +86,9 @@ def estimate(state: GainState) -> Gain:
 
 
 def _pushed(values: Array, newest: float) -> Array:
-    return np.append(values[1:], newest)
+    """With the newest; the last estimate that there is stays until there is another one."""
+    after = np.append(values[1:], newest)
+    return values if np.isnan(after).all() else after
 
 
 def _mean(values: Array) -> float:

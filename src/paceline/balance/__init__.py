@@ -9,6 +9,7 @@ from paceline.balance.ata import Ata
 from paceline.balance.dolbie import Dolbie
 from paceline.balance.equal import Equal
 from paceline.balance.factoring import Auto, Factoring
+from paceline.balance.joint import Joint
 from paceline.balance.lbbsp import Lbbsp
 from paceline.balance.lbbsp_predictive import LbbspCpu, LbbspGpu
 from paceline.balance.level import Level
@@ -24,6 +25,7 @@ POLICIES: dict[str, type[Policy[Any]]] = {
     "dolbie": Dolbie,
     "equal": Equal,
     "factoring": Factoring,
+    "joint": Joint,
     "lbbsp": Lbbsp,
     "lbbsp-cpu": LbbspCpu,
     "lbbsp-gpu": LbbspGpu,

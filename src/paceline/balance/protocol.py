@@ -21,6 +21,7 @@ class Policy(Protocol[S]):
     cluster: Cluster
     needs_upcoming: ClassVar[bool] = False  # reads Round.upcoming: a simulation's oracle, never a real run
     needs_machines: ClassVar[bool] = False  # has a use for Cluster.machines
+    needs_noise: ClassVar[bool] = False  # reads Round.gradients, and may then plan a quorum
     follows: ClassVar[bool] = True  # plans by what was measured
     settles: ClassVar[bool] = True  # shares with which all end together are where it stays
 
@@ -43,7 +44,7 @@ class Policy(Protocol[S]):
         ...
 
 
-SAID = ("needs_upcoming", "needs_machines", "settles", "needs_readings", "trains")
+SAID = ("needs_upcoming", "needs_machines", "needs_noise", "settles", "needs_readings", "trains")
 
 
 def complete(policy: Policy[Any]) -> None:

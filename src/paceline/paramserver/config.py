@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,4 +115,5 @@ class ServerConfig:
             np.array([self.global_batch if high is None else high for _, high in pairs], float),
             machines,
         )
-        return Balancer(policies.create(self.policy, cluster))
+        policy: Any = policies.create(self.policy, cluster)
+        return Balancer(replace(policy, mode=self.mode) if policy.needs_noise else policy)

@@ -39,7 +39,7 @@ from paceline.paramserver.engine import (
 from paceline.paramserver.rates import GradientNoise
 from paceline.paramserver.samples import SampleSource
 from paceline.pieces.sharing import WorkerRound
-from paceline.rounds import Array, Machines, PieceTimes
+from paceline.rounds import Array, Gradients, Machines, PieceTimes
 from paceline.sync import Apply, Drop, Effects, Gradient, Interrupt
 
 STORY = 20  # events that are told with an error
@@ -81,6 +81,7 @@ class Coordinator:
         self._loads = Loads(self.balancer, n, config.global_batch, self._shares)
         # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
         self.statistics = self._rate.needs_variance or (backup is not None and backup.needs_variance)
+        self.statistics |= self.balancer.policy.needs_noise
         self._story: deque[Event] = deque(maxlen=STORY)
         self._handling: Event | None = None
 
@@ -256,8 +257,10 @@ class Coordinator:
         self._noise.updated(moved.norm2, moved.variance, len(used))
         wanted = self._quorum.wanted
         self._quorum.updated(self.version, now, fresh, len(self.present), moved, rate)
+        noise_scale = self._noise.scale(loads.sum() / len(used)) if self._gate.takes_quorum else None
+        shares = self._loads.updated(self.version, self.present, self._deadlines, noise_scale)
+        self._quorum.planned(self.balancer.plan(self.version).quorum, len(self.present))
         self._expect(now)
-        shares = self._loads.updated(self.version, self.present, self._deadlines)
         update = Update(
             version=self.version,
             now=now,
@@ -327,6 +330,7 @@ class Loads:
     def __init__(self, balancer: Balancer, workers: int, batch: int, shares: bool = False) -> None:
         self._balancer, self._workers, self._batch, self._shares = balancer, workers, batch, shares
         self._of = (-1, np.zeros(workers, np.int64))  # whose version, samples each
+        self._seen: dict[int, Trip | None] = {}  # the newest round trips that the balancer was shown
 
     def of(self, worker: int, version: int, present: Collection[int]) -> int:
         """Samples of a task that the worker gets at this version.
@@ -341,7 +345,9 @@ class Loads:
             return load
         return max(1, load)
 
-    def updated(self, version: int, present: Iterable[int], trips: Deadlines) -> Array:
+    def updated(
+        self, version: int, present: Iterable[int], trips: Deadlines, noise_scale: float | None
+    ) -> Array:
         """Let the balancing policy see the newest round trip of everybody present; the shares that it plans, (n,)."""
         loads, seconds = np.zeros(self._workers, np.int64), np.full(self._workers, np.nan)
         overhead, pieces = np.zeros(self._workers), np.full((3, self._workers), np.nan)
@@ -355,7 +361,12 @@ class Loads:
         if None in newest.values() or not loads.any():
             return np.array(self._balancer.loads(version, self._batch), float) / self._batch
         known = PieceTimes(*pieces) if np.isfinite(pieces).any() else None
-        return self._balancer.report(version - 1, loads, seconds, overhead, pieces=known)[1]
+        late = np.array(
+            [worker in newest and newest[worker] is self._seen.get(worker) for worker in range(len(loads))]
+        )
+        self._seen = newest
+        told = None if noise_scale is None else Gradients(noise_scale, late)
+        return self._balancer.report(version - 1, loads, seconds, overhead, pieces=known, gradients=told)[1]
 
     def _planned(self, version: int, present: Collection[int]) -> NDArray[np.int64]:
         """The version's loads: a whole batch, or as much as those present have room for, and a sample at least for
@@ -381,13 +392,14 @@ class Quorum:
         self._backup, self.arrivals = backup, Arrivals(workers)
         self.wanted = workers
         self._state: Any = None
+        self._planned = False
         if backup is not None:
             self.wanted, self._state = backup.init()
 
     @property
     def chosen(self) -> bool:
         """Whether the gate is to be told what is wanted."""
-        return self._backup is not None
+        return self._backup is not None or self._planned
 
     @property
     def cut(self) -> tuple[int, float]:
@@ -400,3 +412,8 @@ class Quorum:
         if self._backup is not None:
             happened = Iteration(fresh, present, now, moved.loss, moved.norm2, moved.variance, rate, timings)
             self.wanted, self._state = self._backup.step(self._state, happened)
+
+    def planned(self, quorum: int | None, present: int) -> None:
+        """The balancing policy's plan has this quorum; what a backup policy asks for goes before it."""
+        if self._backup is None and (self._planned or quorum is not None):
+            self.wanted, self._planned = quorum or present, True

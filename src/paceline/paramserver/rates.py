@@ -99,6 +99,11 @@ class GradientNoise:
 
     norm2 = variance = math.nan
 
+    def scale(self, samples: float) -> float:
+        """Samples whose mean gradient's variance is the gradient's squared norm (McCandlish et al. 2018, the simple
+        noise scale). samples: of one gradient."""
+        return min(self.variance * samples / max(self.norm2, 1e-300), 1e15)
+
     def updated(self, norm2: float, variance: float, gradients: int) -> None:
         """An update had a mean of so many gradients, whose squared norm is ``norm2``; variance: of one, NaN where
         nobody measured it."""

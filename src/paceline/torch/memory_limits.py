@@ -33,13 +33,6 @@ GROWTH = 2.0  # times the largest amount that has gone through
 AFTER = 7 / 8  # of an amount that did not fit, for so many passes, and twice as many after each that follows
 PASSES = 64
 LOOK_SECONDS = 0.1  # between two looks, while nothing grows
-CGROUPS = tuple(  # limit, use and statistics, of version 2 and 1, as a container sees them
-    (f"{place}{limit}", f"{place}{used}", f"{place}stat")
-    for place, limit, used in (
-        ("/sys/fs/cgroup/memory.", "max", "current"),
-        ("/sys/fs/cgroup/memory/memory.", "limit_in_bytes", "usage_in_bytes"),
-    )
-)
 SAID = ("can't allocate memory", "bad_alloc", "out of memory", "could not create a memory object")
 
 T = TypeVar("T")
@@ -77,7 +70,9 @@ def gauges(device: torch.device) -> list[Gauge]:
 
         held, most = partial(cuda.memory_allocated, device), partial(cuda.max_memory_allocated, device)
         return [Gauge(begin, held, most, free)]
-    found = [Gauge(_forget, partial(status, "VmRSS"), partial(status, "VmHWM"), _resident)]
+    found = [
+        Gauge(_forget, partial(status, "VmRSS"), partial(status, "VmHWM"), partial(_resident, _cgroups()))
+    ]
     addresses = float(resource.getrlimit(resource.RLIMIT_AS)[0])
     if addresses != resource.RLIM_INFINITY:
         sizes = partial(status, "VmSize"), partial(status, "VmPeak")
@@ -92,20 +87,35 @@ def _forget() -> bool:
     return False
 
 
-def _resident() -> float:
+def _cgroups() -> list[tuple[Path, Path, Path]]:
+    """Files of limit, use and statistics of the memory cgroups (version 2 or 1) that this process is in, and of all
+    above them; a container sees its own at the top."""
+    found = []
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, kinds, path = line.split(":", 2)
+            place, limit, used = "/sys/fs/cgroup", "max", "current"
+            if kinds:
+                place, limit, used = "/sys/fs/cgroup/memory", "limit_in_bytes", "usage_in_bytes"
+            if not kinds or "memory" in kinds.split(","):
+                for above in (Path(path), *Path(path).parents):
+                    files = [Path(f"{place}{above}/memory.{name}") for name in (limit, used, "stat")]
+                    found += [(files[0], files[1], files[2])] if files[0].exists() else []
+    return found
+
+
+def _resident(cgroups: list[tuple[Path, Path, Path]]) -> float:
     """What this process may hold of its machine, or of its cgroup: an equal part of what is free, beside its own."""
     free = _number("/proc/meminfo", "MemAvailable")
-    for limit, used, stat in CGROUPS:
+    for limit, used, stat in cgroups:
         with suppress(OSError, ValueError):  # "max" is no number
-            taken = (
-                int(Path(used).read_text()) - _number(stat, "inactive_file") / 1024
-            )  # given back when needed
-            free = min(free, int(Path(limit).read_text()) - taken)
+            given_back = _number(stat, "inactive_file") / 1024  # when it is needed
+            free = min(free, int(limit.read_text()) - int(used.read_text()) + given_back)
     sharing = int(os.environ.get("LOCAL_WORLD_SIZE") or peers.ranks())  # as torchrun tells; at most all
     return _number("/proc/self/status", "VmRSS") + max(free, 0.0) / max(sharing, 1)
 
 
-def _number(path: str, name: str) -> float:
+def _number(path: str | Path, name: str) -> float:
     """Bytes of what has this name in a file of names and kilobytes; infinite if it is not there."""
     with suppress(OSError), open(path, encoding="ascii") as lines:
         for line in lines:
