@@ -22,8 +22,7 @@ from scaffold import command_line
 from paceline import forecast
 from paceline.balancer import thread_aside
 from paceline.forecast import Reading
-from paceline.forecast.rating import Rating, rate, walk
-from paceline.forecast.series import Series, bursty, google2011, recorded
+from paceline.forecast.series import Rating, Series, bursty, google2011, rate, recorded, walk
 from paceline.papers import data_folder
 
 PAPER = {  # LB-BSP, Table 3: RMSE in samples/s, normalised time per update

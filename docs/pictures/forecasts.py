@@ -9,8 +9,7 @@ import numpy as np
 from common import COLOURS, GREY, figure, save
 
 from paceline.forecast import create
-from paceline.forecast.rating import walk
-from paceline.forecast.series import google2011, recorded
+from paceline.forecast.series import google2011, recorded, walk
 from paceline.papers import data_folder
 
 

@@ -11,8 +11,7 @@ from paceline import forecast
 from paceline.errors import PacelineError
 from paceline.forecast import Reading, learned
 from paceline.forecast.learned import BLOCK, LearnedState, load, save
-from paceline.forecast.rating import rate, rmse, walk
-from paceline.forecast.series import Series, bursty
+from paceline.forecast.series import Series, bursty, rate, rmse, walk
 
 
 @pytest.fixture(scope="module")

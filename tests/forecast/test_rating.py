@@ -8,8 +8,7 @@ import pytest
 from paceline import forecast
 from paceline.errors import PacelineError
 from paceline.forecast import Reading
-from paceline.forecast.rating import rate, rmse, seconds, walk
-from paceline.forecast.series import Series, bursty, google2011, recorded
+from paceline.forecast.series import Series, bursty, google2011, rate, recorded, rmse, seconds, walk
 from paceline.papers import data_folder
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from paceline.data import datasets
 from paceline.learners.images import Images
-from paceline.papers import data_folder, dbw, dbw_estimates, dbw_training, experiments
+from paceline.papers import data_folder, dbw, dbw_training, experiments
 from paceline.papers.dbw import Remembering
 from paceline.paramserver.samples import Draws
 
@@ -25,7 +25,7 @@ with_data = pytest.mark.skipif(not (data_folder() / "mnist").is_dir(), reason="t
 
 def test_the_true_times_meet_what_is_known_of_order_statistics() -> None:
     """DBW, Appendix A."""
-    times = dbw_estimates._stationary(5, 6000)  # round trips of .3 + .7 Exp(1)
+    times = dbw._stationary(5, 6000)  # round trips of .3 + .7 Exp(1)
     # The k-th of five that start together: .3 + .7 (1/5 + ... + 1/(6 - k)). Some start later, but with k = n none.
     together = 0.3 + 0.7 * np.cumsum(1 / np.arange(5, 0, -1))
     assert times[4] == pytest.approx(together[4], rel=0.02)
@@ -128,10 +128,10 @@ def test_the_gradient_of_the_whole_set_is_that_of_its_parts(
     """DBW, Figs. 1, 2."""
     values, everything = images.start() * np.float32(1.1), np.arange(60)
     whole, loss = images.gradient(values, everything)
-    monkeypatch.setattr(dbw_estimates, "PART", 25)  # parts of 25, 25 and 10
-    parts, mean = dbw_estimates._whole(images, values, everything)
+    monkeypatch.setattr(dbw, "PART", 25)  # parts of 25, 25 and 10
+    parts, mean = dbw._whole(images, values, everything)
     assert mean == pytest.approx(loss, rel=1e-5)
-    assert dbw_estimates._loss(images, values, everything) == pytest.approx(loss, rel=1e-5)
+    assert dbw._loss(images, values, everything) == pytest.approx(loss, rel=1e-5)
     np.testing.assert_allclose(parts, whole, rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
@@ -174,7 +174,7 @@ def test_figures_on_mnist_train_the_papers_network_unless_they_must_be_quick(
 
     for module in (dbw_training, dbw):
         monkeypatch.setattr(module, "play", play)
-    monkeypatch.setattr(dbw_estimates, "learner", learner)
+    monkeypatch.setattr(dbw, "learner", learner)
     with pytest.raises(Asked, match=f"^{model}$"):
         experiments("dbw")[name](tmp_path, quick)
 

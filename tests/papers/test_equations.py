@@ -28,7 +28,7 @@ from paceline.forecast import series
 from paceline.forecast.ema import Ema
 from paceline.forecast.networks import Perceptron
 from paceline.forecast.protocol import Reading
-from paceline.papers import coded, dbw, dolbie, lbbsp_clusters, lbbsp_forecasts
+from paceline.papers import coded, dbw, dolbie, lbbsp, lbbsp_clusters
 from paceline.paramserver import rates
 from paceline.paramserver.aggregate import Parameters, Part, aggregate
 from paceline.rounds import Array, Cluster, Machines, Round
@@ -827,7 +827,7 @@ def test_settings_of_the_experiments() -> None:
     assert (lbbsp_clusters.ABUNDANT, lbbsp_clusters.DEFICIENT) == (480, 160)
     assert lbbsp_clusters.SCHEMES["SSP"] == ("ssp:10", "equal")
     assert lbbsp_clusters.TARGET == 0.6
-    assert list(lbbsp_forecasts.PRINTED.values()) == [
+    assert list(lbbsp.PRINTED.values()) == [
         (11.85, 0.584), (7.85, 0.489), (9.67, 0.523), (8.34, 0.491), (9.19, 0.515), (4.78, 0.423)]  # fmt: skip
     assert (dbw.WORKERS, dbw.MNIST_RATE) == (16, 0.08)
     assert (coded.PRINTED.rows, coded.PRINTED.speeds) == (1e5, None)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from paceline.forecast.series import bursty
-from paceline.papers import data_folder, experiments, lbbsp_forecasts, lbbsp_timing
-from paceline.papers.lbbsp_timing import fit_knee, fit_line, measure
+from paceline.papers import data_folder, experiments, lbbsp
+from paceline.papers.lbbsp import fit_knee, fit_line, measure
 
 
 def check(out: Path, name: str, result: dict[str, Any]) -> list[dict[str, str]]:
@@ -44,7 +44,7 @@ def test_fig3_reports_the_line_that_was_measured(tmp_path: Path, monkeypatch: py
     """LB-BSP, Fig. 3."""
     slopes = {"lenet5": 1e-4, "resnet18": 0.02}
     monkeypatch.setattr(
-        lbbsp_timing, "measure", lambda model, batches, *_: {b: 0.001 + slopes[model] * b for b in batches}
+        lbbsp, "measure", lambda model, batches, *_: {b: 0.001 + slopes[model] * b for b in batches}
     )
     result = experiments("lbbsp")["fig3"](tmp_path, True)
     rows = check(tmp_path, "fig3", result)
@@ -65,7 +65,7 @@ def test_fig6_without_a_gpu_takes_published_measurements(
 ) -> None:
     if not (data_folder() / "traces").is_dir():
         pytest.skip(f"no traces in {data_folder()}; set PACELINE_DATA to a folder that has traces/")
-    monkeypatch.setattr(lbbsp_timing, "_cuda", lambda: None)
+    monkeypatch.setattr(lbbsp, "_cuda", lambda: None)
     result = experiments("lbbsp")["fig6"](tmp_path, True)
     assert len(check(tmp_path, "fig6", result)) == 10
     assert result["lines"]["V100"]["slope"] == pytest.approx(2.77e-4, rel=0.15)
@@ -84,20 +84,18 @@ def test_fig11_shows_narx_ahead_of_ema_at_every_jump(tmp_path: Path) -> None:
 def test_table3_has_every_forecast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """LB-BSP, Table 3."""
     series = bursty(np.random.default_rng(0), rounds=620, workers=3)
-    monkeypatch.setattr(lbbsp_forecasts, "_found", lambda quick: {"short": series})
+    monkeypatch.setattr(lbbsp, "_found", lambda quick: {"short": series})
     result = experiments("lbbsp")["table3"](tmp_path, True)
     rows = check(tmp_path, "table3", result)
-    assert [r["forecast"] for r in rows] == [*lbbsp_forecasts.PRINTED, *lbbsp_forecasts.OWN, "(noise-free)"]
+    assert [r["forecast"] for r in rows] == [*lbbsp.PRINTED, *lbbsp.OWN, "(noise-free)"]
     assert all(float(r["time_over_oracle"]) >= 1 for r in rows)
     assert result["ours"].startswith("short: RMSE narx ")
 
 
 def test_fig14_puts_decisions_over_the_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """LB-BSP, Fig. 14."""
-    monkeypatch.setattr(lbbsp_timing, "measure", lambda *_: {8: 8 * 0.02})
-    monkeypatch.setattr(
-        lbbsp_timing, "_deciding", lambda name, workers, rounds: np.full(rounds, workers * 1e-5)
-    )
+    monkeypatch.setattr(lbbsp, "measure", lambda *_: {8: 8 * 0.02})
+    monkeypatch.setattr(lbbsp, "_deciding", lambda name, workers, rounds: np.full(rounds, workers * 1e-5))
     result = experiments("lbbsp")["fig14"](tmp_path, True)
     rows = check(tmp_path, "fig14", result)
     assert result["iteration_seconds"] == pytest.approx(128 * 0.02 / 8)
@@ -106,7 +104,7 @@ def test_fig14_puts_decisions_over_the_iteration(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("name", ["lbbsp-cpu:forecast=narx", "level"])
 def test_a_decision_is_timed_each_round(name: str) -> None:
-    spent = lbbsp_timing._deciding(name, 32, 20)
+    spent = lbbsp._deciding(name, 32, 20)
     assert spent.shape == (20,)
     assert np.all(spent > 0)
 

@@ -249,7 +249,7 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
     from paceline.torch.elastic.supervisor import _store
 
     monkeypatch.setattr(membership, "ENDING_SECONDS", 1.0)
-    store = _store("127.0.0.1", 0)
+    store = _store(0)
     found = membership.Membership(store, 2, dead=0.2)
     for ident in (0, 1):
         found.started(ident, ident)

@@ -19,7 +19,9 @@ import psutil
 import pytest
 import torch
 
+from paceline.torch.elastic.gateway import Door
 from paceline.torch.elastic.membership import Where
+from paceline.torch.elastic.messages import Seal
 from paceline.torch.elastic.nodes import GONE, NodeAgent
 from paceline.torch.elastic.nodes import Machines as Known
 from paceline.torch.elastic.supervisor import _store
@@ -170,8 +172,9 @@ def test_a_machine_disappears_and_comes_back_and_the_one_with_the_store_is_lost(
 def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers wait for a machine with room; each end is told; a machine leaves after its workers, and a silent one is
     gone on without."""
-    store = _store("127.0.0.1", 0)
-    known, workers, said = Known(store, dead=0.5), list[Stands](), list[str]()
+    store, said = _store(0), list[str]()
+    door = Door("127.0.0.1", 0, "", store.port, said.append)
+    known, workers = Known(store, 0.5, Seal(door.secret)), list[Stands]()
 
     def start(where: Where) -> Stands:
         workers.append(Stands(where))
@@ -185,7 +188,7 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
             time.sleep(0.005)
 
     def joined() -> tuple[NodeAgent, threading.Thread, list[int]]:
-        station, status = NodeAgent("127.0.0.1", store.port, 2, start, 5.0, 5.0, said.append), list[int]()
+        station, status = NodeAgent("127.0.0.1", door.port, 2, start, 5.0, 5.0, said.append), list[int]()
         thread = threading.Thread(target=lambda: status.append(station.run()), daemon=True)
         thread.start()
         return station, thread, status
@@ -216,3 +219,4 @@ def test_what_a_node_agent_is_told_and_tells(monkeypatch: pytest.MonkeyPatch) ->
     known.close(3)
     thread.join(20)
     assert status == [3]
+    door.close()

@@ -29,7 +29,7 @@ from paceline.torch.elastic.group import ConnectionPool
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.membership import MembershipEpoch, Where, Worker
 from paceline.torch.elastic.messages import Seal
-from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, FIRST, Keys, Machines, NodeAgent
+from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, FIRST, Machines, NodeAgent, doing
 from paceline.torch.elastic.rendezvous import Handover
 from paceline.torch.elastic.supervisor import Supervisor, _store
 from support.stands import Stands
@@ -49,7 +49,7 @@ def descriptors() -> list[str]:
 @pytest.fixture(scope="module")
 def _first_store() -> None:
     """The first one of a process opens a pipe for all of them, which stays."""
-    _store(gateway.LOOPBACK, 0)
+    _store(0)
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
 
     known = Machines(keeper.store, 1.0, Seal("the run's"))
     stranger.add(COUNT, 1)
-    stranger.set(Keys(FIRST).room, "1000")
+    stranger.set(doing(FIRST), "[0, 1000]")
     with pytest.raises(WorkerError, match="what the launcher of machine 2 tells"):
         known.look()
 
@@ -280,7 +280,7 @@ def spoken(port: int, *words: bytes) -> bytes:
         return heard
 
 
-def joined(port: int, token: str | None, said: list[str], started: list[Stands]) -> threading.Thread:
+def joined(port: int, token: str, said: list[str], started: list[Stands]) -> threading.Thread:
     """A launcher that joins; how it ended is among what it said."""
 
     def start(where: Where) -> Stands:
@@ -299,8 +299,8 @@ def joined(port: int, token: str | None, said: list[str], started: list[Stands])
     return thread
 
 
-@pytest.mark.parametrize("token", [TOKEN, None])
-def test_a_launcher_that_nobody_answers_gives_up(token: str | None) -> None:
+@pytest.mark.parametrize("token", [TOKEN, ""])
+def test_a_launcher_that_nobody_answers_gives_up(token: str) -> None:
     """It tries again and again, and keeps nothing of what it has tried."""
     port, said, threads = free_port(), list[str](), threading.active_count()
     launcher = joined(port, token, said, [])
@@ -343,7 +343,7 @@ def test_a_stranger_at_the_door_is_turned_away(
             said.pop()
             == f"the launcher at 127.0.0.1:{port} has another token; give all launchers of a run the same"
         )
-        joined(port, None, said, there).join(30)
+        joined(port, "", said, there).join(30)
         assert said.pop().startswith(
             f"the launcher at 127.0.0.1:{port} asks for a token; give --token-file FILE, or"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ from paceline.coded.assign import exact, iterated, probabilistic, simple, unifor
 from paceline.coded.coded_plan import CodedPlan, completion, finish
 from paceline.coded.delay import Array
 from paceline.coded.problem import Problem
-from paceline.coded.simulate import advice
 from paceline.errors import PacelineError, among
 
 ASSIGNMENTS: dict[str, Callable[[Array], Array]] = {
@@ -24,16 +22,11 @@ ASSIGNMENTS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def plan(
-    problem: Problem, assign: str = "iterated", coded: bool = True, code: str | None = None
-) -> CodedPlan:
+def plan(problem: Problem, assign: str = "iterated", coded: bool = True) -> CodedPlan:
     """Assign the workers and divide the rows so that the slowest master's t* is least (Sun et al., eq. (6)).
 
     assign: one of ``ASSIGNMENTS``. coded: False divides L without redundancy, so that a master waits for all its
     workers; equally for "uniform", as the paper's benchmark does, else by mean speed.
-
-    code: how the plan is to be carried out ("mds", "chunked", "lt", "uncoded"); warns if another code
-    would be faster by simulation (``advice``). None says nothing.
 
     Raises PacelineError for an unknown name, an uncoded probabilistic plan, and if a master cannot be covered.
     """
@@ -45,11 +38,7 @@ def plan(
             "choose uniform, simple, iterated or exact"
         )
     phi, rate = problem.delay.peak()
-    made = finish(problem, assign, assignment(problem, assign, rate), coded, phi, rate)
-    if code is not None:
-        for sentence in advice(made, code):
-            warnings.warn(sentence, stacklevel=2)
-    return made
+    return finish(problem, assign, assignment(problem, assign, rate), coded, phi, rate)
 
 
 def assignment(problem: Problem, assign: str, rate: Array) -> Array:

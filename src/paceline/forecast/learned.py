@@ -133,6 +133,7 @@ class Learned(Forecast[LearnedState]):
     model: str | None = None
     seed: int = 0
     trains: ClassVar[bool] = True
+    name: ClassVar[str]
 
     def __post_init__(self) -> None:
         check_gain(self.name, self.gain)
@@ -142,10 +143,6 @@ class Learned(Forecast[LearnedState]):
             raise PacelineError(
                 f"forecast {self.name!r}: window={self.window}: expected at least {2 * LEAST} rounds"
             )
-
-    @property
-    def name(self) -> str:
-        raise NotImplementedError
 
     @property
     def network(self) -> Network:

@@ -22,6 +22,7 @@ class Narx(Learned):
     inputs: Literal[6, 8] = 6
     hidden: int = 0
     needs_readings: ClassVar[bool] = True
+    name: ClassVar[str] = "narx"
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)
@@ -31,10 +32,6 @@ class Narx(Learned):
             raise PacelineError(
                 f"forecast 'narx': hidden={self.hidden}: expected 0 (the paper's size) or more"
             )
-
-    @property
-    def name(self) -> str:
-        return "narx"
 
     @property
     def network(self) -> Perceptron:

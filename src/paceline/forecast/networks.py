@@ -1,33 +1,17 @@
 """The small networks behind ``narx`` and ``recurrent``: many models evaluated and differentiated at once.
 
-A network is a frozen configuration; its parameters are one row of an array of shape (models, P). Inputs
-have shape (models, samples, features); outputs (models, samples). ``jacobian`` also gives d output / d
-parameters, shape (models, samples, P), which is what Levenberg-Marquardt needs.
+A network is a frozen configuration; its parameters are one row of an array of shape (models, P), and ``draw`` gives
+those of one model to start from. Inputs have shape (models, samples, features); outputs (models, samples).
+``jacobian`` also gives d output / d parameters, shape (models, samples, P), which is what Levenberg-Marquardt needs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from paceline.rounds import Array
-
-
-class Network(Protocol):
-    @property
-    def parameters(self) -> int:
-        """P, the number of parameters of one model."""
-        ...
-
-    def draw(self, rng: np.random.Generator) -> Array:
-        """Parameters to start from, shape (P,)."""
-        ...
-
-    def forward(self, parameters: Array, inputs: Array) -> Array: ...
-
-    def jacobian(self, parameters: Array, inputs: Array) -> tuple[Array, Array]: ...
 
 
 def _split(parameters: Array, *shapes: tuple[int, ...]) -> list[Array]:
@@ -46,6 +30,7 @@ class Perceptron:
 
     @property
     def parameters(self) -> int:
+        """P, the number of parameters of one model."""
         return self.hidden * (self.features + 2) + 1
 
     def draw(self, rng: np.random.Generator) -> Array:
@@ -92,6 +77,7 @@ class Recurrent:
 
     @property
     def parameters(self) -> int:
+        """P, the number of parameters of one model."""
         return self.gates * (self.hidden + 2) + self.hidden + 1
 
     def draw(self, rng: np.random.Generator) -> Array:
@@ -158,6 +144,9 @@ class Recurrent:
         one = np.ones((models, samples, 1))
         blocks = [d_enter, d_repeat.reshape(models, samples, -1), d_bias, final, one]
         return output, np.concatenate(blocks, axis=-1)
+
+
+Network = Perceptron | Recurrent
 
 
 def _sigmoid(x: Array) -> Array:

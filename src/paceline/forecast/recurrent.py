@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from paceline.errors import PacelineError
 from paceline.forecast.learned import SPEED, Learned
@@ -22,6 +22,7 @@ class Recurrent(Learned):
     cell: Literal["simple", "lstm"] = "simple"
     look: int = 2
     hidden: int = 4
+    name: ClassVar[str] = "recurrent"
 
     def __post_init__(self) -> None:
         Learned.__post_init__(self)
@@ -31,10 +32,6 @@ class Recurrent(Learned):
             raise PacelineError(
                 f"forecast 'recurrent': look={self.look}, hidden={self.hidden}: expected at least 1 of each"
             )
-
-    @property
-    def name(self) -> str:
-        return "recurrent"
 
     @property
     def network(self) -> Layer:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 PAPERS = {
     "dolbie": ("dolbie", "dolbie_accuracy"),
     "coded": ("coded",),
-    "dbw": ("dbw_estimates", "dbw_training"),
-    "lbbsp": ("lbbsp_timing", "lbbsp_clusters", "lbbsp_forecasts"),
+    "dbw": ("dbw", "dbw_training"),
+    "lbbsp": ("lbbsp", "lbbsp_clusters"),
     "wlbs": ("wlbs",),
 }
 

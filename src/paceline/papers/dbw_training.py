@@ -1,4 +1,4 @@
-"""DBW's Figs. 4 to 10, which train: loss and k over time, seconds to a loss; and beyond the paper two speeds.
+"""DBW's Figs. 4 to 10, which train: loss and k over time, seconds to a loss.
 
 Round trips are 1 - alpha + alpha Exp(1) in Figs. 4, 6 and 10, as on a Spark cluster in 7 and 8, and half of the
 workers slow down in Fig. 9. Static k follow the proportional rule, as in the paper; static k at the full rate, which
@@ -30,7 +30,7 @@ from paceline.paramserver.engine import Update
 from paceline.runs.words import percent
 from paceline.simulate.plots import figure
 from paceline.simulate.server import Change
-from paceline.simulate.timing import Constant, Exponential, Lognormal, TimingModel
+from paceline.simulate.timing import Constant, Lognormal, TimingModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -328,43 +328,4 @@ def fig5(out: Path, quick: bool) -> Found:
         why="a perceptron in place of ResNet-18, 20,000 images and few seeds, as ResNet-18 for 16 workers would "
         "take days on two cores; accuracies are therefore low, and only their order means something",
         setting=f"CIFAR-10 split at random among 16 workers, B = 256, rate .05 k / 16, {seeds} runs",
-    )
-
-
-def speeds(out: Path, quick: bool) -> Found:
-    """Half of the workers three times slower: exchangeable arrivals, a model of each, and balancing besides."""
-    batch, target, seeds = (100, 1.0, 1) if quick else (500, 0.2, 2)
-    slow = np.repeat([1.0, 3.0], WORKERS // 2) / batch  # seconds a sample
-    trips: dict[str, Any] = {
-        "delay": Exponential(1e-3),
-        "seconds_per_sample": Exponential(0.2 * slow, 0.8 * slow),
-    }
-    configs = [("equal", "everyone"), ("level", "everyone"), ("equal", "dbw"), ("equal", "dbw:times=workers")]
-    configs += [("equal", "dbw:worth=noise"), ("equal", "dbw:worth=noise,times=workers"), ("level", "dbw")]
-    configs += [("level", "dbw:worth=noise"), ("level", "dbw:worth=noise,times=workers")]
-    times: dict[tuple[str, str], list[float]] = {}
-    for policy, backup in configs:
-        runs = [
-            play(backup, seed=seed, batch=batch, policy=policy, target=target, **trips)[0]
-            for seed in range(seeds)
-        ]
-        times[policy, backup] = [reached(updates, target) for updates in runs]
-    base = float(np.mean(times["equal", "dbw"]))
-    return Found(
-        bars({"": {" + ".join(names): float(np.mean(found)) for names, found in times.items()}}, target),
-        [
-            {"policy": policy, "backup": backup, "seed": seed, "seconds": seconds}
-            for (policy, backup), found in times.items()
-            for seed, seconds in enumerate(found)
-        ],
-        claim="(not in the paper) DBW takes workers to be exchangeable",
-        ours="; ".join(
-            f"{' + '.join(names)} {np.mean(found):.0f} s ({min(found):.0f} to {max(found):.0f}), "
-            f"{base / np.mean(found):.2f}x"
-            for names, found in times.items()
-        ),
-        why="backup workers leave half of the cluster's work unused where half of the workers are "
-        "slow; balancing uses it",
-        setting=f"MNIST, n = 16, B = {batch}, rate .08; a sample takes 1 or 3 units times .8 + .2 "
-        f"Exp(1); {seeds} runs",
     )

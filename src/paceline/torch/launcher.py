@@ -145,7 +145,7 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _run(asked: argparse.Namespace, token: str | None, start: Callable[[Where], Process]) -> int:
+def _run(asked: argparse.Namespace, token: str, start: Callable[[Where], Process]) -> int:
     """Until the run is over: its exit status."""
     workers, dead = asked.workers, asked.dead_after
     if asked.join:
@@ -156,12 +156,12 @@ def _run(asked: argparse.Namespace, token: str | None, start: Callable[[Where], 
     return keep(Supervisor(places, start, restarts, dead, port, host, asked.elsewhere, token))
 
 
-def _token(asked: argparse.Namespace, first: str) -> str | None:
-    """What the launchers show one another; None if there is none, and none is needed. first: the first machine.
+def _token(asked: argparse.Namespace, first: str) -> str:
+    """What the launchers show one another; empty if there is none, and none is needed. first: the first machine.
 
     Raises PacelineError if the network could reach what the token protects."""
     if not (asked.join or asked.elsewhere):
-        return None
+        return ""
     chosen = os.environ.get(tokens.TOKEN)
     if chosen and asked.token_file is not None:
         raise PacelineError(f"{tokens.TOKEN} and --token-file exclude each other; give one")
@@ -174,7 +174,7 @@ def _token(asked: argparse.Namespace, first: str) -> str | None:
             f"a run at {first} without a token would let the whole network in; give --token-file FILE, or set "
             f"{tokens.TOKEN}, to the same on all machines"
         )
-    return None
+    return ""
 
 
 def _awaited(path: Path, seconds: float) -> str:

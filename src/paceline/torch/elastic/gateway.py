@@ -28,7 +28,6 @@ AT_ONCE = 1 << 16  # bytes
 STRANGERS = 64  # that may be asked at once; further ones are turned away
 TOLD = 16  # addresses of strangers that are told of
 MARK = b"paceline launcher 1"
-GREETING_SECONDS = 0.1  # until whoever asks for a token has done so
 SECONDS = 5.0  # that showing the token may take
 NONCE = PROOF = 32  # bytes
 YES, NO = b"y", b"n"
@@ -198,24 +197,15 @@ class Tunnel(Relay):
         if await reader.readexactly(1) != YES:
             raise PacelineError(
                 f"the launcher at {there} has another token; give all launchers of a run the same"
+                if self._token
+                else f"the launcher at {there} asks for a token; give --token-file FILE, or set {TOKEN}, to the same "
+                "as there"
             )
         told = await reader.readexactly(NONCE + PROOF)
         run, proof = told[:NONCE], told[NONCE:]
         if not hmac.compare_digest(proof, _proof(self._token, b"keeps", theirs, mine, run)):
             raise PacelineError(f"what answers at {there} does not have the token; see to --join")
         return _proof(self._token, b"run", run).hex()
-
-
-def check_open(host: str, port: int, seconds: float) -> None:
-    """Raises PacelineError if a token is asked for there, OSError if nobody listens."""
-    with socket.create_connection((host, port), seconds) as there:
-        there.settimeout(GREETING_SECONDS)
-        with suppress(TimeoutError):  # a store waits for the first word
-            if there.recv(len(MARK)) == MARK:
-                raise PacelineError(
-                    f"the launcher at {host}:{port} asks for a token; give --token-file FILE, or set {TOKEN}, to the "
-                    "same as there"
-                )
 
 
 def _proof(token: str, *parts: bytes) -> bytes:

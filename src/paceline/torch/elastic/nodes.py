@@ -5,20 +5,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from datetime import timedelta
-from typing import Any, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 
 from paceline.errors import PacelineError, WorkerError
-from paceline.torch.elastic.gateway import LOOPBACK, Tunnel, check_open
+from paceline.torch.elastic.gateway import LOOPBACK, Tunnel
 from paceline.torch.elastic.membership import Where
 from paceline.torch.elastic.messages import OPEN, Seal
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.detector import BEAT_SECONDS, EVERY, FailureDetector
 
-COUNT, OVER = "machines", "over"
+COUNT = "machines"
+START, LEAVE, KILL = "start", "leave", "kill"  # orders for a worker
 FIRST = 2  # number of the machine that joins first: that of the store is machine 1
 GONE = -1000  # the status of a worker on a machine that gave no sign of life
 BYE_SECONDS = 3.0  # that the other machines have to hear of the end, at most
@@ -47,27 +48,39 @@ class WorkerProcess(Protocol):
         ...
 
 
-class Keys:
-    """What the node agent of one machine and the supervisor tell each other in the store."""
+class Doing(NamedTuple):
+    """What the node agent of a machine tells of it in the store. ended: numbers of workers, and with what status."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.room, self.life, self.orders, self.order, self.lost, self.left, self.bye = (
-            f"machine/{number}/{what}" for what in ("room", "life", "orders", "order", "lost", "left", "bye")
-        )
+    beat: int  # grows with each sign of life
+    room: int  # for so many workers
+    ended: tuple[tuple[int, int], ...] = ()
+    gone: bool = False  # this is the last that it tells
 
 
-def ended(ident: int) -> str:
-    """The key of the status with which a worker has ended."""
-    return f"ended/{ident}"
+class Orders(NamedTuple):
+    """What the supervisor wants of a machine. workers: that are to be there, and the newest order for each."""
+
+    workers: tuple[tuple[str, Where], ...] = ()
+    over: int | None = None  # the run is, with this status
+    lost: bool = False  # the others have gone on without this machine
+
+
+def doing(number: int) -> str:
+    """The key of what a machine tells."""
+    return f"machine/{number}/doing"
+
+
+def orders(number: int) -> str:
+    """The key of what is wanted of a machine."""
+    return f"machine/{number}/orders"
 
 
 class Remote:
     """A worker on another machine, or one that waits for a machine with room."""
 
-    def __init__(self, machines: Machines, where: Where) -> None:
-        self.where, self._machines = where, machines
-        self.machine: Machine | None = None
+    def __init__(self, where: Where) -> None:
+        self.where = where._replace(secret="")  # which the agent there has of its own
+        self.order, self.placed = START, False
         self.over: int | None = None
         self.pid = None
 
@@ -75,19 +88,23 @@ class Remote:
         return self.over
 
     def kill(self) -> None:
-        self._machines.tell(self, "kill")
+        self._told(KILL)
 
     def leave(self) -> None:
-        self._machines.tell(self, "leave")
+        self._told(LEAVE)
+
+    def _told(self, order: str) -> None:
+        self.order = order
+        if not self.placed:
+            self.over = 0
 
 
 class Machine:
     """One that has a node agent."""
 
-    def __init__(self, number: int, room: int) -> None:
-        self.keys = Keys(number)
+    def __init__(self, room: int) -> None:
         self.room, self.workers = room, list[Remote]()
-        self.orders = 0
+        self.told = Orders()
 
 
 class Machines:
@@ -96,89 +113,75 @@ class Machines:
 
     def __init__(self, store: Any, dead: float, seal: Seal = OPEN) -> None:
         self._store, self._dead, self._seal, self._detector = store, dead, seal, FailureDetector(dead)
-        self._machines: list[Machine] = []  # that live
+        self._machines: dict[int, Machine] = {}  # that live, by number
         self._known = FIRST
         self._waiting: list[Remote] = []
 
     def start(self, where: Where) -> Remote:
         """A worker that starts as soon as a machine has room for it."""
-        self._waiting.append(remote := Remote(self, where))
+        self._waiting.append(remote := Remote(where))
         return remote
 
     @property
     def free(self) -> int:
         """So many more workers have room."""
-        return sum(machine.room - len(machine.workers) for machine in self._machines) - len(self._waiting)
+        rooms = sum(machine.room - len(machine.workers) for machine in self._machines.values())
+        return rooms - len(self._waiting)
 
     def look(self) -> list[str]:
         """See to all of them, and return at once. What is worth telling."""
         found = []
         for number in range(self._known, FIRST + self._store.add(COUNT, 0)):
-            keys = Keys(number)
-            if not self._store.check([keys.room]):
+            if not self._store.check([doing(number)]):
                 break  # it is about to tell
             self._known += 1
-            self._machines.append(Machine(number, self._told(keys.room, number)))
+            self._machines[number] = Machine(self._heard(number).room)
             found.append(f"machine {number} has joined")
+        heard = {number: self._heard(number) for number in self._machines}
         now = time.monotonic()
         if self._detector.due(now):
-            found += [self._lose(machine) for machine in self._silent(now)]
-        for machine in list(self._machines):
-            for remote in list(machine.workers):
-                if self._store.check([ended(remote.where.ident)]):
-                    remote.over = self._told(ended(remote.where.ident), machine.keys.number)
-                    machine.workers.remove(remote)
-            if not machine.workers and self._store.check([machine.keys.left]):
-                self._machines.remove(machine)
-                found.append(f"machine {machine.keys.number} has left")
+            beats = {number: each.beat for number, each in heard.items()}
+            found += [self._lose(number) for number in self._detector.silent(now, beats)]
+        self._waiting = [remote for remote in self._waiting if remote.over is None]
+        for number, machine in list(self._machines.items()):
+            ended = dict(heard[number].ended)
+            for remote in machine.workers:
+                remote.over = ended.get(remote.where.ident)
+            machine.workers = [remote for remote in machine.workers if remote.over is None]
+            if heard[number].gone and not machine.workers:
+                del self._machines[number]
+                found.append(f"machine {number} has left")
                 continue
             while self._waiting and len(machine.workers) < machine.room:
-                remote = self._waiting.pop(0)
-                remote.machine = machine
-                machine.workers.append(remote)
-                self._order(machine, "start", remote)
+                machine.workers.append(remote := self._waiting.pop(0))
+                remote.placed = True
+            self._tell(number, machine)
         return found
-
-    def tell(self, remote: Remote, what: str) -> None:
-        """Have a worker killed, or told to leave."""
-        if remote in self._waiting:
-            self._waiting.remove(remote)
-            remote.over = 0
-        elif remote.machine in self._machines and remote.over is None:
-            self._order(remote.machine, what, remote)
 
     def close(self, status: int) -> None:
         """The run is over; returns when the agents that live know."""
-        self._tell(OVER, status)
+        for number, machine in self._machines.items():
+            self._tell(number, machine, status)
         until = time.monotonic() + BYE_SECONDS
-        keys = [machine.keys.bye for machine in self._machines]
-        while keys and not self._store.check(keys) and time.monotonic() < until:
+        while not all(self._heard(number).gone for number in self._machines) and time.monotonic() < until:
             time.sleep(EVERY)
 
-    def _order(self, machine: Machine | None, what: str, remote: Remote) -> None:
-        assert machine is not None
-        where = remote.where._replace(secret="")  # which the agent there has of its own
-        self._tell(f"{machine.keys.order}/{machine.orders}", [what, where])
-        machine.orders += 1
-        self._tell(machine.keys.orders, machine.orders)
+    def _tell(self, number: int, machine: Machine, over: int | None = None) -> None:
+        wanted = Orders(tuple((remote.order, remote.where) for remote in machine.workers), over)
+        if wanted != machine.told:
+            machine.told, key = wanted, orders(number)
+            self._store.set(key, self._seal.closed(key, wanted))
 
-    def _tell(self, key: str, words: Any) -> None:
-        self._store.set(key, self._seal.closed(key, words))
+    def _heard(self, number: int) -> Doing:
+        key = doing(number)
+        return Doing(*self._seal.opened(key, self._store.get(key), f"the launcher of machine {number}"))
 
-    def _told(self, key: str, machine: int) -> int:
-        return int(self._seal.opened(key, self._store.get(key), f"the launcher of machine {machine}"))
-
-    def _lose(self, machine: Machine) -> str:
-        self._machines.remove(machine)
-        self._store.set(machine.keys.lost, "1")  # if it lives, it ends its workers
-        for remote in machine.workers:
+    def _lose(self, number: int) -> str:
+        key = orders(number)
+        self._store.set(key, self._seal.closed(key, Orders(lost=True)))  # if it lives, it ends its workers
+        for remote in self._machines.pop(number).workers:
             remote.over = GONE
-        return f"machine {machine.keys.number} gave no sign of life for {self._dead:g} s"
-
-    def _silent(self, now: float) -> list[Machine]:
-        lives = {each.keys.number: bytes(self._store.get(each.keys.life)) for each in self._machines}
-        silent = self._detector.silent(now, lives)
-        return [machine for machine in self._machines if machine.keys.number in silent]
+        return f"machine {number} gave no sign of life for {self._dead:g} s"
 
 
 class Lost(Exception):
@@ -189,7 +192,7 @@ class NodeAgent:
     """start: starts a worker. room: for so many. dead: seconds without an answer of the store after which the workers
     here are killed, since the others go on without them. patience: seconds for which the store may be away.
 
-    tell: takes sentences about what happens. token: of the run; None if the first launcher is on this machine, too.
+    tell: takes sentences about what happens. token: of the run, empty if all launchers are on this machine.
 
     Raises PacelineError, from ``run``, if the first has another token.
     """
@@ -203,13 +206,15 @@ class NodeAgent:
         dead: float,
         patience: float,
         tell: Callable[[str], None],
-        token: str | None = None,
+        token: str = "",
     ) -> None:
-        self._host, self._port, self._room = host, port, room
+        self._there, self._room = f"{host}:{port}", room
         self._start, self._dead, self._patience, self._tell = start, dead, patience, tell
         self._workers: dict[int, WorkerProcess] = {}
+        self._orders: dict[int, str] = {}  # the newest that was carried out, by worker
         self._leaving, self._seal = False, OPEN
-        self._tunnel = None if token is None else Tunnel(host, port, token)
+        self._tunnel, self._calls, self._seconds = Tunnel(host, port, token), Calls("store"), FIRST_SECONDS
+        self._store: Any = None
 
     def run(self) -> int:
         """Until the run is over, once: its exit status. Raises WorkerError if the store stays away."""
@@ -218,11 +223,10 @@ class NodeAgent:
         try:
             while True:
                 try:
-                    with closing(_Store(self._host, self._port, self._tunnel)) as store:
-                        keys = self._join(store)
-                        self._tell(f"machine {keys.number} of the run at {self._host}:{self._port}")
-                        told, store.seconds = False, self._dead
-                        return self._serve(store, keys)
+                    number = self._join()
+                    self._tell(f"machine {number} of the run at {self._there}")
+                    told, self._seconds = False, self._dead
+                    return self._serve(number)
                 except Lost as lost:
                     if self._workers or not told:
                         away, told = time.monotonic(), True
@@ -231,12 +235,14 @@ class NodeAgent:
                         self._tell(f"{lost}; {what} when it answers")
                     self._end()
                 if time.monotonic() - away > self._patience:
-                    self._give_up()
+                    raise WorkerError(
+                        f"the machine at {self._there}, which keeps the run together, has not answered for "
+                        f"{self._patience:g} s; start the script again from its checkpoint"
+                    )
                 time.sleep(0.2)
         finally:
             self._end()
-            if self._tunnel is not None:
-                self._tunnel.close()
+            self._tunnel.close()
 
     def leave(self) -> None:
         """Have all workers here leave, and end; may be called from a signal handler."""
@@ -244,108 +250,77 @@ class NodeAgent:
         for worker in list(self._workers.values()):
             worker.leave()
 
-    def _join(self, store: _Store) -> Keys:
-        self._seal = Seal(store.secret)
-        keys = Keys(store.ask("add", COUNT, 1) - 1 + FIRST)
-        store.ask("set", keys.life, "1")
-        store.ask("set", keys.orders, self._seal.closed(keys.orders, 0))
-        store.ask("set", keys.room, self._seal.closed(keys.room, self._room))
-        return keys
+    def _join(self) -> int:
+        """Over a new connection; the number of this machine."""
+        self._seconds = FIRST_SECONDS
+        self._seal, self._store = self._within(self._connected)
+        number = int(self._ask("add", COUNT, 1)) - 1 + FIRST
+        self._ask("set", orders(number), self._seal.closed(orders(number), Orders()))
+        self._ask("set", doing(number), self._seal.closed(doing(number), Doing(0, self._room)))
+        return number
 
-    def _serve(self, store: _Store, keys: Keys) -> int:
-        beat, beaten, done = 1, 0.0, 0
+    def _serve(self, number: int) -> int:
+        said, beaten = Doing(0, self._room), 0.0
+        ended: dict[int, int] = {}
         while True:
-            if time.monotonic() - beaten >= BEAT_SECONDS:
-                beat, beaten = beat + 1, time.monotonic()
-                store.ask("set", keys.life, str(beat))
-                if store.ask("check", [keys.lost]):
-                    raise Lost("the others have gone on without this machine")
-                if store.ask("check", [OVER]):
-                    ends_with = int(self._told(store, OVER))
-                    store.last(keys.bye)
-                    return ends_with
-            orders = int(self._told(store, keys.orders))
-            for number in range(done, orders):
-                self._carry_out(*self._told(store, f"{keys.order}/{number}"))
-            done = orders
+            raw = self._ask("get", orders(number))
+            wanted = Orders(*self._seal.opened(orders(number), raw, "the launcher of the first machine"))
+            if wanted.lost:
+                raise Lost("the others have gone on without this machine")
+            for order, words in wanted.workers:
+                self._carry_out(order, Where(*words))
             for ident, worker in list(self._workers.items()):
                 if (status := worker.status()) is not None:
                     del self._workers[ident]
-                    store.ask("set", ended(ident), self._seal.closed(ended(ident), status))
-            if self._leaving and not self._workers:
-                store.last(keys.left)
-                return 0
+                    ended[ident] = status
+            gone = wanted.over is not None or (self._leaving and not self._workers)
+            now = said._replace(ended=tuple(ended.items()), gone=gone)
+            if now != said or time.monotonic() - beaten >= BEAT_SECONDS:
+                said, beaten = now._replace(beat=said.beat + 1), time.monotonic()
+                self._ask("set", doing(number), self._seal.closed(doing(number), said))
+            if gone:
+                with suppress(Lost):  # who has heard it may be gone
+                    self._ask("check", [doing(number)])  # which returns when it is there, unlike ``set``
+                return wanted.over or 0
             time.sleep(LOOK)
 
-    def _carry_out(self, what: str, words: list[Any]) -> None:
-        where = Where(*words)._replace(secret=self._seal.secret)
-        if self._tunnel is not None:
-            where = where._replace(host=LOOPBACK, port=self._tunnel.port)
-        if what == "start" and not self._leaving:
-            self._workers[where.ident] = self._start(where)
-        elif (worker := self._workers.get(where.ident)) is not None:
-            worker.kill() if what == "kill" else worker.leave()
-
-    def _told(self, store: _Store, key: str) -> Any:
-        return self._seal.opened(key, store.ask("get", key), "the launcher of the first machine")
+    def _carry_out(self, order: str, where: Where) -> None:
+        if where.ident not in self._orders and not self._leaving:
+            here = where._replace(secret=self._seal.secret, host=LOOPBACK, port=self._tunnel.port)
+            self._workers[where.ident] = self._start(here)
+            self._orders[where.ident] = START
+        if order == self._orders.get(where.ident):
+            return
+        self._orders[where.ident] = order
+        if (worker := self._workers.get(where.ident)) is not None:
+            worker.kill() if order == KILL else worker.leave()
 
     def _end(self) -> None:
+        """Kill the workers here, and let go of the connection."""
         for worker in self._workers.values():
             worker.kill()
         self._workers = {}
+        self._calls.close(0.0)  # a call that hangs keeps its thread
+        self._calls, self._store = Calls("store"), None
 
-    def _give_up(self) -> NoReturn:
-        raise WorkerError(
-            f"the machine at {self._host}:{self._port}, which keeps the run together, has not answered for "
-            f"{self._patience:g} s; start the script again from its checkpoint"
+    def _connected(self) -> tuple[Seal, dist.TCPStore]:
+        secret = self._tunnel.knock()  # first, since torch prints a page of its own calls if nobody listens
+        wait = timedelta(seconds=FIRST_SECONDS)
+        return Seal(secret), dist.TCPStore(
+            LOOPBACK, self._tunnel.port, None, False, wait, wait_for_workers=False
         )
 
-
-class _Store:
-    """A connection on which no call waits for longer than ``seconds``. tunnel: through it. Raises Lost."""
-
-    def __init__(self, host: str, port: int, tunnel: Tunnel | None) -> None:
-        self._host, self._port, self._tunnel = host, port, tunnel
-        self._calls, self.seconds = Calls("store"), FIRST_SECONDS  # until this machine has joined
-        self.secret = ""  # of the run
-        self._store: Any = None
-        try:
-            self._store = self._within(self._connect)
-        except BaseException:
-            self.close()
-            raise
-
-    def ask(self, name: str, *arguments: Any) -> Any:
-        """A call."""
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        """A call to the store."""
         return self._within(getattr(self._store, name), *arguments)
 
-    def last(self, key: str) -> None:
-        """Tell something, and nothing after it: unlike ``set``, this call returns when it is there."""
-        with suppress(Lost):  # who has heard it may be gone
-            self.ask("compare_set", key, "", "1")
-
-    def close(self) -> None:
-        """Let go of the connection."""
-        self._calls.close(0.0)  # a call that hangs keeps its thread
-        self._store = None
-
-    def _connect(self) -> dist.TCPStore:
-        # First, since torch prints a page of its own calls if nobody listens.
-        host, port = self._host, self._port
-        if self._tunnel is None:
-            check_open(host, port, FIRST_SECONDS)
-        else:
-            self.secret = self._tunnel.knock()
-            host, port = LOOPBACK, self._tunnel.port
-        wait = timedelta(seconds=FIRST_SECONDS)
-        return dist.TCPStore(host, port, None, False, wait, wait_for_workers=False)
-
     def _within(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """What a call returns, which is not waited for longer than ``_seconds``. Raises Lost."""
         try:
-            return self._calls.within(self.seconds, call, *arguments)
+            return self._calls.within(self._seconds, call, *arguments)
         except TimeoutError as error:
-            raise Lost(f"{self._host}:{self._port} has not answered for {self.seconds:g} s") from error
+            raise Lost(f"{self._there} has not answered for {self._seconds:g} s") from error
         except PacelineError:
             raise
         except (RuntimeError, OSError, EOFError) as error:  # torch's own are RuntimeErrors
-            raise Lost(f"nobody answers at {self._host}:{self._port}") from error
+            raise Lost(f"nobody answers at {self._there}") from error

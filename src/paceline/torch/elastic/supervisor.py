@@ -33,7 +33,7 @@ class Supervisor:
     """start: starts a worker process. restarts: how many may be started in place of lost ones. dead: seconds without
     a sign of life after which a worker is killed; ten times as many for one here that has work (``Starved``). port:
     where the workers meet, 0 for any. host: this machine, as others reach it. elsewhere: so many of the places, the
-    last ones, are on other machines. token: that the launchers there must have; None if all of them are on this
+    last ones, are on other machines. token: that the launchers there must have; empty if all of them are on this
     machine.
 
     Raises PacelineError if the port cannot be used.
@@ -48,19 +48,14 @@ class Supervisor:
         port: int = 0,
         host: str = LOOPBACK,
         elsewhere: int = 0,
-        token: str | None = None,
+        token: str = "",
     ) -> None:
         self.news: list[str] = []  # of the other machines
         self._door: Door | None = None
-        alone = not elsewhere
-        if alone or token is None:
-            self.store = _store(LOOPBACK if alone else host, port)
-            secret = tokens.fresh() if alone else ""
-        else:
-            self.store = _store(LOOPBACK, 0)
+        self.store = _store(0 if elsewhere else port)
+        if elsewhere:
             self._door = Door(host, port, token, self.store.port, self.news.append)
-            secret = self._door.secret
-        self._seal = Seal(secret)
+        self._seal = Seal(self._door.secret if self._door is not None else tokens.fresh())
         self._starved = Starved(dead)
         self.membership = Membership(self.store, places, dead, self._seal, self._working)
         self.workers: dict[int, WorkerProcess] = {}  # that live
@@ -173,14 +168,14 @@ class Supervisor:
                 self.workers.pop(ident).kill()
 
 
-def _store(host: str, port: int) -> dist.TCPStore:
-    """A store that this process holds.
+def _store(port: int) -> dist.TCPStore:
+    """A store that this process holds, and that listens on this machine alone.
 
     Its socket is one of IPv4: the store asks the name of each that connects by IPv6, and stands still meanwhile, for
     5 s where no name server answers. Raises PacelineError if the port cannot be used."""
-    listening = socket_at(host, port)
+    listening = socket_at(LOOPBACK, port)
     return dist.TCPStore(
-        host,
+        LOOPBACK,
         listening.getsockname()[1],
         None,
         True,
