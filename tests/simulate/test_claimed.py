@@ -42,7 +42,7 @@ def test_every_sample_is_run_once_by_whoever_is_there(data: st.DataObject) -> No
     found = in_pieces(lengths, believed, shares / shares.sum(), float(plan.at_once), plan.least, room)
     if found is None:
         return
-    micro = np.full(n, room.micro_batch or batch)
+    micro = 4 if room.micro_batch else batch
     ran = play(found, plan, truth, slope, np.full(n, 0.1), np.full(n, 1e-3), micro, most, present)
     assert ran.loads.sum() == batch
     assert np.all(ran.loads <= np.where(present, most, 0))
@@ -66,7 +66,7 @@ def test_who_stalls_leaves_its_samples_to_the_others() -> None:
     found = in_pieces(lengths, model, shares, 0.25, plan.least, Room())
     assert found is not None
     everybody, all_of_it = np.ones(4, bool), np.full(4, 128)
-    ran = play(found, plan, model, slope, np.zeros(4), np.full(4, 1e-5), all_of_it, all_of_it, everybody)
+    ran = play(found, plan, model, slope, np.zeros(4), np.full(4, 1e-5), 128, all_of_it, everybody)
     planned = slope * cost_of(model, deal(lengths, model, np.ones(4)).parts)
     best = model.of(lengths).sum() / (1 / slope).sum()
     assert ran.seconds.max() < 0.4 * planned.max()

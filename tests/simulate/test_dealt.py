@@ -11,9 +11,8 @@ import pytest
 from paceline import PacelineError
 from paceline.cli import run as command
 from paceline.simulate import dealt, toml
-from paceline.simulate.lengths import Samples
 from paceline.simulate.rounds import run as run_rounds
-from paceline.simulate.scenario import Event, Scenario, WorkerClass
+from paceline.simulate.scenario import Event, Samples, Scenario, WorkerClass
 from paceline.simulate.timing import Constant
 
 TEXT = {"mu": 5.0, "sigma": 1.0, "least": 16, "most": 1024, "alpha": 0.001}
@@ -95,7 +94,7 @@ def test_what_cannot_be_played_is_said_in_a_sentence(tmp_path: Path, capsys: pyt
     for table, said in (
         ('file = "none.txt"', "cannot read the lengths"),
         ('distribution = "cauchy"', "expected one of lognormal, uniform, or a file"),
-        ("sigma = 70.0", "sigma of 0 to 10"),
+        ("sigma = 70.0", "sigma=70: expected 0 to 10"),
         ('file = "words.txt"', "expected a number on each line"),
         ("micro_batch_cost = 3.0\nleast = 5", "longer than a micro-batch may be"),
     ):

@@ -7,7 +7,6 @@ import pytest
 from paceline import PacelineError
 from paceline.data import traces
 from paceline.simulate import dealt, of_trace, read, run, scenario, timing
-from paceline.simulate.lengths import Samples
 from paceline.simulate.timing import MODELS, Ar1, Constant, Replay
 
 ROOT = Path(__file__).parents[2]
@@ -154,8 +153,8 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_every_field_and_model_is_documented():
     page = (ROOT / "docs" / "simulate.md").read_text()
-    kinds = (scenario.Scenario, scenario.WorkerClass, scenario.Link, scenario.Change, scenario.Event, Samples)
-    for kind in (*kinds, *MODELS.values()):
+    names = ("Scenario", "WorkerClass", "Link", "Change", "Event", "Samples")
+    for kind in (*(getattr(scenario, name) for name in names), *MODELS.values()):
         for field in dataclasses.fields(kind):
             assert f"`{field.name}`" in page, f"{kind.__name__}.{field.name}"
     for name in (*MODELS, "trace"):

@@ -1,4 +1,4 @@
-"""How fast will each worker be next round? One file a method; ``create("ema:gain=0.2")`` finds it by name."""
+"""How fast will each worker be next round? ``create("ema:gain=0.2")`` finds it by name."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from functools import cache
 
 from paceline import options
 from paceline.forecast.arima import Arima
-from paceline.forecast.ema import Ema
-from paceline.forecast.last import Last
+from paceline.forecast.ema import Ema, Last, Ratio
 from paceline.forecast.narx import Narx
 from paceline.forecast.protocol import AnyForecast, Forecast, Reading
-from paceline.forecast.ratio import Ratio
 from paceline.forecast.recurrent import Recurrent
 from paceline.forecast.tracking import Tracking
 

@@ -1,15 +1,36 @@
-"""``ema``: exponential moving average, of speed (LB-BSP's section 5.4) or of seconds per sample."""
+"""Forecasts with nothing to train: the newest speed (``last``), a moving average (``ema``), and ``ratio``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from paceline.errors import PacelineError
 from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
+
+LEAST_CPU = 0.05  # a reading below it says more about the meter than about the worker
+
+
+class LastState(NamedTuple):
+    speed: Array  # newest speed seen of each worker, samples/s; NaN before the first
+
+
+@dataclass(frozen=True, slots=True)
+class Last(Forecast[LastState]):
+    """The coming round will be as the last one, v^{k-1}: quick to follow a change, and misled by every spike.
+
+    LB-BSP, Table 3 (memoryless).
+    """
+
+    def init(self, shape: tuple[int, ...]) -> LastState:
+        return LastState(np.full(shape, np.nan))
+
+    def step(self, state: LastState, reading: Reading) -> tuple[Array, LastState]:
+        speed = np.where(seen(reading.speed), reading.speed, state.speed)
+        return speed, LastState(speed)
 
 
 class EmaState(NamedTuple):
@@ -18,7 +39,7 @@ class EmaState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ema(Forecast[EmaState]):
-    """s <- gain v + (1 - gain) s (LB-BSP, Table 3 (EMA)).
+    """Exponential moving average: s <- gain v + (1 - gain) s (LB-BSP, Table 3 (EMA)).
 
     gain: weight of the newest reading, in (0, 1]; the paper's is 0.2.
     of: "speed" averages samples/s as the paper does; "seconds" averages seconds per sample, so that the
@@ -44,6 +65,45 @@ class Ema(Forecast[EmaState]):
             return mean, EmaState(mean)
         mean = smoothed(state.mean, 1 / speed, self.gain, here)
         return 1 / mean, EmaState(mean)
+
+
+class RatioState(NamedTuple):
+    """What is kept of each worker: mean speed per unit of processor, mean speed, the newest processor reading."""
+
+    per_cpu: Array
+    speed: Array
+    cpu: Array  # c^k: the reading that goes with the speed still to come
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio(Forecast[RatioState]):
+    """Speed in proportion to the processors that a worker can have, c^k x EMA(v/c): follows a change of these at once,
+    and smooths the rest.
+
+    gain: weight of the newest v/c, in (0, 1]. A worker without readings gets EMA(v).
+    """
+
+    gain: float = 0.2
+    needs_readings: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_gain("ratio", self.gain)
+
+    def init(self, shape: tuple[int, ...]) -> RatioState:
+        blank = np.full(shape, np.nan)
+        return RatioState(blank, blank, blank)
+
+    def step(self, state: RatioState, reading: Reading) -> tuple[Array, RatioState]:
+        here = seen(reading.speed)
+        speed = np.where(here, reading.speed, np.nan)
+        mean = smoothed(state.speed, speed, self.gain, here)
+        cpu = state.cpu if reading.cpu is None else np.maximum(reading.cpu, LEAST_CPU)
+        # the very first round has no reading of its own start: the one at its end stands in
+        used = np.where(np.isnan(state.cpu), cpu, state.cpu)
+        rate = speed / used
+        per_cpu = smoothed(state.per_cpu, rate, self.gain, here & np.isfinite(rate))
+        predicted = cpu * per_cpu
+        return np.where(np.isfinite(predicted), predicted, mean), RatioState(per_cpu, mean, cpu)
 
 
 def check_gain(name: str, gain: float) -> None:

@@ -18,7 +18,6 @@ from paceline.simulate import Outcome, Scenario, WorkerClass, run
 from paceline.simulate.measures import estimate, idle_share, oracle_ratio, regret
 from paceline.simulate.plots import bands, figure
 from paceline.simulate.timing import Ar1
-from paceline.simulate.world import classes_of
 
 PROCESSORS = ("V100", "P100", "T4", "Cascade Lake", "Broadwell")
 COLOURS = ("tab:green", "tab:olive", "tab:blue", "tab:orange", "tab:red")
@@ -235,7 +234,7 @@ def fig10(out: Path, quick: bool) -> Found:
 def _workers(name: str) -> Found:
     what = measured("resnet18")
     outcome = run(what, list(POLICIES.values()))
-    of = classes_of(what)[0]
+    of = what.classes()[0]
     kinds = [PROCESSORS[kind] for kind in of]
     picture = figure(len(POLICIES), width=3)
     rows: list[dict[str, Any]] = []

@@ -21,7 +21,7 @@ from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.samples.cost import CostModel, batch_parts, cost_of
 from paceline.samples.divide import limited, longest_first
-from paceline.samples.padded import Limits, Runs, sorted_runs
+from paceline.samples.padded import Limits, sorted_runs
 
 __all__ = ["Deal", "Room", "deal"]
 
@@ -126,10 +126,22 @@ def deal(
     limits = Limits(
         np.where(least > 0, np.maximum(least, room.floor), 0), most, micro, budget, room.micro_steps == 1
     )
-    if model.padded and batch:
-        order, loads, sizes = _padded(lengths, model, pace, overhead, limits, room)
-    else:
-        order, loads, sizes = _unpadded(lengths, model, pace, overhead, limits, room)
+    pace = pace.copy()
+
+    def divided() -> tuple[Counts, Counts, list[Counts]]:
+        if model.padded and batch:
+            return _padded(lengths, model, pace, overhead, limits, room.micro_steps)
+        return _unpadded(lengths, model, pace, overhead, limits)
+
+    order, loads, sizes = divided()
+    while len(lone := np.flatnonzero((loads > 0) & (loads < room.floor))) and np.isfinite(pace).sum() > 1:
+        # Who would have too few samples gets none, the slower half of them first; the others run theirs.
+        pace[lone[np.argsort(-pace[lone], kind="stable")[: (len(lone) + 1) // 2]]] = np.inf
+        limits = limits._replace(least=np.where(np.isfinite(pace), limits.least, 0))
+        try:
+            order, loads, sizes = divided()
+        except PacelineError:  # the others have no room for these
+            break
     sizes = [at_least(each, room.floor) for each in sizes]
     micro_steps = room.micro_steps
     if room.in_step:
@@ -176,11 +188,10 @@ def at_least(sizes: Counts, floor: int) -> Counts:
 
 
 def _unpadded(
-    lengths: Array, model: CostModel, pace: Array, overhead: Array, limits: Limits, room: Room
+    lengths: Array, model: CostModel, pace: Array, overhead: Array, limits: Limits
 ) -> tuple[Counts, Counts, list[Counts]]:
     costs = model.of(lengths)
     who = longest_first(costs, pace, overhead, limits.least, limits.most)
-    who = _at_least(who, costs, pace, overhead, limits.most, room.floor)
     loads = np.bincount(who, minlength=len(pace)).astype(np.int64)
     order = np.argsort(who, kind="stable")
     sizes, start = [], 0
@@ -211,7 +222,7 @@ def _cut(costs: Array, lengths: Array, most: int, budget: float) -> tuple[Counts
 
 
 def _padded(
-    lengths: Array, model: CostModel, pace: Array, overhead: Array, limits: Limits, room: Room
+    lengths: Array, model: CostModel, pace: Array, overhead: Array, limits: Limits, micro_steps: int | None
 ) -> tuple[Counts, Counts, list[Counts]]:
     order = np.argsort(-lengths, kind="stable")
     ordered = lengths[order]
@@ -222,74 +233,20 @@ def _padded(
         limits = limits._replace(one=limits.one or free)
         launch = GUESS * float(costs.sum()) / len(pace)
     runs = sorted_runs(costs, ordered, launch, pace, overhead, limits)
-    while room.micro_steps is not None and max(map(len, runs.sizes)) > room.micro_steps:
+    while micro_steps is not None and (most := max(map(len, runs.sizes))) > micro_steps:
         if launch > costs.sum():  # the limits of a micro-batch alone need more micro-steps
             raise PacelineError(
-                f"micro_steps={room.micro_steps}: the round's samples need {max(map(len, runs.sizes))} "
-                "micro-batches on a "
-                "worker; raise the limits of a micro-batch, or the micro-steps"
+                f"micro_steps={micro_steps}: the round's samples need {most} micro-batches on a worker; raise the "
+                "limits of a micro-batch, or the micro-steps"
             )
         launch = max(2 * launch, 1e-3 * float(costs.sum()) / len(pace))
         runs = sorted_runs(costs, ordered, launch, pace, overhead, limits)
-    runs = _no_lone_run(runs, ordered, limits, room)
     loads, start = runs.loads, 0
     runs_of: list[Counts] = [np.zeros(0, np.int64)] * len(pace)
     for worker in runs.workers.tolist():
         runs_of[worker] = order[start : start + loads[worker]]
         start += int(loads[worker])
     return np.concatenate(runs_of), loads, runs.sizes
-
-
-def _no_lone_run(runs: Runs, lengths: Array, limits: Limits, room: Room) -> Runs:
-    """Workers with fewer samples than the floor hand theirs to a neighbour along the sorted samples, who has room.
-
-    lengths: of the samples as they are sorted, (B,)."""
-    loads, sizes, floor = runs.loads.copy(), list(runs.sizes), room.floor
-    for lone in np.flatnonzero((loads > 0) & (loads < floor)).tolist():
-        if not 0 < loads[lone] < floor:
-            continue  # it has taken another's
-        others = [worker for worker in runs.workers.tolist() if loads[worker] or worker == lone]
-        at = others.index(lone)
-        for to in (at - 1, at + 1):
-            if not (0 <= to < len(others) and loads[others[to]] + loads[lone] <= limits.most[others[to]]):
-                continue
-            taker = others[to]
-            first, second = (taker, lone) if to < at else (lone, taker)
-            joined = np.concatenate([sizes[first], sizes[second]])
-            if room.micro_steps is not None and len(joined) > room.micro_steps:
-                # One more micro-batch than there are micro-steps: the lone samples go into the taker's next to them.
-                near = sizes[taker][-1] if first == taker else sizes[taker][0]
-                size = int(near + loads[lone])
-                before = int(loads[others[: others.index(first)]].sum())
-                start = before + int(loads[taker] - near if first == taker else 0)
-                if size > limits.micro_batch[taker] or size * lengths[start] > limits.budget:
-                    continue
-                rest = sizes[taker][:-1] if first == taker else sizes[taker][1:]
-                joined = np.concatenate([rest, [size]] if first == taker else [[size], rest]).astype(np.int64)
-            sizes[taker] = joined
-            loads[taker] += loads[lone]
-            loads[lone], sizes[lone] = 0, np.zeros(0, np.int64)
-            break
-    return Runs(loads, runs.workers, sizes)
-
-
-def _at_least(who: Counts, costs: Array, pace: Array, overhead: Array, most: Counts, floor: int) -> Counts:
-    """Workers with fewer samples than the floor hand theirs to whoever then ends soonest."""
-    if floor <= 1:
-        return who
-    counts = np.bincount(who, minlength=len(pace))
-    for worker in np.flatnonzero((counts > 0) & (counts < floor)).tolist():
-        given = np.flatnonzero(who == worker)
-        ends = overhead + pace * (np.bincount(who, costs, len(pace)) + costs[given].sum())
-        taker = (counts >= min(floor, counts.max())) & (counts + len(given) <= most)
-        taker[worker] = False
-        if not taker.any():
-            continue  # nobody may take them
-        to = int(np.argmin(np.where(taker, ends, np.inf)))
-        who = np.where(who == worker, to, who)
-        counts[to] += counts[worker]
-        counts[worker] = 0
-    return who
 
 
 def _split(sizes: Counts, micro_steps: int, floor: int = 1) -> Counts:

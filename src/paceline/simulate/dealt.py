@@ -6,7 +6,8 @@ samples are dealt by what they cost, which is learned on the way from the second
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,14 +18,14 @@ from paceline.balancer import Balancer
 from paceline.costs import Array, Linear
 from paceline.errors import PacelineError
 from paceline.pieces.rule import Counts, against_the_first, piece_cost, portion
-from paceline.rounds import Cluster, Indices, PiecePlan, PieceTimes
-from paceline.samples import CostLearner, CostModel, InPieces, Room, SampleCosts, deal
+from paceline.rounds import Indices, PiecePlan, PieceTimes
+from paceline.samples import CostLearner, CostModel, InPieces, Room, deal
 from paceline.samples.cost import batch_parts, cost_of
 from paceline.samples.pool import micro_cost
 from paceline.shares import whole_samples
 from paceline.simulate.pieces import AHEAD, CLAIM_SECONDS
-from paceline.simulate.scenario import DIE, FREEZE, Scenario
-from paceline.simulate.world import moments
+from paceline.simulate.rounds import moments
+from paceline.simulate.scenario import DIE, FREEZE, Samples, Scenario
 
 
 class Claimed(NamedTuple):
@@ -82,15 +83,15 @@ def play(
     slope: Array,
     overhead: Array,
     costs: Array,
-    micro_batch: Counts,
+    micro_batch: int,
     most: Counts,
     present: NDArray[np.bool_],
 ) -> Claimed:
     """Run a round in pieces, in which who is free first claims next; all arrays have shape (n,).
 
     slope: seconds of each worker for a cost of 1. overhead: before its first sample. costs: seconds of a piece beyond
-    its samples, as measured so far, changed in place. micro_batch, most: samples of a micro-batch and of a round at
-    most. present: who takes part.
+    its samples, as measured so far, changed in place. micro_batch: samples of a micro-batch at most; most: of each
+    worker in the round. present: who takes part.
     """
     own, pool, n = dealt.own, dealt.pool, len(slope)
     workers = [
@@ -129,7 +130,7 @@ def play(
             asking.remove(w)
             continue
         claim = max(CLAIM_SECONDS - AHEAD * mine.running, 0.0)
-        mine.run(pool.lengths[place:], pool.cuts(place, size, int(micro_batch[w])), claim)
+        mine.run(pool.lengths[place:], pool.cuts(place, size, micro_batch), claim)
         place += size
     for w in here:
         if dealt.kept[w]:
@@ -219,16 +220,15 @@ class _Player:
     """One policy in one way and one realization."""
 
     def __init__(self, scenario: Scenario, name: str, way: str, realization: int) -> None:
-        samples = scenario.samples
-        assert samples is not None
+        assert scenario.samples is not None
+        self._samples = samples = scenario.samples
         rng = np.random.default_rng((scenario.seed, realization, 1))
-        full = scenario.cluster()
-        cluster = Cluster(full.workers, full.global_batch, full.least, full.most, full.machines)
+        cluster = dataclasses.replace(scenario.cluster(), realizations=())
         self._scenario, self._by_cost = scenario, way == COST
         self._costs = samples.costs(scenario.rounds * scenario.global_batch, rng)
         self._truth = samples.truth(self._costs)
-        self._order = _epochs(self._costs, rng)
-        learner = CostLearner(self._costs, full.workers, full.global_batch, padded=samples.padded)
+        self._rng = rng
+        learner = CostLearner(self._costs, cluster.workers, cluster.global_batch, padded=samples.padded)
         policy = policies.create(name, cluster)
         self._knows = policy.needs_upcoming  # an oracle is told the speeds and the costs, and learns nothing
         if self._knows:
@@ -238,7 +238,7 @@ class _Player:
         self._room = Room(
             micro_batch=samples.micro_batch, budget=samples.micro_batch_cost, micro_steps=samples.micro_steps
         )
-        self._piece_costs = np.full(full.workers, scenario.piece_seconds)
+        self._piece_costs = np.full(cluster.workers, scenario.piece_seconds)
         self._queue = np.zeros(0, np.int64)
         self.alone = self.waited = self.time = 0.0
         self._launches = 0
@@ -291,60 +291,47 @@ class _Player:
         self, t: int, lengths: Array, slope: Array, overhead: Array, present: NDArray[np.bool_]
     ) -> Claimed | None:
         """The round, where a part of it is claimed by cost; None where it is run as planned."""
-        balancer, samples = self._balancer, self._scenario.samples
+        balancer = self._balancer
         piece_plan = balancer.piece_plan(t)
         if piece_plan is None or not self._by_cost or self._room.micro_steps is not None:
             return None
         dealt = balancer.in_pieces(t, lengths, present, self._room)
         if dealt is None:
             return None
-        n, batch = len(slope), len(lengths)
-        micro = batch if samples is None or samples.micro_batch is None else samples.micro_batch
-        most = np.minimum(balancer.policy.cluster.most, batch).astype(np.int64)
-        return play(
-            dealt,
-            piece_plan,
-            self._truth,
-            slope,
-            overhead,
-            self._piece_costs,
-            np.full(n, micro),
-            most,
-            present,
-        )
+        most = np.minimum(balancer.policy.cluster.most, len(lengths)).astype(np.int64)
+        micro = self._samples.micro_batch or len(lengths)
+        costs = self._piece_costs
+        return play(dealt, piece_plan, self._truth, slope, overhead, costs, micro, most, present)
 
     def _in_order(self, lengths: Array, loads: Indices) -> Array:
         """Parts of each worker's cost, (n, 3), if each runs the next so many samples."""
-        samples = self._scenario.samples
-        assert samples is not None
-        parts, start = np.zeros((len(loads), 3)), 0
+        parts, start, padded = np.zeros((len(loads), 3)), 0, self._samples.padded
         for worker, load in enumerate(loads.tolist()):
             mine, start = lengths[start : start + load], start + load
             if load:
-                parts[worker] = batch_parts(mine, _sizes(mine, self._room, samples.padded), samples.padded)
+                parts[worker] = batch_parts(mine, _sizes(mine, self._samples), padded)
         return parts
 
     def _next(self, batch: int) -> Indices:
         while len(self._queue) < batch:
-            self._queue = np.concatenate([self._queue, next(self._order)])
+            self._queue = np.concatenate([self._queue, self._rng.permutation(len(self._costs.lengths))])
         taken, self._queue = self._queue[:batch], self._queue[batch:]
         return taken
 
 
-def _epochs(costs: SampleCosts, rng: np.random.Generator) -> Iterator[Indices]:
-    while True:
-        yield rng.permutation(len(costs.lengths))
-
-
-def _sizes(lengths: Array, room: Room, padded: bool) -> Indices:
+def _sizes(lengths: Array, samples: Samples) -> Indices:
     """Sizes of the micro-batches of samples that stand as they are: the fewest even ones within the limits."""
     load = len(lengths)
-    count = -(-load // (load if room.micro_batch is None else int(np.min(room.micro_batch))))
+    count = -(-load // (samples.micro_batch or load))
     while True:
         sizes = np.full(count, load // count)
         sizes[: load % count] += 1
         starts = np.cumsum(sizes) - sizes
-        held = np.maximum.reduceat(lengths, starts) * sizes if padded else np.add.reduceat(lengths, starts)
-        if room.budget is None or held.max() <= room.budget or count == load:
+        held = (
+            np.maximum.reduceat(lengths, starts) * sizes
+            if samples.padded
+            else np.add.reduceat(lengths, starts)
+        )
+        if held.max() <= (samples.micro_batch_cost or np.inf) or count == load:
             return sizes
         count += 1

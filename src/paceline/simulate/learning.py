@@ -18,7 +18,6 @@ from paceline.simulate.local import LocalSteps
 from paceline.simulate.scenario import FREEZE, JOIN, LEAVE, Event, Scenario
 from paceline.simulate.server import Member, RoundTrips, Server
 from paceline.simulate.timing import assemble
-from paceline.simulate.world import classes_of
 
 
 def server_config(scenario: Scenario, **options: Any) -> ServerConfig:
@@ -152,7 +151,7 @@ def learn(
 
 def _classes(scenario: Scenario) -> NDArray[np.int64]:
     """Each worker's class in the first realization, as the rounds of a simulation have it; shape (n,)."""
-    return np.atleast_2d(classes_of(scenario))[0]
+    return np.atleast_2d(scenario.classes())[0]
 
 
 def _member(event: Event) -> Member:

@@ -23,19 +23,17 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Array) -> Estimate:
-    """Of values (R,), by Student's t."""
-    count = len(values)
-    half = stats.t.ppf(0.975, count - 1) * values.std(ddof=1) / np.sqrt(count) if count > 1 else 0.0
-    return Estimate(float(values.mean()), float(half))
+    """From values (R,), by Student's t."""
+    return Estimate(*map(float, band(values)))
 
 
 def band(values: Array) -> tuple[Array, Array]:
-    """Mean and half width of the 95 % interval of each round, from values (T, R); each (T,)."""
-    count = values.shape[1]
-    half = np.zeros(len(values))
+    """Mean and half width of the 95 % interval, from values (..., R); each (...)."""
+    mean, count = values.mean(-1), values.shape[-1]
+    half = np.zeros_like(mean)
     if count > 1:
         half = stats.t.ppf(0.975, count - 1) * values.std(-1, ddof=1) / np.sqrt(count)
-    return values.mean(-1), half
+    return mean, half
 
 
 def oracle_ratio(played: Played, outcome: Outcome, start: int = 1) -> Array:
@@ -98,25 +96,23 @@ def to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _policy(played: Played, outcome: Outcome) -> dict[str, Any]:
-    total, idle = estimate(played.latency.sum(0)), estimate(idle_share(played))
-    ratio, lost = estimate(oracle_ratio(played, outcome)), estimate(regret(played, outcome)[-1])
+    figures = {
+        "total_seconds": estimate(played.latency.sum(0)),
+        "idle_share": estimate(idle_share(played)),
+        "oracle_ratio": estimate(oracle_ratio(played, outcome)),
+        "regret": estimate(regret(played, outcome)[-1]),
+    }
     bound = regret_bound(played, outcome)
-    at = seconds_at(played)
+    means, halves = (
+        {name: each[part] for name, each in figures.items()}
+        | {"seconds_at": {str(t): each[part] for t, each in seconds_at(played).items()}}
+        for part in (0, 1)
+    )
     return {
-        "total_seconds": total.mean,
-        "seconds_at": {str(t): each.mean for t, each in at.items()},
-        "idle_share": idle.mean,
-        "oracle_ratio": ratio.mean,
-        "regret": lost.mean,
+        **means,
         "regret_bound": None if bound is None else float(bound.mean()),
         "decide_seconds": played.decide_seconds,
-        "confidence_95": {
-            "total_seconds": total.half,
-            "seconds_at": {str(t): each.half for t, each in at.items()},
-            "idle_share": idle.half,
-            "oracle_ratio": ratio.half,
-            "regret": lost.half,
-        },
+        "confidence_95": halves,
         "latency": played.latency[:, 0].tolist(),
         "mean_latency": played.latency.mean(-1).tolist(),
         "shares": _rows(played.first_shares),

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from paceline import policies
+from paceline import costs, policies
 from paceline.balance.dolbie import Dolbie
 from paceline.balance.members import among_present, bounds
-from paceline.costs import Only
+from paceline.costs import Cost, Linear, Only, Saturating
 from paceline.errors import PacelineError
 from paceline.forecast import overheads
 from paceline.policies import Policy
@@ -24,7 +25,77 @@ from paceline.rounds import Array, Cluster, PiecePlan, PieceTimes, Plan, Round
 from paceline.shares import water_level, whole_samples
 from paceline.simulate.pieces import play
 from paceline.simulate.scenario import Scenario
-from paceline.simulate.world import Moment, moments
+from paceline.simulate.timing import assemble
+
+
+class Moment(NamedTuple):
+    """One round of the cluster; arrays of shape (R, n).
+
+    costs: seconds of any load; impossible for who is not there.
+    overhead: the part that does not grow with the load. slope: seconds per sample; both finite.
+    knee: samples below which a load takes no less time.
+    present: who is there when the round begins.
+    stopped: who of them stops without notice before its end.
+    everybody: all are there and none stops.
+    """
+
+    costs: Cost
+    slope: Array
+    overhead: Array
+    knee: Array
+    present: NDArray[np.bool_]
+    stopped: NDArray[np.bool_]
+    everybody: bool
+
+
+def moments(scenario: Scenario) -> Iterator[Moment]:
+    """Every round of every realization, all realizations of a round at once.
+
+    Raises PacelineError where the timing models draw what no clock tells (``costs.SPAN``).
+    """
+    _, pacing, noising, waiting = np.random.default_rng(scenario.seed).spawn(4)
+    shape = (scenario.realizations, scenario.size)
+    of, classes = scenario.classes(), scenario.workers
+    slopes = assemble([each.seconds_per_sample for each in classes], of).stream(shape, pacing)
+    overheads = assemble([each.overhead for each in classes], of).stream(shape, waiting)
+    noise = np.array([each.noise for each in classes])[of]
+    knee = np.broadcast_to(np.array([each.knee for each in classes])[of], shape)
+    limits = [scenario.global_batch if each.most is None else each.most for each in classes]
+    most = np.broadcast_to(np.array(limits, float)[of], shape)
+    saturating = bool(knee.any())
+    linked = any(each.link for each in classes)
+    for index in range(scenario.rounds):
+        with np.errstate(over="ignore", invalid="ignore"):  # said below
+            slope, overhead = next(slopes), next(overheads)
+            if noise.any():
+                slope = slope * np.exp(noise * noising.standard_normal(shape))
+            if linked:
+                transfer = [each.link.seconds(index) if each.link else 0.0 for each in classes]
+                overhead = overhead + np.array(transfer)[of]
+        _check(slope, index, "seconds_per_sample", costs.LEAST)
+        _check(overhead, index, "overhead", 0.0)
+        here, stops = scenario.members(index)
+        present = np.broadcast_to(here, shape) & ~np.isnan(slope) & ~np.isnan(overhead)
+        stopped = present & stops
+        everybody = bool(present.all()) and not stopped.any()
+        if not everybody:
+            slope, overhead = np.where(present, slope, 1.0), np.where(present, overhead, 0.0)
+        cost: Cost = Saturating(slope, overhead, knee, most) if saturating else Linear(slope, overhead)
+        if not everybody:
+            cost = Only(cost, present & ~stopped)
+        yield Moment(cost, slope, overhead, knee, present, stopped, everybody)
+
+
+def _check(seconds: Array, index: int, name: str, least: float) -> None:
+    """Raise PacelineError for drawn seconds that no clock tells; NaN, an absent worker, may be."""
+    wrong = (seconds < least) | (seconds > costs.MOST)
+    if wrong.any():
+        worker = int(np.argwhere(wrong)[0][-1])
+        span = costs.SPAN if least else costs.SPAN_0
+        raise PacelineError(
+            f"{name} of worker {worker} in round {index + 1} is drawn as {seconds[wrong].ravel()[0]:.3g} seconds; "
+            f"expected {span}: give its timing model a smaller spread"
+        )
 
 
 class Played(NamedTuple):
@@ -87,16 +158,17 @@ def run(
     }
     oracle = np.empty((scenario.rounds, scenario.realizations))
     path, steepest = np.zeros(scenario.realizations), np.zeros(scenario.realizations)
-    whole_cluster, best = True, None
+    whole_cluster = True
+    best: Array | None = None  # fractions of the round before
     stream = moments(scenario)
     coming: Moment | None = next(stream)
     for t in range(scenario.rounds):
         moment, coming = coming, next(stream, None)
         assert moment is not None
-        before, best = best, _optimum(scenario, cluster, moment, scenario.batch(t))
-        oracle[t] = best.level
+        before = best
+        oracle[t], best = _optimum(scenario, cluster, moment, scenario.batch(t))
         if before is not None:
-            path += np.sqrt(np.sum((best.shares - before.shares) ** 2, axis=-1))
+            path += np.sqrt(np.sum((best - before) ** 2, axis=-1))
         np.maximum(steepest, cluster.global_batch * moment.slope.max(-1), out=steepest)
         whole_cluster &= moment.everybody
         for player in players.values():
@@ -107,12 +179,8 @@ def run(
     return Outcome(scenario, played, oracle, path, steepest, whole_cluster)
 
 
-class _Best(NamedTuple):
-    level: Array  # (R,)
-    shares: Array  # (R, n), fractions
-
-
-def _optimum(scenario: Scenario, cluster: Cluster, moment: Moment, batch: int) -> _Best:
+def _optimum(scenario: Scenario, cluster: Cluster, moment: Moment, batch: int) -> tuple[Array, Array]:
+    """Seconds of the round at best, (R,), and the best fractions, (R, n)."""
     least, most = bounds(cluster, moment.present & ~moment.stopped)
     full = cluster.global_batch
     loads = water_level(moment.costs, batch, least * batch, most * full).loads
@@ -121,10 +189,7 @@ def _optimum(scenario: Scenario, cluster: Cluster, moment: Moment, batch: int) -
         whole = whole_samples(moment.costs, batch, np.ceil(least * full - 1e-9), np.floor(most * full + 1e-9))
         loads = whole.astype(float)
     # Not the water's level: an idle worker still has its overhead, which no division can avoid.
-    level = _slowest(moment, _seconds(moment, loads))
-    if moment.stopped.any():  # nobody is told, so nobody can avoid the wait
-        level = np.where(moment.stopped.any(-1), np.maximum(level, scenario.give_up_seconds), level)
-    return _Best(level, shares)
+    return _latency(scenario, moment, _seconds(moment, loads)), shares
 
 
 def _seconds(moment: Moment, loads: Array) -> Array:
@@ -133,23 +198,12 @@ def _seconds(moment: Moment, loads: Array) -> Array:
     return seconds if moment.everybody else np.where(moment.present & ~moment.stopped, seconds, np.nan)
 
 
-def _slowest(moment: Moment, seconds: Array) -> Array:
-    return seconds.max(-1) if moment.everybody else np.nanmax(seconds, axis=-1)
-
-
-class _Whole(NamedTuple):
-    """A plan in whole samples, kept because many policies change theirs but now and then."""
-
-    asked: Array
-    batch: int
-    ran: Array
-
-
-class _Pieces(NamedTuple):
-    """What is known of a round's pieces; seconds: of each worker's beyond their samples, (R, n)."""
-
-    seconds: Array
-    times: PieceTimes
+def _latency(scenario: Scenario, moment: Moment, seconds: Array) -> Array:
+    """Seconds of the round, (R,), from those of each worker."""
+    if moment.everybody:
+        return seconds.max(-1)
+    slowest = np.nanmax(seconds, axis=-1)  # nobody is told who stops, so nobody can avoid the wait
+    return np.where(moment.stopped.any(-1), np.maximum(slowest, scenario.give_up_seconds), slowest)
 
 
 class _Player:
@@ -164,7 +218,8 @@ class _Player:
         delay = min(scenario.decision_delay, rounds)  # later than the last round is never
         self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else delay)))
         self._fit = None if scenario.known_overhead else overheads.start(cluster.shape)
-        self._whole = _Whole(np.empty(0), 0, np.empty(0))
+        # A plan, its batch, and its whole samples: many policies change theirs but now and then.
+        self._whole = np.empty(0), 0, np.empty(0)
         compute, overhead, wait = np.zeros((3, realizations))
         shares, first_shares, first_seconds = np.empty((3, rounds, workers))
         latency, steps = np.empty((2, rounds, realizations))
@@ -178,7 +233,8 @@ class _Player:
             plan = self._policy.plan(moment.costs, moment.present & ~moment.stopped)  # type: ignore[attr-defined]
         batch = self._scenario.batch(t)
         shares = self._ran(plan, moment, batch)
-        pieces: _Pieces | None = None  # where the round is run in pieces
+        # Where the round is run in pieces: each worker's seconds beyond their samples, (R, n), and what they tell.
+        pieces: tuple[Array, PieceTimes] | None = None
         if plan.piece_plan is None or np.all(plan.piece_plan.at_once >= 1):
             if moment.stopped.any():  # their samples are lost
                 shares = np.where(moment.stopped, 0.0, shares)
@@ -208,22 +264,20 @@ class _Player:
             shares = among_present(cluster, moment.present, shares)
         if not self._scenario.fractional or plan.piece_plan is not None:
             if everybody and plan.costs is None:
-                last = self._whole
-                if last.batch != batch or not np.array_equal(last.asked, shares):
+                if self._whole[1] != batch or not np.array_equal(self._whole[0], shares):
                     loads = whole_samples(plan, batch, cluster.least, cluster.most)
-                    self._whole = last = _Whole(shares, batch, loads / batch)
-                shares = last.ran
-            else:
-                if not everybody:
-                    costs = None if plan.costs is None else Only(plan.costs, moment.present)
-                    plan = Plan(shares, costs=costs)
-                least, most = np.ceil(least * full - 1e-9), np.floor(most * full + 1e-9)
-                shares = whole_samples(plan, batch, least, most) / batch
+                    self._whole = shares, batch, loads / batch
+                return self._whole[2]
+            if not everybody:
+                costs = None if plan.costs is None else Only(plan.costs, moment.present)
+                plan = Plan(shares, costs=costs)
+            least, most = np.ceil(least * full - 1e-9), np.floor(most * full + 1e-9)
+            shares = whole_samples(plan, batch, least, most) / batch
         return shares
 
     def _in_pieces(
         self, piece_plan: PiecePlan, moment: Moment, shares: Array, batch: int
-    ) -> tuple[Array, Array, _Pieces]:
+    ) -> tuple[Array, Array, tuple[Array, PieceTimes]]:
         """(shares run, seconds, its pieces) of a round whose work moves within it."""
         here = moment.present & ~moment.stopped
         loads = np.rint(shares * batch).astype(np.int64)
@@ -235,13 +289,10 @@ class _Player:
         seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)
         times = PieceTimes(np.full_like(seconds, piece), ran.expected, ran.strayed)
         seconds = seconds if moment.everybody else np.where(here, seconds, np.nan)
-        return ran.loads / batch, seconds, _Pieces(further, times)
+        return ran.loads / batch, seconds, (further, times)
 
     def _record(self, t: int, moment: Moment, shares: Array, seconds: Array) -> None:
-        latency = _slowest(moment, seconds)
-        if moment.stopped.any():
-            waited = np.maximum(latency, self._scenario.give_up_seconds)
-            latency = np.where(moment.stopped.any(-1), waited, latency)
+        latency = _latency(self._scenario, moment, seconds)
         here, played = moment.present & ~moment.stopped, self._played
         busy = seconds.sum(-1) if moment.everybody else np.nansum(seconds, axis=-1)
         overhead = np.where(here, moment.overhead, 0.0).sum(-1)
@@ -260,12 +311,13 @@ class _Player:
         seconds: Array,
         batch: int,
         coming: Moment,
-        pieces: _Pieces | None = None,
+        pieces: tuple[Array, PieceTimes] | None,
     ) -> Round:
         overhead, costs = moment.overhead, moment.costs
         if pieces is not None:  # loads that follow the speeds within the round tell nothing of overhead
-            known = overhead + pieces.seconds if self._fit is None else pieces.seconds
-            return Round(shares, seconds, batch, known, pieces=pieces.times)
+            further, times = pieces
+            known = overhead + further if self._fit is None else further
+            return Round(shares, seconds, batch, known, pieces=times)
         if self._fit is not None:
             self._fit = overheads.update(self._fit, shares * batch, seconds)
             overhead = overheads.certain(self._fit)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from paceline import costs
 from paceline.data.traces import Trace
 from paceline.errors import PacelineError, among
 from paceline.rounds import Array, Cluster, Machines
-from paceline.simulate.lengths import Samples
+from paceline.samples import CostModel, SampleCosts
 from paceline.simulate.timing import Constant, Replay, TimingModel
 
 SAMPLES = 10**9  # of a round
@@ -26,13 +27,14 @@ SPREAD = 1e3  # standard deviation of a logarithm: more than any float can hold 
 ROUNDS = 10**8  # rounds times realizations: 8 bytes each and policy
 CELLS = 10**7  # workers times realizations: what a round's arrays hold
 SHARES = 10**8  # rounds times workers: 24 bytes each and policy
+LENGTH = 1e12  # of a sample
 
 
 def require(one: Any, names: tuple[str, ...], least: float, most: float) -> None:
-    """Raise PacelineError for the first of these fields that is not from ``least`` to ``most``; NaN never is."""
+    """Raise PacelineError for the first of these fields that is out of range, as NaN is; None may be."""
     for name in names:
         value = getattr(one, name)
-        if not least <= value <= most:
+        if value is not None and not least <= value <= most:
             raise PacelineError(f"{name}={value:g}: expected {_short(least)} to {_short(most)}")
 
 
@@ -41,6 +43,7 @@ def _short(value: float) -> str:
 
 
 PIECE_SECONDS = 1e-3  # about what the torch engine takes for a piece beyond its samples
+LOGNORMAL, UNIFORM = DISTRIBUTIONS = ("lognormal", "uniform")
 LEAVE, DIE, FREEZE, JOIN = KINDS = ("leave", "die", "freeze", "join")
 
 
@@ -160,6 +163,71 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Samples:
+    """Samples of unlike lengths; a worker's ``seconds_per_sample`` is then that of a mean sample.
+
+    distribution: "lognormal", of which ``mu`` and ``sigma`` are mean and deviation of the logarithm, or "uniform".
+    least, most: lengths are whole numbers cut to these. file: a text file with a length on each line instead.
+    alpha: a sample of length L costs in proportion to L + alpha L^2, which Paceline is not told.
+    padded: a micro-batch costs its size times its longest sample. launch: what each costs beyond that, in mean
+    samples. micro_batch, micro_batch_cost: samples of a micro-batch at most, and their length (padded where so).
+    """
+
+    distribution: str = LOGNORMAL
+    _: KW_ONLY
+    mu: float = 5.0
+    sigma: float = 1.0
+    least: float = 1.0
+    most: float = 1e6
+    file: Path | None = None
+    alpha: float = 0.0
+    padded: bool = False
+    launch: float = 0.0
+    micro_batch: int | None = None
+    micro_batch_cost: float | None = None
+    micro_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.distribution not in DISTRIBUTIONS:
+            raise PacelineError(
+                f"distribution={self.distribution!r}: expected one of {', '.join(DISTRIBUTIONS)}, or a file"
+            )
+        if not 0 < self.least <= self.most <= LENGTH:
+            raise PacelineError(
+                f"least={self.least:g}, most={self.most:g}: expected 0 < least <= most <= {LENGTH:g}"
+            )
+        require(self, ("mu",), -25, 25)
+        require(self, ("sigma",), 0, 10)
+        require(self, ("alpha", "launch"), 0, 1e6)
+        require(self, ("micro_batch", "micro_steps"), 1, SAMPLES)
+        if self.micro_batch_cost is not None and not self.micro_batch_cost > 0:
+            raise PacelineError(f"micro_batch_cost={self.micro_batch_cost:g}: expected a positive length")
+
+    def costs(self, samples: int, rng: Generator) -> SampleCosts:
+        """The lengths of a data set; of so many ``samples`` where they are drawn."""
+        if self.file is not None:
+            try:
+                lengths = np.loadtxt(self.file, ndmin=1)
+            except OSError as error:
+                reason = error.strerror or "there is no such file"
+                raise PacelineError(f"cannot read the lengths {self.file}: {reason}") from None
+            except ValueError as error:
+                raise PacelineError(
+                    f"{self.file} holds no lengths: {error}; expected a number on each line"
+                ) from None
+            return SampleCosts.checked(lengths, len(lengths), str(self.file))
+        if self.distribution == UNIFORM:
+            drawn = rng.uniform(self.least, self.most, samples)
+        else:
+            drawn = rng.lognormal(self.mu, self.sigma, samples)
+        return SampleCosts.checked(np.clip(np.rint(drawn), self.least, self.most), samples)
+
+    def truth(self, costs: SampleCosts) -> CostModel:
+        """What samples really cost."""
+        return costs.with_alpha(self.alpha, self.launch, self.padded)
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A simulation of bulk-synchronous rounds.
 
@@ -262,9 +330,7 @@ class Scenario:
             return np.repeat([otherwise if value is None else float(value) for value in values], counts)
 
         machines = Machines(of("cpus"), of("cores"), of("memory"))
-        uniform = all(
-            len(set(part.tolist())) == 1 for part in (machines.cpus, machines.cores, machines.memory)
-        )
+        uniform = len({(each.cpus, each.cores, each.memory) for each in self.workers}) == 1
         return Cluster(
             self.size,
             self.global_batch,
@@ -274,11 +340,12 @@ class Scenario:
             (self.realizations,),
         )
 
-    def classes(self, rng: Generator) -> NDArray[np.int64]:
-        """Each worker's class, shape (n,), or (R, n) where they are drawn."""
+    def classes(self) -> NDArray[np.int64]:
+        """Each worker's class, an index into ``workers``: shape (n,), or (R, n) where they are drawn."""
         if not self.draw:
             return np.repeat(np.arange(len(self.workers)), [each.count for each in self.workers])
         weights = np.array([each.weight for each in self.workers])
+        rng = np.random.default_rng(self.seed).spawn(1)[0]
         return rng.choice(len(weights), (self.realizations, self.draw), p=weights / weights.sum())
 
     def members(self, index: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

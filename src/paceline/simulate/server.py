@@ -7,6 +7,7 @@ when, and only if, an update needs them. Everything is deterministic for a seed.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import NamedTuple, Protocol
@@ -104,6 +105,7 @@ class _Table:
 
 
 FINISH, MEMBERS = 0, 1  # what ends at a moment counts before who comes or goes then
+THAW = "thaw"
 
 
 class Learner(Protocol):
@@ -129,6 +131,12 @@ class Member(NamedTuple):
     worker: int
     kind: str
     back: float = float("inf")
+
+
+def _with_thaws(members: Sequence[Member]) -> list[Member]:
+    """These, and that the frozen ones work again."""
+    frozen = [member for member in members if member.kind == "freeze" and member.back < float("inf")]
+    return [*members, *(member._replace(at=member.back, kind=THAW) for member in frozen)]
 
 
 class Server:
@@ -163,20 +171,15 @@ class Server:
         self._reading: dict[int, Vector] = {}  # by task: the parameters it is computed at
         self._counts: dict[int, int] = {}
         self._ends: dict[int, Array] = {}  # by task: when each of its pieces is done
-        self._frozen: dict[int, Member] = {}
+        self._frozen: set[int] = set()
         self._stuck: dict[
             int, tuple[Task, float]
         ] = {}  # by worker: a task, the seconds left of it once it thaws
-        self._upcoming = sorted(
-            [(member.at, FINISH, each, member) for each, member in enumerate(by_update)]
-            + [
-                (member.back, MEMBERS, each, member._replace(kind="thaw"))
-                for each, member in enumerate(by_update)
-                if member.kind == "freeze" and member.back < float("inf")
-            ]
+        self._upcoming = deque(
+            sorted(_with_thaws(by_update), key=lambda member: (member.at, member.kind == THAW))
         )
         self._absent = set(absent)
-        for member in members:
+        for member in _with_thaws(members):
             self._push(member.at, MEMBERS, member)
 
     def run(
@@ -216,12 +219,8 @@ class Server:
         self._counts[task.worker] = number + 1
         self._reading[task.number] = self.parameters.values
         took = self._seconds(task, number)
-        frozen = self._frozen.get(task.worker)
-        if frozen is not None:
-            if frozen.back < float("inf"):
-                self._push(max(frozen.back, self.now) + took, FINISH, task)
-            else:
-                self._stuck[task.worker] = task, took
+        if task.worker in self._frozen:
+            self._stuck[task.worker] = task, took
             self._watch(task)
         else:
             self._push(self.now + took, FINISH, task)
@@ -254,22 +253,14 @@ class Server:
 
     def _finish(self, task: Task) -> None:
         worker = task.worker
-        frozen = self._frozen.get(worker)
-        if frozen is not None and self.now < frozen.back:  # it was at work when it froze
-            if frozen.back < float("inf"):
-                self._push(frozen.back, FINISH, task)
-            else:
-                self._stuck[worker] = task, 0.0
+        if worker in self._frozen:  # it was at work when it froze
+            self._stuck[worker] = task, 0.0
             self._watch(task)
             return
-        if frozen is not None:
-            del self._frozen[worker]
         running = self._coordinator.tasks.get(worker)
         if running is not None and running.number == task.number:
             ends = self._ends.pop(task.number, None)
             self._coordinator.handle(Arrive(self.now, worker, task.number, ends=ends))
-        elif worker not in self._coordinator.present and frozen is not None:
-            self._coordinator.handle(Join(self.now, worker, task))
 
     def _member(self, member: Member) -> None:
         if member.kind == "join":
@@ -277,8 +268,9 @@ class Server:
         elif member.kind == "leave":
             self._coordinator.handle(Leave(self.now, member.worker))
         elif member.kind == "freeze":
-            self._frozen[member.worker] = member
-        elif self._frozen.pop(member.worker, None) is not None:  # it works again
+            self._frozen.add(member.worker)
+        elif member.worker in self._frozen:  # it works again
+            self._frozen.remove(member.worker)
             task, rest = self._stuck.pop(member.worker, (None, 0.0))
             if member.worker not in self._coordinator.present:
                 self._coordinator.handle(Join(self.now, member.worker, task))
@@ -287,11 +279,8 @@ class Server:
 
     def _catch_up(self) -> None:
         """What is due after as many updates as have been made; one of these may make the next."""
-        while self._upcoming and self._upcoming[0][0] <= len(self.updates):
-            member = self._upcoming.pop(0)[-1]
-            if member.kind == "freeze":
-                member = member._replace(back=float("inf"))
-            self._member(member)
+        while self._upcoming and self._upcoming[0].at <= len(self.updates):
+            self._member(self._upcoming.popleft())
 
     def _watch(self, task: Task) -> None:
         """Look again at a frozen worker's deadline."""
@@ -300,8 +289,7 @@ class Server:
             self._push(max(deadline, self.now), MEMBERS, task.worker)
 
     def _check(self, worker: int) -> None:
-        frozen = self._frozen.get(worker)
-        if frozen is not None and self.now < frozen.back and worker in self._coordinator.tasks:
+        if worker in self._frozen and worker in self._coordinator.tasks:
             self._coordinator.handle(Leave(self.now, worker, "given up"))
 
     def _push(self, at: float, priority: int, event: object) -> None:

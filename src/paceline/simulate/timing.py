@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol, get_type_hints
 
 import numpy as np
 from numpy.random import Generator
@@ -21,6 +21,14 @@ from paceline.errors import PacelineError
 from paceline.rounds import Array
 
 Numbers = float | Array
+MANY = float(np.finfo(float).max)
+# What the fields of models may be: from, to, and in words.
+Seconds = Annotated[Numbers, costs.LEAST, costs.MOST, f"{costs.SPAN} seconds"]
+SecondsOrNone = Annotated[Numbers, 0.0, costs.MOST, f"{costs.SPAN_0} seconds"]
+Chance = Annotated[Numbers, 0.0, 1.0, "a probability"]
+Spread = Annotated[Numbers, 0.0, MANY, "0 or more"]
+Positive = Annotated[Numbers, float(np.nextafter(0, 1)), MANY, "more than 0"]
+Correlation = Annotated[Numbers, -1 + 1e-16, 1 - 1e-16, "a number between -1 and 1"]
 
 
 class TimingModel(Protocol):
@@ -31,17 +39,30 @@ class TimingModel(Protocol):
         ...
 
 
+class _Checked:
+    """Refuses numbers that their fields may not hold."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            least, most, words = hint.__metadata__
+            value = np.asarray(getattr(self, name), float)
+            self._require(name, (value >= least) & (value <= most), words)
+
+    def _require(self, name: str, holds: Any, expected: str) -> None:
+        if not np.all(holds):
+            value = np.broadcast_to(getattr(self, name), np.shape(holds))[~holds].ravel()[0]
+            kind = next(key for key, each in MODELS.items() if each is type(self))
+            raise PacelineError(f"timing model {kind}: {name}={value:g}: expected {expected}")
+
+
 @dataclass(frozen=True)
-class Constant:
+class Constant(_Checked):
     """The same in every round.
 
     seconds: what it takes.
     """
 
-    seconds: Numbers
-
-    def __post_init__(self) -> None:
-        _require_seconds(self, "seconds", 0.0)
+    seconds: SecondsOrNone
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         seconds = np.broadcast_to(np.asarray(self.seconds, float), shape)
@@ -50,21 +71,16 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Ar1:
+class Ar1(_Checked):
     """Slow drift: an autoregression of order 1 of the logarithm, in its stationary state from the start.
 
     mean: the median, about which it drifts. rho: correlation of one round with the next.
     sd: standard deviation of the logarithm, about the relative spread over time.
     """
 
-    mean: Numbers
-    rho: Numbers = 0.9
-    sd: Numbers = 0.05
-
-    def __post_init__(self) -> None:
-        _require_seconds(self, "mean")
-        _require(self, "rho", np.abs(_some(self.rho)) < 1, "a number between -1 and 1")
-        _require(self, "sd", _some(self.sd) >= 0, "0 or more")
+    mean: Seconds
+    rho: Correlation = 0.9
+    sd: Spread = 0.05
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         rho, mean = np.asarray(self.rho, float), np.asarray(self.mean, float)
@@ -78,24 +94,17 @@ class Ar1:
 
 
 @dataclass(frozen=True)
-class OnOff:
+class OnOff(_Checked):
     """Competing load that comes and goes (a Markov chain of two states).
 
     seconds: without it. factor: with it, this many times as long.
     on, off: probability that it starts, and that it ends, between two rounds.
     """
 
-    seconds: Numbers
-    factor: Numbers
-    on: Numbers = 0.05
-    off: Numbers = 0.05
-
-    def __post_init__(self) -> None:
-        _require_seconds(self, "seconds")
-        _require(self, "factor", _some(self.factor) > 0, "more than 0")
-        for name in ("on", "off"):
-            chance = _some(getattr(self, name))
-            _require(self, name, (chance >= 0) & (chance <= 1), "a probability")
+    seconds: Seconds
+    factor: Positive
+    on: Chance = 0.05
+    off: Chance = 0.05
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         on, off = np.asarray(self.on, float), np.asarray(self.off, float)
@@ -107,18 +116,14 @@ class OnOff:
 
 
 @dataclass(frozen=True)
-class Exponential:
+class Exponential(_Checked):
     """Exponentially distributed, drawn independently in each round.
 
     mean: its mean, beyond the shift. shift: seconds that it always takes.
     """
 
-    mean: Numbers
-    shift: Numbers = 0.0
-
-    def __post_init__(self) -> None:
-        _require_seconds(self, "mean")
-        _require_seconds(self, "shift", 0.0)
+    mean: Seconds
+    shift: SecondsOrNone = 0.0
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         while True:
@@ -126,19 +131,18 @@ class Exponential:
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(_Checked):
     """Uniformly distributed, drawn independently in each round.
 
     low, high: between these.
     """
 
-    low: Numbers
-    high: Numbers
+    low: SecondsOrNone
+    high: SecondsOrNone
 
     def __post_init__(self) -> None:
-        _require_seconds(self, "low", 0.0)
-        _require(self, "high", _some(self.high) >= _some(self.low), "no less than low")
-        _require_seconds(self, "high", 0.0)
+        super().__post_init__()
+        self._require("high", np.greater_equal(self.high, self.low), "no less than low")
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         spread = np.subtract(self.high, self.low)
@@ -147,18 +151,14 @@ class Uniform:
 
 
 @dataclass(frozen=True)
-class Pareto:
+class Pareto(_Checked):
     """Heavy-tailed, drawn independently in each round: sometimes very long.
 
     least: the shortest. shape: the smaller, the heavier the tail; the mean is infinite at 1 and below.
     """
 
-    least: Numbers
-    shape: Numbers = 2.0
-
-    def __post_init__(self) -> None:
-        _require_seconds(self, "least")
-        _require(self, "shape", _some(self.shape) > 0, "more than 0")
+    least: Seconds
+    shape: Positive = 2.0
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         while True:
@@ -166,23 +166,17 @@ class Pareto:
 
 
 @dataclass(frozen=True)
-class Lognormal:
+class Lognormal(_Checked):
     """Lognormally distributed, drawn independently in each round, and sometimes much longer.
 
     median: the middle one. sd: standard deviation of the logarithm.
     tail: probability of a straggling round, which takes ``factor`` times as long.
     """
 
-    median: Numbers
-    sd: Numbers = 0.4
-    tail: Numbers = 0.0
-    factor: Numbers = 3.0
-
-    def __post_init__(self) -> None:
-        _require_seconds(self, "median")
-        _require(self, "sd", _some(self.sd) >= 0, "0 or more")
-        _require(self, "tail", (_some(self.tail) >= 0) & (_some(self.tail) <= 1), "a probability")
-        _require(self, "factor", _some(self.factor) > 0, "more than 0")
+    median: Seconds
+    sd: Spread = 0.4
+    tail: Chance = 0.0
+    factor: Positive = 3.0
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
         while True:
@@ -263,20 +257,3 @@ def _columns(replays: Sequence[tuple[int, Any]], of: NDArray[np.int64]) -> Repla
     for index, replay in replays:
         table[:, of == index] = replay.table[:rounds]
     return Replay(table)
-
-
-def _some(value: Numbers) -> Array:
-    return np.asarray(value, float)
-
-
-def _require_seconds(model: Any, name: str, least: float = costs.LEAST) -> None:
-    span = costs.SPAN if least else costs.SPAN_0
-    _require(model, name, ~costs.outside(_some(getattr(model, name)), least), f"{span} seconds")
-
-
-def _require(model: Any, name: str, holds: Any, expected: str) -> None:
-    value = _some(getattr(model, name))
-    sound = np.broadcast_to(holds & np.isfinite(value), value.shape)
-    if not np.all(sound):
-        kind = next(key for key, each in MODELS.items() if each is type(model))
-        raise PacelineError(f"timing model {kind}: {name}={value[~sound].ravel()[0]:g}: expected {expected}")

@@ -22,7 +22,7 @@ from paceline.runs.causes import Causes, causes
 from paceline.runs.run import waiting_share, waits
 from paceline.runs.summary import carried, piece_figures
 from paceline.runs.words import listing, percent, plural, seconds, times
-from paceline.simulate.rounds import Played, run
+from paceline.simulate.rounds import Outcome, run
 from paceline.simulate.scenario import PIECE_SECONDS, Scenario, WorkerClass
 from paceline.simulate.timing import Replay
 
@@ -81,10 +81,7 @@ def of_run(record: Run, names: Sequence[str], progress: Callable[[int, int], Non
     outcome = run(scenario, names, progress)
     beyond = np.maximum(record.seconds - np.nanmax(record.compute, axis=1), 0.0)
     members = (~np.isnan(record.compute)).sum(1)
-    predicted = {
-        name: _predicted(played, beyond, members, scenario.batches)
-        for name, played in outcome.policies.items()
-    }
+    predicted = _predicted(outcome, beyond, members)
     return Answer(
         record.policy,
         float(record.seconds.sum()),
@@ -108,11 +105,7 @@ def of_trace(
         known_overhead=False,
     )
     outcome = run(scenario, ["equal", *names], progress)
-    none, members = np.zeros(scenario.rounds), np.full(scenario.rounds, scenario.size)
-    batches = tuple(scenario.batch(t) for t in range(scenario.rounds))
-    predicted = {
-        name: _predicted(played, none, members, batches) for name, played in outcome.policies.items()
-    }
+    predicted = _predicted(outcome, np.zeros(scenario.rounds), np.full(scenario.rounds, scenario.size))
     equal = predicted["equal"]
     seconds = outcome.policies["equal"].first_seconds
     asked = {name: predicted[name] for name in names}
@@ -120,12 +113,16 @@ def of_trace(
     return Answer("", equal.seconds, equal.idle, float(blame.sum()), blame, asked, [])
 
 
-def _predicted(played: Played, beyond: Array, members: Array, batches: Sequence[int]) -> Predicted:
-    rounds = played.latency[:, 0] + beyond
-    paid = float((members * rounds).sum())
-    loads = played.first_shares * np.array(batches)[:, None]
-    idle = float(played.wait[0]) / paid if paid > 0 else 0.0
-    return Predicted(float(rounds.sum()), idle, rounds, loads)
+def _predicted(outcome: Outcome, beyond: Array, members: Array) -> dict[str, Predicted]:
+    """Each policy's rounds; beyond: seconds of each after its slowest worker; members: workers in it; both (T,)."""
+    scenario, found = outcome.scenario, {}
+    batches = np.array([scenario.batch(t) for t in range(scenario.rounds)])[:, None]
+    for name, played in outcome.policies.items():
+        rounds = played.latency[:, 0] + beyond
+        paid = float((members * rounds).sum())
+        idle = float(played.wait[0]) / paid if paid > 0 else 0.0
+        found[name] = Predicted(float(rounds.sum()), idle, rounds, played.first_shares * batches)
+    return found
 
 
 def _blame(seconds: Array, compute: Array) -> Array:
@@ -138,11 +135,8 @@ def _blame(seconds: Array, compute: Array) -> Array:
 LEAST_PACE = 0.05  # of a worker's seconds, at least, are taken to grow with its load
 PREFETCHED = 2  # batches that each of a loader's processes draws ahead, torch's default
 EARLY = 1.05  # times a round's seconds: who computed for longer was not waited for
-BULK = {
-    "sync": "bsp",
-    "mode": "push-wait",
-    "backup": "everyone",
-}  # what rounds of all workers together are run by
+# What rounds of all workers together are run by.
+BULK = {"sync": "bsp", "mode": "push-wait", "backup": "everyone"}
 
 
 def usable(record: Run) -> Run:

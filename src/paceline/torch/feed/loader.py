@@ -30,7 +30,7 @@ from paceline.torch.elastic.recovery import Missing
 from paceline.torch.feed.costs import Dealer, agreed_dealer
 from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
-from paceline.torch.feed.prefetch import Here, Prefetch, as_it_is, fetcher
+from paceline.torch.feed.prefetch import Prefetch, as_it_is
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.loop import Loop
 from paceline.torch.options import switches, whole
@@ -145,12 +145,11 @@ class BalancedLoader:
         loop.drawn_ahead(min(max(lags), 1) if loop.changes else max(lags))
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         self._early = bool(options.get("num_workers"))  # processes load
-        self._here = Here(dataset, _EmptyToo(dataset, collate))
+        self._here = Prefetch(dataset, _EmptyToo(dataset, collate), {})
         # What processes load beside the DataLoader: what is claimed or missing, and what is planned if that is not
         # drawn ahead, of this round and the next.
-        others = fetcher(dataset, collate, options) if terms.moves_work else self._here
-        self._others = Prefetch(others)
-        self._ahead = Prefetch(fetcher(dataset, collate, options) if loop.changes else self._here)
+        self._others = Prefetch(dataset, collate, options if terms.moves_work else {})
+        self._ahead = Prefetch(dataset, collate, options if loop.changes else {})
         self._sampler = _Sampler(loop, self._order, self._dealer)
         self._loader = DataLoader(
             dataset, batch_sampler=self._sampler, collate_fn=_EmptyToo(dataset, collate), **options

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,90 +21,84 @@ from paceline.torch.feed.nested import joinable, joined
 from paceline.torch.feed.pieces import cut
 from paceline.torch.liveness.shutdown import end_with_parent
 
-TAKEN_OVER = (
-    "num_workers",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "timeout",
-)  # from the user's options
+# From the user's options.
+TAKEN_OVER = ("num_workers", "worker_init_fn", "multiprocessing_context", "timeout")
 
 
-class Fetcher(Protocol):
-    """``begin`` (from any thread) with the micro-steps of a claim, then ``next`` for each of them in order."""
+class Prefetch:
+    """What is loaded beside the DataLoader. ``next`` gives what is asked for, begun or not.
 
-    def begin(self, micro_steps: list[Indices]) -> None: ...
-
-    def next(self, indices: Indices) -> Any: ...
-
-    def reset(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Here:
-    """By the rank itself, when it is their turn."""
-
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
-        self._dataset, self._collate = dataset, collate
-
-    def begin(self, micro_steps: list[Indices]) -> None:
-        pass
-
-    def next(self, indices: Indices) -> Any:
-        return self._collate(_read(self._dataset, indices.tolist()))
-
-    def reset(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-class Beside:
-    """By processes beside the DataLoader's, as many and set up alike.
-
-    Under the default collate function a micro-step is divided between them, and joined here.
+    With ``num_workers`` in the options, as many processes load what has begun, set up as the DataLoader's; under the
+    default collate function a micro-step is divided between them, and joined here. Without it the rank loads by
+    itself, when it is their turn.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], options: Mapping[str, Any]) -> None:
-        self._workers = int(options["num_workers"])
-        plain = collate is default_collate and joinable(collate([dataset[0]]))
-        self._parts = self._workers if plain else 1
-        context = options.get("multiprocessing_context") or torch.multiprocessing.get_context()
-        if isinstance(context, str):
-            context = torch.multiprocessing.get_context(context)
-        self._queues = [context.SimpleQueue() for _ in range(self._workers)]
-        loader: DataLoader[Any] = DataLoader(
-            _Asked(dataset, collate, self._queues),
-            batch_size=None,
-            collate_fn=as_it_is,
-            generator=torch.Generator(),  # of its own: the user's numbers shall not depend on who claims
-            **{name: options[name] for name in TAKEN_OVER if name in options},
-        )
-        self._loaded: Iterator[Any] = iter(loader)
-        self._micro_step = 0  # the loader hands its tasks round, and keeps their order
-        self._counts: deque[int] = deque()  # parts of each micro-step that has begun
+        self._dataset, self._collate = dataset, collate
+        self._workers = int(options.get("num_workers") or 0)
+        self._begun: deque[tuple[Indices, int]] = deque()  # micro-steps, and the parts that each is loaded in
+        self._queues: list[Any] = []
+        self._loaded: Iterator[Any] = iter(())
+        if self._workers:
+            plain = collate is default_collate and joinable(collate([dataset[0]]))
+            self._parts = self._workers if plain else 1
+            context = options.get("multiprocessing_context") or torch.multiprocessing.get_context()
+            if isinstance(context, str):
+                context = torch.multiprocessing.get_context(context)
+            self._queues += [context.SimpleQueue() for _ in range(self._workers)]
+            loader: DataLoader[Any] = DataLoader(
+                _Asked(dataset, collate, self._queues),
+                batch_size=None,
+                collate_fn=as_it_is,
+                generator=torch.Generator(),  # of its own: the user's numbers shall not depend on who claims
+                **{name: options[name] for name in TAKEN_OVER if name in options},
+            )
+            self._loaded = iter(loader)
+        self._task = 0  # the loader hands its tasks round, and keeps their order
         self._home = weakref.finalize(self, _send_home, self._queues)
 
     def begin(self, micro_steps: list[Indices]) -> None:
+        """Begin to load each of these, behind what was begun before; from any thread."""
         for micro_step in micro_steps:
-            start, parts = 0, cut(len(micro_step), -(-len(micro_step) // self._parts))
+            start, parts = (
+                0,
+                cut(len(micro_step), -(-len(micro_step) // self._parts)) if self._workers else [],
+            )
             for size in parts:
-                self._queues[self._micro_step % self._workers].put(micro_step[start : start + size].tolist())
-                self._micro_step += 1
+                self._queues[self._task % self._workers].put(micro_step[start : start + size].tolist())
+                self._task += 1
                 start += size
-            self._counts.append(len(parts))
+            self._begun.append((micro_step, len(parts)))
 
-    def next(self, indices: Indices) -> Any:
-        return joined([next(self._loaded) for _ in range(self._counts.popleft())])
+    def expect(self, micro_steps: list[Indices]) -> None:
+        """These come next: begin them, if something else was begun."""
+        begun = [micro_step for micro_step, _ in self._begun]
+        if len(micro_steps) != len(begun) or not all(map(np.array_equal, micro_steps, begun)):
+            self.reset()
+            self.begin(micro_steps)
+
+    def comes(self, micro_step: Indices) -> bool:
+        """Whether this is what was begun first."""
+        return bool(self._begun) and np.array_equal(self._begun[0][0], micro_step)
+
+    def next(self, micro_step: Indices) -> Any:
+        """A batch of these samples."""
+        if not self.comes(micro_step):
+            self.reset()
+            self.begin([micro_step])
+        _, parts = self._begun.popleft()
+        if not self._workers:
+            return _batch(self._dataset, self._collate, micro_step.tolist())
+        return joined([next(self._loaded) for _ in range(parts)])
 
     def reset(self) -> None:
         """Forget what was begun and not asked for."""
-        while self._counts:
-            for _ in range(self._counts.popleft()):
+        while self._begun:
+            for _ in range(self._begun.popleft()[1]):
                 next(self._loaded)
 
     def close(self) -> None:
+        """No more samples."""
         self._home()
         self._loaded = iter(())  # ends the processes now, see ``BalancedLoader.end``
 
@@ -120,17 +114,12 @@ class _Asked(IterableDataset):
         assert info is not None
         end_with_parent()  # which may be killed, and then asks for nothing more
         while (indices := self._queues[info.id].get()) is not None:
-            yield self._collate(_read(self._dataset, indices))
+            yield _batch(self._dataset, self._collate, indices)
 
 
-def fetcher(dataset: Any, collate: Callable[[Any], Any], options: Mapping[str, Any]) -> Fetcher:
-    """What suits the user's DataLoader options."""
-    return Beside(dataset, collate, options) if options.get("num_workers") else Here(dataset, collate)
-
-
-def _read(dataset: Any, indices: list[int]) -> Any:
+def _batch(dataset: Any, collate: Callable[[Any], Any], indices: list[int]) -> Any:
     whole = getattr(dataset, "__getitems__", None)
-    return whole(indices) if whole else [dataset[index] for index in indices]
+    return collate(whole(indices) if whole else [dataset[index] for index in indices])
 
 
 def as_it_is(batch: Any) -> Any:
@@ -141,44 +130,3 @@ def as_it_is(batch: Any) -> Any:
 def _send_home(queues: list[Any]) -> None:
     for queue in queues:
         queue.put(None)
-
-
-class Prefetch:
-    """What processes load while something else runs. ``next`` gives what is asked for, begun or not."""
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
-        self._begun: deque[Indices] = deque()
-
-    def begin(self, micro_steps: list[Indices]) -> None:
-        """Begin to load each of these, behind what was begun before; from any thread."""
-        self._fetcher.begin(micro_steps)
-        self._begun.extend(micro_steps)
-
-    def expect(self, micro_steps: list[Indices]) -> None:
-        """These come next: begin them, if something else was begun."""
-        same = len(micro_steps) == len(self._begun) and all(map(np.array_equal, micro_steps, self._begun))
-        if not same:
-            self.reset()
-            self.begin(micro_steps)
-
-    def comes(self, micro_step: Indices) -> bool:
-        """Whether this is what was begun first."""
-        return bool(self._begun) and np.array_equal(self._begun[0], micro_step)
-
-    def next(self, micro_step: Indices) -> Any:
-        """A batch of these samples."""
-        if not self.comes(micro_step):
-            self.reset()
-            self.begin([micro_step])
-        self._begun.popleft()
-        return self._fetcher.next(micro_step)
-
-    def reset(self) -> None:
-        """Forget what was begun."""
-        self._begun.clear()
-        self._fetcher.reset()
-
-    def close(self) -> None:
-        """No more samples."""
-        self._fetcher.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,110 +29,58 @@ from paceline.torch.options import switches
 from paceline.torch.plan import Claim, Piece, RoundPlan
 
 
-class StreamBuffer(Protocol):
-    """In the order in which they were drawn."""
+class StreamBuffer:
+    """Samples drawn ahead, in the order in which they were drawn.
 
-    @property
-    def count(self) -> int:
-        """How many samples are held."""
-        ...
+    collate: makes batches of a stream of samples; None for a stream of batches of any size, whose first dimension
+    counts samples. held: lists of samples, or batches. count: samples in all of them.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
+        self._collate = collate
+        self.restart([])
+
+    def restart(self, held: list[Any]) -> None:
+        """Hold what another buffer held."""
+        self.held, self.count = deque(held), sum(map(self._size, held))
 
     def add(self, item: Any) -> None:
         """Take what the stream gave."""
-        ...
+        self.held.append(item if self._collate is None else [item])
+        self.count += self._size(self.held[-1])
 
     def take(self, count: int) -> Any:
-        """A batch of the first ``count`` samples."""
-        ...
-
-    def back(self, batch: Any) -> None:
-        """Put what was taken last where it was."""
-        ...
-
-    def batch(self, taken: Any) -> Any:
-        """What the loop is given of what was taken."""
-        ...
-
-    def cut(self, taken: Any, start: int, end: int) -> Any:
-        """A part of what was taken."""
-        ...
-
-    def state(self) -> list[Any]:
-        """What ``add`` is given again, one after the other."""
-        ...
-
-
-class Samples:
-    """A stream of samples; ``collate`` makes batches of them."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-        self._samples: deque[Any] = deque()
-
-    @property
-    def count(self) -> int:
-        return len(self._samples)
-
-    def add(self, item: Any) -> None:
-        self._samples.append(item)
-
-    def take(self, count: int) -> list[Any]:
-        return [self._samples.popleft() for _ in range(count)]
-
-    def back(self, batch: list[Any]) -> None:
-        self._samples.extendleft(reversed(batch))
-
-    def batch(self, taken: list[Any]) -> Any:
-        return self._collate(taken)
-
-    def cut(self, taken: list[Any], start: int, end: int) -> list[Any]:
-        return taken[start:end]
-
-    def state(self) -> list[Any]:
-        return list(self._samples)
-
-
-class Batches:
-    """A stream of batches of any size, whose first dimension counts samples."""
-
-    def __init__(self) -> None:
-        self._batches: deque[Any] = deque()
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        return self._count
-
-    def add(self, item: Any) -> None:
-        self._batches.append(item)
-        self._count += length(item)
-
-    def take(self, count: int) -> Any:
-        self._count -= count
+        """The first ``count`` samples, as they are held; None for none."""
+        self.count -= count
         parts = []
         while count:
-            first = self._batches.popleft()
-            size = length(first)
+            first = self.held.popleft()
+            size = self._size(first)
             if size > count:
-                self._batches.appendleft(part(first, count, size))
-                first, size = part(first, 0, count), count
+                self.held.appendleft(self._cut(first, count, size))
+                first, size = self._cut(first, 0, count), count
             parts.append(first)
             count -= size
-        return joined(parts) if parts else None
+        if not parts:
+            return None
+        return joined(parts) if self._collate is None else [sample for each in parts for sample in each]
 
-    def back(self, batch: Any) -> None:
-        if batch is not None:
-            self._batches.appendleft(batch)
-            self._count += length(batch)
+    def back(self, taken: Any) -> None:
+        """Put what was taken last where it was."""
+        if taken is not None:
+            self.held.appendleft(taken)
+            self.count += self._size(taken)
 
-    def batch(self, taken: Any) -> Any:
-        return taken
+    def batch(self, taken: Any, start: int = 0, end: int | None = None) -> Any:
+        """What the loop is given of what was taken, or of a part of it."""
+        some = taken if end is None else self._cut(taken, start, end)
+        return some if self._collate is None else self._collate(some)
 
-    def cut(self, taken: Any, start: int, end: int) -> Any:
-        return part(taken, start, end)
+    def _size(self, held: Any) -> int:
+        return length(held) if self._collate is None else len(held)
 
-    def state(self) -> list[Any]:
-        return list(self._batches)
+    def _cut(self, held: Any, start: int, end: int) -> Any:
+        return part(held, start, end) if self._collate is None else held[start:end]
 
 
 AHEAD = 2  # times what a rank is to run, and times an equal share of those whose streams go on
@@ -202,7 +150,7 @@ class StreamLoader:
         self.dataset, self.number = dataset, number
         self._loop, self._drop_last = loop, drop_last
         collate = options.pop("collate_fn", None) or default_collate
-        self._buffer: StreamBuffer = Batches() if batches else Samples(collate)
+        self._buffer = StreamBuffer(None if batches else collate)
         self._stream: Any = dataset
         if isinstance(dataset, IterableDataset):
             self._stream = DataLoader(dataset, batch_size=None, collate_fn=as_it_is, **options)
@@ -239,7 +187,7 @@ class StreamLoader:
             )
         return {
             "stream": self.dataset.state_dict(),
-            "held": self._buffer.state(),
+            "held": list(self._buffer.held),
             "ended": self._ended,
             "some": self._some,
         }
@@ -247,9 +195,7 @@ class StreamLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` was called, in the next iteration."""
         self.dataset.load_state_dict(state["stream"])  # type: ignore[attr-defined]
-        self._clear()
-        for item in state["held"]:
-            self._buffer.add(item)
+        self._buffer.restart(state["held"])
         self._ended, self._resumed, self._source = bool(state["ended"]), True, None
         self._some = state["some"]
 
@@ -263,7 +209,7 @@ class StreamLoader:
     def open(self) -> None:
         source = iter(self._stream)
         if source is not self._source and not self._resumed:  # else it goes on where it was left
-            self._clear()
+            self._buffer.restart([])
             self._ended = False
         self._source, self._resumed = source, False
         self._tell(0)
@@ -301,7 +247,7 @@ class StreamLoader:
 
     def _batch(self, chosen: Indices) -> Any:
         if len(chosen) and chosen[0] >= 0:
-            return self._buffer.batch(self._buffer.cut(self._taken, int(chosen[0]), int(chosen[-1]) + 1))
+            return self._buffer.batch(self._taken, int(chosen[0]), int(chosen[-1]) + 1)
         if self._some is None:
             raise PacelineError(
                 f"the stream of rank {self._loop.rank} gave no sample at all; expected at least one on every rank"
@@ -340,9 +286,8 @@ class StreamLoader:
             except StopIteration:
                 self._ended = True
         if self._some is None and self._buffer.count:
-            taken = self._buffer.take(min(terms.floor, self._buffer.count))
-            self._buffer.back(taken)
-            self._some = taken
+            self._some = self._buffer.take(min(terms.floor, self._buffer.count))
+            self._buffer.back(self._some)
         self._told += 1
         self._known = False
         self._exchange.send(self._told, np.array((self._buffer.count, self._ended), ROW))
@@ -351,9 +296,6 @@ class StreamLoader:
         if not self._known:
             rows = self._exchange.receive(self._told, self._loop.lost)
             self._supply, self._known = Supply(rows["held"].astype(np.int64), rows["ended"] > 0), True
-
-    def _clear(self) -> None:
-        self._buffer.take(self._buffer.count)
 
 
 def check_stream(dataset: Any) -> None:
