@@ -189,7 +189,7 @@ class Pace:
     @property
     def loss(self) -> float:
         """The mean loss of the newest round that all ranks have reported, over all its samples: usually the one
-        before the running one, in rounds of a few milliseconds one of the newest 32; NaN before there is one."""
+        before the running one, in rounds of a few milliseconds one of the newest 64; NaN before there is one."""
         return self.loop.loss
 
     def loss_now(self) -> float:
