@@ -171,7 +171,7 @@ class LocalSteps:
         if reducer.travels:
             micro_step.piece = piece = work.commit(piece)
         elif piece.last:
-            work.ready(piece)
+            work.meter.stop(piece)
             began = time.perf_counter()
             reducer.merge(self.flats.own)
         if piece.last:
@@ -341,7 +341,7 @@ class LocalLoop(Loop):
             super().stepped(0.0)
         return stepped
 
-    def stepped(self, seconds: float) -> None:
+    def stepped(self, seconds: float | None) -> None:
         raise PacelineError(
             "loop='local' is for a loop of your own, which calls pace.step(optimizer); a framework that steps the "
             "optimizer by itself needs another loop="

@@ -62,12 +62,11 @@ class Loop:
         device = parameters[0].device if parameters else torch.device("cpu")
         self.work = work = Work(device, reducer, terms)
         self._meter = work.meter
-        calls = work.halfway, work.ready, work.commit
-        self.passes = self.PASSES(parameters, device, reducer, terms, self._meter, *calls)
+        self.passes = self.PASSES(parameters, device, reducer, terms, self._meter, work.halfway, work.commit)
         self._gradients = self.passes.gradients
         self._steps = Steps(model, reducer.travels, self._step_begins, self._step_ended)
         self._rates = LearningRateWatch()
-        self.progress = Progress(terms.batch, terms.floor, terms.every.size)
+        self.progress = Progress(terms.batch, terms.floor, terms.every.size, terms.every.fixed)
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         self.memory: MemoryLimit | None = None
         self.watch_over(Alone())
@@ -179,7 +178,8 @@ class Loop:
                         self.passes.check_taken()
                         self._own_end = True
                     return
-                self.end_micro_step(running)
+                if self.passes.micro_step is not None or self._running is not running:
+                    self.end_micro_step(running)
             self.close_epoch()
         finally:
             source.end()
@@ -192,7 +192,7 @@ class Loop:
             self.settle()
         self._meter.start(self.progress.rounds, began, self._carry)
         self._carry = 0.0
-        if self.work.claims is not None:
+        if not self._meter.light and self.work.claims is not None:
             self.work.begins(workers)
 
     def end_micro_step(self, running: object = None) -> None:
@@ -318,16 +318,9 @@ class Loop:
         passes, steps = self.passes, self._steps
         micro_step, complete = passes.micro_step, passes.complete
         steps.check_ours(optimizers)
-        if (
-            micro_step is None
-        ):  # the round's step was taken in this micro-step; another optimizer's may follow
+        if steps.taken:
             steps.check_once(optimizers)
-            optimizers = optimizers if steps.taken else []
-            if optimizers and scaler is not None:
-                raise PacelineError(
-                    "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
-                )
-        else:
+        if micro_step is not None:
             if not (complete and micro_step.piece.first):
                 self._rates.watch(optimizers, micro_step.piece.step, complete)
             if not complete:
@@ -336,8 +329,13 @@ class Loop:
                 steps.taken.extend(optimizers)
                 self.stepped(0.0)  # it was handed over
                 return True
-            steps.check_once(optimizers)
             self._gradients.check_there(micro_step.piece.plan.step, optimizers)
+        elif not steps.taken:
+            optimizers = []
+        elif scaler is not None:  # the round's step was taken in this micro-step
+            raise PacelineError(
+                "with a GradScaler, several optimizers are stepped together: pace.step([first, second], scaler)"
+            )
         # what is checked before a step that others take has been, and a plain host does not ask
         seconds = steps.take(optimizers, scaler, heard=type(self.host) is not Host)
         if passes.micro_step is None:  # a host may have told of the step
@@ -349,11 +347,17 @@ class Loop:
         self.stepped(seconds)
         return True
 
-    def stepped(self, seconds: float) -> None:
-        """The round's optimizer step is done and took so long."""
-        self._carry = seconds
-        self._steps.ever = True
-        self._finish_round()
+    def stepped(self, seconds: float | None) -> None:
+        """The round's optimizer step is done and took so long, or was left out on purpose (None)."""
+        passes, running = self.passes, self._meter.running
+        piece = passes.piece
+        assert running is not None
+        running.ended = time.perf_counter()
+        if seconds is not None:
+            self._carry, self._steps.ever = seconds, True
+        self._gradients.used()
+        self.progress.finish(piece.plan.batch if self._counts_epochs else 0)
+        passes.micro_step, passes.over = None, piece
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -387,7 +391,7 @@ class Loop:
             assert running is not None
             running.plan, running.epoch = piece.plan, self.progress.epoch
         self.passes.begin(piece, batch)
-        if self.work.claims is not None and not (piece.last or self._meter.light):
+        if not (piece.last or self._meter.light) and self.work.claims is not None:
             self.work.claims.begin(piece)
         self.host.micro_step_begins(piece)
 
@@ -398,17 +402,7 @@ class Loop:
             return
         if wrong := self.host.without_step(self.passes.piece.step, self._steps.ever, self._gradients.finite):
             raise PacelineError(wrong)
-        self._finish_round()
-
-    def _finish_round(self) -> None:
-        passes, running = self.passes, self._meter.running
-        piece = passes.piece
-        assert running is not None
-        running.ended = now = time.perf_counter()
-        running.seconds = now - running.began
-        self._gradients.used()
-        self.progress.finish(piece.plan.batch if self._counts_epochs else 0)
-        passes.micro_step, passes.over = None, piece
+        self.stepped(None)
 
     def _leave(self, running: object) -> None:
         """The iteration is over, or was left: what is unfinished is dropped, but a step may still follow a complete

@@ -196,7 +196,7 @@ class Pace:
     @property
     def loss(self) -> float:
         """The mean loss of the newest round that all ranks have reported, over all its samples: usually the one
-        before the running one, in rounds of a few milliseconds one of the newest 32; NaN before there is one. With
+        before the running one, in rounds of a few milliseconds one of the newest 64; NaN before there is one. With
         loop="local" a round is the interval between two merges."""
         return self.loop.loss
 

@@ -98,9 +98,9 @@ class Passes:
     """For each micro-step ``begin``, then ``weight`` before its backward pass and ``ended`` after it, of both of
     which DDP tells under the hook. ``micro_step`` is None again when the round is over or left.
 
-    halfway: called with the running piece when its backward pass begins; ready: when the last gradient of a round's
-    last piece is there, perhaps several times; commit: after each backward pass where rows travel with the gradients;
-    it returns the piece as it stands, the last one only if the round is complete.
+    meter: its ``stop`` is called when the last gradient of a round's last piece is there, perhaps several times.
+    halfway: called with the running piece when its backward pass begins; commit: after each backward pass where rows
+    travel with the gradients; it returns the piece as it stands, the last one only if the round is complete.
     """
 
     def __init__(
@@ -111,12 +111,11 @@ class Passes:
         terms: Terms,
         meter: Meter,
         halfway: Callable[[Piece], None],
-        ready: Callable[[Piece], None],
         commit: Callable[[Piece], Piece],
     ) -> None:
         self.micro_step: MicroStep | None = None  # that is running
         self.over: Piece | None = None  # the last of the round that is over, until the next micro-step
-        self._meter, self._halfway, self._ready = meter, halfway, ready
+        self._meter, self._halfway = meter, halfway
         self._commit = commit if reducer.travels else None
         self._by_hook = terms.weigh == "hook"
         self.device = device
@@ -155,9 +154,8 @@ class Passes:
     def begin(self, piece: Piece, batch: Any) -> None:
         """A batch goes to the loop."""
         self.gradients.begin(piece)
-        self.over = None
         rows = self._rows.missing(batch, piece.samples) if piece.samples else None
-        self.micro_step = MicroStep(piece, piece, rows)
+        self.micro_step, self.over = MicroStep(piece, piece, rows), None
 
     def cuts(self, batch: Any) -> bool:
         """Whether the running micro-step's batch can be cut into samples: all that it holds has a row for each."""
@@ -205,8 +203,10 @@ class Passes:
 
     def check_due(self, loss: Any) -> None:
         """Raises PacelineError if the loss is no tensor, or a backward pass is not due."""
-        check_loss(loss)
         micro_step = self.micro_step
+        if micro_step is not None and not micro_step.done and isinstance(loss, torch.Tensor):
+            return
+        check_loss(loss)
         if micro_step is None:
             raise PacelineError(
                 "pace.backward() was called outside of `for ... in pace.loader(...)`"
@@ -214,36 +214,39 @@ class Passes:
                 else f"pace.backward() was called after the step of round {self.over.step}; expected it once a "
                 "round, before pace.step(optimizer): for the loss of a second model, pace.weighted(loss).backward()"
             )
-        if micro_step.done:
-            raise PacelineError(
-                f"round {micro_step.piece.step}: pace.backward() was called twice in one micro-step of the loop; "
-                "expected once: add the losses, and call it with the sum"
-            )
+        raise PacelineError(
+            f"round {micro_step.piece.step}: pace.backward() was called twice in one micro-step of the loop; "
+            "expected once: add the losses, and call it with the sum"
+        )
 
     def begins(self, loss: torch.Tensor) -> None:
         """A backward pass through this loss follows at once, on this thread."""
-        micro_step = self.micro_step
-        if self._last is None or micro_step is None or not micro_step.piece.last:
+        last, micro_step = self._last, self.micro_step
+        if last is None or micro_step is None or not micro_step.piece.last:
             return
         # On a device a pass is through long before its gradients are, and hooks tell on which stream these will be.
         if self._on_cpu and self._reducer.waits == "behind":
-            self._last.begins(loss)
+            last.begins(loss)
 
     def weight(self, loss: torch.Tensor | None, reduction: str, count: float | None) -> float:
         """What this micro-step's gradient counts; takes the loss, if given, down for the record."""
-        if reduction not in ("mean", "sum"):
-            raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
         micro_step = self.micro_step
         if micro_step is None:
             return self._weight_behind(reduction, count)
         piece = micro_step.piece
-        many = piece.samples if count is None else count * (piece.samples > 0)
-        if count is None:
-            if micro_step.rows is not None and reduction == "mean":
-                micro_step.refuse_rows()
-        elif not micro_step.weighed:
-            self._meter.add_count(many)
-        part = many if reduction == "mean" else float(many > 0)
+        many: float = piece.samples
+        if count is not None:
+            many = count * (many > 0)
+            if not micro_step.weighed:
+                self._meter.add_count(many)
+        elif micro_step.rows is not None and reduction == "mean":
+            micro_step.refuse_rows()
+        if reduction == "mean":
+            part = many
+        elif reduction == "sum":
+            part = float(many > 0)
+        else:
+            raise PacelineError(f"reduction={reduction!r}: expected 'mean' or 'sum'")
         if loss is not None:
             self._meter.add_loss(loss, part)
             if self.gradients.apart:
@@ -286,7 +289,7 @@ class Passes:
             if self._last is not None:
                 self._last.ended()
             if not self._meter.stopped:  # for a graph in which no hooked parameter took part
-                self._ready(piece)
+                self._meter.stop(piece)
         self.gradients.done(piece)
 
     def check_taken(self) -> None:
@@ -340,6 +343,8 @@ class Passes:
             if not piece.first
             else "elastic=True sums the gradients of one model"
             if self._reducer.travels
+            else f"reduction={reduction!r}: expected 'mean' or 'sum'"
+            if reduction not in ("mean", "sum")
             else ""
         )
         if wrong:
@@ -347,9 +352,8 @@ class Passes:
                 f"round {piece.step}: the loss of a second model was weighed behind the step: {wrong}"
             )
         self.gradients.another()
-        return self.gradients.weight(
-            piece, piece.samples if reduction == "mean" else float(piece.samples > 0)
-        )
+        part = piece.samples if reduction == "mean" else float(piece.samples > 0)
+        return self.gradients.weight(piece, part)
 
     # -- what torch calls ------------------------------------------------------------------------------------
 
@@ -379,7 +383,7 @@ class Passes:
     def _gradients_ready(self) -> None:
         micro_step = self.micro_step
         if micro_step is not None and micro_step.piece.last:
-            self._ready(micro_step.whole)
+            self._meter.stop(micro_step.whole)
 
 
 def check_loss(loss: Any) -> None:

@@ -38,12 +38,14 @@ class Progress:
     """Counts rounds and epochs; the same on every rank, and whatever their number.
 
     batch: B, samples of a step; floor: samples that a round needs at least; size: samples of each round by its
-        number, by default B.
+        number, by default B; fixed: they are the same of all rounds.
     """
 
-    def __init__(self, batch: int, floor: int, size: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self, batch: int, floor: int, size: Callable[[int], int] | None = None, fixed: bool = True
+    ) -> None:
         self._batch, self._floor = batch, floor
-        self.size = size or (lambda step: batch)
+        self._fixed, self.size = fixed, size or (lambda step: batch)
         self.epoch = 0  # of the next or running iteration of the loader
         self.samples_done = 0  # of this epoch, over all ranks
         self.rounds = 0  # finished since the beginning, over all epochs
@@ -56,6 +58,9 @@ class Progress:
     def remaining(self) -> Iterator[tuple[int, int]]:
         """(first sample, size) of each round left in this epoch of the loader in use, as it stands when asked for."""
         first, step = self.samples_done, self.rounds
+        if self._fixed:
+            yield from batches(self.samples, first, self.size(step), self._floor)
+            return
         while first < self.samples:
             _, size = next(batches(self.samples, first, self.size(step), self._floor))
             yield first, size

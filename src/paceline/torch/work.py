@@ -17,8 +17,8 @@ from paceline.torch.terms import Terms
 
 
 class Work:
-    """For each round ``begins``; for each piece ``halfway`` in its backward pass, then ``over``, or ``ready`` with
-    the round's last gradient. Where rows travel with the gradients, ``commit`` after each backward pass.
+    """For each round ``begins``; for each piece ``halfway`` in its backward pass, then ``over`` if it is not the
+    round's last. Where rows travel with the gradients, ``commit`` after each backward pass.
 
     Constructing it is collective, unless the reducer has a counter of its own.
     """
@@ -34,10 +34,11 @@ class Work:
             self.claims = Claims(device, terms.unit, largest, most, cell, reducer.counter)
         self.meter = Meter(device, reducer, terms.balancer.needs_readings, terms.moves_work)
         self.meter.digest = lambda: terms.balancer.digest
+        self.meter.report = self._report
 
     def begins(self, workers: int | None) -> None:
         """A round begins, and its clock has started. workers: ranks that take part, by default all."""
-        if self.claims is not None and not self.meter.light:
+        if self.claims is not None:
             self.claims.workers = peers.ranks() if workers is None else workers
             self.claims.open(time.perf_counter())  # deciding is no part of its first piece
 
@@ -74,14 +75,6 @@ class Work:
         if self.claims is not None and not (self.meter.light or self.reducer.travels):
             self.claims.done(piece)
 
-    def ready(self, piece: Piece) -> None:
-        """This rank's last gradient of the round is ready."""
-        if self.claims is None or self.meter.light:
-            self.meter.stop()
-        elif not self.meter.stopped:
-            self.claims.done(piece, last=True)
-            self.meter.stop(self.claims.report)
-
     def commit(self, piece: Piece) -> Piece:
         """The backward pass of a piece is through, and rows travel with the gradients: sum them if it is the round's
         last. The piece as it stands, the last one only if the round is complete on all ranks."""
@@ -101,6 +94,13 @@ class Work:
             meter.waited(waits.now() - own)
             self.waited(time.perf_counter() - began)
         return piece._replace(last=False)
+
+    def _report(self, piece: Piece) -> list[float] | None:
+        """The last gradient of a round is there, with that of its last piece: what is told of the round's pieces."""
+        if self.claims is None:
+            return None
+        self.claims.done(piece, last=True)
+        return self.claims.report()
 
     def close(self, failed: bool) -> None:
         """No more rounds. failed: nobody is to be waited for."""

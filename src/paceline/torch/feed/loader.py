@@ -30,7 +30,11 @@ from paceline.torch.elastic.recovery import Missing
 from paceline.torch.feed.costs import Dealer, agreed_dealer
 from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
+<<<<<<< HEAD
 from paceline.torch.feed.prefetch import Prefetch, as_it_is
+=======
+from paceline.torch.feed.prefetch import Here, Prefetch, fetcher
+>>>>>>> light
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.loop import Loop
 from paceline.torch.options import switches, whole
@@ -154,7 +158,7 @@ class BalancedLoader:
         self._loader = DataLoader(
             dataset, batch_sampler=self._sampler, collate_fn=_EmptyToo(dataset, collate), **options
         )
-        self._laid = aligned if terms.cell else as_it_is
+        self._laid = aligned if terms.cell else None
         self._source: Iterator[Any] = iter(())
         self._length: int | None = None  # rounds of the running iteration
 
@@ -207,7 +211,7 @@ class BalancedLoader:
 
     def planned(self) -> tuple[Any, Piece]:
         batch = next(self._source)
-        return self._laid(batch), self._sampler.queue.popleft()
+        return batch if self._laid is None else self._laid(batch), self._sampler.queue.popleft()
 
     def claimed(self, claim: Claim) -> Iterator[Any]:
         at = claim.start
@@ -265,7 +269,7 @@ class BalancedLoader:
             began = time.perf_counter()
             batch = self._others.next(chosen)
             self._loop.work.waited(time.perf_counter() - began)  # else loading is work like any other
-        batch = self._laid(batch)
+        batch = batch if self._laid is None else self._laid(batch)
         return _pinned(batch) if self._pins else batch
 
     # -- within ----------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+_running_pass, _ENGINE = torch._C._current_graph_task_id, torch.autograd.Variable._execution_engine
+
 
 class LastGradient:
     """Calls ``told`` when a backward pass is through, perhaps several times.
@@ -24,9 +26,8 @@ class LastGradient:
     def __init__(self, parameters: Sequence[torch.nn.Parameter], told: Callable[[], None]) -> None:
         self._parameters, self._told = parameters, told
         self._hooks: Any = None
-        self._pass: int | None = (
-            None  # torch's number of the pass through a loss that is known, -1 until it begins
-        )
+        # torch's number of the pass through a loss that is known, -1 until it begins
+        self._pass: int | None = None
         self._within = self._apart = False  # gradients came in the pass of the loss; in another one
         self._hook()
 
@@ -37,10 +38,11 @@ class LastGradient:
         if first is not None:
             # As ``loss.register_hook``, without the handle for its removal, which costs more than all the rest: it
             # stays with the loss, and does nothing in other passes.
-            if loss._backward_hooks is None:
-                loss._backward_hooks = OrderedDict()
+            hooks: Any = loss._backward_hooks
+            if hooks is None:
+                loss._backward_hooks = hooks = OrderedDict()
                 first._register_hook_dict(loss)
-            loss._backward_hooks[id(self)] = self._queue
+            hooks[id(self)] = self._queue
 
     def ended(self) -> None:
         """A round's last backward pass is through, of which ``begins`` may have told."""
@@ -63,11 +65,11 @@ class LastGradient:
 
     def _queue(self, *_: object) -> None:
         if self._pass == -1:
-            self._pass = torch._C._current_graph_task_id()
-            torch.autograd.Variable._execution_engine.queue_callback(self._told)
+            self._pass = _running_pass()
+            _ENGINE.queue_callback(self._told)
 
     def _gradients(self, _: object) -> None:
         if self._pass is not None:
-            within = torch._C._current_graph_task_id() == self._pass
+            within = _running_pass() == self._pass
             self._within, self._apart = self._within or within, self._apart or not within
         self._told()

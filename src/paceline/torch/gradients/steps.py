@@ -20,9 +20,9 @@ After = Callable[[torch.optim.Optimizer], None]
 
 
 class Steps:
-    """before, after: bound methods, called with each optimizer that holds one of the parameters; held weakly, since
-    torch keeps its hooks for as long as the process lives. ``before`` is also told whether the step has a closure,
-    which runs the backward pass within the step.
+    """before, after: called with each optimizer that holds one of the parameters. ``before`` is also told whether the
+    step has a closure, which runs the backward pass within the step. torch keeps its hooks for as long as the process
+    lives, so these hold what they tell weakly.
 
     model: whose parameters they are; those that require gradients by now are summed over the ranks, and no others.
     whole: nothing else is summed, not even what another DistributedDataParallel module holds."""
@@ -37,15 +37,32 @@ class Steps:
         self._ours = {id(p) for p in model.parameters() if p.requires_grad}
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         # how many parameters each optimizer had when all that it moves was found to be summed
-        self._sizes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._sizes: dict[weakref.ref[Any], int] = {}
         self._known: Any = int  # a weak reference to the optimizer that was found to concern the model last
-        self._hooks: list[Any] = [register_optimizer_step_pre_hook(self._telling(before, True))]
-        self._after = self._telling(after, False)
+        self._before, self._after = before, after
+        own = weakref.ref(self)
+
+        def begins(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
+            steps = own()
+            if steps is None:
+                return
+            steps.check_summed(optimizer)
+            if optimizer is not steps._checked and steps._concerned(optimizer):
+                # torch's wrapper puts the optimizer itself first
+                closure = named.get("closure") if len(arguments) < 2 else arguments[1]
+                steps._before(optimizer, closure is not None)
+
+        def ends(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            steps = own()
+            if steps is not None and optimizer is not steps._checked and steps._concerned(optimizer):
+                steps._after(optimizer)
+
+        self._ends, self._hooks = ends, list[Any]((register_optimizer_step_pre_hook(begins),))
 
     def check_ours(self, optimizers: Iterable[Any]) -> None:
         """Raises PacelineError for an optimizer that holds none of the parameters."""
         for one in optimizers:
-            if one is not self._known() and hasattr(one, "param_groups") and not self._concern(one):
+            if one is not self._known() and hasattr(one, "param_groups") and not self._concerned(one):
                 raise PacelineError(
                     f"pace.step() was given a {type(one).__name__} without any parameter of this Pace's model; "
                     "step another model's optimizer yourself"
@@ -86,7 +103,7 @@ class Steps:
     def begin(self) -> None:
         """A step begins of which others hear, also when it ends."""
         if len(self._hooks) == 1:
-            self._hooks.append(register_optimizer_step_post_hook(self._after))
+            self._hooks.append(register_optimizer_step_post_hook(self._ends))
         self._began = waits.now()
 
     def end(self) -> float:
@@ -101,8 +118,8 @@ class Steps:
 
     def check_summed(self, optimizer: torch.optim.Optimizer) -> None:
         """Raises PacelineError if the optimizer would move what was not trained when Pace was made."""
-        size = sum(map(len, map(_PARAMETERS, optimizer.param_groups)))
-        if self._sizes.get(optimizer) == size and not any(map(_REQUIRES_GRAD, self._frozen)):
+        size, this = sum(map(len, map(_PARAMETERS, optimizer.param_groups))), weakref.ref(optimizer)
+        if self._sizes.get(this) == size and not (self._frozen and any(map(_REQUIRES_GRAD, self._frozen))):
             return
         names = {id(p): name for name, p in self._model.named_parameters()}
         alone = self._whole and any(id(p) in self._ours for p in held(optimizer))
@@ -115,35 +132,15 @@ class Steps:
                     "beginning, in a parameter group whose learning rate is 0 until it is to be trained, or make "
                     "another DistributedDataParallel module and another Pace behind the change"
                 )
-        self._sizes[optimizer] = size
+        self._sizes[this] = size
 
-    def _concern(self, optimizer: torch.optim.Optimizer) -> bool:
+    def _concerned(self, optimizer: torch.optim.Optimizer) -> bool:
         """True when the optimizer holds one of the parameters."""
+        if optimizer is self._known():
+            return True
         if found := any(id(p) in self._ours for p in held(optimizer)):  # usually its first
             self._known = weakref.ref(optimizer)
         return found
-
-    def _telling(self, listener: Callable[..., None], of_closure: bool) -> Callable[..., None]:
-        owner: Any = weakref.ref(listener.__self__)  # type: ignore[attr-defined]
-        method, own = listener.__func__, weakref.ref(self)  # type: ignore[attr-defined]
-
-        def tell(optimizer: torch.optim.Optimizer, arguments: Any, named: Any) -> None:
-            steps = own()
-            if steps is not None and of_closure:
-                steps.check_summed(optimizer)
-            if steps is None or optimizer is steps._checked:
-                return
-            micro_steps = owner()
-            if micro_steps is None or (optimizer is not steps._known() and not steps._concern(optimizer)):
-                return
-            if of_closure:
-                # torch's wrapper puts the optimizer itself first
-                closure = named.get("closure") if len(arguments) < 2 else arguments[1]
-                method(micro_steps, optimizer, closure is not None)
-            else:
-                method(micro_steps, optimizer)
-
-        return tell
 
 
 def held(optimizer: torch.optim.Optimizer) -> Iterator[torch.nn.Parameter]:

@@ -26,7 +26,7 @@ from paceline.torch.measuring import exchange, measure, piece_reports
 from paceline.torch.measuring.exchange import Rows
 from paceline.torch.plan import Piece, RoundPlan
 
-MOST_ROUNDS = 32  # of an interval
+MOST_ROUNDS = 64  # of an interval
 COUNT_SECONDS = 10.0  # for others to give a count, too, in the first round in which this rank does
 
 
@@ -78,7 +78,7 @@ class OpenRound:
     pieces: list[float] | None = None  # the numbers of its ``piece_reports.ROW``
     samples = 0  # that this rank has run
     parts: Array = np.zeros(3)  # what they add up to, see ``Deal.parts``
-    seconds = learning_rate = math.nan  # wall seconds; of the first optimizer's first group
+    learning_rate = math.nan  # of the first optimizer's first group
     ended = 0.0  # ``time.perf_counter`` after its step, 0 before
 
     def __init__(self, step: int, began: float, carry: float, mark: Any) -> None:
@@ -96,6 +96,8 @@ class Meter:
         self, device: torch.device, reducer: Reducer, readings: bool = False, pieces: bool = False
     ) -> None:
         self.lost = exchange.nobody  # tells of a rank that need not be waited for any more
+        # The numbers of this rank's ``piece_reports.ROW`` once the last piece of a round is through.
+        self.report: Callable[[Piece], list[float] | None] = lambda piece: None
         self.digest: Callable[[], int] = int  # of the plan in force
         self.memory: Callable[[], tuple[float, float]] = lambda: (
             math.nan,
@@ -149,18 +151,16 @@ class Meter:
         running = self.running
         return (math.nan, math.nan) if running is None else (float(running.loss), running.count)
 
-    def stop(self, pieces: Callable[[], list[float]] | None = None) -> None:
-        """The last gradient of the running round is ready: announce what is known, if that is due. Later calls do
-        nothing.
-
-        pieces: gives the numbers of this rank's ``piece_reports.ROW``."""
+    def stop(self, piece: Piece) -> None:
+        """The last gradient of the running round is there, with that of this piece: announce what is known, if that
+        is due. Later calls do nothing."""
         running = self.running
         if running is None or self.stopped:
             return
         self.stopped = True
         running.reading = self._watch.stop(running.mark)
-        if pieces is not None:
-            running.pieces = pieces()
+        if self._pieces and not self.light:
+            running.pieces = self.report(piece)
         self._untold.append(running)
         if running.step >= self.due:
             self.told = True
@@ -300,7 +300,7 @@ class Meter:
         row["fits"], row["ran_out"] = self.memory()
         if known:
             readings, carries, losses, counts = zip(*map(MEASURED, known), strict=True)
-            row["overhead"], row["told"] = sum(carries) / rounds, not any(loss is UNTOLD for loss in losses)
+            row["overhead"], row["told"] = sum(carries) / rounds, UNTOLD not in losses
             row["seconds"][0, :rounds] = np.add(list(map(self._watch.seconds, readings)), carries)
             row["loss"][0, :rounds], row["count"][0, :rounds] = list(map(float, losses)), counts
             if self._readings and whole:

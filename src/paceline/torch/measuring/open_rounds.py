@@ -179,7 +179,7 @@ class OpenRounds:
                 loads=loads if many == 1 else each.plan.loads,
                 compute=took[:, number],
                 overhead=overhead,
-                seconds=each.seconds,
+                seconds=each.ended - each.began,
                 loss=means[number],
                 shares=shares,
                 within=within,
