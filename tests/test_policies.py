@@ -30,7 +30,7 @@ def test_options_reach_the_policy():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("levle", "did you mean level[?] Expected one of abs, auto, dolbie, equal"),
+        ("levle", "did you mean level[?] Expected one of abs, ata, auto, dolbie, equal"),
         ("dolbie:speed=3", "alpha, monotone, tight"),
         ("dolbie:alpha=fast", "expected a number"),
         ("dolbie:alpha=2", "0 < alpha <= 1"),
