@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.cli import interrupts
+from paceline.cli import startup
 from support.signals import ignoring
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 
 PROGRAM = """
 import sys, time
-from paceline.cli.interrupts import Ended, heard
+from paceline.cli.startup import Ended, heard
 try:
     with heard() as came:
         try:
@@ -84,7 +84,7 @@ def test_what_somebody_else_handles_stays_theirs() -> None:
 
     before = signal.signal(signal.SIGINT, theirs)
     try:
-        with interrupts.heard():
+        with startup.heard():
             assert signal.getsignal(signal.SIGINT) is theirs
             assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -97,7 +97,7 @@ def test_outside_of_the_main_thread_nothing_changes() -> None:
     seen: list[object] = []
 
     def look() -> None:
-        with interrupts.heard() as came:
+        with startup.heard() as came:
             seen.extend([signal.getsignal(signal.SIGTERM), came()])
 
     thread = threading.Thread(target=look)

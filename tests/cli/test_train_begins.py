@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pty
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from paceline.cli import COMMANDS
 from paceline.cli.output import Counter
-from paceline.cli.training import Progress
+from paceline.cli.training import show
 from support.commands import assert_refused, paceline
 
 WITHOUT = """
@@ -90,7 +91,7 @@ def test_help_has_its_options_in_panels(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("train --policy levle", r"policy 'levle' is unknown; did you mean level\? Expected one of abs, auto"),
+        ("train --policy levle", r"policy 'levle' is unknown; did you mean level\? Expected one of abs, ata, auto"),
         ("train --policy level:forcast=ema", r"has no option 'forcast=ema'; did you mean forecast\?"),
         ("train --slow 1", r"train has no option --slow; did you mean --slowdown .*\? See paceline train --help"),
         ("train --model resnet", r"model 'resnet' is unknown; did you mean resnet18\?"),
@@ -113,7 +114,7 @@ def test_a_mistyped_word_is_told_what_it_is_like(
 def test_workers_are_counted_while_they_start() -> None:
     counter = Counter("level")
     counter.begin(0, 12, "starting workers")
-    shown = Progress(counter)
+    shown = functools.partial(show, counter)
     shown({"type": "starting", "ready": 2, "workers": 4})
     task = counter._bar.tasks[0]
     assert (task.total, task.fields["note"]) == (12, "starting workers 2/4")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli import startup
-from paceline.cli.interrupts import Ended
+from paceline.cli.startup import Ended
 from paceline.errors import PacelineError, WorkerError, meant
 
 COMMANDS = ("train", "serve", "watch", "doctor", "report", "plan", "simulate", "whatif", "reproduce")

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import typer
 
 from paceline import tokens
-from paceline.cli import interrupts
+from paceline.cli import startup
 from paceline.cli.options import options_of
 from paceline.cli.watch import LOCAL, listen
 from paceline.errors import PacelineError
@@ -80,7 +80,7 @@ def command(
             "first"
         )
     settings = Settings.of(**given, ahead=int(at_once)) if "batch" in given else None
-    with interrupts.heard() as ended, listen(host, port) as listening:
+    with startup.heard() as ended, listen(host, port) as listening:
         try:
             dir_.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import interrupts, startup
+from paceline.cli import startup
 from paceline.cli.options import Json, fields, options_of
 from paceline.cli.output import outlive_reader
 from paceline.errors import PacelineError
@@ -60,7 +60,7 @@ def command(
         from paceline.cli.training import Session
 
     # The other ranks under torchrun have nothing to write: they end at once, even where they wait for others.
-    with interrupts.heard(startup.leads()) as interrupted:
+    with startup.heard(startup.leads()) as interrupted:
         session = Session(json_, interrupted)
         if resume is not None:
             session.resume(place, port, {name: given[name] for name in CHANGED if name in given})

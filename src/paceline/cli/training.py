@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -123,7 +124,7 @@ class Session:
             sweep(run_dir)
         with Counter(label, self._console, unit="step", note="starting workers", lasting=True) as counter:
             counter.begin(0, steps, "starting workers")
-            progress = Progress(counter)
+            progress = functools.partial(show, counter)
             try:
                 if config.engine == "ray":
                     from paceline.train import ray_engine
@@ -183,28 +184,21 @@ class Session:
         return True
 
 
-class Progress:
-    """Takes the events of a training run and shows them; call it with each event.
-
-    counter: in whose context that is.
-    """
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        if event["type"] == "starting":
-            self._counter.note(f"starting workers {event['ready']}/{event['workers']}")
-        elif event["type"] == "start":
-            self._counter.begin(event["first"], event["rounds"])
-        elif event["type"] == "note":
-            self._counter.console.print(event["text"], markup=False)
-        elif event["type"] == "test":
-            self._counter.note("testing")
-        elif event["type"] == "round":
-            loads = "/".join(map(str, event["loads"][:SHOWN])) + "..." * (len(event["loads"]) > SHOWN)
-            note = f"loss {event['loss']:.3f}  {event['seconds'] * 1e3:.0f} ms  loads {loads}"
-            self._counter(event["round"] + 1, event["rounds"], note)
+def show(counter: Counter, event: dict[str, Any]) -> None:
+    """Show an event of a training run. counter: in whose context that is."""
+    if event["type"] == "starting":
+        counter.note(f"starting workers {event['ready']}/{event['workers']}")
+    elif event["type"] == "start":
+        counter.begin(event["first"], event["rounds"])
+    elif event["type"] == "note":
+        counter.console.print(event["text"], markup=False)
+    elif event["type"] == "test":
+        counter.note("testing")
+    elif event["type"] == "round":
+        result = event["result"]
+        loads = "/".join(map(str, result.loads.tolist()[:SHOWN])) + "..." * (len(result.loads) > SHOWN)
+        note = f"loss {result.loss:.3f}  {result.seconds * 1e3:.0f} ms  loads {loads}"
+        counter(event["round"] + 1, event["rounds"], note)
 
 
 def _next(directories: list[Path]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 import time
@@ -74,7 +75,14 @@ def train(
     torch.manual_seed(config.seed)
     data, criterion = datasets.load(config.data), nn.CrossEntropyLoss()
     model = models.create(config.model, data.shape, data.classes)
-    timed, equal = _trial(model, criterion, data), max(1, config.global_batch // config.workers)
+    equal = max(1, config.global_batch // config.workers)
+    trial = copy.deepcopy(model)
+
+    def timed(samples: int) -> None:
+        """Forward and backward on some samples, leaving no trace in the model."""
+        images, labels = data.x_train[:samples], torch.from_numpy(data.y_train[:samples])
+        criterion(trial(torch.from_numpy(datasets.floats(images))), labels).backward()
+
     # All ranks are timed at once.
     slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=config.momentum)
@@ -85,14 +93,32 @@ def train(
 
     def heard(result: RoundResult) -> None:
         """Passes each round on, and stops every rank alike when the loss is no number any more."""
-        tell(progress(result, last))
+        tell({"type": "round", "round": result.step, "rounds": last, "result": result})
         if not math.isfinite(result.loss):
             raise PacelineError(
                 f"the loss became {result.loss:g} at step {result.step}; lower the learning rate (--lr) or look "
                 "for bad values in the data"
             )
 
-    pace = _paced(config, trained, heard, emit, survives, missed)
+    options: dict[str, Any] = {"on_missed": missed, "patience": config.patience}
+    if survives:
+        options = {"elastic": True, "on_members": lambda mended: emit({"type": "members", "mended": mended})}
+    if own:
+        options |= {"every": config.every, "merge": Merge(outer=config.outer or "mean")}
+    pace = Pace(
+        trained,
+        config.global_batch,
+        config.policy,
+        limits=config.limits,
+        micro_batch=config.micro_batch,
+        quantum=config.quantum,
+        weigh=config.weigh,
+        loop=config.loop,
+        fill=False,  # a worker without work runs an empty batch
+        on_round=heard,
+        on_nan="raise",  # which ``heard`` does first, in words of its own
+        **options,
+    )
 
     def over() -> bool:
         return pace.epoch >= config.epochs if own else pace.rounds >= last
@@ -197,65 +223,6 @@ class Kept:
             archive = encode(model=states[0], optimizer=states[1], pace=states[2])
             self._newest = rounds
             self._tell({"type": "checkpoint", "rounds": rounds, "prepared": self._files.prepare(archive)})
-
-
-def progress(result: RoundResult, rounds: int) -> dict[str, Any]:
-    """A finished round, for the progress bar, and for the record as it is."""
-    return {
-        "type": "round",
-        "round": result.step,
-        "rounds": rounds,
-        "loss": result.loss,
-        "seconds": result.seconds,
-        "loads": result.loads.tolist(),
-        "compute": result.compute.tolist(),
-        "result": result,
-    }
-
-
-def _trial(model: nn.Module, loss_of: nn.Module, data: Data) -> Callable[[int], None]:
-    """Forward and backward on some samples, leaving no trace in the model."""
-
-    def compute(samples: int) -> None:
-        images = torch.from_numpy(datasets.floats(data.x_train[:samples]))
-        labels = torch.from_numpy(data.y_train[:samples])
-        before = {name: value.clone() for name, value in model.named_buffers()}
-        loss_of(model(images), labels).backward()
-        model.zero_grad()
-        for name, value in model.named_buffers():
-            value.copy_(before[name])
-
-    return compute
-
-
-def _paced(
-    config: TrainConfig,
-    model: nn.Module,
-    heard: Callable[[RoundResult], None],
-    emit: Emit,
-    survives: bool,
-    missed: OnMissed,
-) -> Pace:
-    """What the workers divide their rounds by."""
-    options: dict[str, Any] = {"on_missed": missed, "patience": config.patience}
-    if survives:
-        options = {"elastic": True, "on_members": lambda mended: emit({"type": "members", "mended": mended})}
-    if config.loop == "local":
-        options |= {"every": config.every, "merge": Merge(outer=config.outer or "mean")}
-    return Pace(
-        model,
-        config.global_batch,
-        config.policy,
-        limits=config.limits,
-        micro_batch=config.micro_batch,
-        quantum=config.quantum,
-        weigh=config.weigh,
-        loop=config.loop,
-        fill=False,  # a worker without work runs an empty batch
-        on_round=heard,
-        on_nan="raise",  # which ``heard`` does first, in words of its own
-        **options,
-    )
 
 
 def _as_it_stands(batch: Any) -> Any:

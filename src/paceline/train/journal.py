@@ -198,7 +198,7 @@ class Journal:
             self._kept.commit(self._prepared.pop(0)[1])
 
     def _round(self, event: Event) -> None:
-        result: RoundResult = event.pop("result")
+        result: RoundResult = event["result"]
         if result.step <= self._newest or self._record is None:
             return
         self._newest = result.step

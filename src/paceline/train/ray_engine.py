@@ -146,17 +146,8 @@ class _Log:
         left = self._pool.epochs * self._samples - self._used
         ahead = -(-left // max(update.samples, 1))
         self.rounds = self._config.steps or update.version + ahead
-        self._on_event(
-            {
-                "type": "round",
-                "round": update.version - 1,
-                "rounds": max(self.rounds, update.version),
-                "loss": update.loss,
-                "seconds": update.seconds,
-                "loads": update.loads.tolist(),
-                "compute": compute.tolist(),
-            }
-        )
+        ends = max(self.rounds, update.version)
+        self._on_event({"type": "round", "round": update.version - 1, "rounds": ends, "result": update})
         if update.version - self._saved >= self._config.checkpoint_every:
             self.save()
 
