@@ -76,8 +76,8 @@ def images(spec: str, torch: Any) -> Task:
     inside = 16 * (-(-height // 4)) * (-(-width // 4))
     model = nn.Sequential(*features, nn.Linear(inside, 128), nn.ReLU(), nn.Linear(128, data.classes))
     parts = ((data.x_train, data.y_train), (data.x_test[:2000], data.y_test[:2000]))
-    pairs = [(torch.from_numpy(datasets.floats(x)), torch.from_numpy(y)) for x, y in parts]
-    return Task(*pairs, model, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), 96, 1.0)
+    train, test = ((torch.from_numpy(datasets.floats(x)), torch.from_numpy(y)) for x, y in parts)
+    return Task(train, test, model, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), 96, 1.0)
 
 
 def text(_: str, torch: Any) -> Task:
@@ -112,9 +112,8 @@ def text(_: str, torch: Any) -> Task:
                 1, 2
             )
 
-    test, rest = mixed[:500], mixed[500:]
-    pairs = ((part[:, :-1], part[:, 1:]) for part in (rest, test))
-    return Task(*pairs, Gpt(), lambda p: torch.optim.AdamW(p, lr=2e-3), 24, 10.0)
+    test, train = ((part[:, :-1], part[:, 1:]) for part in (mixed[:500], mixed[500:]))
+    return Task(train, test, Gpt(), lambda p: torch.optim.AdamW(p, lr=2e-3), 24, 10.0)
 
 
 TASKS = {"images": images, "text": text}

@@ -55,6 +55,15 @@ def test_what_fits_leaves_room_for_the_sample_that_joins_an_epochs_last_round(fi
     assert [int(loop.loads(0, batch).sum()) for batch in (64, 65)] == [64, 65]
 
 
+def test_a_limit_makes_another_plan_for_those_who_keep_what_they_cut() -> None:
+    loop = Balancer(policies.create("equal", Cluster(2, 64)))
+    before = loop.plan(5)
+    loop.limit(5, np.array([np.nan, 20.0]))
+    assert loop.plan(4) is before
+    assert loop.plan(5) is not before
+    assert loop.loads(5, 64).tolist() == [44, 20]
+
+
 def test_no_worker_is_left_without_work_after_a_first_round_that_warms_up() -> None:
     for seed in (19, 21, 38, 40):
         rng = np.random.default_rng(seed)

@@ -100,6 +100,8 @@ class Balancer:
         if (room := most.sum()) < needed:
             most = np.minimum(np.ceil(most * (needed / room / unit)) * unit, cluster.most)
         self._most[step] = most if most.sum() >= needed else cluster.most
+        # Another object, so that whoever keeps what it cut by the plan before cuts again.
+        self._plans[step] = dataclasses.replace(self.plan(step))
 
     def _limits(self, step: int) -> tuple[Array, Array]:
         """Least and most samples of each worker in a full round."""

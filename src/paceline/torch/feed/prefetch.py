@@ -60,10 +60,8 @@ class Prefetch:
     def begin(self, micro_steps: list[Indices]) -> None:
         """Begin to load each of these, behind what was begun before; from any thread."""
         for micro_step in micro_steps:
-            start, parts = (
-                0,
-                cut(len(micro_step), -(-len(micro_step) // self._parts)) if self._workers else [],
-            )
+            start, many = 0, len(micro_step)
+            parts = cut(many, -(-many // self._parts)) if self._workers else []
             for size in parts:
                 self._queues[self._task % self._workers].put(micro_step[start : start + size].tolist())
                 self._task += 1
