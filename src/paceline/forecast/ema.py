@@ -77,8 +77,8 @@ class RatioState(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ratio(Forecast[RatioState]):
-    """Speed in proportion to the processors that a worker can have, c^k x EMA(v/c): follows a change of these at once,
-    and smooths the rest.
+    """Speed in proportion to the processors that a worker can have, c^k x EMA(v/c): follows a change of these at
+    once, and smooths the rest.
 
     gain: weight of the newest v/c, in (0, 1]. A worker without readings gets EMA(v).
     """
