@@ -15,7 +15,8 @@ launcher stands still for 2 s, perhaps with a rank killed meanwhile.
 
 --way: how rounds are divided. planned: as policy level plans; moves: work moves within the round; costs: the same,
 by what samples cost, with a mean over tokens; bits: work moves under deterministic=True, and the parameters must be
-those of one process to the last bit.
+those of one process to the last bit; local: each rank steps by itself, a round is what lies between two merges, and
+the parameters must be those of one process that plays the steps that count.
 
 Each run adds what it found to the file, so that many short runs come to a large one. Printed, by kind and by instant:
 the longest time without a completed round, beyond a usual round, median and worst; the largest difference between
@@ -38,6 +39,7 @@ from typing import Any
 from scaffold import command_line
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+LOCAL_STEPS = 5  # of every rank between two merges
 AFTER_SECONDS = 4.0  # a fault, in which a time without a round counts as its doing
 
 
@@ -47,12 +49,15 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
 
     from support.elastic_jobs import BATCH, FOR_EVER, WAYS, Told, run, stayed
     from support.elastic_phases import CLAIMS, KINDS, ROUND, phased
+    from support.local_jobs import counted, played, survive
 
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory)
         kinds = tuple(asked.kinds.split(",")) if asked.kinds else KINDS
         slow = [1, 2, *[1] * (asked.ranks - 2)]
-        way = WAYS[asked.way]
+        way, local = WAYS[asked.way], asked.way == "local"
+        if local:  # of five steps, so that an epoch has whole intervals
+            way = way._replace(options={**way.options, "job": survive, "every": LOCAL_STEPS})
         instants = ROUND + CLAIMS if "policy" in way.options else ROUND
         told: Told = run(
             out,
@@ -90,9 +95,9 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
         longest, over = max(own, default=(0.0, 0.0))
         found.append([fault.kind, fault.phase, max(longest - usual, 0.0), *parts(told, fault, over)])
     ends = [end for _, end in told.of("end")]
-    most = 0.0
+    most, batch = 0.0, BATCH * (LOCAL_STEPS if local else 1)
     if ends:
-        expected = way.expected(ends[0]["rounds"])
+        expected = played(counted(told)) if local else way.expected(ends[0]["rounds"])
         for end in ends:
             difference = torch.tensor(end["parameters"], dtype=torch.float64) - expected
             most = max(most, float(difference.abs().max()))
@@ -104,7 +109,7 @@ def injected(asked: argparse.Namespace) -> dict[str, Any]:
         "rounds": len(ended),
         "usual": usual,
         "faults": found,
-        "wrong": sum(sum(loads) != BATCH for loads, _ in plans.values()) + len(ended) - max(ended) - 1,
+        "wrong": sum(sum(loads) != batch for loads, _ in plans.values()) + len(ended) - max(ended) - 1,
         "unlike": unlike + len({end["rounds"] for end in ends}) - 1,
         "crashes": [line["words"] for _, line in told.of("crash")],
         "difference": most,
@@ -164,7 +169,7 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--faults", type=int, default=30)
     parser.add_argument("--kinds", default="", help="separated by commas; all where left out")
-    parser.add_argument("--way", default="planned", choices=["planned", "moves", "costs", "bits"])
+    parser.add_argument("--way", default="planned", choices=["planned", "moves", "costs", "bits", "local"])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dead", type=float, default=0.5, help="seconds without a sign of life")

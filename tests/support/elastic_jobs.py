@@ -147,6 +147,7 @@ WAYS = {
     "planned": Way({}, alone),
     "moves": Way({"policy": "factoring"}, alone),
     "costs": Way({"policy": "auto", "costs": COSTS}, lambda rounds: alone(rounds, tokens=True)),
+    "local": Way({"policy": "factoring"}, alone),  # see ``local_jobs.survive``
     "bits": Way(
         {"policy": "factoring", "deterministic": True, "quantum": 4},
         lambda rounds: exactly(rounds, SAMPLES, 4),

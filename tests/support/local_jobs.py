@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Merge, Pace
 from paceline.torch.elastic.membership import Where
 from paceline.torch.feed.pieces import Order
+from paceline.torch.local import Merging
 from paceline.torch.progress import batches
 from support import elastic_jobs
 from support.elastic_jobs import Told
@@ -218,6 +220,38 @@ def spoilt(rank: int, ranks: int) -> list[str]:
     return found
 
 
+def sent(rank: int, ranks: int, send: str) -> list[float]:
+    """Merges of random changes, one of which is large: how far their sum is from that of the exact ones, after the
+    first and after the last; and how far after the last without what was left out; as parts of the largest change."""
+    reducer = Merging(nn.Linear(1, 1), ranks)
+    generator = torch.Generator().manual_seed(rank)
+    exact, merged, alone = (torch.zeros(1000, dtype=torch.float64) for _ in range(3))
+    apart = []
+    for number in range(60):
+        own = torch.randn(1000, generator=generator, dtype=torch.float64) * 0.01 + 0.003
+        own[7] = 1.0
+        table = torch.zeros(ranks, 3, dtype=torch.float64)
+        table[rank, 1] = 1.0 + rank
+        flats, before = [own * (1.0 + rank), table.clone()], dict(reducer._left)
+        reducer.merge(flats, send)
+        weight = float(flats[1][:, 1].sum())
+        merged += flats[0] / weight
+        whole = own * (1.0 + rank) / weight
+        dist.all_reduce(whole)
+        exact += whole
+        kept, reducer._left = reducer._left, {}
+        forgetful = [own * (1.0 + rank), table.clone()]
+        reducer.merge(forgetful, send)
+        alone += forgetful[0] / weight
+        reducer._left = kept
+        assert (before != {}) == (number > 0)
+        apart.append(float((merged - exact).abs().max()))
+    everyone: list[Any] = [None] * ranks
+    dist.all_gather_object(everyone, merged.tolist())
+    assert all(each == everyone[0] for each in everyone)
+    return [apart[0], max(apart), float((alone - exact).abs().max())]
+
+
 class Kinds(nn.Module):
     """Parameters of several kinds; of whole numbers a counter, and a table that no step changes."""
 
@@ -327,7 +361,7 @@ def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> No
     try:
         orders.watch()
         orders.at("start")
-        nap = options.get("nap", 1e-4) * (1 + 2 * (where.place == 1))
+        nap = options.get("nap", 1e-4) * options.get("slow", [1, 3, 1, 1])[where.place]
         model = elastic_jobs.network(where.ident, options.get("norm", False))
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         pace = Pace(
@@ -340,7 +374,12 @@ def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> No
             merge=options.get("merge"),
             on_members=lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
             on_round=lambda done: say(
-                kind="round", step=done.step, loads=done.loads.tolist(), batch=done.batch
+                kind="round",
+                step=done.step,
+                at=time.time(),
+                loads=done.loads.tolist(),
+                shares=done.shares.tolist(),
+                batch=done.batch,
             ),
         )
         signal.signal(signal.SIGTERM, lambda *_: pace.leave())
@@ -369,7 +408,8 @@ def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> No
                             break
             pace.settle()
             state = {name: value.tolist() for name, value in model.state_dict().items()}
-            say(kind="end", rounds=pace.rounds, state=state)
+            parameters = nn.utils.parameters_to_vector(model.parameters()).tolist()
+            say(kind="end", rounds=pace.rounds, state=state, parameters=parameters)
     except SystemExit:
         say(kind="left")
         raise

@@ -118,6 +118,27 @@ def test_parameters_of_several_kinds_and_counters_are_merged() -> None:
     assert seen == [4.0]
 
 
+@pytest.mark.parametrize(("send", "step"), [("bf16", 2**-8), ("int8", 1 / 127)])
+def test_what_rounding_leaves_out_is_sent_the_next_time(send: str, step: float) -> None:
+    """So that the sum of 60 merges is as near as that of one; without it the error grows with their number."""
+    (first, most, alone), *_ = run_ranks(3, local_jobs.sent, send)
+    assert 0 < first < 2 * step
+    assert most < 2 * step
+    assert alone > 3 * most
+
+
+def test_merges_in_fewer_bits_come_to_about_the_same() -> None:
+    cases = [
+        {"policy": UNEVEN, "every": 2, "norm": True, "merge": Merge(send=send), **ANY}
+        for send in ("bf16", "int8")
+    ]
+    runs = run_ranks(3, trained, cases)
+    for number, case in enumerate(cases):
+        own = [each[number] for each in runs]
+        assert own[0]["state"] == own[1]["state"] == own[2]["state"]
+        assert 0 < apart(own[0]["state"], replayed(own, **case)) < 0.02
+
+
 def test_loops_that_draw_their_own_samples_and_streams() -> None:
     ranks = run_ranks(3, local_jobs.drawn)
     for kind in range(2):
@@ -215,6 +236,7 @@ def test_a_loop_that_is_wrong_is_refused(mistake: str) -> None:
         ({"deterministic": True}, "deterministic=True fixes the sums of gradients"),
         ({"limits": "memory"}, "limits='memory' cuts a step"),
         ({"limits": [(1, None)], "every": "auto"}, "limits= are samples of an interval"),
+        ({"elastic": True, "merge": Merge(send="int8")}, r"Merge\(send='int8'\) rounds sums"),
         ({"loop": "whole"}, "every= and merge= are for loop='local'"),
     ],
 )
@@ -230,6 +252,8 @@ def test_merges_are_chosen_in_words() -> None:
         Merge(by="step")
     with pytest.raises(PacelineError, match="has no option 'speed=1'"):
         Merge(outer="nesterov:speed=1")
+    with pytest.raises(PacelineError, match=r"Merge\(send='int4'\): expected None, 'bf16' or 'int8'"):
+        Merge(send="int4")
     with pytest.raises(PacelineError, match="expected a name such as"):
         Merge(outer=3)  # type: ignore[arg-type]
     with pytest.raises(PacelineError, match="expected a positive learning rate"):

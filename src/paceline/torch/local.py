@@ -30,6 +30,7 @@ AUTO, SECONDS = "auto", re.compile(r"(\d+\.?\d*|\.\d+) ?s")  # for every
 LINK = 0.1  # of the time is the link's at most, under "auto"
 MOST_STEPS = 1024  # of every rank in an interval whose size is found, on average
 GROWTH = 4.0  # times the interval before, at most
+SENT, BLOCK = ("bf16", "int8"), 256  # how changes may be sent; numbers that share a scale
 KEPT = 2048  # sizes: loaders draw no more rounds ahead
 RECENT = 0.3  # weight of the newest merge, of what merges take
 
@@ -74,9 +75,13 @@ class Merge:
     outer: the optimizer that takes the ranks' mean change for a gradient: "mean" (default), which makes the
         parameters the ranks' mean; "nesterov:lr=0.7,momentum=0.9", as in DiLoCo; or a function that makes a torch
         optimizer from a list of parameters.
+    send: how changes travel: None (default) as they are; "bf16", in half of the bytes; "int8", in a quarter, with a
+        scale for every 256 numbers. What rounding leaves out is sent the next time, and lost only if a run goes on
+        from a checkpoint.
     """
 
     by: str = "samples"
+    send: str | None = None
     outer: str | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] = "mean"
 
     def __post_init__(self) -> None:
@@ -85,6 +90,8 @@ class Merge:
             raise PacelineError(
                 f"Merge(by={short(self.by)}): expected one of {', '.join(map(repr, ways))}{meant(str(self.by), ways)}"
             )
+        if self.send not in (None, *SENT):
+            raise PacelineError(f"Merge(send={short(self.send)}): expected None, 'bf16' or 'int8'")
         if not isinstance(self.outer, str) and not callable(self.outer):
             raise PacelineError(
                 f"Merge(outer={short(self.outer)}): expected a name such as 'nesterov:lr=0.7,momentum=0.9', or a "
@@ -95,7 +102,7 @@ class Merge:
 
     def __str__(self) -> str:
         outer = self.outer if isinstance(self.outer, str) else "a function"
-        return f"Merge(by={self.by!r}, outer={outer!r})"
+        return f"Merge(by={self.by!r}, outer={outer!r}, send={self.send!r})"
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The outer optimizer of these parameters."""
@@ -153,6 +160,9 @@ def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
         else "limits= are samples of an interval, whose size is found while training; set every= to a number of "
         "steps, or leave limits= out"
         if given.limits is not None and not steps
+        else f"Merge(send={given.merge.send!r}) rounds sums that nobody can take back if a rank is lost within them; "
+        "leave send= out under elastic=True"
+        if given.elastic and given.merge is not None and given.merge.send is not None
         else "deterministic=True fixes the sums of gradients, and none are summed; leave it out"
         if given.deterministic
         else "ranks take unlike numbers of steps, which DistributedDataParallel and fully_shard do not allow; hand "
@@ -230,9 +240,12 @@ class Merging(Reducer):
 
     def __init__(self, model: torch.nn.Module, ranks: int) -> None:
         self._ranks = ranks
+        # What rounding has left out so far, for each tensor: of this rank's changes, and of the sums that it makes.
+        self._left: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         if ranks == 1:
             return
-        names = [(name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()]
+        tensors = (*model.named_parameters(), *model.named_buffers())
+        names = [(name, tuple(each.shape), each.dtype, each.requires_grad) for name, each in tensors]
         peers.agree({"a model with the checksum of parameters": crc32(repr(names).encode())})
         with torch.no_grad():
             for tensor in (*model.parameters(), *model.buffers()):
@@ -240,11 +253,63 @@ class Merging(Reducer):
                 dist.broadcast(whole, 0)
                 tensor.copy_(whole)
 
-    def merge(self, own: Sequence[torch.Tensor]) -> None:
+    def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
         if self._ranks == 1:
+            return
+        if send is not None:
+            *flats, table = own
+            dist.all_reduce(table)
+            weight = float(
+                table[:, 1].sum()
+            )  # in parts of it, what is left out once has its size the next time
+            for number, flat in enumerate(flats):
+                flat.copy_(self._rounded(number, flat / (weight or 1.0), send) * weight)
             return
         for work in [dist.all_reduce(flat, async_op=True) for flat in own]:
             work.wait()
+
+    def _rounded(self, number: int, flat: torch.Tensor, send: str) -> torch.Tensor:
+        """The sum of all ranks' ``flat``, sent in fewer bits: each rank sums a part of it and sends that to all.
+
+        What rounding leaves out on the way there and on the way back is sent the next time (error feedback)."""
+        ranks, size = self._ranks, -(-flat.numel() // (self._ranks * BLOCK)) * BLOCK
+        mine = torch.zeros(ranks, size, dtype=flat.dtype, device=flat.device)
+        mine.view(-1)[: flat.numel()] = flat
+        first, second = self._left.get(number) or (torch.zeros_like(mine), torch.zeros_like(mine[0]))
+        mine += first
+        there = encoded(mine, send)
+        parts = torch.empty_like(there)
+        dist.all_to_all_single(parts, there)
+        total = decoded(parts, send, flat.dtype).sum(0) + second
+        back = encoded(total[None], send)
+        whole = back.new_empty(ranks, back.shape[1])
+        dist.all_gather_into_tensor(whole, back)
+        first, second = mine - decoded(there, send, flat.dtype), total - decoded(back, send, flat.dtype)[0]
+        self._left[number] = first.nan_to_num(0, 0, 0), second.nan_to_num(0, 0, 0)
+        return decoded(whole, send, flat.dtype).view(-1)[: flat.numel()]
+
+
+def encoded(values: torch.Tensor, send: str) -> torch.Tensor:
+    """Rows of numbers, (n, a multiple of BLOCK), as bytes, (n, ...): as bf16, or as int8 with a scale for each BLOCK.
+
+    A row with an infinity or NaN becomes NaN, as far as that goes."""
+    if send == "bf16":
+        return values.to(torch.bfloat16).view(torch.uint8)
+    blocks = values.float().view(len(values), -1, BLOCK)
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    steps = (blocks / scale.clamp_min(torch.finfo(torch.float32).tiny)).nan_to_num().round().clamp(-127, 127)
+    numbers = steps.to(torch.int8).view(len(values), -1).view(torch.uint8)
+    return torch.cat([numbers, scale.squeeze(-1).contiguous().view(torch.uint8)], 1)
+
+
+def decoded(sent: torch.Tensor, send: str, dtype: torch.dtype) -> torch.Tensor:
+    """What ``encoded`` was given, rounded."""
+    if send == "bf16":
+        return sent.view(torch.bfloat16).to(dtype)
+    numbers = sent.shape[1] * BLOCK // (BLOCK + 4)
+    scale = sent[:, numbers:].contiguous().view(torch.float32)
+    blocks = sent[:, :numbers].contiguous().view(torch.int8).view(len(sent), -1, BLOCK)
+    return (blocks * scale[..., None]).to(dtype).view(len(sent), -1)
 
 
 class Flats:

@@ -173,7 +173,7 @@ class LocalSteps:
         elif piece.last:
             work.meter.stop(piece)
             began = time.perf_counter()
-            reducer.merge(self.flats.own)
+            reducer.merge(self.flats.own, self._merge.send)
         if piece.last:
             if not reducer.late:  # else it was handed over, merged
                 self._apply(piece.step)

@@ -94,8 +94,8 @@ class Reducer:
         """All ranks' rows of announcement ``step``, (n,). lost: see ``Exchange.receive``."""
         return self.way.receive(step, lost)
 
-    def merge(self, own: Sequence[torch.Tensor]) -> None:
-        """Sum these over the ranks, in place, if each has taken steps of its own."""
+    def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
+        """Sum these over the ranks, in place, if each has taken steps of its own. send: see ``local.Merge``."""
 
     def drop(self) -> None:
         """The running round was left."""
