@@ -117,7 +117,7 @@ def dbw(model: str, seeds: int, readings: list[str]) -> None:
             updates, smooth = train(reading, model, 1.0, seed, target)
             whole = sum(update.quorum == paper.WORKERS for update in updates)
             known = np.array(smooth)[~np.isnan(smooth)]
-            rows.append([updates[-1].now, len(updates), whole, paper.waited(updates, paper.WORKERS),
+            rows.append([updates[-1].ended, len(updates), whole, paper.waited(updates, paper.WORKERS),
                          np.median(known), np.quantile(known, 0.9)])  # fmt: skip
         mean = np.mean(rows, axis=0)
         print(f"| {reading} | " + " | ".join(f"{each:.1f}" for each in mean) + " |", flush=True)

@@ -208,7 +208,7 @@ def served(
 
     def on_update(update: Update) -> None:
         log.append(update)
-        used = sum(each.samples for each in log)
+        used = sum(each.batch for each in log)
         if kill is not None and not killed and used > epochs * len(data.x_train) / 3:
             killed.append(kill)
             os.kill(server.processes[kill], signal.SIGKILL)
@@ -219,7 +219,7 @@ def served(
     assert set(samples.uses) == {epochs}, "a sample was lost or used twice"
     dropped = sum((update.dropped for update in log), Counter())
     last = [update.loss for update in log[-5:]]
-    return log[-1].now - log[0].now, float(np.mean(last)), dropped, log
+    return log[-1].ended - log[0].ended, float(np.mean(last)), dropped, log
 
 
 @cache

@@ -81,7 +81,7 @@ def served(
         updates=MOST_UPDATES, stop=lambda update: learner.loss(server.parameters.values) <= target
     )
     dropped = sum(sum(count for _, count in dict(u.dropped).items()) for u in updates) * EACH
-    return Reached(updates[-1].now, len(updates), dropped / sum(float(np.sum(u.loads)) for u in updates))
+    return Reached(updates[-1].ended, len(updates), dropped / sum(float(np.sum(u.loads)) for u in updates))
 
 
 def planned(

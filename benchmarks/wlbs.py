@@ -52,7 +52,7 @@ def one(name: str, epochs: int) -> None:
 
     def on_update(update: Update) -> None:
         log.append(update)
-        if update.now > log[0].now + 3.0 and not killed:
+        if update.ended > log[0].ended + 3.0 and not killed:
             killed.append(time.perf_counter())
             os.kill(server.processes[4], signal.SIGKILL)
 
@@ -60,14 +60,14 @@ def one(name: str, epochs: int) -> None:
     program = images_program(TrainConfig(), data)
     with Server(program, config, pool, on_update, delay=Lagging()) as server:
         values = server.run()
-    took = log[-1].now - log[0].now + log[0].seconds
-    samples = np.cumsum([u.samples for u in log])
+    took = log[-1].ended - log[0].ended + log[0].seconds
+    samples = np.cumsum([u.batch for u in log])
     loss = np.array([u.loss for u in log])
     smooth = np.array([loss[max(0, i - 4) : i + 1].mean() for i in range(len(loss))])
     below = np.flatnonzero(smooth < LOSS)
-    reached = f"{log[below[0]].now:.1f}" if len(below) else "-"
+    reached = f"{log[below[0]].ended:.1f}" if len(below) else "-"
     loss_, accuracy = Images(data, "mlp", 0, standardize=False).test(values)
-    gaps = np.diff([u.now for u in log])
+    gaps = np.diff([u.ended for u in log])
     print(
         f"{name:>12} {took:8.1f} {reached:>12} {loss_:8.3f} {accuracy:9.1%} {samples[-1] / took:10.0f} "
         f"{gaps.max():12.2f} {'yes' if set(pool.uses) == {epochs} else 'no':>6}"

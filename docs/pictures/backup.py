@@ -26,7 +26,7 @@ def main() -> None:
     made, (curve, bars) = figure(2, gridspec_kw={"width_ratios": [3, 2]})
     for way, colour in zip(WAYS, COLOURS, strict=False):
         updates = learn(scenario, server_config(scenario, backup=way, mode="push-interrupt", lr=0.3)).updates
-        now, loss = np.array([(u.now, u.loss) for u in updates]).T
+        now, loss = np.array([(u.ended, u.loss) for u in updates]).T
         smooth = np.convolve(loss, np.ones(5) / 5, "valid")
         shown = now[4:] < UNTIL
         curve.plot(now[4:][shown], smooth[shown], color=colour, label=way)

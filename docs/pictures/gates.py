@@ -53,7 +53,7 @@ def main() -> None:
             length = min(took, UNTIL - began)
             axes.barh(worker, length, left=began, color=BLUE, edgecolor="white", linewidth=1, height=0.7)
         for update in updates:
-            axes.axvline(update.now, color=ORANGE, linewidth=1)
+            axes.axvline(update.ended, color=ORANGE, linewidth=1)
         done = sum(began + took <= UNTIL for _, began, took in trips.tasks)
         axes.set_title(f"{gate}: {done} tasks, {len(updates)} moves", loc="left", fontsize=9)
         axes.set(xlim=(0, UNTIL), xlabel="seconds")

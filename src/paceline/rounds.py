@@ -7,9 +7,10 @@ round's batch and sum to 1.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ __all__ = [
     "PieceTimes",
     "Plan",
     "Round",
+    "RoundResult",
     "measurable",
 ]
 
@@ -238,3 +240,40 @@ class Plan:
             # Who was gone when the plan was made may be all that is left now: then the shares alone must do.
             costs = Linear(slope, costs.overhead) if np.isfinite(slope).any() else None
         return Plan(kept / kept.sum(), costs=costs)
+
+
+class PieceRecord(NamedTuple):
+    """How a round was run in pieces, under the names of a run's record; lists have one entry a worker.
+
+    at_once: portion of the plan that was run before anything was claimed. piece_cost: seconds of a piece beyond its
+    samples, mean over the workers. pieces, piece_seconds: samples and seconds of each worker's pieces.
+    """
+
+    at_once: float
+    piece_cost: float
+    pieces: list[list[int]]
+    piece_seconds: list[list[float]]
+
+
+@dataclass(kw_only=True, eq=False)
+class RoundResult:
+    """One finished round, for whoever hears of it; the same on every rank. Arrays of shape (n,), NaN for a worker
+    that was absent or told nothing."""
+
+    step: int  # counted over the whole run
+    epoch: int = 0
+    batch: int  # samples of all workers
+    loads: NDArray[Any]  # samples of each
+    compute: Array  # seconds, without the wait for others
+    overhead: Array  # the part of compute that does not grow with the load, as fitted
+    seconds: float  # wall seconds of the round on this rank, or since the round before it ended
+    loss: float = math.nan  # mean over the round's samples, or what was counted; NaN where nobody told of one
+    shares: Array  # the plan made from it
+    within: PieceRecord | None = None  # its pieces, if work may move within the round
+    learning_rate: float = (
+        math.nan
+    )  # of the first optimizer's first group; NaN where pace.step did not step it
+    costs: Array | None = None  # of each worker's part in mean samples, if the loader was given costs
+    parts: Array | None = None  # lengths, squared lengths and micro-batches these are made of, (n, 3)
+    ran_out: Array | None = None  # passes of each that have not fitted into its memory since they were told
+    ended: float = math.nan  # at its end: this rank's ``time.perf_counter``, or the engine's clock

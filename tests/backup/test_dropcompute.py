@@ -68,9 +68,9 @@ def test_pieces_that_have_begun_count_and_the_others_are_given_back():
     run, learner = served("dropcompute:tau=1.5,pieces=5", trips, 3, 30, Epochs(400, 2, 0))
     first, second = run.run(updates=2)
     # Worker 1 ends pieces of 2 samples at .4, .8, 1.2, 1.6; worker 2 at 1.4, 1.8; worker 0 all at 1.
-    assert (first.now, first.loads.tolist()) == (pytest.approx(1.8), [10, 8, 4])
+    assert (first.ended, first.loads.tolist()) == (pytest.approx(1.8), [10, 8, 4])
     assert (first.dropped, first.dropped_samples) == ({"cut short": 2}, 8)
-    assert second.now == pytest.approx(3.6)
+    assert second.ended == pytest.approx(3.6)
     taken = np.concatenate(learner.used)
     assert len(np.unique(taken)) == len(taken)  # what was dropped is handed out again, and nothing twice
 
@@ -104,7 +104,7 @@ def test_the_gradient_is_unbiased_if_lateness_has_nothing_to_do_with_the_samples
         step = np.average(np.array(found)[:, 0], weights=sizes)
         means.append(step - (at - learner.x.mean()))
         at -= 0.1 * step
-        assert update.samples == sum(sizes)
+        assert update.batch == sum(sizes)
     assert abs(np.mean(means)) < 4 * np.std(means) / np.sqrt(len(means))
 
 
@@ -114,7 +114,7 @@ def test_the_threshold_is_found_from_a_trace_and_makes_stalling_workers_faster()
         run, _ = served(backup, trips, 8, 128)
         updates = run.run(updates=120)
         later = updates[20:]
-        return (updates[-1].now - updates[19].now) / sum(u.samples for u in later), updates
+        return (updates[-1].ended - updates[19].ended) / sum(u.batch for u in later), updates
 
     alone, _ = seconds_a_sample("everyone")
     cut, updates = seconds_a_sample("dropcompute")

@@ -89,7 +89,7 @@ def test_workers_come_and_go_at_any_stage(sync, mode, backup, events):
         assert engine.running, "everybody waits for somebody who is gone"
         finish(engine, coordinator, min(engine.running), now)
     assert set(pool.uses) == {EPOCHS}
-    assert sum(update.samples for update in log) == SAMPLES * EPOCHS
+    assert sum(update.batch for update in log) == SAMPLES * EPOCHS
     assert set(engine.running) <= coordinator.present
 
 
@@ -127,7 +127,7 @@ def test_what_the_last_one_leaves_undone_goes_to_those_who_had_nothing_left(sync
     coordinator.handle(Leave(3.0, 0))
     finish(engine, coordinator, 1, 4.0)
     assert pool.finished()
-    assert sum(update.samples for update in log) == 18
+    assert sum(update.batch for update in log) == 18
 
 
 def test_who_is_interrupted_and_does_not_answer_is_given_up():

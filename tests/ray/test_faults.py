@@ -189,7 +189,7 @@ def accounts(run):
     """Every sample is used once an epoch, and the parameters are what the record's gradients make of them."""
     assert all(task.version == newest for task, newest in run.given)  # joiners' too
     assert set(run.pool.uses) == {run.pool.epochs}
-    assert sum(update.samples for update in run.updates) == run.pool.epochs * len(X)
+    assert sum(update.batch for update in run.updates) == run.pool.epochs * len(X)
     assert sum(update.dropped_samples for update in run.updates) <= sum(
         task.load for task, _ in run.given
     ) - run.pool.epochs * len(X)
@@ -199,7 +199,7 @@ def accounts(run):
     history = [np.zeros(3)]
     for update in run.updates:
         total = sum(task.load * (history[task.version] - X[task.taken].mean(0)) for task in update.moved)
-        batch = run.config.global_batch if asynchronous else update.samples
+        batch = run.config.global_batch if asynchronous else update.batch
         history.append(history[-1] - RATE * total / batch)
     assert np.abs(run.values - history[-1]).max() < 1e-9
     assert np.abs(run.values - X.mean(0)).max() < 0.3

@@ -66,7 +66,7 @@ def one_process(log):
 def test_pieces_are_exact_and_use_each_sample_once(policy):
     values, log, pool = served(policy, PerSample(5e-4, 5e-4, 2e-3), shards=2)
     assert set(pool.uses) == {2}
-    assert [u.samples for u in log] == [60] * 20
+    assert [u.batch for u in log] == [60] * 20
     assert np.abs(values - one_process(log)).max() < 1e-5
     for u in log:
         assert [sum(sizes) for sizes in u.within.pieces] == u.loads.tolist()
@@ -96,7 +96,7 @@ def test_what_a_lost_worker_had_is_done_by_the_others_in_the_same_round(number):
         if number == signal.SIGSTOP:
             os.kill(notes["process"], signal.SIGCONT)
     assert set(pool.uses) == {1}
-    assert [u.samples for u in log] == [60] * 10  # the whole batch, in the round of the loss too
+    assert [u.batch for u in log] == [60] * 10  # the whole batch, in the round of the loss too
     assert np.abs(values - one_process(log)).max() < 1e-5
     lost = next(u for u in log if u.dropped)
     assert lost.version == 5
@@ -138,7 +138,7 @@ def test_who_comes_in_mid_round_shares_it():
 
     values, log, pool = served("factoring", PerSample(*[4e-3] * 3), during, epochs=6, replace=True)
     assert set(pool.uses) == {6}
-    assert [u.samples for u in log] == [60] * 60
+    assert [u.batch for u in log] == [60] * 60
     assert np.abs(values - one_process(log)).max() < 1e-5
     assert {1} in [present - {0, 2} for version, present in notes.items() if version > 5]
     assert all(u.loads[1] > 0 for u in log[-3:])

@@ -64,7 +64,7 @@ def test_no_sample_is_lost_when_late_gradients_are_dropped(mode):
     delay = Slowed([0.01, 0.01, 0.05])
     _, log, pool = served(choices(mode=mode, backup="static:2"), delay=delay)
     assert set(pool.uses) == {2}
-    assert sum(u.samples for u in log) == 2 * len(X)
+    assert sum(u.batch for u in log) == 2 * len(X)
     assert sum(sum(u.dropped.values()) for u in log) > 0
 
 
@@ -138,9 +138,9 @@ def test_a_frozen_worker_is_given_up_by_a_measured_deadline_and_returns(sync, mo
     assert set(pool.uses) == {8}
     assert np.diff(after).max() < 1.5  # before it was back: 4 round trips and 0.3 s
     assert {2, 3} <= {u.present for u in log}
-    there = [u.now for u in log if u.loads[1]]
+    there = [u.ended for u in log if u.loads[1]]
     assert np.diff(there).max() > 1.0  # away while it was frozen,
-    assert log[-1].now - there[-1] < 1.0  # and back
+    assert log[-1].ended - there[-1] < 1.0  # and back
 
 
 @pytest.mark.parametrize("first", ["leave", "add"])

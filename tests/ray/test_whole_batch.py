@@ -86,6 +86,6 @@ def test_workers_come_and_go_at_any_stage_of_a_round(policy, events):
     while not engine.pool.finished():
         engine.now += 0.1
         engine.answer(min(worker for worker, queue in engine.queues.items() if queue))
-    assert [update.samples for update in engine.log] == [BATCH] * (SAMPLES * EPOCHS // BATCH)
+    assert [update.batch for update in engine.log] == [BATCH] * (SAMPLES * EPOCHS // BATCH)
     assert set(engine.pool.uses) == {EPOCHS}
     assert np.all([update.loads.sum() == BATCH for update in engine.log])

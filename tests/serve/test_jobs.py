@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from paceline import PacelineError, policies
 from paceline.client import Part
+from paceline.rounds import RoundResult
 from paceline.serve import events
 from paceline.serve.events import (
-    Closed,
     Conflict,
     Drop,
     Effect,
@@ -96,8 +96,8 @@ def test_the_log_of_a_round() -> None:
     assert job.waiting_for() == "round 0 waits for the report of b"
     closed, ready = reports(job, 4.0, "b", Report(0, 6, 1.5, 0.5))
     assert ready == Ready(4.0, 1), "whoever waits asks again"
-    assert isinstance(closed, Closed)
-    assert closed[:3] == (4.0, 0, 2.0)
+    assert isinstance(closed, RoundResult)
+    assert (closed.ended, closed.step, closed.seconds) == (4.0, 0, 2.0)
     assert closed.loads.tolist() == [6, 6]
     assert closed.compute.tolist() == [0.75, 1.5]
     assert closed.overhead.tolist() == [0, 0.5]
@@ -124,7 +124,7 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
     assert drop_silent(job, 11.0) == []
     dropped, closed, _ = drop_silent(job, 11.25)
     assert dropped == Left(11.25, "b", "silent", 1.25)
-    assert closed[:2] == (11.25, 3)
+    assert (closed.ended, closed.step) == (11.25, 3)
     np.testing.assert_equal(closed.loads, [4, np.nan, 4])
     part, effects = ask(job, 11.5, "a")
     assert effects == [Settled(11.5, 4, (6, 0, 6))]
@@ -293,7 +293,7 @@ def test_a_worker_takes_another_place_with_its_secret() -> None:
         reports(job, 1.0, name, Report(0, 4, 1.0))
     left, closed, joined, _ = join(job, 2.0, "a", digest("a"), 3)
     assert (left, joined) == (Left(2.0, "a", "replaced"), Joined(2.0, "a", 3))
-    assert isinstance(closed, Closed)
+    assert isinstance(closed, RoundResult)
     assert sum(ask(job, 3.0, "a")[1][0].loads) == 12
 
 

@@ -9,8 +9,8 @@ pytest.importorskip("fastapi")
 
 from paceline import runs
 from paceline.files import part_of
+from paceline.rounds import RoundResult
 from paceline.serve.catalog import Record
-from paceline.serve.events import Closed
 from paceline.serve.models import Settings
 
 
@@ -19,7 +19,8 @@ def write(run_dir: Path, rounds: range, first: int) -> None:
     record.open(first, rounds.stop)
     for number in rounds:
         six = np.array([6.0, 6.0])
-        record.write(Closed(float(number), number, 1.0, six, six / 10, 0 * six, six / 12))
+        took = {"compute": six / 10, "overhead": 0 * six, "seconds": 1.0, "ended": float(number)}
+        record.write(RoundResult(step=number, batch=12, loads=six, shares=six / 12, **took))
     record.close()
     assert not record.error
 

@@ -142,7 +142,7 @@ def test_a_trace_shorter_than_the_run(tmp_path, capsys):
 def test_times_to_a_loss():
     class Update:
         def __init__(self, now, loss):
-            self.now, self.loss = now, loss
+            self.ended, self.loss = now, loss
 
     updates = [Update(float(t), loss) for t, loss in enumerate([5, 4, 3, 2, 1, 0])]
     assert smoothed(updates).tolist() == [5, 4.5, 4, 3.5, 3, 2]

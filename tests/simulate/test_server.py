@@ -41,7 +41,7 @@ def server(seconds, sync="bsp", mode="push-wait", backup="everyone", policy="equ
 
 
 def log(updates):
-    return [(u.now, np.flatnonzero(u.loads).tolist(), u.staleness) for u in updates]
+    return [(u.ended, np.flatnonzero(u.loads).tolist(), u.staleness) for u in updates]
 
 
 def test_waiting_for_all_takes_as_long_as_the_slowest():
@@ -85,7 +85,7 @@ def test_everyone_is_the_same_as_one_process():
     run, learner = server([0] * 3, policy="level", batch=61, trips=trips)
     updates = run.run(updates=12)
     w, v = np.zeros(3), np.zeros(3)
-    assert all(u.samples == 61 for u in updates)
+    assert all(u.batch == 61 for u in updates)
     assert updates[-1].loads[2] < updates[-1].loads[0]
     for index in range(12):
         drawn = np.concatenate(learner.computed[3 * index : 3 * index + 3])
@@ -113,7 +113,7 @@ def test_every_sample_is_used_once_an_epoch_whatever_is_dropped(mode, backup):
     run.run()
     assert set(pool.uses) == {3}
     assert np.bincount(np.concatenate(learner.computed)).tolist() == [3] * 400
-    assert sum(u.samples for u in run.updates) == 1200
+    assert sum(u.batch for u in run.updates) == 1200
     if backup != "everyone":
         assert sum(sum(u.dropped.values()) for u in run.updates) > 0
 
@@ -136,9 +136,9 @@ def test_a_frozen_worker_is_given_up_and_comes_back(sync):
     members = [Member(10.5, 1, "freeze", back=40.0)]
     run, _ = server([1, 1, 1], sync=sync, members=members)
     updates = run.run(seconds=60.0)
-    times = [u.now for u in updates]
+    times = [u.ended for u in updates]
     assert max(np.diff(times)) <= 1 + 4.0 + 1.0 + 1e-9  # its deadline: 4 round trips and 1 s
-    there = [u.now for u in updates if u.loads[1]]
+    there = [u.ended for u in updates if u.loads[1]]
     assert not [t for t in there if 12 < t < 40]
     assert max(there) > 50
 
@@ -147,7 +147,7 @@ def test_leaving_and_joining():
     members = [Member(10.5, 0, "leave"), Member(20.5, 2, "join")]
     run, _ = server([1, 1, 1], members=members, absent=[2])
     updates = run.run(seconds=30.0)
-    who = {u.now: np.flatnonzero(u.loads).tolist() for u in updates}
+    who = {u.ended: np.flatnonzero(u.loads).tolist() for u in updates}
     assert who[5.0] == [0, 1]
     assert who[15.0] == [1]
     assert who[25.5] == [1, 2]
@@ -224,7 +224,7 @@ def test_round_trips_of_links_knees_and_noise():
 def test_a_slowdown_at_a_given_time():
     trips = RoundTrips(4, Constant(1.0), changes=[Change(10.0, (0, 1), 5.0)])
     run, _ = server([0] * 4, trips=trips)
-    times = [u.now for u in run.run(seconds=26.0)]
+    times = [u.ended for u in run.run(seconds=26.0)]
     assert times == [*range(1, 11), 15.0, 20.0, 25.0]
 
 
@@ -235,7 +235,7 @@ def test_a_slowdown_at_a_given_time():
 def test_runs_repeat_exactly(delay):
     def played(seed):
         run, _ = server([0] * 4, backup="dbw", trips=RoundTrips(4, delay, seed=seed))
-        return [(u.now, u.quorum, u.loss) for u in run.run(updates=25)]
+        return [(u.ended, u.quorum, u.loss) for u in run.run(updates=25)]
 
     assert played(1) == played(1)
     if not isinstance(delay, Constant):
@@ -256,7 +256,7 @@ def test_the_number_waited_for_follows_a_slowdown_of_half_the_workers(backup):
     """Fig. 9: from n to n / 2 when half of the workers become five times slower (DBW, baseline B-DBW)."""
     trips = RoundTrips(8, Constant(1.0), changes=[Change(30.0, (0, 1, 2, 3), 5.0)])
     run, _ = server([0] * 8, backup=backup, trips=trips)
-    ks = {u.now: u.quorum for u in run.run(seconds=120.0)}
+    ks = {u.ended: u.quorum for u in run.run(seconds=120.0)}
     assert all(k == 8 for now, k in ks.items() if now <= 30)
     assert np.median([k for now, k in ks.items() if now > 80]) == 4
 

@@ -17,12 +17,12 @@ import torch
 from paceline.data import datasets
 from paceline.errors import PacelineError, WorkerError
 from paceline.learners import models
+from paceline.rounds import RoundResult
 from paceline.runs import read, trace
 from paceline.runs.findings import findings
 from paceline.torch import progress
 from paceline.torch.elastic.member import Mended
 from paceline.torch.elastic.supervisor import Loss, Supervisor
-from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.train import checkpoint, checks, launch
 from paceline.train.config import TrainConfig
 from paceline.train.journal import Journal
@@ -99,7 +99,8 @@ class Told:
 
     def ran(self, step: int, ident: int, loads: tuple[int, int] = (30, 30)) -> None:
         half = np.full(2, 0.5)
-        result = RoundResult(step, 0, 60, np.array(loads), half, 0 * half, 0.5, 1.0, half, ended=step + 1.0)
+        took = {"compute": half, "overhead": 0 * half, "seconds": 0.5, "ended": step + 1.0}
+        result = RoundResult(step=step, batch=60, loads=np.array(loads), loss=1.0, shares=half, **took)
         self.journal.take({"type": "round", "round": step, "result": result}, ident)
 
     def kept(self, rounds: int) -> float:

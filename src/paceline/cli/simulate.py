@@ -246,14 +246,14 @@ def _show_learnt(scenario: Scenario, learnt: Learnt, console: Console, plot: Pat
         markup=False,
     )
     console.print(
-        f"{figures['updates']} {'merges' if local else 'updates'} in {last.now:.4g} virtual seconds; loss "
+        f"{figures['updates']} {'merges' if local else 'updates'} in {last.ended:.4g} virtual seconds; loss "
         f"{learnt.updates[0].loss:.3f} -> {last.loss:.3f}; test accuracy {words.percent(learnt.test_accuracy, 1)}"
     )
     if local:
         used = (
             f"{figures['gradients_used']} local steps used, lost: {lost}; {min(figures['steps'])} to "
-            f"{max(figures['steps'])} of each worker; links took {words.percent(figures['link_seconds'] / last.now)} "
-            "of the time"
+            f"{max(figures['steps'])} of each worker; links took "
+            f"{words.percent(figures['link_seconds'] / last.ended)} of the time"
         )
     else:
         used = (
@@ -276,7 +276,7 @@ def _draw_learnt(learnt: Learnt, folder: Path) -> Path:
     except OSError as error:
         raise PacelineError(f"cannot make the folder {folder}: {error.strerror}; choose another") from error
     picture = figure(2)
-    now = [u.now for u in learnt.updates]
+    now = [u.ended for u in learnt.updates]
     picture.axes[0].plot(now, [u.loss for u in learnt.updates])
     picture.axes[0].set(xlabel="virtual seconds", ylabel="loss")
     picture.axes[1].plot(now, [u.quorum for u in learnt.updates], drawstyle="steps-post")

@@ -52,12 +52,12 @@ def smoothed(updates: Sequence[Update]) -> np.ndarray:
 def reached(updates: Sequence[Update], target: float) -> float:
     """Seconds until the smoothed loss fell below the target; infinite if it did not."""
     below = np.flatnonzero(smoothed(updates) < target)
-    return updates[below[0]].now if len(below) else float("inf")
+    return updates[below[0]].ended if len(below) else float("inf")
 
 
 def waited(updates: Sequence[Update], quorum: int) -> float:
     """Seconds that the updates from so many gradients took."""
-    ends = np.array([0.0] + [update.now for update in updates])
+    ends = np.array([0.0] + [update.ended for update in updates])
     return float(np.diff(ends)[[update.quorum == quorum for update in updates]].sum())
 
 
@@ -99,7 +99,7 @@ def timeline(runs: Runs) -> tuple[Figure, list[dict[str, Any]]]:
     """Loss and k over time, drawn and as a table."""
     picture, rows = figure(2), list[dict[str, Any]]()
     for name, updates in runs.items():
-        now = [u.now for u in updates]
+        now = [u.ended for u in updates]
         picture.axes[0].plot(now, smoothed(updates), label=name, linewidth=1)
         picture.axes[1].plot(now, k := [u.quorum for u in updates], label=name, linewidth=1)
         noise = [u.variance / u.norm2 for u in updates]
@@ -153,7 +153,7 @@ def fig6(out: Path, quick: bool) -> Found:
         if quick:
             ks, control = ks[-1:], control[-1:]
         found[alpha], runs = compare(ks, control, shifted(alpha), target, network(quick))
-        whole = waited(runs["dbw"], WORKERS) / runs["dbw"][-1].now
+        whole = waited(runs["dbw"], WORKERS) / runs["dbw"][-1].ended
         parts.append(
             f"alpha = {alpha:g}: {ratios(found[alpha])} ({summary(found[alpha])}; updates from all {WORKERS} take "
             f"{percent(whole)} of dbw's first run)"
@@ -288,8 +288,8 @@ def fig9(out: Path, quick: bool) -> Found:
     for name in (*DYNAMIC, *remembering, "static:8", "static:16"):
         rate = "proportional" if name.startswith("static") else "fixed"
         updates = runs[name] = play(name, Constant(1.0), rate=rate, **setting)[0]
-        before = np.median([u.quorum for u in updates if u.now <= at])
-        after = np.median([u.quorum for u in updates if u.now > at + 0.2 * (seconds - at)])
+        before = np.median([u.quorum for u in updates if u.ended <= at])
+        after = np.median([u.quorum for u in updates if u.ended > at + 0.2 * (seconds - at)])
         ends.append(f"{name} {before:.0f} -> {after:.0f}, {smoothed(updates)[-1]:.3f}")
     return Found(
         *timeline(runs),

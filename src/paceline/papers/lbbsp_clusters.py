@@ -194,7 +194,7 @@ def _train(n: int, batch: int, sync: str, policy: str, pace: np.ndarray, target:
         return len(losses) >= 10 * n and float(np.mean(losses[-10 * n :])) < target
 
     updates = server.run(40_000, None, stop)
-    return len(losses), updates[-1].now
+    return len(losses), updates[-1].ended
 
 
 def fig10(out: Path, quick: bool) -> Found:

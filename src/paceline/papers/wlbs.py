@@ -55,16 +55,16 @@ def faults(out: Path, quick: bool) -> Found:
         updates = server.run()
         accuracy = learns.test(server.parameters.values)[1]
         once = bool(np.all(pool.uses == epochs))
-        parts.append(f"{name} {updates[-1].now:.0f} s, accuracy {percent(accuracy, 1)}")
+        parts.append(f"{name} {updates[-1].ended:.0f} s, accuracy {percent(accuracy, 1)}")
         rows.append(
             {
                 "scheme": name,
-                "seconds": updates[-1].now,
+                "seconds": updates[-1].ended,
                 "accuracy": accuracy,
                 "samples_used_once_an_epoch": once,
             }
         )
-        picture.axes[0].plot([u.now for u in updates], [u.loss for u in updates], label=name, linewidth=1)
+        picture.axes[0].plot([u.ended for u in updates], [u.loss for u in updates], label=name, linewidth=1)
     picture.axes[0].set(xlabel="virtual seconds", ylabel="loss", yscale="log")
     picture.axes[0].legend()
     return Found(

@@ -262,8 +262,9 @@ class Coordinator:
         self._quorum.planned(self.balancer.plan(self.version).quorum, len(self.present))
         self._expect(now)
         update = Update(
-            version=self.version,
-            now=now,
+            step=self.version - 1,
+            batch=int(loads.sum()),
+            ended=now,
             seconds=now - self._updated_at,
             quorum=fresh,
             wanted=wanted,
@@ -274,6 +275,7 @@ class Coordinator:
             variance=moved.variance,
             loads=loads,
             compute=compute,
+            overhead=np.full(self.workers, np.nan),
             staleness=staleness,
             dropped=self._dropped,
             dropped_samples=self._dropped_samples,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.pieces.sharing import PieceRecord, WorkerRound
-from paceline.rounds import Array
+from paceline.pieces.sharing import WorkerRound
+from paceline.rounds import Array, RoundResult
 
 
 class Task(NamedTuple):
@@ -126,31 +126,24 @@ class Engine(Protocol):
         ...
 
 
-@dataclass(kw_only=True)
-class Update:
-    """One update, for the record. Arrays have one entry a worker."""
+@dataclass(kw_only=True, eq=False)
+class Update(RoundResult):
+    """One update of a parameter server. Samples are those whose gradients moved the parameters, and seconds those of
+    the round trips used."""
 
-    version: int  # after it
-    now: float
-    seconds: float  # since the one before
     quorum: int  # gradients of the newest version, or in the group
     wanted: int  # the quorum that the backup policy asked for
     present: int
-    loss: float
     rate: float
     norm2: float
     variance: float
-    loads: NDArray[np.int64]  # samples used
-    compute: Array  # seconds of the round trips used; NaN if none
     staleness: list[int]  # of each gradient used
     dropped: Counter[str]  # gradients since the update before, by what became of them
     dropped_samples: int
-    shares: Array
     moved: list[Task] = field(default_factory=list)
-    within: PieceRecord | None = None  # its pieces, if work moves within the round
     changed: list[str] = field(default_factory=list)  # who was lost, left or joined since the one before
 
     @property
-    def samples(self) -> int:
-        """Samples whose gradients moved the parameters."""
-        return int(self.loads.sum())
+    def version(self) -> int:
+        """Updates until then, this one included."""
+        return self.step + 1

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.pieces.rule import against_the_first, claim, divide, piece_cost
-from paceline.rounds import Array, Indices, PiecePlan
+from paceline.rounds import Array, Indices, PiecePlan, PieceRecord
 
 SOON = 3e-3  # seconds before a piece is expected to end at which the next one is claimed: a round trip
 
@@ -36,19 +36,6 @@ class WorkerRound(NamedTuple):
     def figures(self) -> tuple[float, float, float]:
         """What ``rounds.PieceTimes`` has of this worker."""
         return (self.piece, *against_the_first(self.sizes, self.times, self.piece))
-
-
-class PieceRecord(NamedTuple):
-    """How a round was run in pieces, under the names of a run's record; lists have one entry a worker.
-
-    at_once: portion of the plan that was run before anything was claimed. piece_cost: seconds of a piece beyond its
-    samples, mean over the workers. pieces, piece_seconds: samples and seconds of each worker's pieces.
-    """
-
-    at_once: float
-    piece_cost: float
-    pieces: list[list[int]]
-    piece_seconds: list[list[float]]
 
 
 @dataclass

@@ -9,9 +9,9 @@ import numpy as np
 
 from paceline.paramserver.coordinator import Coordinator
 from paceline.paramserver.engine import Arrive, Task
-from paceline.pieces.sharing import PieceRecord, SharedRound
+from paceline.pieces.sharing import SharedRound
 from paceline.ray.shards import Arrived
-from paceline.rounds import Indices
+from paceline.rounds import Indices, PieceRecord
 
 FIRST_COST = 2e-3  # seconds of a piece beyond its samples, until measured
 

@@ -201,7 +201,7 @@ class Server:
 
     def _updated(self, update: Update) -> None:
         update.within = self._round.record
-        update.version += self._before
+        update.step += self._before
         self.updates = update.version
         self.on_update(update)
 

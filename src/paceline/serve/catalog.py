@@ -22,9 +22,10 @@ import paceline
 from paceline import runs
 from paceline.errors import PacelineError
 from paceline.files import sweep
+from paceline.rounds import RoundResult
 from paceline.runs.run import CONFIG
 from paceline.serve import events
-from paceline.serve.events import Closed, Conflict, NotFound, SetAside
+from paceline.serve.events import Conflict, NotFound, SetAside
 from paceline.serve.jobs import Job
 from paceline.serve.models import JobState, Settings, WorkerState
 from paceline.serve.store import Kept, Store
@@ -52,11 +53,11 @@ class JobRuntime:
         self.complaint = ""  # what was last said of it in the service's log
         self.behind = self.go_back(kept)  # rounds that closed in the calls
         self.written_by = kept.rules or self.rules
-        self.lately: deque[Closed] = deque(self.behind, LATELY)
+        self.lately: deque[RoundResult] = deque(self.behind, LATELY)
         # Rounds since the service began, by their seconds, and all of these seconds.
         self.spans, self.spent = np.zeros(len(SPANS) + 1, np.int64), 0.0
 
-    def go_back(self, kept: Kept) -> list[Closed]:
+    def go_back(self, kept: Kept) -> list[RoundResult]:
         """Become the job as it is stored; the rounds that closed in its calls."""
         if kept.wrong:
             raise PacelineError(kept.wrong)
@@ -65,7 +66,7 @@ class JobRuntime:
         self.newest = 0.0  # the time of the newest call
         self.write: asyncio.Future[Any] | None = None  # of the newest call
         self.logged = self.done = self.stored = kept.through  # newest call handled, on disk, in a state
-        behind: list[Closed] = []
+        behind: list[RoundResult] = []
         if kept.state is not None:
             try:
                 self.newest = float(kept.state["now"])
@@ -83,7 +84,7 @@ class JobRuntime:
                     f"call {number} of its log cannot be carried out ({_said(error)})"
                 ) from error
             self.logged = self.done = number
-            behind += [each for each in effects if isinstance(each, Closed)]
+            behind += [each for each in effects if isinstance(each, RoundResult)]
         return behind
 
     async def on_disk(self) -> None:
@@ -91,7 +92,7 @@ class JobRuntime:
         if self.write is not None:
             await asyncio.shield(self.write)
 
-    def closed(self, closed: Closed) -> None:
+    def closed(self, closed: RoundResult) -> None:
         """A round is over."""
         self.lately.append(closed)
         self.spans[bisect.bisect_left(SPANS, closed.seconds)] += 1
@@ -169,26 +170,26 @@ class Record:
         except PacelineError as error:
             self.error = str(error)
 
-    def write(self, closed: Closed) -> None:
+    def write(self, closed: RoundResult) -> None:
         """One round; one that is there already (from before a restart) is left as it is."""
-        if self._recorder is None or closed.round < self._next:
+        if self._recorder is None or closed.step < self._next:
             return
         if self._origin is None:
-            self._origin = closed.now - closed.seconds
+            self._origin = closed.ended - closed.seconds
         known = not np.isnan(closed.shares).any()
         try:
             self._recorder.round(
-                round=closed.round,
+                round=closed.step,
                 epoch=0,
-                time=round(closed.now - self._origin, 6),
+                time=round(closed.ended - self._origin, 6),
                 seconds=round(closed.seconds, 6),
-                batch=int(np.nansum(closed.loads)),
+                batch=closed.batch,
                 loads=[None if load != load else int(load) for load in closed.loads.tolist()],
                 compute=np.round(closed.compute, 9),
                 overhead=np.where(np.isnan(closed.compute), np.nan, np.round(closed.overhead, 9)),
                 shares=np.round(closed.shares, 9) if known else None,
             )
-            self._next = closed.round + 1
+            self._next = closed.step + 1
         except PacelineError as error:
             self._stop(str(error))
 

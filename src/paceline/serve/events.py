@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
 
 from paceline.errors import PacelineError
-from paceline.rounds import Array
+from paceline.rounds import RoundResult
 
 
 class Report(NamedTuple):
@@ -142,18 +142,6 @@ class Ready(NamedTuple):
     round: int
 
 
-class Closed(NamedTuple):
-    """A round is over. seconds: since the one before; the arrays by place, NaN if nobody reported."""
-
-    now: float
-    round: int
-    seconds: float
-    loads: Array
-    compute: Array
-    overhead: Array
-    shares: Array
-
-
 class Unlearned(NamedTuple):
     """The policy failed at a round that is over and learned nothing from it: its plans are those of before."""
 
@@ -162,7 +150,7 @@ class Unlearned(NamedTuple):
     error: Exception
 
 
-Effect = Joined | Left | Settled | Ready | Closed | Unlearned
+Effect = Joined | Left | Settled | Ready | RoundResult | Unlearned
 
 
 class NotFound(PacelineError):

@@ -20,10 +20,10 @@ import numpy as np
 
 from paceline.client import Part
 from paceline.errors import PacelineError
-from paceline.rounds import Array
+from paceline.rounds import Array, RoundResult
 from paceline.samples import SampleCosts
 from paceline.serve import events
-from paceline.serve.events import Closed, Conflict, Effect, Report
+from paceline.serve.events import Conflict, Effect, Report
 from paceline.serve.models import Lengths, Settings
 from paceline.serve.places import MEMBERS, ROUNDS, Member, Members, OpenRound
 
@@ -383,4 +383,14 @@ class Job:
         self._mark = now
         self.closed += 1
         self.samples += int(samples.sum())
-        return [Closed(now, round.number, now - began, loads, seconds, overhead, shares), *effects]
+        result = RoundResult(
+            step=round.number,
+            batch=int(samples.sum()),
+            loads=loads,
+            compute=seconds,
+            overhead=overhead,
+            seconds=now - began,
+            shares=shares,
+            ended=now,
+        )
+        return [result, *effects]

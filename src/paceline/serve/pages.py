@@ -67,7 +67,7 @@ def _state(runtime: JobRuntime, now: float) -> tuple[str, str]:
         return ("finished" if job.closed else "waiting"), "no worker is there"
     if not lately:
         return "waiting", str(job.waiting_for())
-    silent = now - lately[-1].now
+    silent = now - lately[-1].ended
     if silent > max(QUIET, EXPECTED * max(each.seconds for each in lately)):
         return "silent", f"no round for {seconds(silent)}; {job.waiting_for()}".rstrip("; ")
     return "running", ""

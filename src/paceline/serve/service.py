@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from paceline import tokens
 from paceline.client import Part
 from paceline.errors import PacelineError
+from paceline.rounds import RoundResult
 from paceline.serve import events
 from paceline.serve import store as stored
 from paceline.serve.catalog import Catalog, JobRuntime
@@ -126,7 +127,7 @@ class Dispatcher:
     def _observe(self, runtime: JobRuntime, effect: events.Effect) -> None:
         if isinstance(effect, events.Joined | events.Left):
             _log.info("job %r: %s", runtime.name, effect)
-        elif isinstance(effect, events.Closed):
+        elif isinstance(effect, RoundResult):
             runtime.closed(effect)
             if runtime.record is not None:
                 self._store.aside(functools.partial(runtime.record.write, effect))

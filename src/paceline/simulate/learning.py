@@ -46,13 +46,13 @@ class Learnt:
 
     def to_json(self) -> dict[str, Any]:
         """All figures."""
-        columns = ("now", "loss", "quorum", "rate", "samples")
+        columns = {"now": "ended", "loss": "loss", "quorum": "quorum", "rate": "rate", "samples": "batch"}
         dropped: dict[str, int] = {}
         for update in self.updates:
             for what, count in update.dropped.items():
                 dropped[what] = dropped.get(what, 0) + count
         return self.settings | {
-            "seconds": self.updates[-1].now,
+            "seconds": self.updates[-1].ended,
             "updates": len(self.updates),
             "gradients_used": sum(len(u.moved) for u in self.updates),
             "gradients_dropped": dropped,
@@ -60,7 +60,7 @@ class Learnt:
             "test_loss": self.test_loss,
             "test_accuracy": self.test_accuracy,
             "mean_staleness": float(np.mean([s for u in self.updates for s in u.staleness])),
-            "curves": {name: [getattr(u, name) for u in self.updates] for name in columns},
+            "curves": {name: [getattr(u, of) for u in self.updates] for name, of in columns.items()},
         }
 
 

@@ -167,8 +167,9 @@ class LocalSteps:
         self.now += longest + link
         self.linked += link
         return Update(
-            version=index + 1,
-            now=self.now,
+            step=index,
+            batch=int(loads.sum()),
+            ended=self.now,
             seconds=longest + link,
             quorum=len(parts),
             wanted=int(present.sum()),
@@ -179,6 +180,7 @@ class LocalSteps:
             variance=found.variance,
             loads=loads,
             compute=seconds,
+            overhead=np.full(len(loads), np.nan),
             staleness=[0] * len(tasks),
             dropped=Counter({"died": lost} if lost else {}),
             dropped_samples=0,

@@ -7,9 +7,9 @@ try:
 except ModuleNotFoundError as error:  # pragma: no cover - where the extra is not installed
     raise PacelineError("PyTorch is not installed; install paceline[torch]") from error
 
+from paceline.rounds import RoundResult
 from paceline.torch.liveness.shutdown import join, leave
 from paceline.torch.local import Merge
-from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.measuring.recorder import Recorder
 from paceline.torch.pace import Pace
 

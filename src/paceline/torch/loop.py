@@ -18,12 +18,13 @@ import numpy as np
 import torch
 
 from paceline.errors import PacelineError, WorkerError
+from paceline.rounds import RoundResult
 from paceline.torch import peers, waits
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_rate
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
-from paceline.torch.measuring.open_rounds import OnNan, OpenRounds, RoundResult
+from paceline.torch.measuring.open_rounds import OnNan, OpenRounds
 from paceline.torch.memory_limits import MemoryLimit, ran_out, sentence
 from paceline.torch.passes import MicroStep, Passes
 from paceline.torch.plan import Piece, Source

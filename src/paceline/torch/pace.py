@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import PacelineError
 from paceline.policies import Policy
-from paceline.rounds import Cluster
+from paceline.rounds import Cluster, RoundResult
 from paceline.torch import local, peers
 from paceline.torch.elastic.member import Member, Mended
 from paceline.torch.feed import nested
@@ -47,7 +47,7 @@ from paceline.torch.local import Merge, Merging
 from paceline.torch.local_loop import LocalLoop
 from paceline.torch.loop import LOST, Loop
 from paceline.torch.measuring.audience import Audience, asked
-from paceline.torch.measuring.open_rounds import OnNan, RoundResult
+from paceline.torch.measuring.open_rounds import OnNan
 from paceline.torch.memory_limits import MemoryLimit
 from paceline.torch.options import Limits, Options
 from paceline.torch.passes import weighed

@@ -18,12 +18,12 @@ from paceline.data import datasets
 from paceline.data.datasets import Data
 from paceline.errors import PacelineError
 from paceline.learners import models
+from paceline.rounds import RoundResult
 from paceline.torch import peers
 from paceline.torch.elastic.link import Left, company
 from paceline.torch.liveness.shutdown import end_with_parent
 from paceline.torch.liveness.stall import OnMissed
 from paceline.torch.local import Merge
-from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.pace import Pace
 from paceline.train import slowdown
 from paceline.train.checkpoint import encode, of_run

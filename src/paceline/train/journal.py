@@ -13,11 +13,11 @@ import torch
 from paceline.data import datasets
 from paceline.errors import PacelineError, WorkerError
 from paceline.learners import models
+from paceline.rounds import RoundResult
 from paceline.runs import Recorder
 from paceline.runs.run import CONFIG
 from paceline.torch.elastic.member import Mended
 from paceline.torch.elastic.supervisor import Loss
-from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.measuring.recorder import RoundRecorder
 from paceline.train.checkpoint import CHECKPOINT, of_run
 from paceline.train.config import TrainConfig

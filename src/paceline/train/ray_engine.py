@@ -119,17 +119,17 @@ class _Log:
         there = present | (update.loads > 0)
         loads = [int(load) if here else None for load, here in zip(update.loads, there, strict=True)]
         epoch = min(self._used // self._samples, self._pool.epochs - 1)
-        self._used += update.samples
+        self._used += update.batch
         for what, count in update.dropped.items():
             self.dropped[what] = self.dropped.get(what, 0) + count
         self.dropped_samples += update.dropped_samples
         compute = np.where((update.loads == 0) & there, 0.0, update.compute)
         self._recorder.round(
-            round=update.version - 1,
+            round=update.step,
             epoch=epoch,
-            time=update.now,
+            time=update.ended,
             seconds=update.seconds,
-            batch=update.samples,
+            batch=update.batch,
             loads=loads,
             compute=compute,
             shares=update.shares,
@@ -144,10 +144,10 @@ class _Log:
             **self._events(update),
         )
         left = self._pool.epochs * self._samples - self._used
-        ahead = -(-left // max(update.samples, 1))
+        ahead = -(-left // max(update.batch, 1))
         self.rounds = self._config.steps or update.version + ahead
         ends = max(self.rounds, update.version)
-        self._on_event({"type": "round", "round": update.version - 1, "rounds": ends, "result": update})
+        self._on_event({"type": "round", "round": update.step, "rounds": ends, "result": update})
         if update.version - self._saved >= self._config.checkpoint_every:
             self.save()
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.errors import PacelineError
+from paceline.rounds import RoundResult
 from paceline.runs import sinks
 from paceline.torch import peers
-from paceline.torch.measuring.open_rounds import RoundResult
 from paceline.torch.measuring.recorder import record_run
 
 

@@ -17,15 +17,14 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
-from paceline.pieces.sharing import PieceRecord
-from paceline.rounds import Array
+from paceline.rounds import Array, PieceRecord, RoundResult
 from paceline.samples.cost import cost_of
 from paceline.torch import peers
 from paceline.torch.liveness.stall import named
@@ -43,32 +42,6 @@ PLAN, LOADS, BATCH = attrgetter("plan"), attrgetter("loads"), attrgetter("batch"
 SETTLED = 0.05  # of a rank's load, and one sample: a change by less is none
 
 OnNan = str | Callable[[int, list[int]], object]
-
-
-class RoundResult(NamedTuple):
-    """One finished round, the same on every rank. Arrays of shape (n,)."""
-
-    step: int
-    epoch: int
-    batch: int
-    loads: NDArray[np.int64]
-    compute: Array  # seconds, without the wait for others
-    overhead: Array  # the part of compute that does not grow with the load, as fitted
-    seconds: float  # wall seconds of the round on this rank
-    loss: float  # mean over the round's samples, or what was counted; NaN where backward() was not used
-    shares: Array  # the plan made from it
-    within: PieceRecord | None = None  # its pieces, if work may move within the round
-    learning_rate: float = (
-        math.nan
-    )  # of the first optimizer's first group; NaN where pace.step did not step it
-    costs: Array | None = None  # of each rank's part in mean samples, if the loader was given costs
-    parts: Array | None = (
-        None  # lengths, squared lengths and micro-batches that these are made of, shape (n, 3)
-    )
-    ran_out: Array | None = (
-        None  # passes of each rank that have not fitted into its memory since they were told
-    )
-    ended: float = math.nan  # this rank's ``time.perf_counter`` at its end
 
 
 class OpenRounds:

@@ -25,9 +25,9 @@ import torch
 
 from paceline import runs
 from paceline.errors import PacelineError
+from paceline.rounds import RoundResult
 from paceline.torch import peers
 from paceline.torch.measuring import exchange, measure
-from paceline.torch.measuring.open_rounds import RoundResult
 
 ROW = np.dtype([("step", "f8"), ("seconds", "f8"), ("load", "f8")])  # of a rank and a step
 
