@@ -30,11 +30,7 @@ from paceline.torch.elastic.recovery import Missing
 from paceline.torch.feed.costs import Dealer, agreed_dealer
 from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
-<<<<<<< HEAD
-from paceline.torch.feed.prefetch import Prefetch, as_it_is
-=======
-from paceline.torch.feed.prefetch import Here, Prefetch, fetcher
->>>>>>> light
+from paceline.torch.feed.prefetch import Prefetch
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.loop import Loop
 from paceline.torch.options import switches, whole
