@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.runs import Recorder, Run, draw, findings, read, report
-from paceline.runs.columns import short, thin
+from paceline.runs.columns import edges, short, thin
 from paceline.runs.draw import percent_axis, ticks, time_axis, time_ticks, top
 from paceline.runs.words import number
 
@@ -280,20 +280,20 @@ def test_waiting_is_hatched_alike_everywhere_and_nothing_else_is(tmp_path, write
 
 
 def test_thin_keeps_means_and_extremes():
-    random = np.random.default_rng(0)
-    values = random.random((1003, 2))
-    values[:5, 0] = np.nan
-    thinned = thin(values, 100)
+    values = np.random.default_rng(0).random(1003)
+    values[:5] = np.nan
+    at = edges(0, 1003, 100)
+    thinned = thin(values, at)
     assert len(thinned.mean) == 84
-    assert set(np.diff(thinned.edges[:-1])) == {12}
-    assert (thinned.edges[0], thinned.edges[-1]) == (0, 1003)
+    assert set(np.diff(at[:-1])) == {12}
+    assert (at[0], at[-1]) == (0, 1003)
     for i in (0, 1, 57, 83):
-        part = values[thinned.edges[i] : thinned.edges[i + 1]]
-        assert thinned.mean[i] == pytest.approx(np.nanmean(part, axis=0))
-        assert np.array_equal(thinned.low[i], np.nanmin(part, axis=0))
-        assert np.array_equal(thinned.high[i], np.nanmax(part, axis=0))
-    assert np.array_equal(thin(values[:7]).mean, values[:7], equal_nan=True)
-    assert np.isnan(thin(np.full(3, np.nan)).low).all()
+        part = values[at[i] : at[i + 1]]
+        assert thinned.mean[i] == pytest.approx(np.nanmean(part))
+        assert thinned.low[i] == np.nanmin(part)
+        assert thinned.high[i] == np.nanmax(part)
+    assert np.array_equal(thin(values[:7], edges(0, 7, 300)).mean, values[:7], equal_nan=True)
+    assert np.isnan(thin(np.full(3, np.nan), edges(0, 3, 1)).low).all()
 
 
 def test_scales():

@@ -254,19 +254,14 @@ def _over(part: Array, whole: Array) -> Array:
 
 
 class Thin(NamedTuple):
-    """A series of T values in buckets of equal length; NaN if a bucket knows none.
+    """A series of T values in buckets of equal length, each of shape (buckets,); NaN if a bucket knows none."""
 
-    edges: index of each bucket's first value, and T, shape (buckets + 1,).
-    mean, low, high: shape (buckets,) or (buckets, n).
-    """
-
-    edges: NDArray[np.int64]
     mean: Array
     low: Array
     high: Array
 
 
-def edges(start: int, end: int, limit: int = 300) -> NDArray[np.int64]:
+def edges(start: int, end: int, limit: int) -> NDArray[np.int64]:
     """Cut ``start`` to ``end`` into about ``limit`` buckets at most; their first places, and ``end``.
 
     Buckets hold 1, 2, 3, 4, 6, 8, 12, ... values and begin at multiples of that, so that a series that grows
@@ -279,16 +274,9 @@ def edges(start: int, end: int, limit: int = 300) -> NDArray[np.int64]:
     return np.concatenate(([start], inner, [end])).astype(np.int64)
 
 
-def thin(values: Array, limit: int | NDArray[np.int64] = 300) -> Thin:
-    """At most about ``limit`` buckets of values of shape (T,) or (T, n), or the buckets between given edges."""
-    at = edges(0, len(values), limit) if isinstance(limit, int) else limit
-    starts, known = at[:-1], ~np.isnan(values)
-    total = np.add.reduceat(np.where(known, values, 0.0), starts, axis=0)
-    number = np.add.reduceat(known.astype(float), starts, axis=0)
-    some = number > 0
-    return Thin(
-        at,
-        np.divide(total, number, out=np.full(total.shape, np.nan), where=some),
-        np.where(some, np.minimum.reduceat(np.where(known, values, np.inf), starts, axis=0), np.nan),
-        np.where(some, np.maximum.reduceat(np.where(known, values, -np.inf), starts, axis=0), np.nan),
-    )
+def thin(values: Array, at: NDArray[np.int64]) -> Thin:
+    """The buckets of values of shape (T,). at: index of each bucket's first value, and T, shape (buckets + 1,)."""
+    starts = at[:-1]
+    total = np.add.reduceat(np.where(np.isnan(values), 0.0, values), starts)
+    number = np.add.reduceat((~np.isnan(values)).astype(float), starts)
+    return Thin(_over(total, number), np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts))
