@@ -55,14 +55,11 @@ def simple(values: Array) -> Array:
     return dedicated(owner, masters)
 
 
-def iterated(
-    values: Array, rule: str = "tie-safe", rounds: int = 60, patience: int | None = None, seed: int = 0
-) -> Array:
-    """Local search, explored ``rounds`` times or until ``patience`` bring nothing (Sun et al., Alg. 1, lines 1 to 6,
+def iterated(values: Array, rule: str = "tie-safe", rounds: int = 60) -> Array:
+    """Local search, explored ``rounds`` times or until 30 bring nothing (Sun et al., Alg. 1, lines 1 to 6,
     Alg. 1, lines 23 to 29).
 
-    patience: None for 30, and fewer beyond 100 workers, where a round is long and already close to the
-        optimum.
+    Fewer than 30 beyond 100 workers, where a round is long and already close to the optimum.
 
     rule: "printed" accepts an insertion if the smallest sum of all rises, as in the listing: with two
         masters tied at the smallest sum it never does, and masters may stay without workers. "tie-safe"
@@ -72,12 +69,11 @@ def iterated(
     """
     if rule not in ("printed", "tie-safe"):
         raise PacelineError(f"rule={rule!r}: expected 'printed' or 'tie-safe'")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     masters, workers = values.shape
     favourite = np.argmax(values, axis=0)
     owner = favourite.copy()
-    if patience is None:
-        patience = min(30, max(3, 3000 // workers))
+    patience = min(30, max(3, 3000 // workers))
     best, best_level, since = owner, -np.inf, 0
     for _ in range(rounds):
         _local_optimum(values, owner, printed=rule == "printed")
@@ -292,13 +288,13 @@ def _integer(
     return None if result.x is None else np.round(result.x[:-1]).reshape(values.shape)
 
 
-def _rounded(values: Array, relaxed: Array, rounds: int = 60, seed: int = 0) -> Array:
+def _rounded(values: Array, relaxed: Array) -> Array:
     """A dedicated assignment near the relaxation: its largest k for each worker, then local search with restarts."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     masters, workers = values.shape
     start = np.argmax(relaxed, axis=0)
     trial, best, best_level = start.copy(), start, -np.inf
-    for turn in range(rounds if masters > 1 and workers <= 500 else 1):
+    for turn in range(60 if masters > 1 and workers <= 500 else 1):
         level = _climb(values, trial)
         if level > best_level:
             best, best_level = trial.copy(), level

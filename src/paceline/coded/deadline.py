@@ -20,6 +20,7 @@ UNITS = 1000  # resolution of the search; the probabilities returned are exact
 SCALES = np.exp(np.linspace(np.log(0.4), np.log(2.5), 61))
 STEPS = (0.8, 0.95, 0.99, 1.01, 1.05, 1.25)
 STARTS = 3
+MOVES = 10  # of workers, at most
 PAIRS = 16  # workers up to which pairs of loads are tried
 PORTIONS = (0.03, 0.003)  # of L, moved from one load to another
 
@@ -57,10 +58,10 @@ def never_done(made: CodedPlan) -> Array:
     return np.array([chance if chance > 1e-12 else 0.0 for chance in chances])
 
 
-def by_deadline(made: CodedPlan, t: float, moves: int = 10) -> tuple[CodedPlan, Array]:
+def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
     """(plan, P[done by t ms] of each master): loads for the largest probability, then workers moved while all gain.
 
-    Sun et al., eq. (2). made: a dedicated, coded plan to start with. moves: workers moved at most, each from one
+    Sun et al., eq. (2). made: a dedicated, coded plan to start with. Up to ten workers are moved, each from one
     master to another, where that raises the probability that all masters are done.
 
     Raises PacelineError for a deadline that is not positive, and plans that are uncoded or probabilistic.
@@ -78,7 +79,7 @@ def by_deadline(made: CodedPlan, t: float, moves: int = 10) -> tuple[CodedPlan, 
     chances = np.zeros(len(mine))
     for m in masters:
         loads[m], chances[m] = _best_loads(problem, m, mine[m], t)
-    for _ in range(moves):
+    for _ in range(MOVES):
         change = _best_move(problem, mine, chances, t)
         if change is None:
             break

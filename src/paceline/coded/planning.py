@@ -13,6 +13,7 @@ from paceline.coded.delay import Array
 from paceline.coded.problem import Problem
 from paceline.errors import PacelineError, among
 
+SECONDS = 20.0  # to look for the assignment that moves the fewest workers
 ASSIGNMENTS: dict[str, Callable[[Array], Array]] = {
     "uniform": uniform,
     "simple": simple,
@@ -69,30 +70,28 @@ class Rearranged(NamedTuple):
     moved: tuple[str, ...]
 
 
-def rearrange(
-    old: CodedPlan, problem: Problem, within: float = 0.05, assign: str = "exact", seconds: float = 20.0
-) -> Rearranged:
+def rearrange(old: CodedPlan, problem: Problem, within: float = 0.05) -> Rearranged:
     """Plan ``problem`` again, moving the fewest workers that keep t* within a portion of the best.
 
     old: a dedicated plan; its masters and workers are recognized in ``problem`` by name. within: how much
-    longer than ``assign``'s t* the plan may take. seconds: for the mixed-integer programme; when they are up,
-    the best assignment found, at worst that of ``assign`` itself.
+    longer than the exact assignment's t* the plan may take. The mixed-integer programme has ``SECONDS``; when they
+    are up, it is the best assignment found, at worst the exact one itself.
 
     The programme maximizes the workers kept under sum_n k rate (t - d)+ >= L for every master, t = (1 +
     within) t*. Raises PacelineError for a probabilistic old plan and a negative portion.
     """
     if not within >= 0:
         raise PacelineError(f"within={within:g}: expected a portion of 0 or more")
-    if not old.coded or not old.dedicated or assign == "probabilistic":
+    if not old.coded or not old.dedicated:
         raise PacelineError("only coded plans of dedicated workers can be rearranged; plan again instead")
     phi, rate = problem.delay.peak()
-    best = assignment(problem, assign, rate)
+    best = assignment(problem, "exact", rate)
     t = completion(problem, best, rate).max() * (1 + within)
     serving = _serving(old, problem)
-    k = _fewest_moves(problem, serving, rate, t, seconds)
+    k = _fewest_moves(problem, serving, rate, t)
     candidates = [each for each in (k, best) if each is not None]
     k = min(candidates, key=lambda each: len(_moved(serving, each)))
-    made = finish(problem, assign, k, True, phi, rate)
+    made = finish(problem, "exact", k, True, phi, rate)
     return Rearranged(made, tuple(problem.workers[n] for n in _moved(serving, k)))
 
 
@@ -112,9 +111,7 @@ def _moved(serving: np.ndarray, k: np.ndarray) -> list[int]:
     return [n for n in range(len(serving)) if serving[n] >= 0 and now[n] != serving[n]]
 
 
-def _fewest_moves(
-    problem: Problem, serving: np.ndarray, rate: np.ndarray, t: float, seconds: float
-) -> np.ndarray | None:
+def _fewest_moves(problem: Problem, serving: np.ndarray, rate: np.ndarray, t: float) -> np.ndarray | None:
     from scipy.optimize import LinearConstraint, milp
     from scipy.sparse import csr_array
 
@@ -132,6 +129,6 @@ def _fewest_moves(
         constraints=[LinearConstraint(covers, lb=1 - 1e-9), LinearConstraint(once, ub=1)],
         integrality=np.ones(len(columns)),
         bounds=(0, 1),
-        options={"time_limit": seconds, "mip_rel_gap": 0.2 / workers},
+        options={"time_limit": SECONDS, "mip_rel_gap": 0.2 / workers},
     )
     return None if result.x is None else np.round(result.x).reshape(masters, workers)

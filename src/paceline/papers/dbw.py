@@ -150,17 +150,15 @@ class Remembering:
 
 def fig1(out: Path, quick: bool) -> Found:
     """MNIST: norm, variance and gain as estimated, and as they are (DBW, Fig. 1)."""
-    return _estimates(quick, "fig1", "mnist", network(quick), 500, 0.01, 15 if quick else 150)
+    return _estimates(quick, "mnist", network(quick), 500, 0.01, 15 if quick else 150)
 
 
 def fig2(out: Path, quick: bool) -> Found:
     """CIFAR-10: norm, variance and gain as estimated, and as they are (DBW, Fig. 2)."""
-    return _estimates(quick, "fig2", "cifar10", "mlp", 256, 0.05, 15 if quick else 150)
+    return _estimates(quick, "cifar10", "mlp", 256, 0.05, 15 if quick else 150)
 
 
-def _estimates(
-    quick: bool, name: str, data: str, model: str, batch: int, rate: float, iterations: int
-) -> Found:
+def _estimates(quick: bool, data: str, model: str, batch: int, rate: float, iterations: int) -> Found:
     learns, draws = learner(data, model), Draws(len(dataset(data).x_train), 0)
     rng = np.random.default_rng(7)
     everything = np.arange(0, len(dataset(data).x_train), 4 if quick else 1)

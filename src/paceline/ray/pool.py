@@ -16,6 +16,7 @@ from paceline.costs import Array
 from paceline.errors import PacelineError
 from paceline.ray.start import controlled, signals_as_they_are
 
+START_SECONDS = 120.0  # that all workers may take to start
 ProductDelay = Callable[[str, str, int, int], float]
 
 
@@ -82,7 +83,6 @@ class WorkerPool:
     workers: names as in the plan. cpus: CPUs that Ray sets aside for each; 0 to start more workers than CPUs.
     delay: (worker, master, turn, rows) -> seconds that so many rows shall take at least, to try out uneven
         speeds.
-    timeout: seconds to wait for all of them to start.
 
     Raises PacelineError for duplicate names, too few CPUs, and workers that do not start in time. Close it,
     or use it in a ``with`` statement, to end the actors.
@@ -93,7 +93,6 @@ class WorkerPool:
         workers: Sequence[str],
         cpus: float = 1.0,
         delay: ProductDelay | None = None,
-        timeout: float = 120.0,
     ) -> None:
         if len(set(workers)) < len(workers) or not workers:
             raise PacelineError(
@@ -113,11 +112,11 @@ class WorkerPool:
             name: actor.options(num_cpus=cpus, max_restarts=0).remote(name, delay) for name in workers
         }
         started = [each.process.remote() for each in self.actors.values()]
-        _, waiting = ray.wait(started, num_returns=len(started), timeout=timeout)
+        _, waiting = ray.wait(started, num_returns=len(started), timeout=START_SECONDS)
         if waiting:
             self.close()
             raise PacelineError(
-                f"{len(waiting)} of {len(workers)} workers did not start in {timeout:g} s; look at the Ray "
+                f"{len(waiting)} of {len(workers)} workers did not start in {START_SECONDS:g} s; look at the Ray "
                 f"cluster"
             )
         self.processes: dict[str, int] = dict(zip(self.actors, ray.get(started), strict=True))
