@@ -108,6 +108,23 @@ def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, str
         )
 
 
+ORDERS = (
+    "SequentialSampler",
+    "RandomSampler",
+    "DistributedSampler",
+    "SeedableRandomSampler",
+)  # each sample once
+CUTS = ("BatchSampler", "BatchSamplerShard", "DefaultBatchSampler")  # the last of sentence-transformers
+
+
+def order_of(sampler: Any) -> tuple[Any, bool]:
+    """The sampler whose order others only cut into batches; whether that is one which balancing has, too."""
+    while type(sampler).__name__ in CUTS:
+        sampler = getattr(sampler, "batch_sampler", None) or sampler.sampler
+    some = getattr(sampler, "replacement", False) or getattr(sampler, "_num_samples", None)
+    return sampler, type(sampler).__name__ in ORDERS and not some
+
+
 class BalancedLoader:
     """Iterate it once an epoch. Made by ``Pace.loader``.
 
