@@ -31,7 +31,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 import paceline
 from paceline.doctor.phases import Phase
-from paceline.torch.feed.loader import order_of
+from paceline.torch.feed.pieces import order_of
 
 Told = Callable[[Any], None]
 """Called with the object whose method it is, or behind the call with what it returned."""

@@ -29,7 +29,8 @@ import torch.distributed as dist
 from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.feed.costs import read
-from paceline.torch.feed.loader import check_indexed, order_of
+from paceline.torch.feed.loader import check_indexed
+from paceline.torch.feed.pieces import order_of
 from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
 from paceline.torch.progress import batches

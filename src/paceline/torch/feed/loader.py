@@ -30,11 +30,7 @@ from paceline.torch.elastic.recovery import Missing
 from paceline.torch.feed.costs import Dealer, agreed_dealer
 from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
-<<<<<<< HEAD
-from paceline.torch.feed.prefetch import Prefetch, as_it_is
-=======
-from paceline.torch.feed.prefetch import Here, Prefetch, fetcher
->>>>>>> light
+from paceline.torch.feed.prefetch import Prefetch
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.loop import Loop
 from paceline.torch.options import switches, whole
@@ -106,23 +102,6 @@ def check_options(options: Mapping[str, Any], global_batch: int, ranks: int, str
         raise PacelineError(
             "shuffle= is for indexed data; a stream comes in its own order: shuffle it at its source"
         )
-
-
-ORDERS = (
-    "SequentialSampler",
-    "RandomSampler",
-    "DistributedSampler",
-    "SeedableRandomSampler",
-)  # each sample once
-CUTS = ("BatchSampler", "BatchSamplerShard", "DefaultBatchSampler")  # the last of sentence-transformers
-
-
-def order_of(sampler: Any) -> tuple[Any, bool]:
-    """The sampler whose order others only cut into batches; whether that is one which balancing has, too."""
-    while type(sampler).__name__ in CUTS:
-        sampler = getattr(sampler, "batch_sampler", None) or sampler.sampler
-    some = getattr(sampler, "replacement", False) or getattr(sampler, "_num_samples", None)
-    return sampler, type(sampler).__name__ in ORDERS and not some
 
 
 class BalancedLoader:
