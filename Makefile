@@ -5,6 +5,7 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 JOBS ?= 3
+MARKED ?=
 
 SECONDS ?= 120
 
@@ -25,8 +26,8 @@ $(DEMO_STAMP): pyproject.toml constraints.txt
 demo: $(DEMO_STAMP)  ## train the digits on 4 uneven workers: plain equal split against Paceline
 	@$(BIN)/paceline train --data digits --workers 4 --slowdown 1,1,1,4 --epochs 20 --compare equal,level
 
-test: $(STAMP)  ## every test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+test: $(STAMP)  ## every test; MARKED='not nightly' leaves out those that .ci/run leaves to the nightly job
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup -m "$(MARKED)"
 
 check: lint fuzz  ## lint, format, types and the map of imports; the service's API against its own description
 

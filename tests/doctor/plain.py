@@ -1,6 +1,7 @@
 """A DDP script that knows nothing of Paceline; run by torchrun in the tests.
 
-plain.py STEPS [KIND]: with "frozen", the optimizer's first parameter is a frozen one; with "another", it trains
+plain.py STEPS [KIND]: with "frozen", the optimizer's first parameter is a frozen one, and the
+wrapper is in evaluation's mode, in which Lightning leaves it after a validation; with "another", it trains
 another module than the first that it wraps; with "quiet", it says nothing behind its first step.
 """
 
@@ -32,6 +33,8 @@ def main() -> None:
     ddp = DistributedDataParallel(Net() if kind == "frozen" else torch.nn.Linear(8, 2))
     if kind == "another":
         ddp = DistributedDataParallel(torch.nn.Linear(8, 2))
+    if kind == "frozen":
+        ddp.eval().module.train()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     for step in range(steps):
         optimizer.zero_grad()

@@ -10,6 +10,8 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +23,23 @@ from support.commands import paceline
 LOOPS = Path(__file__).with_name("foreign")
 RANKS = 3
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS)
-APPLIED = ("mnist", "imagenet", "dit", "tutorial", "siamese", "graphs", "text", "scaled", "accelerated")
+APPLIED = ("dit", "accelerated", "mnist", "imagenet", "tutorial", "siamese", "graphs", "text", "scaled")
 BY_HAND = {
-    "nanogpt": "The loop accumulates gradients",
     "llmc": "make an indexed data set of the samples and use pace.loader(dataset, shuffle=False)",
-    "dqn": "The change below is for a loop that draws them at random",
     "dcgan": 'docs/porting.md ("Two models") has the loop',
+    "nanogpt": "The loop accumulates gradients",
+    "dqn": "The change below is for a loop that draws them at random",
 }
 
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("doctor")]
+
+
+def most_at_night(scripts: Iterable[str]) -> list[Any]:
+    """The first two run with every change, the others once a day."""
+    return [
+        script if number < 2 else pytest.param(script, marks=pytest.mark.nightly)
+        for number, script in enumerate(scripts)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +71,16 @@ def run(place: Path, script: str, ranks: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(shutil.which("patch") is None, reason="needs patch")
-@pytest.mark.parametrize("script", APPLIED)
+@pytest.mark.parametrize("script", most_at_night(APPLIED))
 def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str, tmp_path: Path) -> None:
     if script == "accelerated":
         pytest.importorskip("accelerate")
-    said = diagnosed(script, tmp_path)
+    shutil.copytree(LOOPS, tmp_path, dirs_exist_ok=True)
+    with ThreadPoolExecutor() as beside:
+        alone = beside.submit(run, tmp_path, script, 1)
+        said = diagnosed(script, tmp_path)
+        expected = alone.result()[0]
     assert "global_batch=48" in said, said
-    expected = run(tmp_path, script, 1)[0]
     applied = subprocess.run(["patch", "-p0"], cwd=tmp_path, input=said, capture_output=True, text=True)
     assert applied.returncode == 0, said + applied.stdout
     assert f"patching file {script}.py" in applied.stdout
@@ -79,7 +92,7 @@ def test_its_change_is_applied_as_printed_and_trains_the_same_model(script: str,
     assert read[2] < min(read[:2]), "loads are unlike"
 
 
-@pytest.mark.parametrize("script", BY_HAND)
+@pytest.mark.parametrize("script", most_at_night(BY_HAND))
 def test_what_it_cannot_change_is_said(script: str, tmp_path: Path) -> None:
     said = " ".join(diagnosed(script, tmp_path).split())
     assert BY_HAND[script] in said

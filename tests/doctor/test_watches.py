@@ -131,10 +131,17 @@ def test_fetches_of_this_thread_count_and_no_other_s() -> None:
     next(iter(seeded))
     kept = ["shuffle=False", "num_workers={loader}.num_workers", "worker_init_fn={loader}.worker_init_fn"]
     assert told[-1] == {"processes": 1, "stream": False, "options": kept}
+    batches = Upwards(torch.utils.data.SequentialSampler(range(6)), 2, False)
+    next(iter(torch.utils.data.DataLoader(range(6), batch_sampler=batches)))  # type: ignore[arg-type]
+    assert told[-1]["options"] is None, "it chooses by itself which samples are in a batch"
     for watch in made:
         watch.remove()
     next(iter(loader))
-    assert len(told) == 6
+    assert len(told) == 7
+
+
+class Upwards(torch.utils.data.BatchSampler):
+    """Of one's own."""
 
 
 def _seed(worker: int) -> None: ...

@@ -114,4 +114,5 @@ def test_mistakes_are_told(found: list[dict[str, Any]]) -> None:
         assert "expected 'whole' or 'round'" in says["looped"]
         assert "auto_find_batch_size=True" in says["searched"]
         assert "get_train_dataloader() was overridden" in says["loader"]
+        assert "drawn by a WeightedRandomSampler" in says["sampler"]
         assert "the data set is a list_iterator" in says["streamed"]

@@ -216,6 +216,11 @@ class OwnLoader(BalancedTrainer):
         return Trainer.get_train_dataloader(self)
 
 
+class OwnSampler(BalancedTrainer):
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return torch.utils.data.WeightedRandomSampler([1.0, 2.0] * 9, 18)
+
+
 def cases(rank: int, ranks: int, folder: str) -> dict[str, Any]:
     """What every case came to on this rank."""
     hosts.as_torchrun(rank, ranks)
@@ -321,6 +326,7 @@ def refusals(folder: str) -> dict[str, str]:
     attempt("looped", balance={"loop": "pieces"})
     attempt("searched", auto_find_batch_size=True)
     attempt("loader", kind=OwnLoader)
+    attempt("sampler", kind=OwnSampler)
     try:
         trainer_of(folder, Classifier(), iter([1, 2]), max_steps=3).train()
     except PacelineError as error:

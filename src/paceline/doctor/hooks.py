@@ -117,7 +117,8 @@ class Hooks:
         return [self.phases.seconds(marks) + counts for marks, counts in told]
 
     def _trains(self) -> bool:
-        return self._model.training and torch.is_grad_enabled()
+        # Lightning leaves the wrapper itself in evaluation's mode.
+        return self._model.module.training and torch.is_grad_enabled()
 
     def _on_wait(self, _: str) -> None:
         self._waiting = self.phases.now

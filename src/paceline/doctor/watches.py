@@ -31,9 +31,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 import paceline
 from paceline.doctor.phases import Phase
-
-SAMPLERS = ("SequentialSampler", "RandomSampler", "DistributedSampler", "SeedableRandomSampler")
-"""Of torch and Accelerate, each sample once an epoch."""
+from paceline.torch.feed.pieces import order_of
 
 Told = Callable[[Any], None]
 """Called with the object whose method it is, or behind the call with what it returned."""
@@ -144,11 +142,9 @@ def backwards(begins: Told, ends: Told) -> list[Watch]:
 def loader_of(iterator: Any) -> dict[str, Any]:
     """What a DataLoader's iterator tells of its loader: its processes, whether it reads a stream, and as text the
     options that ``pace.loader`` is given in its place; None if its sampler is one that balancing has not."""
-    sampler = iterator._index_sampler
-    while inner := getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None):
-        sampler = inner
-    kind = type(sampler).__name__
-    options = [] if getattr(sampler, "shuffle", kind != "SequentialSampler") else ["shuffle=False"]
+    sampler, known = order_of(iterator._index_sampler)
+    shuffled = getattr(sampler, "shuffle", type(sampler).__name__ != "SequentialSampler")
+    options = [] if shuffled else ["shuffle=False"]
     options += ["drop_last=True"] if iterator._drop_last else []
     options += ["num_workers={loader}.num_workers"] if iterator._num_workers else []
     if getattr(iterator, "_worker_init_fn", None) is not None:
@@ -156,7 +152,6 @@ def loader_of(iterator: Any) -> dict[str, Any]:
     options += ["pin_memory={loader}.pin_memory"] if iterator._pin_memory else []
     own = iterator._collate_fn not in (default_collate, default_convert)
     options += ["collate_fn={loader}.collate_fn"] if own else []
-    known = kind in SAMPLERS and not getattr(sampler, "replacement", False)
     return {
         "processes": int(iterator._num_workers),
         "stream": iterator._dataset_kind == _DatasetKind.Iterable,

@@ -30,6 +30,7 @@ from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.feed.costs import read
 from paceline.torch.feed.loader import check_indexed
+from paceline.torch.feed.pieces import order_of
 from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
 from paceline.torch.progress import batches
@@ -115,7 +116,15 @@ class BalancedTrainer(Trainer):
 
     def get_train_dataloader(self) -> Any:
         check_indexed(self.train_dataset)
-        return Rounds(self, super().get_train_dataloader())
+        plain = super().get_train_dataloader()
+        sampler, known = order_of(plain.batch_sampler)
+        if not (known or type(sampler).__name__ in ("LengthGroupedSampler", "BatchRebalanceSampler")):
+            raise PacelineError(
+                f"the training samples are drawn by a {type(sampler).__name__}, and balancing draws each sample once "
+                "an epoch, in the data's order or a random one; expected the Trainer's own sampler (with "
+                "sentence-transformers, batch_sampler=BatchSamplers.BATCH_SAMPLER and one data set)"
+            )
+        return Rounds(self, plain)
 
     def get_total_train_batch_size(self, args: Any) -> int:
         return int(self.balance["global_batch"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +32,23 @@ class Order:
         if not self.shuffle:
             return np.arange(self.samples)
         return np.random.default_rng((self.seed, epoch)).permutation(self.samples)
+
+
+ORDERS = (
+    "SequentialSampler",
+    "RandomSampler",
+    "DistributedSampler",
+    "SeedableRandomSampler",
+)  # each sample once
+CUTS = ("BatchSampler", "BatchSamplerShard", "DefaultBatchSampler")  # the last of sentence-transformers
+
+
+def order_of(sampler: Any) -> tuple[Any, bool]:
+    """The sampler whose order others only cut into batches; whether that is one which balancing has, too."""
+    while type(sampler).__name__ in CUTS:
+        sampler = getattr(sampler, "batch_sampler", None) or sampler.sampler
+    some = getattr(sampler, "replacement", False) or getattr(sampler, "_num_samples", None)
+    return sampler, type(sampler).__name__ in ORDERS and not some
 
 
 def planned_pieces(
