@@ -116,25 +116,21 @@ class _Cutting:
         low = (before[-1] + float((self.overhead * speeds).sum())) / together
         high, runs, stride = np.inf, None, 1.0
         level = float(low if beat == np.inf else beat * (1 - CLOSE))
-        while True:
+        while runs is None or high - low > CLOSE * high:
             cuts = self._sweep(level)
             done = sum(map(sum, cuts))
             if done == self.batch:
                 high, runs = level, cuts
             else:
                 low = level
-            if runs is None and (beat < np.inf or level == sys.float_info.max):
-                break
-            if runs is not None and high - low <= CLOSE * high:
-                break
-            if runs is None:  # what is left takes at least so much longer
-                level += stride * max((before[-1] - before[done]) / together, CLOSE * level)
-                stride *= 1.5
-                level = min(level, sys.float_info.max)
-            else:
+            if runs is not None:
                 level = 0.5 * (low + high)
-        if runs is None:
-            runs = self._sweep(sys.float_info.max)
+            elif beat < np.inf or level == sys.float_info.max:
+                runs = self._sweep(sys.float_info.max)
+                break
+            else:  # what is left takes at least so much longer
+                level += stride * max((before[-1] - before[done]) / together, CLOSE * level)
+                level, stride = min(level, sys.float_info.max), 1.5 * stride
         sizes = [np.array(each, dtype=np.int64) for each in runs]
         loads, by_worker = np.zeros(len(runs), np.int64), [np.zeros(0, np.int64)] * len(runs)
         for worker, each in zip(self.workers.tolist(), sizes, strict=True):

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from paceline.errors import PacelineError, meant
 from paceline.rounds import Indices
@@ -274,7 +275,7 @@ class BalancedLoader:
             batch = self._others.next(chosen)
             self._loop.work.waited(time.perf_counter() - began)  # else loading is work like any other
         batch = batch if self._laid is None else self._laid(batch)
-        return _pinned(batch) if self._pins else batch
+        return pin_memory(batch) if self._pins else batch
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -367,9 +368,3 @@ class _Sampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._drawn()
-
-
-def _pinned(batch: Any) -> Any:
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    return pin_memory(batch)
