@@ -232,21 +232,18 @@ def _padded(
         free = not np.isfinite(limits.budget) and limits.micro_batch.min() >= len(lengths)
         limits = limits._replace(one=limits.one or free)
         launch = GUESS * float(costs.sum()) / len(pace)
-    runs = sorted_runs(costs, ordered, launch, pace, overhead, limits)
-    while micro_steps is not None and (most := max(map(len, runs.sizes))) > micro_steps:
+    workers, sizes = sorted_runs(costs, ordered, launch, pace, overhead, limits)
+    while micro_steps is not None and (most := max(map(len, sizes))) > micro_steps:
         if launch > costs.sum():  # the limits of a micro-batch alone need more micro-steps
             raise PacelineError(
                 f"micro_steps={micro_steps}: the round's samples need {most} micro-batches on a worker; raise the "
                 "limits of a micro-batch, or the micro-steps"
             )
         launch = max(2 * launch, 1e-3 * float(costs.sum()) / len(pace))
-        runs = sorted_runs(costs, ordered, launch, pace, overhead, limits)
-    loads, start = runs.loads, 0
-    runs_of: list[Counts] = [np.zeros(0, np.int64)] * len(pace)
-    for worker in runs.workers.tolist():
-        runs_of[worker] = order[start : start + loads[worker]]
-        start += int(loads[worker])
-    return np.concatenate(runs_of), loads, runs.sizes
+        workers, sizes = sorted_runs(costs, ordered, launch, pace, overhead, limits)
+    loads = np.array([each.sum() for each in sizes], np.int64)
+    runs = np.split(order, np.cumsum(loads[workers])[:-1])
+    return np.concatenate([runs[place] for place in np.argsort(workers).tolist()]), loads, sizes
 
 
 def _split(sizes: Counts, micro_steps: int, floor: int = 1) -> Counts:

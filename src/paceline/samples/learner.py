@@ -22,7 +22,6 @@ from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.costs import Array
 from paceline.errors import PacelineError
@@ -78,14 +77,11 @@ def start_fit(workers: int) -> CostFit:
     return CostFit(sums, zero, zero, unknown, unknown, scatter, nothing, zero + LAUNCH_SD)
 
 
-def update_fit(
-    fit: CostFit, parts: Array, seconds: Array, *, quadratic: bool = True, memory: float = MEMORY
-) -> CostFit:
+def update_fit(fit: CostFit, parts: Array, seconds: Array, *, memory: float = MEMORY) -> CostFit:
     """The belief after one more round.
 
     parts: linear and quadratic parts in mean samples, and launches, (n, 3). seconds: (n,), NaN if absent; a
-    worker without samples teaches nothing. quadratic: w is looked for; else it stays as it is. memory: 1 forgets
-    nothing.
+    worker without samples teaches nothing. memory: 1 forgets nothing.
     """
     here = np.isfinite(seconds) & (seconds > 0) & (parts[:, LINEAR] > 0)
     if not here.any():
@@ -115,7 +111,7 @@ def update_fit(
 
     part, launch = float(fit.part), float(fit.launch)
     for _ in range(STEPS):
-        part, launch, launch_sd = _step(sums, part, launch, float(scatter), quadratic)
+        part, launch, launch_sd = _step(sums, part, launch, float(scatter))
     overhead, pace = lines(sums, part, launch)
     seen = sums[:, SECONDS, SECONDS] > 0
     return CostFit(
@@ -158,9 +154,7 @@ def _direction(part: float, launch: float) -> Array:
     return np.array([1 - part, part, launch, 0.0, 0.0])
 
 
-def _step(
-    sums: Array, part: float, launch: float, scatter: float, quadratic: bool
-) -> tuple[float, float, float]:
+def _step(sums: Array, part: float, launch: float, scatter: float) -> tuple[float, float, float]:
     """One step of Gauss and Newton for w and launch; and by how much the launch may be wrong."""
     overhead, pace = lines(sums, part, launch)
     costs = _direction(part, launch)
@@ -183,12 +177,13 @@ def _step(
 
     prior = scatter / np.array([PART_SD, LAUNCH_SD]) ** 2
     now, matrix = np.array([part, launch]), curvature + np.diag(prior)
-    now = _within(now, slope - prior * now, matrix, np.array([quadratic, True]))
+    now = _within(now, slope - prior * now, matrix)
     return float(now[0]), float(now[1]), float(np.sqrt(scatter / matrix[1, 1]))
 
 
-def _within(now: Array, slope: Array, matrix: Array, free: NDArray[np.bool_]) -> Array:
-    """The step to where the slope ends, within 0 <= w <= 1 and 0 <= launch; what is not free stays where it is."""
+def _within(now: Array, slope: Array, matrix: Array) -> Array:
+    """The step to where the slope ends, within 0 <= w <= 1 and 0 <= launch."""
+    free = np.ones(2, bool)
     while free.any():
         wanted = now.copy()
         wanted[free] += np.linalg.solve(matrix[np.ix_(free, free)], slope[free])
@@ -214,14 +209,12 @@ class CostLearner:
     """Learns the cost model of one job from its rounds; the same on every rank that takes in the same rounds.
 
     costs: of the data set. workers: n. batch: samples of a full round. padded: a micro-batch costs its size times
-    its longest sample. quadratic: whether costs may grow with the square of the lengths, too.
+    its longest sample.
     """
 
-    def __init__(
-        self, costs: SampleCosts, workers: int, batch: int, *, padded: bool = False, quadratic: bool = True
-    ) -> None:
+    def __init__(self, costs: SampleCosts, workers: int, batch: int, *, padded: bool = False) -> None:
         self.costs, self.padded = costs, padded
-        self._workers, self._batch, self._quadratic = workers, batch, quadratic
+        self._workers, self._batch = workers, batch
         self.restart()
 
     def restart(self) -> None:
@@ -248,7 +241,7 @@ class CostLearner:
         """
         scaled = parts / np.array([self.costs.mean, self.costs.mean_square, 1.0])
         before = self.fit
-        self.fit = update_fit(before, scaled, seconds - known, quadratic=self._quadratic)
+        self.fit = update_fit(before, scaled, seconds - known)
         self.rounds += self.fit is not before
         if self.rounds > REMEMBERED:
             self.seen = []
@@ -287,9 +280,7 @@ class CostLearner:
 
     def stored(self, state: Any) -> CostLearner:
         """Another that goes on from a stored state. Raises PacelineError for what is no such state."""
-        made = CostLearner(
-            self.costs, self._workers, self._batch, padded=self.padded, quadratic=self._quadratic
-        )
+        made = CostLearner(self.costs, self._workers, self._batch, padded=self.padded)
         n = self._workers
         try:
             made.fit = CostFit(*(np.array(leaf, dtype=float) for leaf in state["fit"]))

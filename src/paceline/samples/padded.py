@@ -39,37 +39,28 @@ class Limits(NamedTuple):
     one: bool = False
 
 
-class Runs(NamedTuple):
-    """Loads of the workers, (n,), the order in which their runs follow each other, and sizes of their
-    micro-batches."""
-
-    loads: Counts
-    workers: Counts
-    sizes: list[Counts]
-
-
 def sorted_runs(
     costs: Array, lengths: Array, launch: float, pace: Array, overhead: Array, limits: Limits
-) -> Runs:
-    """The runs that end soonest, of those in which the quickest workers come first, or last.
+) -> tuple[Counts, list[Counts]]:
+    """The runs that end soonest, of those in which the quickest workers come first, or last: the order in which the
+    workers' runs follow each other, (n,), and sizes of each worker's micro-batches.
 
     costs, lengths: of the samples, the longest first, (B,). launch: cost of a micro-batch beyond its samples. pace:
     seconds of each worker for a cost of 1, (n,), infinite for who gets nothing; overhead: seconds before that, (n,).
     """
     quickest = np.argsort(pace, kind="stable")
     orders = [quickest] if pace.min() == pace.max() else [quickest, quickest[::-1]]
-    seconds, runs = np.inf, None
-    for order in orders:
-        found = _Cutting(costs, lengths, launch, pace, overhead, limits, order).best(seconds)
-        if runs is None or found[0] < seconds:
-            seconds, runs = found
-    assert runs is not None
-    if runs.loads.sum() < len(costs):
+    seconds, workers, sizes = _Cutting(costs, lengths, launch, pace, overhead, limits, orders[0]).best()
+    for order in orders[1:]:
+        other = _Cutting(costs, lengths, launch, pace, overhead, limits, order).best(seconds)
+        if other[0] < seconds:
+            workers, sizes = other[1:]
+    if left := len(costs) - sum(int(each.sum()) for each in sizes):
         raise PacelineError(
-            f"the limits of a micro-batch leave {len(costs) - runs.loads.sum()} of the round's {len(costs)} samples "
-            "without a place; raise them, or allow more micro-steps"
+            f"the limits of a micro-batch leave {left} of the round's {len(costs)} samples without a place; raise "
+            "them, or allow more micro-steps"
         )
-    return runs
+    return workers, sizes
 
 
 def best_cuts(costs: Array, lengths: Array, launch: float, micro_batch: int, budget: float) -> list[int]:
@@ -108,7 +99,7 @@ class _Cutting:
         self.least = least.tolist()
         self.later = (least[::-1].cumsum()[::-1] - least).tolist()  # what those who come after must have
 
-    def best(self, beat: float = np.inf) -> tuple[float, Runs]:
+    def best(self, beat: float = np.inf) -> tuple[float, Counts, list[Counts]]:
         """The time at which the last ends, and the runs; infinite if it is not before ``beat``."""
         speeds = np.where(np.isfinite(self.pace), 1.0 / self.pace, 0.0)
         together = float(speeds.sum())
@@ -116,30 +107,23 @@ class _Cutting:
         low = (before[-1] + float((self.overhead * speeds).sum())) / together
         high, runs, stride = np.inf, None, 1.0
         level = float(low if beat == np.inf else beat * (1 - CLOSE))
-        while True:
+        while runs is None or high - low > CLOSE * high:
             cuts = self._sweep(level)
             done = sum(map(sum, cuts))
             if done == self.batch:
                 high, runs = level, cuts
             else:
                 low = level
-            if runs is None and (beat < np.inf or level == sys.float_info.max):
-                break
-            if runs is not None and high - low <= CLOSE * high:
-                break
-            if runs is None:  # what is left takes at least so much longer
-                level += stride * max((before[-1] - before[done]) / together, CLOSE * level)
-                stride *= 1.5
-                level = min(level, sys.float_info.max)
-            else:
+            if runs is not None:
                 level = 0.5 * (low + high)
-        if runs is None:
-            runs = self._sweep(sys.float_info.max)
-        sizes = [np.array(each, dtype=np.int64) for each in runs]
-        loads, by_worker = np.zeros(len(runs), np.int64), [np.zeros(0, np.int64)] * len(runs)
-        for worker, each in zip(self.workers.tolist(), sizes, strict=True):
-            loads[worker], by_worker[worker] = each.sum(), each
-        return high, Runs(loads, self.workers, by_worker)
+            elif beat < np.inf or level == sys.float_info.max:
+                runs = self._sweep(sys.float_info.max)
+                break
+            else:  # what is left takes at least so much longer
+                level += stride * max((before[-1] - before[done]) / together, CLOSE * level)
+                level, stride = min(level, sys.float_info.max), 1.5 * stride
+        sizes = [np.array(runs[place], np.int64) for place in np.argsort(self.workers).tolist()]
+        return high, self.workers, sizes
 
     def _before(self) -> list[float]:
         """What the samples before each place cost at least: padded as in the best cuts of all of them."""

@@ -49,6 +49,14 @@ def of_trace(path: str | os.PathLike[str], **fields: object) -> Scenario:
         raise PacelineError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Trace:
+    """Columns of a trace file; all of them by default."""
+
+    file: Path
+    workers: tuple[int, ...] | None = None
+
+
 class _Reader:
     """folder: what the names of trace files are relative to."""
 
@@ -81,14 +89,15 @@ class _Reader:
         path = f"{where}.{name}" if where else name
         if hint is TimingModel:
             return self._timing(value, path, name)
+        if origin in (Union, types.UnionType):
+            hint = float if float in inner else next(each for each in inner if each is not type(None))
+            origin, inner = typing.get_origin(hint), typing.get_args(hint)
         if origin is tuple:
             if not isinstance(value, list):
                 raise PacelineError(f"{path} is {value!r}; expected a list")
             return tuple(
                 self._value(inner[0], item, f"{name}[{index}]", where) for index, item in enumerate(value)
             )
-        if origin in (Union, types.UnionType):
-            hint = float if float in inner else next(each for each in inner if each is not type(None))
         if hint is Path:
             return self._folder / self._value(str, value, name, where)
         if dataclasses.is_dataclass(hint):
@@ -120,23 +129,15 @@ class _Reader:
         return self.table(MODELS[model], rest, path)
 
     def _replay(self, content: Mapping[str, Any], path: str, name: str) -> Replay:
-        for key in content:
-            if key not in ("file", "workers"):
-                raise PacelineError(f"{path}: unknown field {key!r}; expected file, workers")
-        if not isinstance(content.get("file"), str):
-            raise PacelineError(f"{path}: expected file, the name of a trace")
-        trace = traces.read(self._folder / content["file"], gaps="absent")
+        named = self.table(_Trace, content, path)
+        trace = traces.read(named.file, gaps="absent")
         table = trace.overhead if name == "overhead" else trace.seconds_per_sample
-        columns = content.get("workers", list(range(table.shape[1])))
-        if not (isinstance(columns, list) and columns and all(_rank(c, table.shape[1]) for c in columns)):
+        columns = list(range(table.shape[1]) if named.workers is None else named.workers)
+        if not columns or min(columns) < 0 or max(columns) >= table.shape[1]:
             raise PacelineError(
                 f"{path}.workers={columns!r}: expected a list of workers of the trace, 0 to {table.shape[1] - 1}"
             )
         return Replay(table[:, columns])
-
-
-def _rank(value: Any, workers: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < workers
 
 
 def _in(where: str) -> str:

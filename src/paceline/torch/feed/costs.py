@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils._pytree import tree_leaves
 
 from paceline.errors import PacelineError, short
 from paceline.rounds import Array, Indices
 from paceline.samples import CostLearner, Room, SampleCosts
 from paceline.torch import options, peers
+from paceline.torch.feed.nested import tensors
 from paceline.torch.plan import Division, RoundPlan
 from paceline.torch.terms import Terms
 
@@ -58,11 +58,11 @@ def pads(dataset: Any, collate: Callable[[list[Any]], Any], costs: SampleCosts) 
     if costs.lengths[short_one] == costs.lengths[long_one]:
         return False
     try:
-        alone = [_elements(collate([dataset[index]])) for index in (short_one, long_one)]
-        both = _elements(collate([dataset[short_one], dataset[long_one]]))
+        tried = [dataset[short_one]], [dataset[long_one]], [dataset[short_one], dataset[long_one]]
+        short_alone, long_alone, both = (sum(one.numel() for one in tensors(collate(each))) for each in tried)
     except Exception:  # whatever a user's function raises: then it is not made for unlike samples
         return False
-    return alone[0] < alone[1] and both >= 2 * alone[1]
+    return short_alone < long_alone and both >= 2 * long_alone
 
 
 def _named(name: str, dataset: Any, samples: int) -> Array:
@@ -99,15 +99,6 @@ def _number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         return float("nan")  # which is refused, with the place where it stands
-
-
-def _elements(batch: Any) -> int:
-    return sum(leaf.numel() for leaf in tree_leaves(_plain(batch)) if isinstance(leaf, torch.Tensor))
-
-
-def _plain(batch: Any) -> Any:
-    """Mappings as dicts: of the others, pytrees know nothing."""
-    return {key: _plain(value) for key, value in batch.items()} if isinstance(batch, Mapping) else batch
 
 
 class Dealer:

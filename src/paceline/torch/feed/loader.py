@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from paceline.errors import PacelineError, meant
 from paceline.rounds import Indices
@@ -27,7 +28,7 @@ from paceline.samples.cost import batch_parts
 from paceline.torch import peers
 from paceline.torch.elastic import recovery
 from paceline.torch.elastic.recovery import Missing
-from paceline.torch.feed.costs import Dealer, agreed_dealer
+from paceline.torch.feed.costs import agreed_dealer
 from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.prefetch import Prefetch
@@ -150,10 +151,11 @@ class BalancedLoader:
         # drawn ahead, of this round and the next.
         self._others = Prefetch(dataset, collate, options if terms.moves_work else {})
         self._ahead = Prefetch(dataset, collate, options if loop.changes else {})
-        self._sampler = _Sampler(loop, self._order, self._dealer)
-        self._loader = DataLoader(
-            dataset, batch_sampler=self._sampler, collate_fn=_EmptyToo(dataset, collate), **options
-        )
+        sampler, collate = _Sampler(self._batches), _EmptyToo(dataset, collate)
+        self._loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, **options)
+        self._queue: deque[Piece] = deque()
+        # This epoch's order, and the same with each round's samples as they are dealt.
+        self._drawn = self._indices = np.empty(0, np.int64)
         self._laid = aligned if terms.cell else None
         self._source: Iterator[Any] = iter(())
         self._length: int | None = None  # rounds of the running iteration
@@ -189,7 +191,9 @@ class BalancedLoader:
         self._check_length()
         loop = self._loop
         self._length = loop.progress.left
-        self._sampler.open()
+        self._drawn = self._order.epoch(loop.progress.epoch)
+        self._indices = self._drawn.copy()
+        self._queue.clear()
         for each in (self._others, self._ahead):
             each.reset()
         loop.work.claims_ahead(self._claimed if self._early else None, self._early)
@@ -207,7 +211,7 @@ class BalancedLoader:
 
     def planned(self) -> tuple[Any, Piece]:
         batch = next(self._source)
-        return batch if self._laid is None else self._laid(batch), self._sampler.queue.popleft()
+        return batch if self._laid is None else self._laid(batch), self._queue.popleft()
 
     def claimed(self, claim: Claim) -> Iterator[Any]:
         at = claim.start
@@ -217,9 +221,14 @@ class BalancedLoader:
 
     # -- and where ranks may be lost or join, see ``elastic.member.Spans`` --------------------------------------
 
-    def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_]) -> RoundPlan:
-        """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on; among: places, (places,)."""
-        return self._sampler.divided(step, first, size, among)
+    def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_] | None = None) -> RoundPlan:
+        """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on. among: places that take part,
+        (places,); by default all."""
+        terms = self._loop.terms
+        if self._dealer is None:
+            return terms.divided(step, terms.balancer.loads(step, size, among), first, among)
+        self._indices[first : first + size] = self._drawn[first : first + size]
+        return self._dealer.divided(step, self._indices, first, size, among)
 
     def pieces(self, plan: RoundPlan, first: int, among: NDArray[np.bool_]) -> list[Piece]:
         """This rank's pieces of a round as planned, whose samples begin at ``first``.
@@ -253,10 +262,10 @@ class BalancedLoader:
 
     def load(self, start: int, size: int) -> Any:
         """A batch of these samples of the epoch's order; of none, one that counts for nothing."""
-        chosen = self._sampler.indices[start : start + size].copy()
+        chosen = self._indices[start : start + size].copy()
         if not size:
             terms = self._loop.terms
-            batch = self._here.next(self._sampler.indices[: terms.floor if terms.fills else 0])
+            batch = self._here.next(self._indices[: terms.floor if terms.fills else 0])
         elif not self._early:
             batch = self._here.next(chosen)
         elif self._ahead.comes(chosen):
@@ -266,9 +275,38 @@ class BalancedLoader:
             batch = self._others.next(chosen)
             self._loop.work.waited(time.perf_counter() - began)  # else loading is work like any other
         batch = batch if self._laid is None else self._laid(batch)
-        return _pinned(batch) if self._pins else batch
+        return pin_memory(batch) if self._pins else batch
 
     # -- within ----------------------------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[list[int]]:
+        """Indices of this rank's micro-batches of the epoch; what each one is stands in ``_queue`` beside them."""
+        loop, terms, indices = self._loop, self._loop.terms, self._indices
+        step = loop.progress.rounds
+        plan_of, append = terms.balancer.plan, self._queue.append
+        # What the round before was cut by, its size, loads and cuts, if this one may be cut as it was.
+        before: Any = None
+        before_size, loads, cuts = 0, np.empty(0, np.int64), list[tuple[int, int, bool, bool]]()
+        for first, size in loop.progress.remaining():
+            by = plan_of(step)
+            if before is by and before_size == size:
+                plan = RoundPlan(step, loads, size)
+                for at, many, begins, ends in cuts:
+                    append(Piece(plan, many, begins, ends))
+                    at += first
+                    yield indices[at : at + many].tolist()
+                step += 1
+                continue
+            plan = self.divided(step, first, size)
+            at, cuts = int(plan.loads[: loop.rank].sum()), []
+            for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.fills):
+                cuts.append((at, piece.samples, piece.first, piece.last))
+                at += piece.samples
+                append(piece)
+                yield chosen.tolist()
+            whole = plan.division is None and self._dealer is None and plan.loads[loop.rank] > 0
+            before, before_size, loads = by if whole else None, size, plan.loads
+            step += 1
 
     def _check_length(self) -> None:
         if (now := len(self.dataset)) != self._order.samples:
@@ -301,14 +339,14 @@ class BalancedLoader:
 
     def _spans(self, pieces: list[Piece]) -> list[Indices]:
         """The samples of each that has any."""
-        indices = self._sampler.indices
+        indices = self._indices
         return [indices[each.start :][: each.samples].copy() for each in pieces if each.samples]
 
     def _claimed(self, claim: Claim) -> None:
         """Called from the thread that claims."""
         at = claim.start
         for size in claim.sizes:
-            self._others.begin([self._sampler.indices[at : at + size].copy()])
+            self._others.begin([self._indices[at : at + size].copy()])
             at += size
 
 
@@ -323,62 +361,10 @@ class _EmptyToo:
 
 
 class _Sampler:
-    """The rounds of an epoch, divided.
+    """A batch sampler whose batches come from elsewhere."""
 
-    As a batch sampler it yields the indices of this rank's micro-batches, and keeps beside them what each one is.
-    """
-
-    def __init__(self, loop: Loop, order: Order, dealer: Dealer | None) -> None:
-        self._loop, self._order, self._dealer = loop, order, dealer
-        self.queue: deque[Piece] = deque()
-        # This epoch's order, and the same with each round's samples as they are dealt.
-        self._drawn: Indices = np.empty(0, np.int64)
-        self.indices = self._drawn
-
-    def open(self) -> None:
-        """The epoch that comes next."""
-        self._drawn = self._order.epoch(self._loop.progress.epoch)
-        self.indices = self._drawn.copy()
-        self.queue.clear()
-
-    def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_] | None = None) -> RoundPlan:
-        """Round ``step`` of ``size`` samples from ``first`` on. among: who takes part, (places,); by default all."""
-        terms = self._loop.terms
-        if self._dealer is None:
-            return terms.divided(step, terms.balancer.loads(step, size, among), first, among)
-        self.indices[first : first + size] = self._drawn[first : first + size]
-        return self._dealer.divided(step, self.indices, first, size, among)
+    def __init__(self, drawn: Callable[[], Iterator[list[int]]]) -> None:
+        self._drawn = drawn
 
     def __iter__(self) -> Iterator[list[int]]:
-        loop, terms, indices = self._loop, self._loop.terms, self.indices
-        step = loop.progress.rounds
-        plan_of, append = terms.balancer.plan, self.queue.append
-        # What the round before was cut by, its size, loads and cuts, if this one may be cut as it was.
-        before: Any = None
-        before_size, loads, cuts = 0, np.empty(0, np.int64), list[tuple[int, int, bool, bool]]()
-        for first, size in loop.progress.remaining():
-            by = plan_of(step)
-            if before is by and before_size == size:
-                plan = RoundPlan(step, loads, size)
-                for at, many, begins, ends in cuts:
-                    append(Piece(plan, many, begins, ends))
-                    at += first
-                    yield indices[at : at + many].tolist()
-                step += 1
-                continue
-            plan = self.divided(step, first, size)
-            at, cuts = int(plan.loads[: loop.rank].sum()), []
-            for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.fills):
-                cuts.append((at, piece.samples, piece.first, piece.last))
-                at += piece.samples
-                append(piece)
-                yield chosen.tolist()
-            whole = plan.division is None and self._dealer is None and plan.loads[loop.rank] > 0
-            before, before_size, loads = by if whole else None, size, plan.loads
-            step += 1
-
-
-def _pinned(batch: Any) -> Any:
-    from torch.utils.data._utils.pin_memory import pin_memory
-
-    return pin_memory(batch)
+        return self._drawn()

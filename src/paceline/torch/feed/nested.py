@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,14 +69,20 @@ def joined(parts: Sequence[Any]) -> Any:
     return type(first)(*fields) if hasattr(first, "_fields") else type(first)(fields)
 
 
+def tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """All tensors of a batch."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors(part)
+
+
 def length(batch: Any) -> int:
     """Samples of a batch: the first dimension of its first tensor. Raises PacelineError if it has none."""
-    if isinstance(batch, torch.Tensor) and batch.ndim:
-        return len(batch)
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    for one in parts:
-        if isinstance(one, torch.Tensor | Mapping | list | tuple):
-            return length(one)
+    for one in tensors(batch):
+        if one.ndim:
+            return len(one)
     raise PacelineError(
         f"batches=True: the stream gave a {type(batch).__name__} without a tensor; expected tensors, or tuples, "
         "lists or dicts of them, whose first dimension counts samples"
