@@ -1,12 +1,15 @@
 """Moving work within the round, or not waiting for all? Seconds to the same loss, on a virtual clock.
 
-    python benchmarks/stalls.py [--only paces] [--stalling 0.7] [--workers 16] [--runs 5]
+    python benchmarks/stalls.py [--only paces] [--stalling 0.7] [--workers 16] [--slow 3] [--runs 5]
 
 Softmax regression on the embedded digits, real gradients, equal workers that stall: a shifted exponential stretches
-either each sample of a task ("paces") or its beginning ("starts"); a mean task takes 64 ms. Backup workers and DBW
-wait for the first k of n gradients and drop what is unfinished (push-interrupt); level, factoring and auto use every
-sample of every batch. All at the same learning rate. Median over the runs of the seconds until the loss over the
-training set falls to the target, of the updates that took, and of the samples computed for nothing.
+either each sample of a task ("paces") or its beginning ("starts"); a mean task takes 64 ms, and --slow times as long
+on half of the workers. "recorded-SE" and "recorded-ST" have the speeds of real ranks instead (ByteDance). Backup
+workers, DBW and joint wait for the first k of n gradients and drop what is unfinished (push-interrupt); dropcompute
+drops what has not begun by a threshold; level, factoring and auto use every sample of every batch. "level + dbw" is a
+policy beside a backup policy; joint chooses both as one. All at the same learning rate. Median over the runs of the
+seconds until the loss over the training set falls to the target, of the updates that took, and of the samples
+computed for nothing, or left out.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scaffold import command_line
+from throughput import recorded
 
 from paceline import Cluster, Round, policies
 from paceline.data import datasets
@@ -24,10 +28,20 @@ from paceline.rounds import PieceTimes
 from paceline.shares import whole_samples
 from paceline.simulate.pieces import play
 from paceline.simulate.server import RoundTrips, Server
-from paceline.simulate.timing import Constant, Exponential
+from paceline.simulate.timing import Constant, Exponential, Replay, TimingModel
 
 EACH, MEAN = 32, 2e-3  # samples a worker, seconds a sample on average
 MOST_UPDATES = 4000
+RECORDED = ("recorded-SE", "recorded-ST")
+SERVED = {  # balancing and backup policies
+    "everyone": ("equal", "everyone"),
+    "dbw": ("equal", "dbw"),
+    "dbw:worth=noise": ("equal", "dbw:worth=noise"),
+    "level + dbw": ("level", "dbw"),
+    "level + dbw:noise": ("level", "dbw:worth=noise"),
+    "joint": ("joint", "everyone"),
+    "dropcompute": ("equal", "dropcompute"),
+}
 
 
 class Softmax:
@@ -63,35 +77,41 @@ class Reached(NamedTuple):
     wasted: float  # samples, of those used
 
 
-def models(kind: str, stalling: float) -> tuple[Constant | Exponential, Constant | Exponential]:
+def models(kind: str, stalling: float, workers: int, slow: float) -> tuple[TimingModel, TimingModel]:
     """(overhead, pace): the portion ``stalling`` of a mean task is exponential, the rest is certain."""
+    mean = MEAN * np.where(np.arange(workers) < workers // 2, 1.0, slow)
+    if kind in RECORDED:
+        series = recorded(kind.removeprefix("recorded-"), MOST_UPDATES + 1, workers)
+        assert series is not None
+        return Constant(1e-9), Replay(series * mean)
     if kind == "paces":
-        return Constant(1e-9), Exponential(stalling * MEAN, (1 - stalling) * MEAN)
-    return Exponential(stalling * MEAN * EACH), Constant((1 - stalling) * MEAN)
+        return Constant(1e-9), Exponential(stalling * mean, (1 - stalling) * mean)
+    return Exponential(stalling * mean * EACH), Constant((1 - stalling) * mean)
 
 
 def served(
-    kind: str, stalling: float, workers: int, backup: str, lr: float, target: float, seed: int
+    kind: str, stalling: float, workers: int, slow: float, name: str, lr: float, target: float, seed: int
 ) -> Reached:
     learner = Softmax()
-    config = ServerConfig(workers, EACH * workers, mode="push-interrupt", backup=backup, lr=lr)
-    overhead, pace = models(kind, stalling)
+    policy, backup = SERVED[name]
+    config = ServerConfig(workers, EACH * workers, mode="push-interrupt", backup=backup, policy=policy, lr=lr)
+    overhead, pace = models(kind, stalling, workers, slow)
     server = Server(learner, config, RoundTrips(workers, overhead, pace, seed), Draws(len(learner.y), seed))
     updates = server.run(
         updates=MOST_UPDATES, stop=lambda update: learner.loss(server.parameters.values) <= target
     )
-    dropped = sum(sum(count for _, count in dict(u.dropped).items()) for u in updates) * EACH
+    dropped = sum(u.dropped_samples for u in updates)
     return Reached(updates[-1].ended, len(updates), dropped / sum(float(np.sum(u.loads)) for u in updates))
 
 
 def planned(
-    kind: str, stalling: float, workers: int, name: str, lr: float, target: float, seed: int
+    kind: str, stalling: float, workers: int, slow: float, name: str, lr: float, target: float, seed: int
 ) -> Reached:
     learner, batch = Softmax(), EACH * workers
     values, rng = learner.start(), np.random.default_rng(seed)
     overheads, paces = (
         model.stream((1, workers), stream)
-        for model, stream in zip(models(kind, stalling), rng.spawn(2), strict=True)
+        for model, stream in zip(models(kind, stalling, workers, slow), rng.spawn(2), strict=True)
     )
     policy = policies.create(name, Cluster(workers, batch, realizations=(1,)))
     plan, state = policy.init()
@@ -121,26 +141,28 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--target", type=float, default=0.35)
     parser.add_argument("--lr", type=float, default=0.5)
-    parser.add_argument("--only", choices=("paces", "starts"))
+    parser.add_argument("--slow", type=float, default=1.0)
+    parser.add_argument("--only", choices=("paces", "starts", *RECORDED))
     parser.add_argument("--stalling", type=float, action="append", metavar="PORTION")
     options = parser.parse_args()
     n = options.workers
-    backups = [f"static:{k}" for k in (n // 2, 3 * n // 4, n - 1)] + ["dbw", "everyone"]
+    SERVED.update({f"static:{k}": ("equal", f"static:{k}") for k in (n // 2, 3 * n // 4, n - 1)})
     for kind in (options.only,) if options.only else ("paces", "starts"):
-        for stalling in options.stalling or (0.3, 0.7):
+        for stalling in (0.0,) if kind in RECORDED else options.stalling or (0.3, 0.7):
+            what = "recorded speeds" if kind in RECORDED else f"{stalling:.0%} of a mean task exponential"
             print(
-                f"\n{kind}: {n} workers, {stalling:.0%} of a mean task exponential, to a loss of {options.target}"
+                f"\n{kind}: {n} workers, {what}, half {options.slow:g}x slower, to a loss of {options.target}"
             )
-            print(f"{'':14}{'seconds':>9}{'updates':>9}{'ms an update':>14}{'wasted':>9}")
-            for name in [*backups, "level", "factoring", "auto"]:
-                play_one = served if name in backups else planned
+            print(f"{'':18}{'seconds':>9}{'updates':>9}{'ms an update':>14}{'wasted':>9}")
+            for name in [*SERVED, "level", "factoring", "auto"]:
+                play_one = served if name in SERVED else planned
                 runs = [
-                    play_one(kind, stalling, n, name, options.lr, options.target, seed)
+                    play_one(kind, stalling, n, options.slow, name, options.lr, options.target, seed)
                     for seed in range(options.runs)
                 ]
                 seconds, updates, wasted = np.median(np.array(runs, float), axis=0)
                 print(
-                    f"{name:14}{seconds:9.2f}{updates:9.0f}{1e3 * seconds / updates:14.1f}{wasted:9.0%}",
+                    f"{name:18}{seconds:9.2f}{updates:9.0f}{1e3 * seconds / updates:14.1f}{wasted:9.0%}",
                     flush=True,
                 )
 
