@@ -199,10 +199,10 @@ def together(steps: int, count: int, momentum: float, adam: bool = False) -> dic
 
 
 def spoilt(rank: int, ranks: int) -> list[str]:
-    """What is said if rank 1 alone changes its parameters, has another model, or wraps it; and how parameters of
-    several kinds are merged."""
+    """What is said if rank 1 alone changes its parameters or has another model; if models are wrapped; and if ranks
+    wait for each other within an interval."""
     found = []
-    for wrong in ("changed", "another", "wrapped"):
+    for wrong in ("changed", "another", "wrapped", "waits"):
         model: nn.Module = fresh(torch.float64, sometimes=wrong == "another" and rank == 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if wrong == "wrapped":
@@ -212,6 +212,8 @@ def spoilt(rank: int, ranks: int) -> list[str]:
                 for x, y, _ in pace.loader(Samples(COUNT), seed=5):
                     pace.backward(nn.functional.cross_entropy(model(x), y))
                     pace.step(optimizer)
+                    if wrong == "waits" and not pace.merged:
+                        dist.barrier()
                     if pace.merged and rank == 1:
                         with torch.no_grad():
                             next(model.parameters()).add_(0.1)

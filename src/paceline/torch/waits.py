@@ -85,7 +85,7 @@ def refuse(running: Callable[[], int | None], loop: str) -> Callable[[], None]:
         raise PacelineError(
             f"round {step}: {where[0]}:{where[1]} calls a collective ({name}) within the round, and with "
             f"loop={loop!r} the ranks run it in unlike numbers of pieces, so that some would wait for ever; call it "
-            "after pace.step(optimizer), or use loop='whole'"
+            + ("if pace.merged" if loop == "local" else "after pace.step(optimizer), or use loop='whole'")
         )
 
     return listen(begins, lambda: None)
