@@ -66,54 +66,42 @@ def images(spec: str, torch: Any) -> Task:
 
     nn, data = torch.nn, datasets.load(spec)
     channels, height, width = data.shape
-    features = [
-        nn.Conv2d(channels, 16, 3, 2, 1),
-        nn.ReLU(),
-        nn.Conv2d(16, 16, 3, 2, 1),
-        nn.ReLU(),
-        nn.Flatten(),
-    ]
+    first, second = nn.Conv2d(channels, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 2, 1)
+    features = (first, nn.ReLU(), second, nn.ReLU(), nn.Flatten())
     inside = 16 * (-(-height // 4)) * (-(-width // 4))
     model = nn.Sequential(*features, nn.Linear(inside, 128), nn.ReLU(), nn.Linear(128, data.classes))
     parts = ((data.x_train, data.y_train), (data.x_test[:2000], data.y_test[:2000]))
-    train, test = ((torch.from_numpy(datasets.floats(x)), torch.from_numpy(y)) for x, y in parts)
-    return Task(train, test, model, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), 96, 1.0)
+    samples, test = ((torch.from_numpy(datasets.floats(x)), torch.from_numpy(y)) for x, y in parts)
+    return Task(samples, test, model, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), 96, 1.0)
 
 
 def text(_: str, torch: Any) -> Task:
     """A GPT of 119,000 parameters, which guesses the next character of Python's help texts."""
     from pydoc_data.topics import topics
 
-    nn = torch.nn
-    codes = torch.tensor(
-        np.frombuffer("".join(topics.values()).encode("ascii", "replace"), np.uint8).astype(int)
-    )
-    cut = codes[: len(codes) // CONTEXT * CONTEXT].view(-1, CONTEXT)
+    from torch import nn
+
+    letters = np.frombuffer("".join(topics.values()).encode("ascii", "replace"), np.uint8)
+    cut = torch.tensor(letters[: len(letters) // CONTEXT * CONTEXT].astype(int)).view(-1, CONTEXT)
     mixed = cut[torch.randperm(len(cut), generator=torch.Generator().manual_seed(0))]
 
     class Gpt(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.letters, self.places = (
-                nn.Embedding(128, WIDTH),
-                nn.Parameter(0.02 * torch.randn(CONTEXT - 1, WIDTH)),
-            )
-            layer = nn.TransformerEncoderLayer(
-                WIDTH, 4, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True
-            )
-            self.layers = nn.TransformerEncoder(
-                layer, LAYERS, nn.LayerNorm(WIDTH), enable_nested_tensor=False
-            )
+            self.letters = nn.Embedding(128, WIDTH)
+            self.places = nn.Parameter(0.02 * torch.randn(CONTEXT - 1, WIDTH))
+            form: Any = {"activation": "gelu", "batch_first": True, "norm_first": True}
+            layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, **form)
+            self.layers = nn.TransformerEncoder(layer, LAYERS, nn.LayerNorm(WIDTH), False)
             self.out = nn.Linear(WIDTH, 128)
             self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT - 1), False)
 
         def forward(self, x: Any) -> Any:
-            return self.out(self.layers(self.letters(x) + self.places, self.mask, is_causal=True)).transpose(
-                1, 2
-            )
+            inside = self.layers(self.letters(x) + self.places, self.mask, is_causal=True)
+            return self.out(inside).transpose(1, 2)
 
-    test, train = ((part[:, :-1], part[:, 1:]) for part in (mixed[:500], mixed[500:]))
-    return Task(train, test, Gpt(), lambda p: torch.optim.AdamW(p, lr=2e-3), 24, 10.0)
+    samples, test = ((part[:, :-1], part[:, 1:]) for part in (mixed[500:], mixed[:500]))
+    return Task(samples, test, Gpt(), lambda p: torch.optim.AdamW(p, lr=2e-3), 24, 10.0)
 
 
 TASKS = {"images": images, "text": text}

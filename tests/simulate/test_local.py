@@ -49,7 +49,7 @@ def test_one_step_between_merges_is_ddp():
     theirs = server.run(50)
     made, ours = local("1", 50)
     assert np.abs(made.parameters.values - server.parameters.values).max() < 1e-12
-    assert [each.now for each in ours] == pytest.approx([each.now for each in theirs], abs=1e-12)
+    assert [each.ended for each in ours] == pytest.approx([each.ended for each in theirs], abs=1e-12)
     assert [each.loss for each in ours] == pytest.approx([each.loss for each in theirs], abs=1e-12)
 
 
