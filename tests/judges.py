@@ -1,16 +1,19 @@
-"""Tests that others wrote for what they wrote, run in processes in which a Pace trains with unlike loads beside them.
+"""Tests that others wrote for what they wrote, through a Pace or beside one, which trains with unlike loads.
 
-    python tests/judges.py                 # all of them; some minutes
+    python tests/judges.py                 # all that come with installed packages; some minutes
     python tests/judges.py torch           # DistributedDataParallel's own tests, those of the CPU
     python tests/judges.py test_sync       # a script of Accelerate's
 
-All come from the installed packages; those of torch need expecttest. Before and behind each judge, the Pace runs
-rounds whose model has to be that of one process within 1e-12, and the judge must not notice it: what tells waits from
-work has replaced functions of torch throughout.
+Those of torch need expecttest. Beside: before and behind the judge, the Pace runs rounds whose model has to be
+that of one process within 1e-12, and the judge must not notice it: what tells waits from work has replaced
+functions of torch throughout. Through: torch's test_DistributedDataParallelCPU compares its own training in one
+process with DDP whose backward pass and step are a Pace's. The others cannot go through one: they take
+gradients and steps by themselves, or look at hooks, buckets and logs of DDP.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import os
@@ -26,6 +29,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 SCRIPTS = {"test_sync": 3, "test_distributed_data_loop": 2, "test_ops": 2}  # and their ranks
 NOT_HERE = (  # that wait for ever on processors without a Pace as well, or need torchdata
     *("test_can_join_uneven_inputs", "test_join_can_override_even_batches"),
@@ -36,6 +40,11 @@ NOT_HERE = (  # that wait for ever on processors without a Pace as well, or need
     ),
 )
 SAMPLES, ROUNDS = 24, 6
+
+
+def limited(least: int) -> list[Any]:
+    """Limits that leave all but ``least`` samples of each other rank to the first."""
+    return [(None, None), *[(None, least)] * (dist.get_world_size() - 1)]
 
 
 def net() -> nn.Module:
@@ -55,8 +64,7 @@ def beside() -> Iterator[None]:
         alone, ddp = net(), DistributedDataParallel(net())
     plain, ours = (torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (alone, ddp))
     seen: list[int] = []
-    limits: list[Any] = [(None, None), *[(None, 3)] * (dist.get_world_size() - 1)]
-    pace = Pace(ddp, SAMPLES, "level", limits=limits)
+    pace = Pace(ddp, SAMPLES, "level", limits=limited(3))
     loader = pace.loader(torch.utils.data.TensorDataset(x, y))
 
     def rounds() -> None:
@@ -78,7 +86,7 @@ def beside() -> Iterator[None]:
     with torch.random.fork_rng():
         rounds()
     pace.detach()
-    pace.release()
+    pace.host.release()
 
 
 def script(name: str) -> None:
@@ -106,40 +114,76 @@ def of_torch() -> unittest.TestSuite:
             with beside():
                 super().run_test(name, pipe)
 
+        def _test_DDP_niter(
+            self, base: Any, ddp: Any, x: Any, target: Any, loss: Any, *given: Any, **named: Any
+        ) -> None:
+            """Torch's own loop, in which DDP's part goes through a Pace with unlike loads."""
+            from paceline.torch import Pace
+
+            _, rank, batch, save = given
+            self.pace = Pace(ddp, batch, "level", limits=limited(1))
+            for size in self.pace.sizes(5):
+                sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+                dist.all_gather(sizes, torch.tensor([size]))
+                assert int(max(sizes)) > int(min(sizes))
+                named |= {"offset": int(sum(sizes[:rank])), "n_iter": 1}
+                super()._test_DDP_niter(base, ddp, x, target, loss, size, rank, batch, save, **named)
+                x = x[torch.randperm(batch)]
+            self.pace.detach()
+
+        def _test_DDP_helper(
+            self, model: Any, x: Any, target: Any, loss: Any, *given: Any, **named: Any
+        ) -> None:
+            if isinstance(model, DistributedDataParallel):
+                self.pace.backward(loss(model.train()(x), target))
+            else:
+                super()._test_DDP_helper(model, x, target, loss, *given, **named)
+
+        def _model_step_with_zero_grad(self, model: Any) -> None:
+            if isinstance(model, DistributedDataParallel):
+                self.pace.step(Added(model.parameters()))
+            else:
+                super()._model_step_with_zero_grad(model)
+
     globals()["WithPace"] = WithPace
     WithPace.__qualname__ = "WithPace"
     names = [name for name in dir(WithPace) if name.startswith("test_") and name_of_ddp(name)]
     return unittest.TestSuite(WithPace(name) for name in names)
 
 
+class Added(torch.optim.Optimizer):
+    """Torch's tests step by adding the gradient."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            if parameter.grad is not None:  # one of theirs is frozen
+                parameter += parameter.grad
+
+
 def name_of_ddp(name: str) -> bool:
     return "ddp" in name.lower() or "DistributedDataParallel" in name
 
 
-def main(chosen: list[str]) -> int:
-    if os.environ.get("JUDGE"):
-        script(os.environ["JUDGE"])
+def main() -> int:
+    if judge := os.environ.get("JUDGE"):
+        script(judge)
         return 0
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     known = [*SCRIPTS, "torch"]
+    parser.add_argument("judges", nargs="*", choices=known, metavar="JUDGE", help=", ".join(known))
+    args = parser.parse_args()
     failed = []
     os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    for name in chosen or known:
-        if name not in known:
-            print(f"{name}: expected one of {', '.join(known)}", file=sys.stderr)
-            return 2
+    for name in args.judges or known:
         if name == "torch":
-            result = unittest.TextTestRunner(verbosity=2).run(of_torch())
-            passed = result.wasSuccessful()
+            passed = unittest.TextTestRunner(verbosity=2).run(of_torch()).wasSuccessful()
         else:
-            command = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--standalone",
-                f"--nproc-per-node={SCRIPTS[name]}",
-            ]
-            done = subprocess.run([*command, str(Path(__file__))], env=os.environ | {"JUDGE": name})
-            passed = done.returncode == 0
+            command = [*TORCHRUN, f"--nproc-per-node={SCRIPTS[name]}", str(Path(__file__))]
+            passed = not subprocess.run(command, env=os.environ | {"JUDGE": name}).returncode
         print(f"{name}: {'passed' if passed else 'FAILED'}", flush=True)
         failed += [] if passed else [name]
     return 1 if failed else 0
@@ -148,8 +192,9 @@ def main(chosen: list[str]) -> int:
 os.environ.setdefault("BACKEND", "gloo")
 os.environ.setdefault("WORLD_SIZE", "2")
 os.environ.setdefault("TEMP_DIR", "/tmp")
-if "torch" in sys.argv or os.environ.get("JUDGE_TORCH"):
+everything = len(sys.argv) == 1 and "JUDGE" not in os.environ
+if everything or "torch" in sys.argv or os.environ.get("JUDGE_TORCH"):
     os.environ["JUDGE_TORCH"] = "1"  # their processes import this file, and look for the class
     of_torch()
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
