@@ -47,14 +47,14 @@ MUTATIONS = (
     # -- weights: what a loss or a gradient counts in the round's
     Mutation(
         "weights: a rank's loss counts as under equal parts",
-        "return averaged * part / piece.batch",
-        "return averaged * part / piece.batch * (1.01 if piece.samples > 3 else 1.0)",
+        "return self._averaged * part / piece.plan.batch",
+        "return self._averaged * part / piece.plan.batch * (1.01 if piece.samples > 3 else 1.0)",
         (LEFT,),
     ),
     Mutation(
         "weights: DDP's division by the ranks is forgotten",
-        "averaged = self._ranks if self._sum is None else 1",
-        "averaged = 1",
+        "self._averaged = 1 if exact else self._ranks",
+        "self._averaged = 1",
         (LEFT,),
     ),
     Mutation(
@@ -65,7 +65,7 @@ MUTATIONS = (
     ),
     Mutation(
         "weights: gathered pieces keep the scale of another one",
-        "scale = self._weighed / self._many if self._many and not piece.first else 1.0",
+        "scale = before / self._many if self._many and not piece.first else 1.0",
         "scale = 1.0",
         (EXACT,),
     ),
@@ -77,13 +77,13 @@ MUTATIONS = (
     ),
     Mutation(
         "weights: samples that only keep batch norm fed are counted",
-        "many = piece.samples if count is None else count * (piece.samples > 0)",
-        "many = piece.samples if count is None else count",
+        "many = count * (many > 0)",
+        "many = count",
         (COUNTS,),
     ),
     Mutation(
         "weights: a loss that is a sum is taken for a mean",
-        'part = many if reduction == "mean" else float(many > 0)',
+        "part = float(many > 0)",
         "part = many",
         (COUNTS,),
     ),
@@ -102,8 +102,8 @@ MUTATIONS = (
     ),
     Mutation(
         "steps: gradients that were zeroed before the step are stepped with",
-        "if any(id(p) in had for p in held(optimizer)):",
-        "if False:",
+        "if not any(id(p) in had for p in held(optimizer)):",
+        "if True:",
         (REFUSED,),
     ),
     Mutation(
@@ -228,8 +228,8 @@ MUTATIONS = (
     ),
     Mutation(
         "epochs: a last sample that batch norm cannot take becomes a round",
-        "if (left := samples - first) - batch < floor:",
-        "if (left := samples - first) - batch < 0:",
+        "return full + (rest > 0 if not full else rest >= floor)",
+        "return full + (rest > 0)",
         ("torch/test_epochs.py::test_each_sample_once_an_epoch",),
     ),
     Mutation(
