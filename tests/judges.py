@@ -3,12 +3,14 @@
     python tests/judges.py                 # all that come with installed packages; some minutes
     python tests/judges.py torch           # DistributedDataParallel's own tests, those of the CPU
     python tests/judges.py test_sync       # a script of Accelerate's
+    python tests/judges.py --transformers DIR training_parity    # or batch_rebalance_ddp; of a checkout
 
 Those of torch need expecttest. Beside: before and behind the judge, the Pace runs rounds whose model has to be
 that of one process within 1e-12, and the judge must not notice it: what tells waits from work has replaced
 functions of torch throughout. Through: torch's test_DistributedDataParallelCPU compares its own training in one
-process with DDP whose backward pass and step are a Pace's. The others cannot go through one: they take
-gradients and steps by themselves, or look at hooks, buckets and logs of DDP.
+process with DDP whose backward pass and step are a Pace's; transformers' training_parity leaves the losses of a
+BalancedTrainer, which are to be those of one process. The others cannot go through one: they take gradients and
+steps by themselves, look at hooks, buckets and logs of DDP, or at the loader that the plain Trainer makes.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +44,8 @@ NOT_HERE = (  # that wait for ever on processors without a Pace as well, or need
         "test_join_raises_warning_for_iterable_when_overriding_even_batches",
     ),
 )
+OF_TRANSFORMERS = "tests/trainer/distributed/scripts"
+CHECKED_OUT = ("training_parity", "batch_rebalance_ddp")
 SAMPLES, ROUNDS = 24, 6
 
 
@@ -99,6 +106,49 @@ def script(name: str) -> None:
             setattr(module, left_out, lambda *_: None)
         module.main()
     dist.barrier()
+
+
+def of_transformers(path: str, out: str) -> None:
+    """One of transformers', in a rank that torchrun has started."""
+    sys.argv = [path, "--output_dir", out]
+    if path.endswith("training_parity.py"):
+        transformers = importlib.import_module("transformers")
+        from paceline.hosts.transformers import BalancedTrainer
+
+        class Uneven(BalancedTrainer):
+            def __init__(self, **options: Any) -> None:
+                super().__init__(balance={"limits": limited(1)} if dist.is_initialized() else None, **options)
+
+        transformers.Trainer = Uneven
+        sys.argv += ["--report_to", "none", "--save_strategy", "no", "--use_cpu", "true"]
+        # The script's model takes any keyword and leaves num_items_in_batch out of its loss, which the plain Trainer
+        # multiplies by the number of ranks all the same, unless it is told not to.
+        sys.argv += ["--average_tokens_across_devices", "false"]
+        sys.argv += ["--per_device_train_batch_size", str(12 // int(os.environ["WORLD_SIZE"]))]
+        runpy.run_path(path, run_name="__main__")
+        return
+    dist.init_process_group("gloo")
+    dist.destroy_process_group = lambda *_: None  # it is needed for longer
+    with beside():
+        runpy.run_path(path, run_name="__main__")
+    dist.barrier()
+
+
+def of_a_checkout(path: Path) -> bool:
+    """Whether a script of transformers' is content."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = []
+        for ranks in (3, 1) if path.stem == "training_parity" else (3,):
+            command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(Path(__file__))]
+            out = Path(folder, str(ranks))
+            done = subprocess.run(command, env=os.environ | {"JUDGE": str(path), "JUDGE_OUT": str(out)})
+            if done.returncode:
+                return False
+            told.append(json.loads(next(out.glob("*.json")).read_text()))
+    if len(told) == 1:
+        return bool(told[0]["ok"])
+    print(*told, sep="\n")
+    return len(told[0]) == 5 and all(abs(a - b) < 1e-5 for a, b in zip(*told, strict=True))
 
 
 def of_torch() -> unittest.TestSuite:
@@ -170,16 +220,24 @@ def name_of_ddp(name: str) -> bool:
 
 def main() -> int:
     if judge := os.environ.get("JUDGE"):
-        script(judge)
+        if judge.endswith(".py"):
+            of_transformers(judge, os.environ["JUDGE_OUT"])
+        else:
+            script(judge)
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    known = [*SCRIPTS, "torch"]
+    known = [*SCRIPTS, "torch", *CHECKED_OUT]
     parser.add_argument("judges", nargs="*", choices=known, metavar="JUDGE", help=", ".join(known))
-    args = parser.parse_args()
+    parser.add_argument("--transformers", type=Path, metavar="DIR", help="a checkout of transformers")
+    args = parser.parse_intermixed_args()
     failed = []
     os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    for name in args.judges or known:
-        if name == "torch":
+    for name in args.judges or [*SCRIPTS, "torch", *(CHECKED_OUT if args.transformers else ())]:
+        if name in CHECKED_OUT:
+            if args.transformers is None:
+                parser.error(f"{name} needs --transformers DIR, a checkout of transformers")
+            passed = of_a_checkout(args.transformers.absolute() / OF_TRANSFORMERS / f"{name}.py")
+        elif name == "torch":
             passed = unittest.TextTestRunner(verbosity=2).run(of_torch()).wasSuccessful()
         else:
             command = [*TORCHRUN, f"--nproc-per-node={SCRIPTS[name]}", str(Path(__file__))]
