@@ -23,6 +23,7 @@ from support.shell import free_port
 GIVEN: dict[str, Callable[[], dict[str, Any]]] = {
     "README.md": wrapped,
     "docs/training.md": own_script,
+    "docs/local.md": own_script,
     "docs/porting.md": wrapped,
     "docs/simulate.md": wrapped,
     "docs/tutorial.md": paced,
