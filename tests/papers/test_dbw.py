@@ -66,7 +66,7 @@ def test_a_slowdown_of_half_of_the_workers_is_noticed(tmp_path: Path) -> None:
 
 
 def test_seconds_are_counted_by_what_an_update_waited_for() -> None:
-    updates = [SimpleNamespace(now=now, quorum=k) for now, k in ((2.0, 4), (2.5, 1), (4.0, 4), (7.0, 2))]
+    updates = [SimpleNamespace(ended=now, quorum=k) for now, k in ((2.0, 4), (2.5, 1), (4.0, 4), (7.0, 2))]
     assert dbw_training.waited(updates, 4) == pytest.approx(2.0 + 1.5)  # type: ignore[arg-type]
     assert dbw_training.waited(updates, 3) == 0  # type: ignore[arg-type]
 
@@ -216,7 +216,7 @@ def test_each_figure_has_the_printed_setting(monkeypatch: pytest.MonkeyPatch, tm
     def play(backup: str, delay: Any, **setting: Any) -> tuple[list[Any], Any]:
         played.append((backup, delay, setting))
         told = {"loss": 0.05, "quorum": 16, "variance": 1.0, "norm2": 1.0, "seconds": 60.0}
-        updates = [SimpleNamespace(now=60.0 * n, **told) for n in range(1, 7)]
+        updates = [SimpleNamespace(ended=60.0 * n, **told) for n in range(1, 7)]
         return updates, SimpleNamespace(parameters=SimpleNamespace(values=None))
 
     monkeypatch.setattr(dbw_training, "play", play)

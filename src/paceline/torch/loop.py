@@ -57,6 +57,7 @@ class Loop:
         on_nan: OnNan,
     ) -> None:
         self.terms, self.host, self._reducer = terms, Host(), reducer
+        self._running: object = None  # the iteration that is; hooks below ask for it, also if this fails
         self.changes = reducer.travels  # who takes part, so that a round is planned when it begins
         self.rank, self.ranks = peers.rank(), peers.ranks()
         parameters = [p for p in model.parameters() if p.requires_grad]
@@ -72,7 +73,6 @@ class Loop:
         self.memory: MemoryLimit | None = None
         self.watch_over(Alone())
 
-        self._running: object = None  # the iteration that is
         self._counts_epochs = True  # it is over a loader
         # The last micro-step of a loop that draws its own samples is over, and its step to come.
         self._own_end = self._failed = False
