@@ -12,7 +12,7 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Merge, Pace
-from paceline.torch.local import Every, interval
+from paceline.torch.local import Every, Flats, interval
 from support import local_jobs
 from support.local_jobs import COUNT, SINGLE, replayed, together, trained
 from support.ranks import run_ranks
@@ -308,3 +308,67 @@ def test_the_link_takes_a_tenth_of_the_time() -> None:
     again = Every(2.0, 100)
     again.load_state_dict(seconds.state_dict(5))
     assert again.size(5) == 2000
+
+
+def test_parameters_that_no_merge_knows_of_are_not_stepped() -> None:
+    model, outside = fresh(torch.float64), nn.Parameter(torch.ones((), dtype=torch.float64))
+    optimizer = torch.optim.SGD([*model.parameters(), outside], lr=0.1)
+    pace = Pace(model, 8, loop="local", every=2)
+    batches = iter(pace.loader(Samples(40), seed=5))
+    x, y, _ = next(batches)
+    with pytest.raises(PacelineError, match="would move a parameter outside of the model"):
+        both(pace, optimizer, outside * nn.functional.cross_entropy(model(x), y))
+    pace.close()
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_a_loop_that_failed_changes_nothing_of_what_is_loaded_afterwards(loads: bool) -> None:
+    """An iterator with a name is left only when the error is forgotten, which is behind the handler that loads."""
+    model = fresh(torch.float64)
+    first = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def epoch(pace: Pace) -> None:
+        batches = iter(pace.loader(Samples(40), seed=5))
+        for x, y, _ in batches:
+            both(pace, optimizer, nn.functional.cross_entropy(model(x), y))
+            if not pace.merged and pace.rounds == 1:
+                raise FloatingPointError
+
+    pace = Pace(model, 8, loop="local", every=2)
+    state = pace.state_dict()
+    try:
+        epoch(pace)
+    except FloatingPointError as error:
+        if not loads:
+            pace.__exit__(type(error), error, None)
+        model.load_state_dict(first)
+        if loads:
+            pace.load_state_dict(state)
+    assert all(torch.equal(value, first[name]) for name, value in model.state_dict().items())
+    pace.close()
+
+
+def test_the_outer_optimizer_of_a_checkpoint_goes_on_by_the_rates_chosen_now() -> None:
+    def velocity(pace: Pace) -> dict[str, Any]:
+        return pace.loop.local.outer_state()  # type: ignore[no-any-return]
+
+    pace = train(merge=Merge(outer="nesterov:lr=0.7,momentum=0.9"))(both)
+    state = pace.state_dict()
+    again = Pace(
+        fresh(torch.float64), 8, "equal", loop="local", every=2, merge=Merge(outer="nesterov:lr=0.5")
+    )
+    empty = again.state_dict()
+    again.load_state_dict(state)
+    assert velocity(again)["param_groups"][0]["lr"] == 0.5
+    assert velocity(again)["state"]
+    again.load_state_dict(empty)
+    assert not velocity(again)
+    again.close()
+
+
+def test_what_counts_for_nothing_may_hold_no_numbers() -> None:
+    """As a buffer does that a rank without samples made the mean over none of them."""
+    flats = Flats([torch.zeros(2)], 3)
+    flats.fill([torch.zeros(2)], [torch.full((2,), torch.nan)], 0.0, [1.0, 0.0, 0.0])
+    assert flats.own[0].tolist() == [0.0, 0.0]

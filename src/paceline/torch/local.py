@@ -336,7 +336,10 @@ class Flats:
         self.own = []
         for (wide, _), numbers in self._kinds.items():
             changes = [_change(before[n].to(wide), now[n].detach().to(wide)).flatten() for n in numbers]
-            self.own.append(torch.cat(changes).mul_(weight))
+            flat = torch.cat(
+                changes
+            )  # of what counts for nothing a buffer may hold NaN, as a mean over nothing is
+            self.own.append(flat.mul_(weight) if weight else flat.zero_())
         table = torch.zeros(self._shape, dtype=torch.float64, device=self._device)
         table[self._rank] = torch.tensor(row, dtype=torch.float64)
         self.own.append(table)

@@ -138,6 +138,10 @@ class LocalSteps:
                     value.copy_(start)
                 for name, before in zip(self._wholes, self._before, strict=True):
                     self._model.get_buffer(name).copy_(before)
+        self.keep()
+
+    def keep(self) -> None:
+        """No interval is running; the parameters stay what they are."""
         self._start = None
 
     def step(self, optimizers: list[Any], scaler: Any) -> tuple[bool, bool]:
@@ -208,7 +212,7 @@ class LocalSteps:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what another rank's ``state_dict`` gave."""
         self._model.load_state_dict(state["model"])
-        self.load_outer(state["outer"])
+        self._outer.load_state_dict(state["outer"])
 
     def outer_state(self) -> dict[str, Any]:
         """The outer optimizer's, for a checkpoint; empty if it has none."""
@@ -216,9 +220,9 @@ class LocalSteps:
         return state if state["state"] else {}
 
     def load_outer(self, state: Any) -> None:
-        """Take over what ``outer_state`` gave."""
-        if state:
-            self._outer.load_state_dict(state)
+        """Take over what ``outer_state`` gave, by the rates that are chosen now; what was there before goes."""
+        own = self._outer.state_dict()
+        self._outer.load_state_dict({**own, "state": state["state"] if state else {}})
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -318,6 +322,10 @@ class LocalLoop(Loop):
             self.local.back()
         super().abandon()
 
+    def close(self) -> None:
+        self.local.back()  # a loop that has failed may be left only later, when others are at work with the model
+        super().close()
+
     def stands(self) -> dict[str, Any]:
         return {
             **super().stands(),
@@ -327,6 +335,9 @@ class LocalLoop(Loop):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
+        self.local.keep()  # what was loaded into the model before, even if an interval is left only now
+        if self.in_round:
+            self.abandon()
         self.terms.every.load_state_dict(state.get("every"))
         self.local.load_outer(state.get("outer"))
 

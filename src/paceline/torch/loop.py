@@ -66,7 +66,9 @@ class Loop:
         self._meter = work.meter
         self.passes = self.PASSES(parameters, device, reducer, terms, self._meter, work.halfway, work.commit)
         self._gradients = self.passes.gradients
-        self._steps = Steps(model, reducer.travels, self._step_begins, self._step_ended)
+        self._steps = Steps(
+            model, reducer.travels or terms.merge is not None, self._step_begins, self._step_ended
+        )
         self._rates = LearningRateWatch()
         self.progress = Progress(terms.batch, terms.floor, terms.every.size, terms.every.fixed)
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
