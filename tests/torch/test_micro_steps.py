@@ -43,6 +43,17 @@ def test_every_round_takes_as_many_turns() -> None:
     assert seen == [*whole, *whole, (1, True, True, False), (1, False, False, False), (1, False, False, True)]
 
 
+def test_micro_steps_of_none_are_filled_in_every_round_however_long_its_plan_is_in_force() -> None:
+    model = fresh(torch.float32)
+    optimizer, sizes = optimizer_of(model), []
+    with Pace(model, 2, policy="equal", micro_steps=3, fill=True) as pace:
+        for x, y, _ in pace.loader(Samples(80, torch.float32)):
+            sizes.append(len(x))
+            pace.backward(torch.nn.functional.cross_entropy(model(x), y))
+            pace.step(optimizer)
+    assert sizes == [1] * 120, "each third sample only fills a micro-step"
+
+
 def test_what_does_not_go_together() -> None:
     model = fresh(torch.float32)
     for options, sentence in (

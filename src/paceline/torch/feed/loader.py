@@ -304,7 +304,8 @@ class BalancedLoader:
                 at += piece.samples
                 append(piece)
                 yield chosen.tolist()
-            whole = plan.division is None and self._dealer is None and plan.loads[loop.rank] > 0
+            # a micro-step of none may be filled with samples of the epoch's beginning, wherever the round is
+            whole = plan.division is None and self._dealer is None and all(many for _, many, *_ in cuts)
             before, before_size, loads = by if whole else None, size, plan.loads
             step += 1
 
