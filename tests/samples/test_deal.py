@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import numpy as np
@@ -121,6 +122,28 @@ def test_batch_norm_gets_two_samples_or_none() -> None:
     lengths = np.array([100.0, 1, 1, 1])
     dealt = deal(lengths, CostModel(1.0), np.ones(3), room=Room(floor=2))
     assert sorted(dealt.loads.tolist()) in ([0, 0, 4], [0, 2, 2])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_batch_norm_gets_two_samples_or_none_also_if_limits_bind(padded: bool) -> None:
+    """Against all loads that there are: where any within the limits are each 0 or 2 and more, such are dealt."""
+    random = np.random.default_rng(3)
+    for _ in range(400):
+        n, batch = int(random.integers(1, 5)), int(random.integers(2, 10))
+        most = np.minimum(random.integers(1, batch + 1, n), batch)
+        fit = (
+            loads
+            for loads in itertools.product(*(range(each + 1) for each in most.tolist()))
+            if sum(loads) == batch and 1 not in loads
+        )
+        if next(fit, None) is None:
+            continue
+        lengths, pace = random.integers(1, 9, batch).astype(float), random.choice([1.0, 1.5, 4, 50], n)
+        dealt = deal(lengths, CostModel(0.2, 0, 0.5, padded), pace, room=Room(most=most, floor=2))
+        assert sorted(dealt.order.tolist()) == list(range(batch))
+        assert dealt.loads.sum() == batch
+        assert np.all(dealt.loads <= most), (most, dealt.loads)
+        assert 1 not in dealt.loads, (most, pace, lengths, dealt.loads)
 
 
 def test_a_balancer_deals_by_cost_and_policies_see_costs() -> None:

@@ -158,6 +158,11 @@ def test_tokens_and_secrets(play: Callable[..., None]) -> None:
         assert (await call.http.get("/metrics")).status_code == 401
         assert (await call.http.get("/nowhere")).status_code == 401
         assert (await call.http.get("/openapi.json")).status_code == 200
+        health = await call.http.get("/v1/health")
+        assert (health.status_code, health.json()) == (200, {"well": True}), (
+            "a container's probe has no token"
+        )
+        assert (await call.http.get("/v1/healthy")).status_code == 401
         assert (await call.http.get("/jobs/j/")).status_code == 401
         browser = {"Accept": "text/html,application/xhtml+xml"}
         for path in ("/", "/jobs/j/"):

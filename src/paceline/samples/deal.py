@@ -10,6 +10,7 @@ The deal of a round is computed from the data and the plan alone, so every rank 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -126,7 +127,7 @@ def deal(
     limits = Limits(
         np.where(least > 0, np.maximum(least, room.floor), 0), most, micro, budget, room.micro_steps == 1
     )
-    pace = pace.copy()
+    allowed, pace = pace, pace.copy()
 
     def divided() -> tuple[Counts, Counts, list[Counts]]:
         if model.padded and batch:
@@ -141,6 +142,15 @@ def deal(
         try:
             order, loads, sizes = divided()
         except PacelineError:  # the others have no room for these
+            roomy = np.lexsort((allowed, -most))  # so the fewest that have it run the floor at least
+            few = roomy[: 1 + np.searchsorted(np.cumsum(most[roomy]), batch)]
+            if most[few].min() < room.floor or len(few) * room.floor > batch:
+                break  # no loads within the limits are all large enough
+            pace = np.full(n, np.inf)
+            pace[few] = allowed[few]
+            limits = limits._replace(least=np.where(np.isfinite(pace), np.minimum(room.floor, most), 0))
+            with suppress(PacelineError):  # the limits of a micro-batch, of which the first division is told
+                order, loads, sizes = divided()
             break
     sizes = [at_least(each, room.floor) for each in sizes]
     micro_steps = room.micro_steps

@@ -119,6 +119,11 @@ def make(
         text = await service.shown(lambda: generate_latest(registry))
         return Response(text, media_type="text/plain; version=0.0.4")
 
+    @app.get(server.HEALTH, include_in_schema=False)
+    async def health() -> dict[str, bool]:
+        """For the probes of containers, which have no token: whether no job is set aside, and all can be stored."""
+        return {"well": not service.catalog.aside and not service.dispatcher.trouble}
+
     @app.get("/", include_in_schema=False)
     async def jobs(request: Request) -> HTMLResponse:
         text = await service.shown(lambda: pages.render(service.catalog, service.now(), request.url.query))

@@ -42,7 +42,8 @@ BODY_SECONDS = 10.0
 LINGER_SECONDS = 2.0  # for which a client that was refused may go on sending
 MOST_WAIT = 60.0  # seconds that one request may wait for a plan
 USUAL_WAIT = 30.0  # of a worker that asks for its part and says nothing of it
-OPEN = "/openapi.json"  # says nothing of any job
+HEALTH = "/v1/health"
+OPEN = ("/openapi.json", HEALTH)  # without the token: they name no job
 JSON = b"application/json"
 _NAME = models.NAME.strip("^$")
 _PATH = re.compile(rf"/v1/jobs/(?P<job>{_NAME})/workers/(?P<worker>{_NAME})/(?P<what>reports|next)")
@@ -91,7 +92,7 @@ class Bounded:
                 # A page in a browser could reach this address under a name of its own.
                 raise _Refused(403, "without a token the service answers to localhost alone: use that name")
             return
-        if scope["path"] == OPEN:
+        if scope["path"] in OPEN:
             return
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer" and tokens.matches(given.strip().decode("latin-1"), self.token):

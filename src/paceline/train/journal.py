@@ -150,10 +150,16 @@ class Journal:
 
     @torch.no_grad()
     def _accuracy(self) -> float:
-        """Portion of the test set that the model of the newest checkpoint gets right."""
+        """Portion of the test set that the model of the last round's checkpoint gets right. Raises PacelineError if
+        that is gone or damaged."""
         data, parts = datasets.load(self._config.data), self._kept.load()
+        if parts is None or parts["pace"]["rounds"] <= self._newest:
+            raise PacelineError(
+                f"the checkpoint of the last round in {self._run_dir} is gone or damaged, so its model cannot be "
+                f"tested; {how_to_go_on(self._run_dir)}"
+            )
         model = models.create(self._config.model, data.shape, data.classes)
-        model.load_state_dict({} if parts is None else parts["model"])
+        model.load_state_dict(parts["model"])
         model.eval()
         right = 0
         for start in range(0, len(data.y_test), CHUNK):
