@@ -199,18 +199,19 @@ def together(steps: int, count: int, momentum: float, adam: bool = False) -> dic
 
 
 def spoilt(rank: int, ranks: int) -> list[str]:
-    """What is said if rank 1 alone changes its parameters or has another model; if models are wrapped; and if ranks
-    wait for each other within an interval."""
+    """What is said if rank 1 alone changes its parameters or has another model; if models are wrapped, or called
+    through a wrapper; and if ranks wait for each other within an interval."""
     found = []
-    for wrong in ("changed", "another", "wrapped", "waits"):
+    for wrong in ("changed", "another", "wrapped", "around", "waits"):
         model: nn.Module = fresh(torch.float64, sometimes=wrong == "another" and rank == 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if wrong == "wrapped":
             model = nn.parallel.DistributedDataParallel(model)
+        called = nn.parallel.DistributedDataParallel(model) if wrong == "around" else model
         try:
             with Pace(model, BATCH, "equal", loop="local", every=2) as pace:
                 for x, y, _ in pace.loader(Samples(COUNT), seed=5):
-                    pace.backward(nn.functional.cross_entropy(model(x), y))
+                    pace.backward(nn.functional.cross_entropy(called(x), y))
                     pace.step(optimizer)
                     if wrong == "waits" and not pace.merged:
                         dist.barrier()

@@ -100,10 +100,11 @@ def test_one_step_each_is_one_process() -> None:
 
 
 def test_ranks_that_do_not_fit_together_are_named() -> None:
-    changed, another, wrapped, waits = run_ranks(2, local_jobs.spoilt)[0]
+    changed, another, wrapped, around, waits = run_ranks(2, local_jobs.spoilt)[0]
     assert "interval 1 began with other parameters on rank 0, 1; expected the same on all" in changed
     assert "rank 1 was given a model with the checksum of parameters=" in another
     assert "hand over the plain module, as in Pace(model, ...)" in wrapped
+    assert "model(x) instead of ddp(x)" in around
     assert "calls a collective (barrier) within the round" in waits
     assert waits.endswith("call it if pace.merged")
 

@@ -11,6 +11,8 @@ import time
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch.gradients.reducers import Reducer
@@ -123,6 +125,7 @@ class LocalSteps:
         self._start: list[torch.Tensor] | None = None  # what the values were when the interval began
         self._before: list[torch.Tensor] = []  # and the buffers of whole numbers
         self._counted, self._taken = 0.0, 0  # samples or the like, and steps
+        self.hook = model.register_forward_pre_hook(_refuse_wrapped)
 
     def begin(self) -> None:
         """An interval begins."""
@@ -303,6 +306,19 @@ class LocalSteps:
             )
 
 
+def _refuse_wrapped(model: torch.nn.Module, *_: Any) -> None:
+    """Before a forward pass: DDP around the model would sum its gradients in each of a rank's own steps."""
+    if (
+        DistributedDataParallel._active_ddp_module is not None
+        and torch.is_grad_enabled()
+        and dist.get_world_size() > 1
+    ):
+        raise PacelineError(
+            "the model was called through DistributedDataParallel, and with loop='local' each rank steps by itself; "
+            "expected the plain module that Pace was given: model(x) instead of ddp(x)"
+        )
+
+
 class LocalLoop(Loop):
     """A loop in which an interval is a round, and each of its micro-steps a step of this rank's own."""
 
@@ -324,6 +340,7 @@ class LocalLoop(Loop):
 
     def close(self) -> None:
         self.local.back()  # a loop that has failed may be left only later, when others are at work with the model
+        self.local.hook.remove()
         super().close()
 
     def stands(self) -> dict[str, Any]:
