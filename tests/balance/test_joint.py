@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from paceline import Cluster, Round, policies
 from paceline.balance.joint import FEWEST, gain_a_second
+from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.samples import Draws
 from paceline.rounds import Gradients
@@ -150,3 +151,8 @@ def test_a_gate_that_asks_nobody_is_left_alone():
 def test_the_server_says_what_late_workers_do():
     config = ServerConfig(4, BATCH, policy="joint", mode="push-interrupt")
     assert config.build().balancer.policy.mode == "push-interrupt"
+
+
+def test_another_mode_than_a_server_has_is_refused() -> None:
+    with pytest.raises(PacelineError, match="mode"):
+        policies.create("joint:mode=late", Cluster(2, 64))

@@ -144,14 +144,17 @@ def test_the_command_plays_64_workers_behind_slow_links(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--every", "soon"], "every='soon': expected a number of steps, seconds such as '2 s', or auto"),
+        (
+            ["--every", "soon"],
+            "every='soon': expected steps, 1 or more, seconds such as '2 s' or 2.0, or 'auto'",
+        ),
         (["--every", "0"], "every='0'"),
         (
             ["--every", "8", "--sync", "asp"],
             "--sync asp is of a parameter server, and with --every there is none",
         ),
         (["--every", "8", "--outer", "adam"], "outer optimizer 'adam'"),
-        (["--every", "8", "--outer", "nesterov:momentum=1"], "momentum of 0 or more, below 1"),
+        (["--every", "8", "--outer", "nesterov:momentum=1"], "a momentum above 0 and below 1"),
     ],
 )
 def test_mistakes_are_answered_in_one_sentence(options, says, tmp_path, capsys):

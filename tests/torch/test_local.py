@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from paceline.errors import PacelineError
+from paceline.sync.intervals import interval
 from paceline.torch import Merge, Pace
-from paceline.torch.local import Every, Flats, interval
+from paceline.torch.local import Every, Flats
 from support import local_jobs
 from support.local_jobs import COUNT, SINGLE, replayed, together, trained
 from support.ranks import run_ranks
@@ -224,10 +225,10 @@ def test_a_loop_that_is_wrong_is_refused(mistake: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"every": 0}, "every=0: expected a whole number"),
+        ({"every": 0}, "every=0: expected steps, 1 or more"),
         (
             {"every": "soon"},
-            "every='soon': expected a number of steps, seconds such as '2 s' or 2.0, or 'auto'",
+            "every='soon': expected steps, 1 or more, seconds such as '2 s' or 2.0, or 'auto'",
         ),
         ({"every": -1.0}, "every=-1.0: expected"),
         ({"every": float("nan")}, "every=nan: expected"),
@@ -259,8 +260,8 @@ def test_merges_are_chosen_in_words() -> None:
         Merge(send="int4")
     with pytest.raises(PacelineError, match="expected a name such as"):
         Merge(outer=3)  # type: ignore[arg-type]
-    with pytest.raises(PacelineError, match="expected a positive learning rate"):
-        Merge(outer="nesterov:lr=0").optimizer([])
+    with pytest.raises(PacelineError, match="expected a learning rate above 0"):
+        Merge(outer="nesterov:lr=0")
     assert [interval(each) for each in (None, "auto", "2 s", "0.5s", 2.5, "8", 8)] == [
         "auto", "auto", 2.0, 0.5, 2.5, 8, 8,
     ]  # fmt: skip
@@ -366,6 +367,20 @@ def test_the_outer_optimizer_of_a_checkpoint_goes_on_by_the_rates_chosen_now() -
     again.load_state_dict(empty)
     assert not velocity(again)
     again.close()
+
+
+def test_tokens_of_one_step_and_samples_of_another_are_no_weight() -> None:
+    model = fresh(torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pace = Pace(model, 8, loop="local", every=2)
+    batches = iter(pace.loader(Samples(40), seed=5))
+    x, y, _ = next(batches)
+    pace.backward(nn.functional.cross_entropy(model(x), y), count=30)
+    pace.step(optimizer)
+    x, y, _ = next(batches)
+    with pytest.raises(PacelineError, match="expected count= with each or none"):
+        both(pace, optimizer, nn.functional.cross_entropy(model(x), y))
+    pace.close()
 
 
 def test_what_counts_for_nothing_may_hold_no_numbers() -> None:

@@ -14,7 +14,7 @@ Engines that cannot leave gradients out do not tell the noise scale. There, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Joint(Policy[JointState]):
     """
 
     cluster: Cluster
-    mode: str = "push-wait"
+    mode: Literal["push-wait", "push-interrupt", "pull"] = "push-wait"
     needs_noise: ClassVar[bool] = True
 
     def init(self) -> tuple[Plan, JointState]:

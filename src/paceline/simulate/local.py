@@ -9,70 +9,20 @@ merges alone.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline import options
-from paceline.errors import PacelineError, short
+from paceline.errors import PacelineError
 from paceline.paramserver.aggregate import Parameters, Part, aggregate, axpy
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Task, Update
 from paceline.paramserver.samples import SampleSource
 from paceline.rounds import Array, Vector
 from paceline.simulate.server import Learner, RoundTrips
-
-LINK = 0.1  # of the time is the links' under every="auto"
-MOST_STEPS, GROWTH = 1024, 4.0  # of an interval whose size is found; times the one before, at most
-SECONDS = re.compile(r"(\d+\.?\d*|\.\d+) ?s")
-
-
-@dataclass(frozen=True)
-class Outer:
-    """The optimizer that takes the workers' mean change for a gradient: by default the change is made as it is.
-
-    lr, momentum, nesterov: as those of ``torch.optim.SGD``.
-    """
-
-    lr: float = 1.0
-    momentum: float = 0.0
-    nesterov: bool = False
-
-
-@dataclass(frozen=True)
-class Nesterov(Outer):
-    """With DiLoCo's values (arXiv 2311.08105)."""
-
-    lr: float = 0.7
-    momentum: float = 0.9
-    nesterov: bool = True
-
-
-def outer_of(spec: str) -> Outer:
-    """``mean`` or ``nesterov``, with options as ``nesterov:lr=0.7``."""
-    found: Outer = options.build({"mean": Outer, "nesterov": Nesterov}, spec, "outer optimizer")
-    if not (0 < found.lr <= 10 and 0 <= found.momentum < 1):
-        raise PacelineError(
-            f"outer optimizer {spec}: expected a learning rate above 0, at most 10, and a momentum of 0 or more, "
-            "below 1"
-        )
-    return found
-
-
-def interval(every: str) -> int | float | str:
-    """How far two merges are apart: steps of every worker on average, seconds as a float, or "auto"."""
-    found = SECONDS.fullmatch(every.strip())
-    if every == "auto" or (found is not None and 0 < float(found[1]) < 1e9):
-        return every if found is None else float(found[1])
-    if not (every.isdecimal() and 0 < int(every) < 10**6):
-        raise PacelineError(
-            f"every={short(every)}: expected a number of steps, seconds such as '2 s', or auto"
-        )
-    return int(every)
+from paceline.sync import intervals
 
 
 class LocalSteps:
@@ -106,7 +56,7 @@ class LocalSteps:
                 raise PacelineError(
                     f"--{name} {given} is of a parameter server, and with --every there is none; leave one out"
                 )
-        self._every, self._outer = interval(every), outer_of(outer)
+        self._every, self._outer = intervals.interval(every), intervals.outer(outer)
         everybody = np.ones(by.workers, bool)
         self._members = members or (lambda index: (everybody, ~everybody))
         self._learner, self._by, self._trips, self._pool = learner, by, trips, pool
@@ -114,7 +64,7 @@ class LocalSteps:
         self._step = -(-by.global_batch // by.workers)  # samples
         fixed = isinstance(self._every, int)
         self._size = by.global_batch * (int(self._every) if fixed else 1)
-        most = self._size if fixed else by.global_batch * MOST_STEPS
+        most = self._size if fixed else by.global_batch * intervals.MOST_STEPS
         self._balancer = dataclasses.replace(by, global_batch=most, limits=None).balancer(by.machines)
         self._most = [
             most if limit is None else limit for _, limit in by.limits or ((None, None),) * by.workers
@@ -198,10 +148,9 @@ class LocalSteps:
         """The next interval's samples, where it is not a number of steps."""
         if isinstance(self._every, int) or not seconds > 0:
             return
-        wanted = self._every if isinstance(self._every, float) else link * (1 / LINK - 1)
-        due = min(max(float(wanted) * samples / seconds, self._size / GROWTH), self._size * GROWTH)
-        batch = self._by.global_batch
-        self._size = min(max(round(due / batch), 1), MOST_STEPS) * batch
+        self._size = intervals.next_size(
+            self._every, self._by.global_batch, self._size, samples, seconds, link
+        )
 
     def _move(self, change: Vector) -> None:
         """A step of the outer optimizer, as torch.optim.SGD takes it."""

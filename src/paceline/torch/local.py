@@ -8,7 +8,6 @@ round, and its end is the merge. This trains another model than one process woul
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,47 +18,16 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline import options
 from paceline.errors import PacelineError, meant, short
 from paceline.rounds import Array
+from paceline.sync import intervals
 from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.options import MANY, MEMORY, Options, whole
+from paceline.torch.options import MEMORY, Options
 
-AUTO, SECONDS = "auto", re.compile(r"(\d+\.?\d*|\.\d+) ?s")  # for every
-LINK = 0.1  # of the time is the link's at most, under "auto"
-MOST_STEPS = 1024  # of every rank in an interval whose size is found, on average
-GROWTH = 4.0  # times the interval before, at most
 SENT, BLOCK = ("bf16", "int8"), 256  # how changes may be sent; numbers that share a scale
 KEPT = 2048  # sizes: loaders draw no more rounds ahead
 RECENT = 0.3  # weight of the newest merge, of what merges take
-
-
-@dataclass(frozen=True)
-class Mean:
-    """The outer optimizer that takes the mean of the ranks' parameters as it is."""
-
-    def __call__(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(parameters, lr=1.0)
-
-
-@dataclass(frozen=True)
-class Nesterov:
-    """The outer optimizer of DiLoCo (arXiv 2311.08105), with its values."""
-
-    lr: float = 0.7
-    momentum: float = 0.9
-
-    def __call__(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        if not (self.lr > 0 and 0 < self.momentum < 1):
-            raise PacelineError(
-                f"outer optimizer nesterov: lr={self.lr:g}, momentum={self.momentum:g}: expected a positive learning "
-                "rate, and a momentum above 0 and below 1"
-            )
-        return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, nesterov=True)
-
-
-OUTER: dict[str, type[Any]] = {"mean": Mean, "nesterov": Nesterov}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +66,7 @@ class Merge:
                 "function that makes an optimizer from parameters"
             )
         if isinstance(self.outer, str):
-            options.build(OUTER, self.outer, "outer optimizer")  # which refuses what is none
+            intervals.outer(self.outer)  # which refuses what is none
 
     def __str__(self) -> str:
         outer = self.outer if isinstance(self.outer, str) else "a function"
@@ -106,30 +74,10 @@ class Merge:
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The outer optimizer of these parameters."""
-        make = (
-            options.build(OUTER, self.outer, "outer optimizer") if isinstance(self.outer, str) else self.outer
-        )
-        made: torch.optim.Optimizer = make(parameters)
-        return made
-
-
-def interval(every: Any) -> int | float | str:
-    """How far two merges are apart: steps, seconds as a float, or "auto". Raises PacelineError for anything else."""
-    found = SECONDS.fullmatch(every.strip()) if isinstance(every, str) else None
-    if every is None or every == AUTO:
-        return AUTO
-    if found is not None or (isinstance(every, float) and not math.isnan(every)):
-        seconds = float(every if found is None else found[1])
-        if 0 < seconds < MANY:
-            return seconds
-    elif isinstance(every, str) and every.isdecimal():
-        every = int(every)
-    if isinstance(every, bool) or not isinstance(every, int | np.integer):
-        raise PacelineError(
-            f"every={short(every)}: expected a number of steps, seconds such as '2 s' or 2.0, or 'auto'"
-        )
-    whole("every", every)
-    return int(every)
+        if isinstance(self.outer, str):
+            by = intervals.outer(self.outer)
+            return torch.optim.SGD(parameters, lr=by.lr, momentum=by.momentum, nesterov=by.nesterov)
+        return self.outer(parameters)
 
 
 def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
@@ -140,7 +88,7 @@ def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
                 f"every= and merge= are for loop='local', and the loop is {given.loop!r}; leave them out"
             )
         return
-    steps = isinstance(interval(given.every), int)
+    steps = isinstance(intervals.interval(given.every), int)
     if given.merge is not None and not isinstance(given.merge, Merge):
         raise PacelineError(f"merge={short(given.merge)}: expected a paceline.torch.Merge(...)")
     wrapped = any(
@@ -178,7 +126,7 @@ class Every:
     """How many samples an interval has, by the round from which that holds; the same on every rank, since it is made
     of what all ranks were told.
 
-    every: as of ``interval``. batch: B, samples of a step of every rank.
+    every: as of ``intervals.interval``. batch: B, samples of a step of every rank.
     """
 
     def __init__(self, every: int | float | str, batch: int) -> None:
@@ -190,7 +138,7 @@ class Every:
     @property
     def most(self) -> int:
         """Samples of an interval at most."""
-        return self._sizes[0] if self.fixed else self._batch * MOST_STEPS
+        return self._sizes[0] if self.fixed else self._batch * intervals.MOST_STEPS
 
     def size(self, step: int) -> int:
         """Samples of round ``step``."""
@@ -207,12 +155,10 @@ class Every:
         if not np.isnan(links).all():
             link = float(np.nanmin(links))
             self._link = link if math.isnan(self._link) else self._link + RECENT * (link - self._link)
-        wanted = self._link * (1 / LINK - 1) if self._every == AUTO else float(self._every)
-        if math.isnan(wanted):
+        if isinstance(self._every, int) or (self._every == intervals.AUTO and math.isnan(self._link)):
             return
-        newest = self._sizes[max(self._sizes)]
-        due = min(max(wanted * batch / seconds, newest / GROWTH), newest * GROWTH)
-        size = min(max(round(due / self._batch), 1), MOST_STEPS) * self._batch
+        newest = next(reversed(self._sizes.values()))
+        size = intervals.next_size(self._every, self._batch, newest, batch, seconds, self._link)
         if size != newest:
             self._sizes[step] = size
             if len(self._sizes) > KEPT:
@@ -259,9 +205,7 @@ class Merging(Reducer):
         if send is not None:
             *flats, table = own
             dist.all_reduce(table)
-            weight = float(
-                table[:, 1].sum()
-            )  # in parts of it, what is left out once has its size the next time
+            weight = float(table[:, 1].sum())  # in parts of it, what is left out has its size the next time
             for number, flat in enumerate(flats):
                 flat.copy_(self._rounded(number, flat / (weight or 1.0), send) * weight)
             return
@@ -336,9 +280,7 @@ class Flats:
         self.own = []
         for (wide, _), numbers in self._kinds.items():
             changes = [_change(before[n].to(wide), now[n].detach().to(wide)).flatten() for n in numbers]
-            flat = torch.cat(
-                changes
-            )  # of what counts for nothing a buffer may hold NaN, as a mean over nothing is
+            flat = torch.cat(changes)  # a buffer that is a mean over nothing may hold NaN, and has no weight
             self.own.append(flat.mul_(weight) if weight else flat.zero_())
         table = torch.zeros(self._shape, dtype=torch.float64, device=self._device)
         table[self._rank] = torch.tensor(row, dtype=torch.float64)

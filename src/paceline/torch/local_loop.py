@@ -25,9 +25,8 @@ from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 from paceline.torch.work import Work
 
-HEAD = (
-    3  # numbers of a rank before its counters: that it takes part, its weight, and how large its values began
-)
+# Numbers of a rank before its counters: that it takes part, its weight, and how large its values began.
+HEAD = 3
 APART = 1e-5  # by which the sizes of parameters may differ that are the same but for rounding
 
 
@@ -41,6 +40,10 @@ class LocalWeighing(Weighing):
 
     def weigh(self, piece: Piece, count: float | None) -> None:
         self.bring_back(piece.step)
+        if piece.first:
+            self._counts.begin()
+        if piece.samples:  # tokens of one step and samples of another are no weight
+            self._counts.add(piece.step, count, last=False)
         self.many = float(piece.samples if count is None else count)
 
     def weight(self, piece: Piece, part: float) -> float:
@@ -104,13 +107,8 @@ class LocalSteps:
         reducer: Reducer,
     ) -> None:
         assert terms.merge is not None
-        self._model, self._passes, self._steps, self._work, self._reducer = (
-            model,
-            passes,
-            steps,
-            work,
-            reducer,
-        )
+        self._model, self._passes, self._steps = model, passes, steps
+        self._work, self._reducer = work, reducer
         self._merge: Merge = terms.merge
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         if any(value.is_complex() for value in (*model.parameters(), *model.buffers())):

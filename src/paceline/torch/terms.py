@@ -14,7 +14,8 @@ from paceline.balance import factoring
 from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster, Indices, PiecePlan
-from paceline.torch import local, options, peers, plan
+from paceline.sync import intervals
+from paceline.torch import options, peers, plan
 from paceline.torch.gradients import same_bits
 from paceline.torch.local import Every, Merge
 from paceline.torch.options import Options, has_batch_norm, least_and_most
@@ -85,7 +86,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     norms, ranks = has_batch_norm(model), peers.ranks()
     own, floor = given.loop == "local", 2 if norms else 1
     batch, policy, fixed = int(given.global_batch), given.policy, given.fixed_micro_steps
-    every = Every(local.interval(given.every) if own else 1, batch)
+    every = Every(intervals.interval(given.every) if own else 1, batch)
     global_batch, quantum, micro_batch = every.most, given.quantum, given.micro_batch
     if own:  # what a step has
         micro_batch = max(-(-batch // ranks // quantum) * quantum, 2 * floor - 1)

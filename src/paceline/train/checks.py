@@ -15,7 +15,8 @@ from paceline.errors import PacelineError, meant
 from paceline.learners import models
 from paceline.paramserver.config import ServerConfig
 from paceline.rounds import Cluster
-from paceline.torch import local, options
+from paceline.sync import intervals
+from paceline.torch import options
 from paceline.torch.liveness import stall
 from paceline.train.config import TrainConfig
 
@@ -146,8 +147,8 @@ def _check_loop(config: TrainConfig) -> None:
     )
     if wrong:
         raise PacelineError(f"--loop local: {wrong}")
-    local.interval(config.every)
-    local.Merge(outer=config.outer or "mean")
+    intervals.interval(config.every)
+    intervals.outer(config.outer or "mean")
 
 
 def _check_slowdown(config: TrainConfig, data: Data) -> None:

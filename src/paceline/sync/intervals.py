@@ -1,0 +1,83 @@
+"""Local steps: how far two merges are apart, and what is made of the workers' changes at one.
+
+Between two merges each worker takes optimizer steps of its own. The engines that play it, for real and on a virtual
+clock, go by the same words, sizes and values.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from paceline import options
+from paceline.errors import PacelineError, short
+
+AUTO, SECONDS = "auto", re.compile(r"(\d+\.?\d*|\.\d+) ?s")  # for every
+MANY = 2**31 - 1  # steps or seconds, at most
+LINK = 0.1  # of the time is the link's at most, under "auto"
+MOST_STEPS = 1024  # of every worker in an interval whose size is found, on average
+GROWTH = 4.0  # times the interval before, at most
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The outer optimizer that takes the mean of the workers' parameters as it is."""
+
+    lr: ClassVar[float] = 1.0
+    momentum: ClassVar[float] = 0.0
+    nesterov: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class Nesterov:
+    """The outer optimizer of DiLoCo (arXiv 2311.08105), with its values. lr, momentum: as torch.optim.SGD's."""
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not (0 < self.lr <= 10 and 0 < self.momentum < 1):
+            raise PacelineError(
+                f"outer optimizer nesterov: lr={self.lr:g}, momentum={self.momentum:g}: expected a learning rate "
+                "above 0, at most 10, and a momentum above 0 and below 1"
+            )
+
+
+OUTER: dict[str, type[Any]] = {"mean": Mean, "nesterov": Nesterov}
+
+
+def outer(spec: str) -> Mean | Nesterov:
+    """``mean`` or ``nesterov``, with options as ``nesterov:lr=0.7``. Raises PacelineError for anything else."""
+    found: Mean | Nesterov = options.build(OUTER, spec, "outer optimizer")
+    return found
+
+
+def interval(every: Any) -> int | float | str:
+    """How far two merges are apart: steps of every worker on average, seconds as a float, or "auto", also for None.
+    Raises PacelineError for anything else."""
+    if every is None or (isinstance(every, str) and every.strip() == AUTO):
+        return AUTO
+    number = every
+    if isinstance(every, str):
+        found = SECONDS.fullmatch(every.strip())
+        number = float(found[1]) if found else int(every) if every.isdecimal() else None
+    plain = isinstance(number, int | float | np.integer) and not isinstance(number, bool)
+    if not plain or not 0 < number < MANY:
+        raise PacelineError(
+            f"every={short(every)}: expected steps, 1 or more, seconds such as '2 s' or 2.0, or 'auto'"
+        )
+    return float(number) if isinstance(number, float) else int(number)
+
+
+def next_size(every: float | str, batch: int, size: int, samples: int, seconds: float, link: float) -> int:
+    """Samples of the next interval, a multiple of ``batch``, the samples of a step of every worker.
+
+    every: seconds, or "auto". size: of the newest interval that was planned. samples, seconds: of one that is over,
+    without its merge, which took ``link`` seconds."""
+    wanted = link * (1 / LINK - 1) if every == AUTO else float(every)
+    due = min(max(wanted * samples / seconds, size / GROWTH), size * GROWTH)
+    return min(max(round(due / batch), 1), MOST_STEPS) * batch
