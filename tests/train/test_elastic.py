@@ -309,15 +309,16 @@ def test_all_are_told_to_leave(tmp_path: Path) -> None:
                 if child.name.startswith("worker") and child.pid is not None:
                     os.kill(child.pid, signal.SIGTERM)
 
-    options: dict[str, Any] = {"global_batch": 60, "steps": 400, "seed": 2, "policy": "level", "lr": 0.02}
-    config = TrainConfig(workers=2, elastic=True, **options)
+    # Few rounds, which are long enough for the signal: rounding, which depends on who ran what, grows with each.
+    options: dict[str, Any] = {"global_batch": 60, "steps": 150, "seed": 2, "policy": "level", "lr": 0.02}
+    config = TrainConfig(workers=2, elastic=True, slowdown_ms=[0.3, 0.3], **options)
     with pytest.raises(WorkerError, match=r"no worker is left after round .*worker . left"):
         launch.run(config, tmp_path / "two", take)
     kept = torch.load(tmp_path / "two" / "checkpoint.pt", weights_only=True)
-    assert kept["pace"]["rounds"] == read(tmp_path / "two").round[-1] + 1 < 400
+    assert kept["pace"]["rounds"] == read(tmp_path / "two").round[-1] + 1 < 150
     launch.run(config, tmp_path / "two", lambda event: None, resume=True)
     launch.run(TrainConfig(workers=1, **options), tmp_path / "one", lambda event: None)
-    assert (parameters(tmp_path / "two") - parameters(tmp_path / "one")).abs().max() < 1e-4
+    assert (parameters(tmp_path / "two") - parameters(tmp_path / "one")).abs().max() < 2e-5
 
 
 def test_a_checkpoint_is_committed_when_its_rounds_are_on_record(
