@@ -52,6 +52,23 @@ def test_the_same_model_is_only_claimed_where_it_is(tmp_path, write):
     assert "with level or dolbie, the same model" in compare([equal, level, again])[0]
 
 
+def test_local_steps_are_said_to_train_another_model(tmp_path, write):
+    pace, loads = np.tile(SLOW, (40, 1)), np.tile([16, 16, 16, 4], (40, 1))
+    local = {"loop": "local", "every": "8"}
+    equal = read(write(tmp_path / "equal", np.full((40, 4), 13), pace, policy="equal", **local))
+    level = read(write(tmp_path / "level", loads, pace, **local))
+    assert "this is another model than one process would have trained" in findings(level)[0]
+    assert compare([equal, level])[0].endswith("with level, samples were processed 3.2x as fast.")
+    rounds = read(write(tmp_path / "rounds", loads, pace, loop="round"))
+    assert "another model" not in findings(rounds)[0]
+    said = compare([equal, rounds])[0]
+    assert said.startswith(
+        "These runs differ in what workers take between two exchanges (local steps and rounds)"
+    )
+    older = read(write(tmp_path / "older", np.full((40, 4), 13), pace, policy="equal"))
+    assert "the same model" in compare([older, rounds])[0], "a record that does not tell is of rounds"
+
+
 def test_what_differs_beside_the_policy_is_not_put_down_to_it(tmp_path, write):
     pace = np.tile(SLOW, (40, 1))
     equal = read(write(tmp_path / "equal", np.full((40, 4), 16), pace, policy="equal"))

@@ -69,7 +69,7 @@ class Session:
         self._console.print(
             f"{data.name}: {images} images; {config.model}; {config.workers} workers; batch {config.global_batch}; "
             f"{config.rounds(images)} steps"
-            + (", at most, merged now and then" if config.loop == "local" else "")
+            + (f" at most, local steps with every={config.every or 'auto'}" if config.loop == "local" else "")
             + ("" if len(chosen) == 1 else f" under each of {', '.join(chosen)}")
         )
         results, directories = [], []

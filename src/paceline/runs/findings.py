@@ -32,6 +32,7 @@ def findings(run: Run) -> list[str]:
         return ["No round was recorded.", *run.notes]
     summary = summarize(run)
     found = [
+        *_own_steps(run),
         *speeds_in_words(run),
         *changes_in_words(run),
         *_stragglers(run),
@@ -57,6 +58,20 @@ def _memory(run: Run) -> list[str]:
         f"Worker {worker} ran out of memory {plural(int(many), 'time')}, and ran that part again in halves."
         for worker, many in enumerate(passes.tolist())
         if many
+    ]
+
+
+def _local(run: Run) -> bool:
+    """Whether each worker stepped by itself."""
+    return run.config.get("loop") == "local"
+
+
+def _own_steps(run: Run) -> list[str]:
+    if not _local(run):
+        return []
+    return [
+        "Each worker took steps of its own, and a round is the time between two merges of their parameters: this is "
+        "another model than one process would have trained."
     ]
 
 
@@ -133,12 +148,13 @@ def _line(name: str, run: Run, summary: dict[str, Any], base: float, kind: str) 
 
 
 def _same_model(one: Run, other: Run, first: dict[str, Any], second: dict[str, Any]) -> bool:
-    """Whether both runs had the same task and samples, and losses that agree within 1 %."""
+    """Whether both runs had the same task and samples, and losses that agree within 1 %; never if each worker
+    stepped by itself."""
     alike = all(
         one.config.get(key) == other.config.get(key) for key in ("data", "model", "seed", "global_batch")
     )
     losses = first["train_loss"], second["train_loss"]
-    if not alike or first["samples"] != second["samples"] or None in losses:
+    if not alike or _local(one) or _local(other) or first["samples"] != second["samples"] or None in losses:
         return False
     return abs(losses[0] - losses[1]) <= 0.01 * max(abs(losses[0]), 0.01)
 
@@ -339,6 +355,8 @@ SAME = {
     "global_batch": "the global batch",
     "data": "the data",
     "model": "the model",
+    "loop": "what workers take between two exchanges",
+    "every": "how much lies between two merges",
 }
 
 
@@ -360,9 +378,13 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def differences(runs: Sequence[Run]) -> str:
     """What else than the policy differs, as a clause; "" where nothing does that is on record."""
+    loops = ["local steps" if _local(run) else "rounds" for run in runs]
+    facts = [
+        run.config | {"workers": run.workers, "loop": loop} for run, loop in zip(runs, loops, strict=True)
+    ]
     found = []
     for key, words in SAME.items():
-        told = [run.workers if key == "workers" else run.config.get(key) for run in runs]
+        told = [each.get(key) for each in facts]
         values = list(dict.fromkeys("not known" if each is None else str(each) for each in told))
         if len(values) > 1:
             found.append(f"{words} ({listing(values)})")

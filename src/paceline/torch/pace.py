@@ -160,6 +160,8 @@ class Pace:
             self.loop.limited_by(MemoryLimit(self.loop.passes, self.terms, nested.part))
         self.host = Hosting(self.loop, self._reducer)  # for frameworks that run the loop
         facts = {"policy": self.policy, "workers": self.ranks, "global_batch": self.global_batch}
+        if self.terms.merge is not None:
+            facts |= {"loop": loop, "every": every}
         self._audience = Audience(listeners, facts, record=record, sinks=sinks, collect_every=collect_every)
         if not elastic:  # last, since its threads run until it is closed
             self.loop.watch_over(monitor(on_missed, patience))
