@@ -24,15 +24,8 @@ from paceline.balancer import thread_aside
 from paceline.forecast import Reading
 from paceline.forecast.series import Rating, Series, bursty, google2011, rate, recorded, walk
 from paceline.papers import data_folder
+from paceline.papers.lbbsp import PRINTED
 
-PAPER = {  # LB-BSP, Table 3: RMSE in samples/s, normalised time per update
-    "last": (11.85, 0.584),
-    "ema": (7.85, 0.489),
-    "arima": (9.67, 0.523),
-    "recurrent": (8.34, 0.491),
-    "recurrent:cell=lstm": (9.19, 0.515),
-    "narx": (4.78, 0.423),
-}
 METHODS = [
     "last",
     "ema",
@@ -96,9 +89,9 @@ def accuracy(quick: bool) -> None:
         for method, rating in found.items():
             line = f"  {method:28}{rating.rmse:9.2f}{rating.rmse / found['ema'].rmse:7.2f}"
             line += f"{rating.time:8.3f}{rating.over_oracle:8.3f}"
-            if method in PAPER:
-                error, seconds = PAPER[method]
-                line += f"{error:16.2f}{error / PAPER['ema'][0]:7.2f}{seconds:7.3f}"
+            if method in PRINTED:
+                error, seconds = PRINTED[method]
+                line += f"{error:16.2f}{error / PRINTED['ema'][0]:7.2f}{seconds:7.3f}"
             print(line)
         best = min(METHODS, key=lambda m: found[m].time)
         print(

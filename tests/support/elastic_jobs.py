@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import multiprocessing
@@ -10,7 +11,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,19 +157,39 @@ WAYS = {
 }
 
 
+@contextlib.contextmanager
+def telling(where: Where, out: Path) -> Iterator[Callable[..., None]]:
+    """A rank's process, which tells of what happens in a file of its own, and ends here."""
+    os.environ.update(where.environment())
+    torch.set_num_threads(1)
+    with open(out / f"{where.ident}", "a", buffering=1) as file:
+
+        def say(**words: Any) -> None:
+            file.write(json.dumps(words) + "\n")
+
+        try:
+            yield say
+        except SystemExit:
+            say(kind="left")
+            raise
+        except BaseException as error:
+            say(kind="crash", words=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+            file.flush()
+            os._exit(1)
+    os._exit(0)  # gloo's threads are those of groups that were left
+
+
 class Oops(Exception):
     """Something in a user's loop."""
 
 
 def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None:
     """A rank's life: tells of each round and each change of members in a file of its own."""
-    os.environ.update(where.environment())
-    torch.set_num_threads(1)
-    file = open(out / f"{where.ident}", "a", buffering=1)  # noqa: SIM115 - for as long as the process lives
+    with telling(where, out) as say:
+        _train(where, out, rounds, options, say)
 
-    def say(**words: Any) -> None:
-        file.write(json.dumps(words) + "\n")
 
+def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: Callable[..., None]) -> None:
     from support.elastic_phases import Orders
 
     orders, opened = Orders(out, where.ident, say), itertools.count()
@@ -191,111 +213,99 @@ def train(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> None
 
     rendezvous.send, Rendezvous.enter = sent, entered  # type: ignore[method-assign]
     Link.connect = lambda link: (next(opened), real(link))[1]  # type: ignore[method-assign]
-    try:
-        if options.get("phases"):
-            orders.watch()
-            orders.at("start")
-        nap = options.get("nap", 0.0) * options.get("slow", [1] * where.places)[where.place]
-        norm, by_cost = bool(options.get("norm")), "costs" in options
-        model = network(where.ident, norm)  # all begin with what worker 0 has
-        optimizer, scheduler = optimizers(model)
-        pace = Pace(
-            model,
-            BATCH,
-            options.get("policy", "level"),
-            elastic=True,
-            loop="round",
-            micro_batch=None if (fits := options.get("micro_batch")) is None else fits[where.place],
-            quantum=options.get("quantum", 1),
-            deterministic=bool(options.get("deterministic")),
-            on_members=lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
-            on_round=lambda done: say(
-                kind="round",
-                step=done.step,
-                at=time.time(),
-                loads=done.loads.tolist(),
-                shares=done.shares.tolist(),
-                pieces=0 if done.within is None else max(map(len, done.within.pieces)),
-                statistics=statistics(model),
-            ),
+    if options.get("phases"):
+        orders.watch()
+        orders.at("start")
+    nap = options.get("nap", 0.0) * options.get("slow", [1] * where.places)[where.place]
+    norm, by_cost = bool(options.get("norm")), "costs" in options
+    model = network(where.ident, norm)  # all begin with what worker 0 has
+    optimizer, scheduler = optimizers(model)
+    pace = Pace(
+        model,
+        BATCH,
+        options.get("policy", "level"),
+        elastic=True,
+        loop="round",
+        micro_batch=None if (fits := options.get("micro_batch")) is None else fits[where.place],
+        quantum=options.get("quantum", 1),
+        deterministic=bool(options.get("deterministic")),
+        on_members=lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
+        on_round=lambda done: say(
+            kind="round",
+            step=done.step,
+            at=time.time(),
+            loads=done.loads.tolist(),
+            shares=done.shares.tolist(),
+            pieces=0 if done.within is None else max(map(len, done.within.pieces)),
+            statistics=statistics(model),
+        ),
+    )
+    signal.signal(signal.SIGTERM, lambda *_: pace.leave())
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor, tokens: torch.Tensor) -> Any:
+        orders.at("piece")
+        time.sleep(nap * (float(tokens.sum()) / 20 if by_cost else len(x)))
+        return squares(model, x, y, tokens if by_cost else None)
+
+    def halfway(grad: torch.Tensor) -> None:
+        if pace.rounds == options.get("oops") and pace.rank == 1 and not (out / "oops").exists():
+            (out / "oops").touch()
+            raise Oops  # the sums of later layers are under way by then
+
+    list(model.parameters())[2].register_hook(halfway)
+
+    with pace:
+        samples = options.get("samples", SAMPLES)
+        costs = {"cost": lengths(samples), **options["costs"]} if by_cost else {}
+        if workers := options.get("workers"):
+            multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+            costs |= {"num_workers": workers, "worker_init_fn": end_with_parent}
+            expect = Prefetch.expect
+
+            def expected(begun: Prefetch, micro_steps: list[Any]) -> None:
+                ahead.append(sum(map(begun.comes, micro_steps[:1])))
+                expect(begun, micro_steps)
+
+            Prefetch.expect = expected  # type: ignore[method-assign]
+        loader = pace.loader(Rows(samples), seed=3, **costs)
+        pace.register(optimizer, scheduler)
+        say(kind="joined", at=time.time(), rounds=pace.rounds, statistics=statistics(model))
+        last = rounds
+        while pace.rounds < last:
+            try:
+                for batch in loader:
+                    pace.round(batch, loss_of)
+                    orders.at("step")
+                    if pace.step(optimizer):
+                        scheduler.step()
+                        if last > 10**6 and (out / "last").exists():
+                            last = int((out / "last").read_text())
+                        if pace.rounds >= last:
+                            break
+            except Oops:
+                pace.abandon()
+                pace.load_state_dict(pace.state_dict())  # so that the epoch goes on
+        if options.get("waits"):  # for all others, who may need this rank for their last round
+            pace.flush()
+            (out / f"over-{where.ident}").touch()
+            until = time.monotonic() + 120
+            while len(list(out.glob("over-*"))) < where.places:
+                assert time.monotonic() < until
+                time.sleep(0.01)
+        pace.settle()
+        flat = nn.utils.parameters_to_vector(model.parameters()).detach()
+        files = len(os.listdir("/proc/self/fd"))
+        say(
+            kind="end",
+            rounds=pace.rounds,
+            epoch=pace.epoch,
+            files=files,
+            opened=next(opened),
+            ahead=ahead,
+            received=len(received),
+            useful=len(useful),
+            parameters=flat.tolist(),
         )
-        signal.signal(signal.SIGTERM, lambda *_: pace.leave())
-
-        def loss_of(x: torch.Tensor, y: torch.Tensor, tokens: torch.Tensor) -> Any:
-            orders.at("piece")
-            time.sleep(nap * (float(tokens.sum()) / 20 if by_cost else len(x)))
-            return squares(model, x, y, tokens if by_cost else None)
-
-        def halfway(grad: torch.Tensor) -> None:
-            if pace.rounds == options.get("oops") and pace.rank == 1 and not (out / "oops").exists():
-                (out / "oops").touch()
-                raise Oops  # the sums of later layers are under way by then
-
-        list(model.parameters())[2].register_hook(halfway)
-
-        with pace:
-            samples = options.get("samples", SAMPLES)
-            costs = {"cost": lengths(samples), **options["costs"]} if by_cost else {}
-            if workers := options.get("workers"):
-                multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-                costs |= {"num_workers": workers, "worker_init_fn": end_with_parent}
-                expect = Prefetch.expect
-
-                def expected(begun: Prefetch, micro_steps: list[Any]) -> None:
-                    ahead.append(sum(map(begun.comes, micro_steps[:1])))
-                    expect(begun, micro_steps)
-
-                Prefetch.expect = expected  # type: ignore[method-assign]
-            loader = pace.loader(Rows(samples), seed=3, **costs)
-            pace.register(optimizer, scheduler)
-            say(kind="joined", at=time.time(), rounds=pace.rounds, statistics=statistics(model))
-            last = rounds
-            while pace.rounds < last:
-                try:
-                    for batch in loader:
-                        pace.round(batch, loss_of)
-                        orders.at("step")
-                        if pace.step(optimizer):
-                            scheduler.step()
-                            if last > 10**6 and (out / "last").exists():
-                                last = int((out / "last").read_text())
-                            if pace.rounds >= last:
-                                break
-                except Oops:
-                    pace.abandon()
-                    pace.load_state_dict(pace.state_dict())  # so that the epoch goes on
-            if options.get("waits"):  # for all others, who may need this rank for their last round
-                pace.flush()
-                (out / f"over-{where.ident}").touch()
-                until = time.monotonic() + 120
-                while len(list(out.glob("over-*"))) < where.places:
-                    assert time.monotonic() < until
-                    time.sleep(0.01)
-            pace.settle()
-            flat = nn.utils.parameters_to_vector(model.parameters()).detach()
-            files = len(os.listdir("/proc/self/fd"))
-            say(
-                kind="end",
-                rounds=pace.rounds,
-                epoch=pace.epoch,
-                files=files,
-                opened=next(opened),
-                ahead=ahead,
-                received=len(received),
-                useful=len(useful),
-                parameters=flat.tolist(),
-            )
-    except SystemExit:
-        say(kind="left")
-        raise
-    except BaseException as error:
-        import traceback
-
-        say(kind="crash", words=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
-        file.flush()
-        os._exit(1)
-    file.flush()
-    os._exit(0)  # gloo's threads are those of groups that were left
 
 
 class Forked:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
 import signal
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -353,15 +350,8 @@ def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> No
     """A rank's life in a run that goes on without lost ranks: tells of each of its steps before it is taken."""
     from support.elastic_phases import Orders
 
-    os.environ.update(where.environment())
-    torch.set_num_threads(1)
-    file = open(out / f"{where.ident}", "a", buffering=1)  # noqa: SIM115 - for as long as the process lives
-
-    def say(**words: Any) -> None:
-        file.write(json.dumps(words) + "\n")
-
-    orders = Orders(out, where.ident, say)
-    try:
+    with elastic_jobs.telling(where, out) as say:
+        orders = Orders(out, where.ident, say)
         orders.watch()
         orders.at("start")
         nap = options.get("nap", 1e-4) * options.get("slow", [1, 3, 1, 1])[where.place]
@@ -413,15 +403,6 @@ def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> No
             state = {name: value.tolist() for name, value in model.state_dict().items()}
             parameters = nn.utils.parameters_to_vector(model.parameters()).tolist()
             say(kind="end", rounds=pace.rounds, state=state, parameters=parameters)
-    except SystemExit:
-        say(kind="left")
-        raise
-    except BaseException as error:
-        say(kind="crash", words=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
-        file.flush()
-        os._exit(1)
-    file.flush()
-    os._exit(0)
 
 
 class IndexedRows(elastic_jobs.Rows):

@@ -268,7 +268,7 @@ def _show_learnt(scenario: Scenario, learnt: Learnt, console: Console, plot: Pat
 
 
 def _draw_learnt(learnt: Learnt, folder: Path) -> Path:
-    """learning.png: loss, and gradients waited for, against virtual time."""
+    """learning.png: loss, and gradients waited for (or workers that merged), against virtual time."""
     from paceline.simulate.plots import figure
 
     try:
@@ -280,7 +280,8 @@ def _draw_learnt(learnt: Learnt, folder: Path) -> Path:
     picture.axes[0].plot(now, [u.loss for u in learnt.updates])
     picture.axes[0].set(xlabel="virtual seconds", ylabel="loss")
     picture.axes[1].plot(now, [u.quorum for u in learnt.updates], drawstyle="steps-post")
-    picture.axes[1].set(xlabel="virtual seconds", ylabel="gradients waited for", ylim=(0, None))
+    counted = "workers that merged" if "every" in learnt.settings else "gradients waited for"
+    picture.axes[1].set(xlabel="virtual seconds", ylabel=counted, ylim=(0, None))
     path = folder / "learning.png"
     picture.savefig(path, dpi=150)
     return path
