@@ -1,16 +1,18 @@
 """How far does it scale? Up to 64 real gloo ranks that sleep for each sample, and thousands on the virtual clock.
 
-    python benchmarks/scale.py [--ranks 4,8,16,32,64] [--policy level] [--steps 20] [--round-seconds 0.5] [--apart]
+    python benchmarks/scale.py [--ranks 4,8,16,32,64] [--policy level] [--steps 20] [--turns 1]
+                               [--round-seconds 0.5] [--apart]
     python benchmarks/scale.py --virtual [--ranks 64,1000,10000] [--claim-us 60]
 
 One rank in three is four times slower, and the speeds scatter in every round (log-normal, sd 0.3, or --scatter). For
-each number of ranks, in the same processes one after the other: plain DDP split by hand for the mean speeds, "level"
-and "auto", all with torch's own DataLoader. Printed: the share of the bound; the processor time of a rank and a round
-(user and system, of all its threads, without the sleeping) and its ratio to plain DDP's; and under "auto" the
-requests that a round makes of the one counter from which work is claimed, how long a rank waits for the answer
-(median and 99 of 100), and what part of the round that is. Where there are many more ranks than processors, they
-wait for processors more than for the counter. It is in memory that the ranks of one machine share; with --apart, the
-ranks go by a store and connections, as those of several machines do.
+each number of ranks, in the same processes: plain DDP split by hand for the mean speeds, "level" and "auto", all with
+torch's own DataLoader over shuffled epochs of as many rounds. They take turns, --turns each, of --steps rounds behind
+the first ten. Printed, as medians of the turns: the share of the bound; the processor time of a rank and a round
+(user and system, of all its threads, without the sleeping) and its ratio to plain DDP's in the same turn; and under
+"auto" the requests that a round makes of the one counter from which work is claimed, how long a rank waits for the
+answer (median and 99 of 100), and what part of the round that is. Where there are many more ranks than processors,
+they wait for processors more than for the counter. It is in memory that the ranks of one machine share; with --apart,
+the ranks go by a store and connections, as those of several machines do.
 
 With --virtual, "auto" plays the same speeds on the virtual clock with thousands of workers. Each claim is two
 requests, which the store serves one after another in --claim-us each (as the median with few ranks says, or less).
@@ -29,9 +31,10 @@ from typing import Any
 
 import numpy as np
 import throughput
-from scaffold import command_line, counts, policy_name
+from scaffold import command_line, count, counts, policy_name
 
 WARM_UP, SCATTER = 10, 0.3
+EPOCH_ROUNDS = 20
 
 
 def speeds_of(ranks: int, steps: int, scatter: float = SCATTER) -> np.ndarray:
@@ -50,11 +53,11 @@ def rank_of(
     directory: str,
     speeds: np.ndarray,
     batch: int,
-    ways: list[str],
+    turns: list[str],
     apart: bool,
     pipe: Any,
 ) -> None:
-    """Sends for each way (seconds of the measured steps, processor seconds of each, seconds of each request)."""
+    """Sends for each turn (seconds of the measured steps, processor seconds of each, seconds of each request)."""
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -63,13 +66,18 @@ def rank_of(
 
     from paceline.torch import Pace, leave, memory
     from paceline.torch.counter import NearbyCounter, StoreCounter
+    from paceline.torch.feed.pieces import Order
 
     torch.set_num_threads(1)
     store = dist.FileStore(os.path.join(directory, "store"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     torch.manual_seed(0)
-    inputs, labels = torch.randn(batch * 4, 20), torch.randint(10, (batch * 4,))
+    inputs, labels = torch.randn(batch * EPOCH_ROUNDS, 20), torch.randint(10, (batch * EPOCH_ROUNDS,))
     loss_of, steps = nn.CrossEntropyLoss(), len(speeds)
+    speed = 1 / speeds.mean(axis=0)
+    loads = np.floor(batch * speed / speed.sum()).astype(int)
+    loads[: batch - loads.sum()] += 1
+    mine, own = int(loads[rank]), int(loads[:rank].sum())  # by hand: samples, and where they begin
     data: Any = throughput.Batched(inputs, labels)
     waits: list[float] = []
 
@@ -86,18 +94,15 @@ def rank_of(
         kind.add = timing(kind.add)  # type: ignore[method-assign]
     if apart:
         memory.find = lambda *arguments, **named: None
-    told = {}
-    for way in ways:
+    told = []
+    for way in turns:
         ddp = DistributedDataParallel(nn.Linear(20, 10))
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
         pace: Pace | None = None
         if way != "plain DDP, by hand":
             pace = Pace(ddp, batch, way, loop="pieces", patience=300)
             loader = pace.loader(data, collate_fn=as_it_is)
-        speed = 1 / speeds.mean(axis=0)
-        loads = np.floor(batch * speed / speed.sum()).astype(int)
-        loads[: batch - loads.sum()] += 1
-        mine, began, ran = int(loads[rank]), 0.0, 0.0
+        began, ran, step, epochs = 0.0, 0.0, 0, Order(len(inputs))
 
         def mark() -> None:
             nonlocal began, ran
@@ -105,17 +110,18 @@ def rank_of(
             began, ran = time.perf_counter(), time.process_time()
 
         dist.barrier()
-        if pace is None:
-            plain_loader: Any = DataLoader(
-                data, batch_sampler=[list(range(mine))] * steps, collate_fn=as_it_is
-            )
-            for step, (x, y) in enumerate(plain_loader):
+        while pace is None and step < steps:
+            order = epochs.epoch(step // EPOCH_ROUNDS).reshape(EPOCH_ROUNDS, batch)
+            rounds = [each[own : own + mine].tolist() for each in order[: steps - step]]
+            plain_loader: Any = DataLoader(data, batch_sampler=rounds, collate_fn=as_it_is)
+            for x, y in plain_loader:
                 if step == WARM_UP:
                     mark()
                 time.sleep(speeds[step, rank] * mine / 1e3)
                 (loss_of(ddp(x), y) * (ranks * mine / batch)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
+                step += 1
         while pace is not None and pace.rounds < steps:
             for x, y in loader:
                 if pace.rounds == WARM_UP and pace.host.piece.first:
@@ -126,7 +132,7 @@ def rank_of(
                 if pace.rounds == steps:
                     break
         measured = steps - WARM_UP
-        told[way] = time.perf_counter() - began, (time.process_time() - ran) / measured, list(waits)
+        told.append((time.perf_counter() - began, (time.process_time() - ran) / measured, list(waits)))
         if pace is not None:
             pace.detach()
         ddp.reducer = None  # type: ignore[assignment]
@@ -140,6 +146,7 @@ def real(
     context: Any,
     ranks: int,
     ways: list[str],
+    turns: int,
     steps: int,
     round_seconds: float,
     scatter: float,
@@ -150,7 +157,7 @@ def real(
     ideal = (batch / (1e3 / speeds).sum(axis=1))[WARM_UP:].sum()
     ours, theirs = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory() as directory:
-        arguments = (ranks, directory, speeds, batch, ways, apart, theirs)
+        arguments = (ranks, directory, speeds, batch, ways * turns, apart, theirs)
         workers = [context.Process(target=rank_of, args=(rank, *arguments)) for rank in range(ranks)]
         for worker in workers:
             worker.start()
@@ -164,16 +171,18 @@ def real(
             told[rank] = figures
         for worker in workers:
             worker.join()
-    plain = float("nan")
-    for way in ways:
-        seconds, spent = told[0][way][0], np.mean([told[rank][way][1] for rank in told])
-        plain = spent if way.startswith("plain") else plain
-        line = f"{ranks:5}  {way:20}{ideal / seconds:8.1%}{1e3 * seconds / steps:10.0f}"
-        line += f"{1e3 * spent:11.2f}{spent / plain:8.2f}"
-        if waits := [1e3 * wait for rank in told for wait in told[rank][way][2]]:
+    for number, way in enumerate(ways):
+        seconds = np.array([each[0] for each in told[0][number :: len(ways)]])
+        spent, plain = (
+            np.mean([[each[1] for each in told[rank][first :: len(ways)]] for rank in told], axis=0)
+            for first in (number, 0)
+        )
+        line = f"{ranks:5}  {way:20}{np.median(ideal / seconds):8.1%}{1e3 * np.median(seconds) / steps:10.0f}"
+        line += f"{1e3 * np.median(spent):11.2f}{np.median(spent / plain):8.2f}"
+        if waits := [1e3 * w for rank in told for each in told[rank][number :: len(ways)] for w in each[2]]:
             median, late = np.quantile(waits, [0.5, 0.99])
-            part = sum(waits) / ranks / (1e3 * seconds)
-            line += f"{len(waits) / steps:11.0f}{median:9.3f}{late:9.3f}{part:9.1%}"
+            part = sum(waits) / ranks / (1e3 * seconds.sum())
+            line += f"{len(waits) / steps / turns:11.0f}{median:9.3f}{late:9.3f}{part:9.1%}"
         print(line, flush=True)
 
 
@@ -206,6 +215,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=counts, help="several with commas")
     parser.add_argument("--policy", type=policy_name, action="append")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--turns", type=count, default=1)
     parser.add_argument("--round-seconds", type=float, default=0.5)
     parser.add_argument(
         "--scatter", type=float, help=f"of the speeds, by default {SCATTER}; 0: they stay the same"
@@ -230,7 +240,10 @@ def main() -> None:
         f"{'requests':>11}{'ms':>9}{'99 %':>9}{'of round':>9}"
     )
     for ranks in options.ranks or [4, 8, 16, 32, 64]:
-        real(context, ranks, ways, options.steps, options.round_seconds, scatter, options.apart)
+        real(
+            *(context, ranks, ways, options.turns, options.steps, options.round_seconds),
+            *(scatter, options.apart),
+        )
 
 
 if __name__ == "__main__":

@@ -35,12 +35,12 @@ from paceline.torch.liveness.stall import Failure, Sight, StallTimeout
 _log = logging.getLogger(__name__)
 CONNECT_SECONDS = 60.0  # to reach the store
 MOST_NAMED = 16  # ranks of each kind
-AFTER = 3  # pauses between signs of life without a new one: the rank is worth telling of
+AFTER = 2  # pauses between signs of life without a new one: the rank is worth telling of
 LOOK, FAILURE = "look", "failure"
 REASON_SECONDS = 4.0  # for the reason of a broken connection to become known
 STAY_SECONDS = 5.0  # how long rank 0 waits for others to hear of an end before it takes the store with it
 POST_SECONDS = 2.0  # to tell the others of this rank's failure
-QUICK = 0.02  # seconds between signs of life when others are to hear of a failure
+QUICK = 0.02  # seconds between signs of life when others are to hear of a failure, or one of them is lost
 WORDS = 500  # characters of an error that are told
 
 
@@ -167,6 +167,7 @@ class Monitor(Alone):
     def reason(self, error: BaseException | None) -> WorkerError | None:
         if not lost(error):
             return None
+        self._hurry.set()  # so that who gives no sign is found out soon
         until = time.monotonic() + max(REASON_SECONDS, 8 * self._pause)
         while (found := self._found()) is None and time.monotonic() < until:
             time.sleep(QUICK)

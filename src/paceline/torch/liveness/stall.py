@@ -6,7 +6,6 @@ compile, evaluate or write a checkpoint: it is missed only after many times that
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import warnings
@@ -20,6 +19,7 @@ SECONDS = 30.0  # without a sign of life, by default
 LIVING = 10.0  # times that, and
 TIMES = 10.0  # times the longest of the recent rounds, until a rank that lives is missed
 RECENT = 20
+LONGEST_PAUSE = 2.0  # seconds between two signs of life; who has lost another rank looks more often
 GROWTH = 2.0  # times the wait before: when the same ranks are told of again
 
 
@@ -172,5 +172,6 @@ class StallTimeout:
 
 
 def pause(patience: float, ranks: int) -> float:
-    """Seconds between two signs of life: many within the patience, and no load for rank 0 with many ranks."""
-    return max(min(0.5, patience / 15), ranks / 1000) if math.isfinite(patience) else 0.5
+    """Seconds between two signs of life: many within the patience, and no load for any rank, nor for rank 0 with many:
+    a sign costs some tenths of a millisecond."""
+    return max(min(LONGEST_PAUSE, patience / 15), ranks / 1000)
