@@ -234,8 +234,8 @@ class Balancer:
             if told_anew and self._aside is None and not self.needs_readings and pieces is None:
                 self._see_again(self.learner)
             ran = self.learner.cost(parts)
-        happened = self._happened(ran, seconds, known, cpu, memory, pieces, _moves_work(self.plan(step)))
-        happened = dataclasses.replace(happened, gradients=gradients)
+        moved = _moves_work(self.plan(step))
+        happened = self._happened(ran, seconds, known, cpu, memory, pieces, moved, gradients)
         failed: BaseException | None = None
         if self._aside is None:
             self._newest, self._state = self._step(self._state, happened, short)
@@ -278,6 +278,7 @@ class Balancer:
         memory: Array | None = None,
         pieces: PieceTimes | None = None,
         moved: bool = False,
+        gradients: Gradients | None = None,
     ) -> Round:
         """A round as policies see it, with the overheads fitted so far; moved: work moved within it."""
         # If the load follows the speed within the round, all end together: seconds that stay the same as the
@@ -288,7 +289,9 @@ class Balancer:
         # like all overhead: a worker for which load costs nothing is given everything, and so it stays.
         self._fit, self._warm = fit if self._warm else self._fit, True
         batch = float(ran.sum())
-        return Round(ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces)
+        return Round(
+            ran / batch, seconds, batch, overhead, cpu=cpu, memory=memory, pieces=pieces, gradients=gradients
+        )
 
     def _see_again(self, learner: CostLearner) -> None:
         """Let the policy see the rounds before the newest again: what they cost is better known now."""

@@ -159,7 +159,7 @@ class LocalSteps:
         self.stepping = True
         try:
             if stepped:
-                passes.gradients.check_there(piece.step, optimizers)
+                passes.gradients.check_there(piece, optimizers)
                 self._steps.taken = []
                 self._steps.take(optimizers, scaler, heard=False)
             else:  # samples that count for nothing

@@ -26,7 +26,7 @@ from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds
 from paceline.torch.memory_limits import MemoryLimit, ran_out, sentence
-from paceline.torch.passes import MicroStep, Passes
+from paceline.torch.passes import NO_ROUND, MicroStep, Passes
 from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
 from paceline.torch.terms import Terms
@@ -319,20 +319,21 @@ class Loop:
     def step(self, optimizers: list[Any], scaler: Any) -> bool:
         """Step and zero the optimizers when the round is complete; otherwise do nothing. True when they stepped."""
         passes, steps = self.passes, self._steps
-        micro_step, complete = passes.micro_step, passes.complete
+        micro_step = passes.micro_step
         steps.check_ours(optimizers)
         if steps.taken:
             steps.check_once(optimizers)
         if micro_step is not None:
-            if not (complete and micro_step.piece.first):
-                self._rates.watch(optimizers, micro_step.piece.step, complete)
+            piece, complete = micro_step.piece, passes.complete
+            if not (complete and piece.first):
+                self._rates.watch(optimizers, piece.step, complete)
             if not complete:
                 return False
             if self._reducer.late:
                 steps.taken.extend(optimizers)
                 self.stepped(0.0)  # it was handed over
                 return True
-            self._gradients.check_there(micro_step.piece.plan.step, optimizers)
+            self._gradients.check_there(piece, optimizers)
         elif not steps.taken:
             optimizers = []
         elif scaler is not None:  # the round's step was taken in this micro-step
@@ -353,8 +354,9 @@ class Loop:
     def stepped(self, seconds: float | None) -> None:
         """The round's optimizer step is done and took so long, or was left out on purpose (None)."""
         passes, running = self.passes, self._meter.running
-        piece = passes.piece
-        assert running is not None
+        if running is None or passes.micro_step is None:
+            raise PacelineError(NO_ROUND)
+        piece = passes.micro_step.piece
         running.ended = time.perf_counter()
         if seconds is not None:
             self._carry, self._steps.ever = seconds, True

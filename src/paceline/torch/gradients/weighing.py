@@ -100,7 +100,7 @@ class GradientStash:
         """The round's gradients are complete."""
         self._had = list(map(_GRAD, self._parameters))
 
-    def check_there(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    def check_there(self, piece: Piece, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Raises PacelineError if all gradients that an optimizer is to use have gone since ``ready``."""
         for optimizer in optimizers:
             for group in getattr(optimizer, "param_groups", ()):
@@ -111,7 +111,7 @@ class GradientStash:
                 if not any(id(p) in had for p in held(optimizer)):
                     continue
                 raise PacelineError(
-                    f"round {step}: the gradients were zeroed between pace.backward(loss) and the optimizer's step; "
+                    f"round {piece.step}: the gradients were zeroed between pace.backward(loss) and the optimizer's step; "
                     "call zero_grad() before the backward pass, or leave it out, since pace.step(optimizer) zeroes"
                 )
 
