@@ -276,4 +276,7 @@ class RoundResult:
     costs: Array | None = None  # of each worker's part in mean samples, if the loader was given costs
     parts: Array | None = None  # lengths, squared lengths and micro-batches these are made of, (n, 3)
     ran_out: Array | None = None  # passes of each that have not fitted into its memory since they were told
+    dropped_loads: Array | None = (
+        None  # samples of each that were planned and not run, where late ones are dropped
+    )
     ended: float = math.nan  # at its end: this rank's ``time.perf_counter``, or the engine's clock

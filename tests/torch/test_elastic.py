@@ -353,13 +353,13 @@ def test_parts_that_a_model_can_take() -> None:
 
 
 def test_a_sample_that_counts_twice_ends_the_run() -> None:
-    row = np.zeros((), layout(False, travels=True))
+    row = np.zeros((), layout(False, by_itself=True))
 
     def told(ran: list[tuple[int, int]]) -> Any:
         mine = commit.write(
             switch=False, ran=ran, first=8, counted=None, used=[True], row=row, place=0, places=2
         )
-        return commit.read(mine.numpy(), 2, layout(False, travels=True), 6, 3)
+        return commit.read(mine.numpy(), 2, layout(False, by_itself=True), 6, 3)
 
     size = 3_000_001  # whose sum of squares no float holds
     halves = [[(8, 1_000_000)], [(1_000_008, 2_000_001)]]
@@ -369,10 +369,10 @@ def test_a_sample_that_counts_twice_ends_the_run() -> None:
         ).numpy()
         for place, ran in enumerate(halves)
     )
-    assert commit.read(total, 2, layout(False, travels=True), size, 3).present.all()
+    assert commit.read(total, 2, layout(False, by_itself=True), size, 3).present.all()
     total[2] += 1
     with pytest.raises(WorkerError, match="in its gradient"):
-        commit.read(total, 2, layout(False, travels=True), size, 3)
+        commit.read(total, 2, layout(False, by_itself=True), size, 3)
 
     found = told([(8, 4), (12, 2)])
     assert found.present.tolist() == [True, False]

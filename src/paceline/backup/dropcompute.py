@@ -69,11 +69,13 @@ class DropCompute(Backup[TraceState]):
 
 
 def threshold(ends: Array, exchange: float = 0.0) -> float:
-    """The seconds at which to drop what has not begun: the largest of those whose effective speed-up is best.
+    """The seconds at which to drop what has not begun: the largest of those whose effective speed-up is best
+    (Alg. 2).
 
-    ends: of each piece, (updates, n, pieces). exchange: further seconds of each update.
+    ends: of each piece, (updates, n, pieces), NaN behind the last of a worker with fewer. exchange: further seconds
+    of each update.
     """
-    taus = np.unique(ends)
+    taus = np.unique(ends[~np.isnan(ends)])
     taus = taus[np.linspace(0, len(taus) - 1, min(len(taus), 1000)).astype(int)]
     gains = np.array([speed_up(ends, tau, exchange) for tau in taus])
     return float(taus[np.flatnonzero(gains >= (1 - NEAR) * gains.max())[-1]])
@@ -82,7 +84,8 @@ def threshold(ends: Array, exchange: float = 0.0) -> float:
 def speed_up(ends: Array, tau: float, exchange: float = 0.0) -> float:
     """Pieces done per second with this threshold over those without any: the paper's effective speed-up, but that a
     piece which is running at the threshold counts. Mean over the updates."""
-    last = np.minimum((ends < tau).sum(-1), ends.shape[-1] - 1)
+    pieces = (~np.isnan(ends)).sum(-1)
+    last = np.minimum((ends < tau).sum(-1), pieces - 1)
     took = np.take_along_axis(ends, last[..., None], -1)[..., 0].max(-1) + exchange
-    done = (last + 1).mean(-1) / ends.shape[-1]
-    return float(np.mean(done * (ends[..., -1].max(-1) + exchange) / took))
+    done = (last + 1).sum(-1) / pieces.sum(-1)
+    return float(np.mean(done * (np.nanmax(ends, axis=(-2, -1)) + exchange) / took))

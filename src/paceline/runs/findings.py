@@ -45,6 +45,7 @@ def findings(run: Run) -> list[str]:
         *_learning(run, summary),
         *_pieces(run),
         *_memory(run),
+        *_dropped(run),
     ]
     parts = [part for part in run.config.get("resumed", []) if isinstance(part, dict)]
     found += [f"The run was resumed after {plural(part.get('round', 0), 'round')}." for part in parts]
@@ -58,6 +59,19 @@ def _memory(run: Run) -> list[str]:
         f"Worker {worker} ran out of memory {plural(int(many), 'time')}, and ran that part again in halves."
         for worker, many in enumerate(passes.tolist())
         if many
+    ]
+
+
+def _dropped(run: Run) -> list[str]:
+    told = [row for row in run.extras.get("dropped_loads") or () if row and len(row) == run.workers]
+    lost = np.sum(np.nan_to_num(np.array(told, float)), axis=0) if told else np.zeros(run.workers)
+    if not lost.any():
+        return []
+    whole = lost.sum() + float(run.batch.sum())
+    each = [f"{int(many)} of worker {worker}" for worker, many in enumerate(lost.tolist()) if many]
+    return [
+        f"{percent(lost.sum() / whole)} of the samples were dropped behind the threshold, {listing(each)}; gradients "
+        "are means over what ran."
     ]
 
 

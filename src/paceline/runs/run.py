@@ -136,7 +136,7 @@ EXTRAS: dict[
     **dict.fromkeys(("quorum", "present", "rate", "at_once", "piece_cost", "dropped_samples"), is_number),
     **dict.fromkeys(("pieces", "piece_seconds"), _rows),
     "staleness": _numbers,
-    "ran_out": _numbers,
+    **dict.fromkeys(("ran_out", "dropped_loads"), _numbers),
     "parts": _parts,
     "dropped": lambda value: isinstance(value, dict) and all(map(is_number, value.values())),
     "events": lambda value: isinstance(value, list),

@@ -390,6 +390,8 @@ class Loop:
         first = self.passes.micro_step is None
         if piece.first is not first:
             piece = piece._replace(first=first)
+        if self.work.drops is not None:
+            piece = self.work.drops.begins(piece)
         if first:
             self._steps.taken = []
             running = self._meter.running

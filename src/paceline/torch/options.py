@@ -5,6 +5,7 @@ All is said in a sentence before anything is made of it.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ import torch
 from paceline.errors import PacelineError, meant, short
 from paceline.policies import Policy
 from paceline.rounds import Cluster
+from paceline.sync import intervals
 
 LOOPS = ("whole", "round", "pieces", "local")
 MANY = 2**31 - 1
@@ -48,6 +50,7 @@ class Options:
     collect_every: int | None
     every: int | float | str | None
     merge: Any
+    drop: float | str | None
 
     @classmethod
     def of(cls, chosen: Mapping[str, Any]) -> Options:
@@ -142,10 +145,38 @@ class Options:
             if self.record is not None
             else "report_to= and metrics_port= would end with rank 0; use on_round"
             if self.report_to or self.metrics_port is not None
+            else "drop= leaves out samples, and what is missing of a round is run by others here; leave it out"
+            if self.drop is not None
             else ""
         )
         if wrong:
             raise PacelineError(f"elastic=True: {wrong}")
+
+    def check_drop(self, in_step: bool, moves_work: bool, device: torch.device) -> None:
+        """Raises PacelineError for loops in which no micro-batches can be left out behind a threshold."""
+        if self.drop is None:
+            return
+        wrong = (
+            f"loop={self.loop!r} runs all that it is given; use loop='round' and pace.round(batch, function)"
+            if self.loop != "round"
+            else "all ranks take as many passes under fully_shard or with micro_steps=; leave it out"
+            if in_step or self.micro_steps is not None
+            else "micro-batches are left out, and each rank's part is one; set micro_batch= to an eighth of it, say"
+            if self.micro_batch is None
+            else "weigh='hook' weighs gradients before it is known what was run; use weigh='loss'"
+            if self.weigh == "hook"
+            else "limits='memory' cuts passes while they run; set micro_batch= to what fits"
+            if self.limits == MEMORY
+            else "deterministic=True keeps the bits of the whole batch; leave one of them out"
+            if self.deterministic
+            else "the policy moves what a late rank has not begun to others; use level or equal, which do not"
+            if moves_work
+            else f"the host's clock, which tells the last micro-batch, runs ahead of {device.type}; leave it out"
+            if device.type != "cpu"
+            else ""
+        )
+        if wrong:
+            raise PacelineError(f"drop={short(self.drop)}: {wrong}")
 
     def check_pieces(self, policy: str, moves_work: bool, in_step: bool, fills: bool) -> None:
         """Raises PacelineError if rounds cannot be run in pieces, as ``policy`` would have it (``moves_work``).
@@ -205,6 +236,17 @@ def switches(**given: Any) -> None:
     for name, value in given.items():
         if value is not None and not (isinstance(value, int | np.bool_) and value in (0, 1)):
             raise PacelineError(f"{name}={short(value)}: expected True or False")
+
+
+def threshold(drop: float | str | None) -> float | None:
+    """``drop`` in seconds, NaN for "auto". Raises PacelineError for anything else."""
+    if drop is None or (isinstance(drop, str) and drop.strip() == intervals.AUTO):
+        return None if drop is None else math.nan
+    found = intervals.SECONDS.fullmatch(drop.strip()) if isinstance(drop, str) else None
+    seconds: Any = float(found[1]) if found else drop
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise PacelineError(f"drop={short(drop)}: expected seconds such as '0.5 s' or 0.5, or 'auto'")
+    return float(seconds)
 
 
 def check_weigh(weigh: str) -> None:

@@ -110,6 +110,9 @@ class Pace:
         as takes the link at most 10 % of the time. What is found while training takes effect with the next interval.
     merge: with loop="local", a ``Merge``, which says what each rank's change counts, and what is made of them. The
         state of a rank's own optimizer stays as it is at a merge.
+    drop: with loop="round" and micro_batch=, what a rank has not begun after so many seconds of a round ("0.5 s", or
+        a number) is not run: DropCompute. "auto" finds the seconds from the first 20 rounds. The gradient is the mean
+        over what ran, so batches vary, and what is dropped is not trained in this epoch. See docs/backup.md.
 
     Construct and use it alike on all ranks; a rank that differs is named in a PacelineError.
     """
@@ -140,6 +143,7 @@ class Pace:
         collect_every: int | None = None,
         every: int | float | str | None = None,
         merge: Merge | None = None,
+        drop: float | str | None = None,
     ) -> None:
         given = Options.of(locals())
         given.check_kinds(model)

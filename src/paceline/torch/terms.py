@@ -47,6 +47,7 @@ class Terms:
     weigh: str  # what weighs the gradients: "loss" or "hook"
     memory: bool  # what fits into each rank's memory is found while training
     every: Every  # how many samples a round has
+    drop: float | None  # seconds after which what has not begun is dropped, NaN if these are found
     merge: Merge | None  # with loop="local", where each rank steps by itself; else None
 
     def divided(
@@ -106,7 +107,8 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     cluster = Cluster(ranks, global_batch, np.array(least, float), np.array(most, float), peers.machines())
     chosen = policies.create(policy, cluster) if isinstance(policy, str) else policy(cluster)
     name = policy if isinstance(policy, str) else type(chosen).__name__
-    whole = fixed is not None or in_step or norms or (given.fills and given.weigh == "hook")
+    drop = options.threshold(given.drop)
+    whole = not (fixed is None is drop) or in_step or norms or (given.fills and given.weigh == "hook")
     if isinstance(chosen, factoring.Auto) and (whole or ranks == 1) and not given.deterministic:
         # Pieces can't be, gain nothing, or leave batch norm only few samples.
         plans: Any = chosen.planner()
@@ -116,6 +118,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         "global_batch": batch,
         "policy": name,
         "limits": given.limits if memory else (least, most),
+        "drop": given.drop,
     }
     for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "collect_every", "every"):
         facts[other] = getattr(given, other)
@@ -126,6 +129,7 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         facts[outlet] = None if getattr(given, outlet) in (None, (), []) else "some"
     largest = peers.agree(facts, global_batch if micro_batch is None else micro_batch)
     moves_work, fills = balancer.piece_plan(0) is not None, given.fills or norms
+    given.check_drop(in_step, moves_work, next((p.device for p in model.parameters()), torch.device("cpu")))
     given.check_pieces(name, moves_work, in_step, fills)
     if given.elastic:
         options.check_joins(name, balancer.policy.trains)
@@ -156,5 +160,6 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         weigh=given.weigh,
         memory=memory,
         every=every,
+        drop=drop,
         merge=(given.merge or Merge()) if own else None,
     )

@@ -1,19 +1,96 @@
-"""This rank's part of the running round: timed, claimed where work moves, committed when its gradients are there."""
+"""This rank's part of the running round: timed, claimed where work moves, cut short where late micro-batches are
+dropped, committed when its gradients are there."""
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
+from paceline.backup import dropcompute
 from paceline.torch import peers, waits
 from paceline.torch.claims import Claims
 from paceline.torch.gradients.reducers import Reducer
-from paceline.torch.measuring.meter import Meter
+from paceline.torch.measuring.meter import Meter, OpenRound
 from paceline.torch.plan import Claim, Piece, Source
 from paceline.torch.terms import Terms
+
+WARM_UP = 20  # rounds in which nothing is dropped, before a threshold is found
+RECENT = 32  # micro-steps, by which the coming one is judged
+
+
+class Drops:
+    """Which micro-step is a rank's last in a round, where what it has not begun by a threshold is dropped
+    (DropCompute, arXiv 2306.10598, Alg. 1).
+
+    The last one sums the gradients over the ranks, so it has to be known before it begins: it is the one that is
+    expected to be running at the threshold. Who is held up in an earlier one runs another.
+
+    tau: the threshold, seconds since the round's beginning, in which samples are loaded, too; NaN: as the rounds of
+    the warm-up have it, when they are over. meter: of this rank, which is told what runs.
+    """
+
+    def __init__(self, tau: float, meter: Meter) -> None:
+        self.tau = tau
+        self.cut = -1  # the newest round whose further micro-steps were dropped
+        self._meter = meter
+        self._took: deque[float] = deque(maxlen=RECENT)  # seconds of micro-steps
+        self._running: OpenRound | None = None
+        self._ends: list[float] = []  # of the running round's micro-steps
+        self._traced: list[
+            tuple[list[float], float]
+        ] = []  # of each round of the warm-up: ends, and its own seconds
+
+    def begins(self, piece: Piece) -> Piece:
+        """A micro-step is about to begin; it as it is run, the last one if all behind it are dropped. Collective in
+        the first of the round behind the warm-up."""
+        running = self._meter.running
+        assert running is not None
+        if piece.first:
+            self._round_is_over()
+            self._running, self._ends = running, []
+        now = waits.now() - running.mark
+        if not piece.first:
+            self._ended(now)
+        self._meter.ran(piece)
+        expected = statistics.median(self._took) if self._took else 0.0
+        if not piece.last and now + expected >= self.tau:
+            self.cut = piece.step
+            return piece._replace(last=True)
+        return piece
+
+    def _ended(self, at: float) -> None:
+        self._took.append(at - (self._ends[-1] if self._ends else 0.0))
+        self._ends.append(at)
+
+    def _round_is_over(self) -> None:
+        before = self._running
+        if before is None or not before.ended:  # else it was left
+            return
+        self._ended(before.reading)
+        if math.isnan(self.tau):
+            self._traced.append((self._ends, before.ended - before.began))
+            if len(self._traced) == WARM_UP:
+                self.tau = found(peers.gather(self._traced))
+                self._traced = []
+
+
+def found(traces: list[list[tuple[list[float], float]]]) -> float:
+    """The threshold that the ranks' rounds suggest, each with its micro-steps' ends and its seconds (Alg. 2)."""
+    most = max(len(ends) for trace in traces for ends, _ in trace)
+    ends = np.full((len(traces[0]), len(traces), most), np.nan)
+    for rank, trace in enumerate(traces):
+        for number, (each, _) in enumerate(trace):
+            ends[number, rank, : len(each)] = each
+    rounds = np.array([[seconds for _, seconds in trace] for trace in traces]).min(axis=0)
+    exchange = float(np.median(rounds - np.nanmax(ends, axis=(1, 2))))
+    return dropcompute.threshold(ends, max(exchange, 0.0))
 
 
 class Work:
@@ -32,7 +109,9 @@ class Work:
                 cell = terms.micro_batch  # each is a step
             largest = None if cell else terms.micro_batch
             self.claims = Claims(device, terms.unit, largest, most, cell, reducer.counter)
-        self.meter = Meter(device, reducer, terms.balancer.needs_readings, terms.moves_work)
+        drops = terms.drop is not None
+        self.meter = Meter(device, reducer, terms.balancer.needs_readings, terms.moves_work, drops)
+        self.drops = None if terms.drop is None else Drops(terms.drop, self.meter)
         self.meter.digest = lambda: terms.balancer.digest
         self.meter.report = self._report
 

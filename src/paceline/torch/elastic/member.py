@@ -130,7 +130,7 @@ class Member(Reducer):
             self._sums, given = loop.local.flats, loop.local
         self._given = Handover(given, loop.stands, loop.load_state_dict)
         self._rendezvous = Rendezvous(self._link, self._given)
-        self._layout = layout(loop.terms.moves_work, travels=True)
+        self._layout = layout(loop.terms.moves_work, by_itself=True)
 
     # -- what Pace asks -------------------------------------------------------------------------------------------
 

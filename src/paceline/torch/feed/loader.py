@@ -156,7 +156,7 @@ class BalancedLoader:
         self._queue: deque[Piece] = deque()
         # This epoch's order, and the same with each round's samples as they are dealt.
         self._drawn = self._indices = np.empty(0, np.int64)
-        self._laid = aligned if terms.cell else None
+        self._laid, self._drops = aligned if terms.cell else None, loop.work.drops
         self._source: Iterator[Any] = iter(())
         self._length: int | None = None  # rounds of the running iteration
 
@@ -194,6 +194,8 @@ class BalancedLoader:
         self._drawn = self._order.epoch(loop.progress.epoch)
         self._indices = self._drawn.copy()
         self._queue.clear()
+        if self._drops is not None:
+            self._drops.cut = -1
         for each in (self._others, self._ahead):
             each.reset()
         loop.work.claims_ahead(self._claimed if self._early else None, self._early)
@@ -210,8 +212,10 @@ class BalancedLoader:
         return self._loop.progress.samples_done < self.samples
 
     def planned(self) -> tuple[Any, Piece]:
-        batch = next(self._source)
-        return batch if self._laid is None else self._laid(batch), self._queue.popleft()
+        batch, piece = next(self._source), self._queue.popleft()
+        while self._drops is not None and piece.step == self._drops.cut:  # processes have loaded it
+            batch, piece = next(self._source), self._queue.popleft()
+        return batch if self._laid is None else self._laid(batch), piece
 
     def claimed(self, claim: Claim) -> Iterator[Any]:
         at = claim.start
@@ -300,12 +304,15 @@ class BalancedLoader:
             plan = self.divided(step, first, size)
             at, cuts = int(plan.loads[: loop.rank].sum()), []
             for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.fills):
+                if self._drops is not None and step == self._drops.cut:
+                    break
                 cuts.append((at, piece.samples, piece.first, piece.last))
                 at += piece.samples
                 append(piece)
                 yield chosen.tolist()
             # a micro-step of none may be filled with samples of the epoch's beginning, wherever the round is
             whole = plan.division is None and self._dealer is None and all(many for _, many, *_ in cuts)
+            whole = whole and self._drops is None
             before, before_size, loads = by if whole else None, size, plan.loads
             step += 1
 

@@ -85,7 +85,9 @@ def run_round(
 
 
 def check_unchanging(loop: Loop, what: str) -> None:
-    """Raises PacelineError if ranks may be lost or join."""
+    """Raises PacelineError if ranks may be lost or join, or drop what is late."""
+    if loop.work.drops is not None:
+        raise PacelineError(f"drop=: {what} leaves out no samples; use pace.loader(dataset)")
     if loop.changes:
         raise PacelineError(
             f"elastic=True: {what} does not tell others what a lost rank was to run; use pace.loader(dataset)"

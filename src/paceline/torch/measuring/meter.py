@@ -54,13 +54,14 @@ def fields(rounds: int) -> list[Any]:
     ]
 
 
-def layout(pieces: bool, travels: bool = False) -> np.dtype[np.void]:
-    """A rank's row. pieces: work may move within a round. travels: the row goes with each round's gradients."""
+def layout(pieces: bool, by_itself: bool = False) -> np.dtype[np.void]:
+    """A rank's row. pieces: work may move within a round. by_itself: it is of one round, in which others may run what
+    a rank that is lost was to run, or nobody what a late one was."""
     if pieces:
         tail: list[Any] = [("pieces", piece_reports.ROW)]
-    else:  # what a rank that is lost was to run is run by others
-        tail = [("samples", "f8"), ("parts", "f8", (3,))] if travels else []
-    return np.dtype([*fields(1 if travels else MOST_ROUNDS), *tail])
+    else:
+        tail = [("samples", "f8"), ("parts", "f8", (3,))] if by_itself else []
+    return np.dtype([*fields(1 if by_itself else MOST_ROUNDS), *tail])
 
 
 UNTOLD = math.nan  # the loss of a round, before one was handed in
@@ -89,11 +90,17 @@ class Meter:
     """This rank's stopwatch, and what it tells the others.
 
     reducer: by which rows travel. readings: also report CPU and memory of the machine, for forecasts that use them.
-    pieces: work may move within a round, and each row also tells what became of its pieces.
+    pieces: work may move within a round, and each row also tells what became of its pieces. drops: what is late is
+        not run, and each row also tells what was.
     """
 
     def __init__(
-        self, device: torch.device, reducer: Reducer, readings: bool = False, pieces: bool = False
+        self,
+        device: torch.device,
+        reducer: Reducer,
+        readings: bool = False,
+        pieces: bool = False,
+        drops: bool = False,
     ) -> None:
         self.lost = exchange.nobody  # tells of a rank that need not be waited for any more
         # The numbers of this rank's ``piece_reports.ROW`` once the last piece of a round is through.
@@ -110,10 +117,14 @@ class Meter:
         self.link = math.nan  # seconds of this rank's newest merge
         self.deciding = 0.0  # processor seconds that this rank's newest decision took
         self.intervals = not reducer.travels  # several rounds may be told of at once
+        self.drops, self.by_itself = (
+            drops,
+            reducer.travels or drops,
+        )  # else as many rounds as a row has room for
         self._watch = measure.stopwatch(device)
         self.lag = self._watch.lag  # rounds by which a measurement comes in late
         self._pieces, self._reducer = pieces, reducer
-        self._layout = layout(pieces, reducer.travels)
+        self._layout = layout(pieces, self.by_itself)
         if not reducer.travels:
             reducer.way = exchange.connect(self._layout)
         self._readings = measure.Readings() if readings else None
@@ -307,7 +318,7 @@ class Meter:
                 row["cpu"], row["memory"] = self._readings.take()
             if self._pieces and known[-1].pieces is not None:
                 row["pieces"] = np.array(known[-1].pieces).view(piece_reports.ROW)
-            elif not (self._pieces or self.intervals):
+            elif self.by_itself and not self._pieces:
                 row["samples"], row["parts"] = known[-1].samples, known[-1].parts
         return row[0]
 

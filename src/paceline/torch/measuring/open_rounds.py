@@ -118,7 +118,7 @@ class OpenRounds:
                     f"round {first}: the ranks ran {ran} of its {batch} samples; expected "
                     "all: check that every rank works through all that its loader yields"
                 )
-        elif "samples" in (rows.dtype.names or ()):  # a rank that was lost left its part to others
+        elif self._meter.by_itself:  # a rank that was lost left its part to others, or a late one dropped it
             loads = rows["samples"].astype(np.int64)
             parts = None if newest.deal is None else rows["parts"]
         missing = np.isnan(counts)
@@ -148,7 +148,7 @@ class OpenRounds:
             result = RoundResult(
                 step=each.step,
                 epoch=each.epoch,
-                batch=each.plan.batch,
+                batch=int(loads.sum()) if self._meter.drops else each.plan.batch,
                 loads=loads if many == 1 else each.plan.loads,
                 compute=took[:, number],
                 overhead=overhead,
@@ -160,11 +160,13 @@ class OpenRounds:
                 costs=None if deal is None or parts is None else cost_of(deal.model, parts),
                 parts=parts,
                 ran_out=ran_out if each.step == last and ran_out.any() else None,
+                dropped_loads=each.plan.loads - loads if self._meter.drops else None,
                 ended=each.ended,
             )
             for listener in self.listeners:
                 listener(result)
-        if not self._moves_work and newest.deal is None:  # where loads alone say how much there is to do
+        # where loads alone say how much there is to do
+        if not (self._moves_work or self._meter.drops) and newest.deal is None:
             self._blind.check(loads, mean)
         for number in np.flatnonzero(~np.isfinite(losses).all(0)).tolist():
             self._finite.check(first + number, losses[:, number].tolist(), rows["told"].tolist())
@@ -172,7 +174,7 @@ class OpenRounds:
     def _interval(self, rows: Rows, seconds: float, loads: NDArray[Any], batch: int, shares: Array) -> int:
         """Rounds until the next decision is due, from what all ranks know: rounds of ``seconds``, this mean load, and
         the shares that are planned next."""
-        if seconds >= LONG_SECONDS or not (self._meter.intervals and self._balancer.steady):
+        if seconds >= LONG_SECONDS or self._meter.by_itself or not self._balancer.steady:
             return 1
         if self._settling > 0:
             changed = np.abs(shares * batch - loads) > 1 + SETTLED * loads

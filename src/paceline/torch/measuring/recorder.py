@@ -175,6 +175,7 @@ class RoundRecorder:
             **({} if result.within is None else result.within._asdict()),
             **({"parts": result.parts} if result.parts is not None else {}),
             **({"ran_out": result.ran_out.tolist()} if result.ran_out is not None else {}),
+            **({"dropped_loads": result.dropped_loads.tolist()} if result.dropped_loads is not None else {}),
             **({"events": list(events)} if events else {}),
         )
 
