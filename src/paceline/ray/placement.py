@@ -15,11 +15,10 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from paceline.coded.codes import MDS
+from paceline.coded.codes import LT, MDS
 from paceline.coded.delay import Array, ShiftedExponential
 from paceline.coded.fit import fit
 from paceline.coded.layout import Moves
-from paceline.coded.lt import LT
 from paceline.coded.problem import Problem
 from paceline.errors import PacelineError, WorkerError
 
