@@ -21,8 +21,7 @@ from ray.util import ActorPool
 from scaffold import command_line
 
 from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, simulate, stretched
-from paceline.coded.codes import own_block
-from paceline.coded.lt import LT
+from paceline.coded.codes import LT, own_block
 from paceline.ray import CodedMatrix, WorkerPool
 
 ROWS, COLUMNS = 1200, 64

@@ -16,9 +16,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.coded import lt
-from paceline.coded.codes import MDS
-from paceline.coded.lt import LT
+from paceline.coded import codes
+from paceline.coded.codes import LT, MDS
 from paceline.costs import Array
 
 SIZES = ((6, 4), (8, 4), (10, 7), (12, 8), (16, 11), (20, 14), (32, 22), (64, 32), (64, 44), (64, 60))
@@ -178,9 +177,9 @@ def rateless() -> None:
     for k in (20, 50, 100, 200, 400, 1000):
         code = LT(k, 3 * k)
         solved = code.overhead()
-        keep, lt.SMALL = lt.SMALL, 0
+        keep, codes.SMALL = codes.SMALL, 0
         peeled = code.overhead()
-        lt.SMALL = keep
+        codes.SMALL = keep
         print(
             f"  k = {k:<5} peeling {100 * peeled:5.1f} %, peeling and solving what is left "
             f"{100 * solved:5.1f} %"

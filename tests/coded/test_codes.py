@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import PacelineError
-from paceline.coded.codes import MDS
-from paceline.coded.lt import LT, Replicated, robust_soliton
+from paceline.coded.codes import LT, MDS, Replicated, robust_soliton
 
 COMPARED = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "codes.py"))
 CONSTRUCTIONS, worst_condition = COMPARED["CONSTRUCTIONS"], COMPARED["worst_condition"]
@@ -159,10 +158,10 @@ def test_rateless_blocks_in_any_order_recover_the_product(k, seed):
 
 
 def test_peeling_alone_then_solving_what_is_left(monkeypatch):
-    from paceline.coded import lt
+    from paceline.coded import codes
 
     solved = LT(100, 250).overhead(20)
-    monkeypatch.setattr(lt, "SMALL", 0)
+    monkeypatch.setattr(codes, "SMALL", 0)
     peeled = LT(100, 250).overhead(20)
     assert solved < 0.1 < peeled < 0.6
 

@@ -3,8 +3,7 @@ import pytest
 from scipy.stats import expon, weibull_min
 
 from paceline import PacelineError
-from paceline.coded import ShiftedExponential, Weibull
-from paceline.coded.fit import fit, read_times
+from paceline.coded import ShiftedExponential, Weibull, fit, read_times
 
 
 def times_of(delay, count, rng):

@@ -9,8 +9,7 @@ from scipy.optimize import minimize
 
 from paceline import PacelineError
 from paceline.coded import Problem, ShiftedExponential, Weibull, plan, random_problem
-from paceline.coded.coded_plan import completion
-from paceline.coded.planning import ASSIGNMENTS
+from paceline.coded.coded_plan import ASSIGNMENTS, completion
 
 
 def problem_of(u, a, rows=1000.0, latency=None):

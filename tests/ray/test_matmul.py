@@ -156,7 +156,7 @@ def test_a_straggler_is_not_waited_for(pool, slowed):
             assert close_to(coded @ x, a @ x)
             assert coded.last.workers <= 4
         assert not any(
-            seen.finished for seen in coded.observations.seen[2]
+            finished for _, finished in coded.observations.seen[2]
         )  # called off each time, and noted as such
 
 

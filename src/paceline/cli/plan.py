@@ -10,8 +10,7 @@ import typer
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.coded import CodedPlan
-    from paceline.coded.fit import Fit
+    from paceline.coded import CodedPlan, Fit
 
 
 def command(
@@ -44,9 +43,8 @@ def command(
     ] = None,
 ) -> None:
     """Plan coded matrix products on uneven workers: who computes how many rows for whom."""
-    from paceline.coded import plan, read_problem
+    from paceline.coded import plan, read_problem, read_times
     from paceline.coded.deadline import by_deadline, never_done
-    from paceline.coded.fit import read_times
     from paceline.files import write_whole
 
     if (workers is None) == (fit is None):

@@ -3,13 +3,11 @@
 After Sun, Zhao, Zhou and Gunduz, "Heterogeneous Coded Computation across Heterogeneous Workers" (2019).
 """
 
-from paceline.coded.coded_plan import CodedPlan
+from paceline.coded.coded_plan import CodedPlan, Rearranged, plan, rearrange
 from paceline.coded.deadline import by_deadline
-from paceline.coded.delay import Delay, Empirical, ShiftedExponential, Transmitted, Weibull
-from paceline.coded.fit import Fit, fit, read_times
+from paceline.coded.delay import Delay, Empirical, Fit, ShiftedExponential, Transmitted, Weibull, fit
 from paceline.coded.layout import Layout, layout, relayout
-from paceline.coded.planning import Rearranged, plan, rearrange
-from paceline.coded.problem import Problem, random_problem, read_problem
+from paceline.coded.problem import Problem, random_problem, read_problem, read_times
 from paceline.coded.simulate import Completion, advice, mean_times, simulate, stretched, work_queue
 
 __all__ = [

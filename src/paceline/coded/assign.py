@@ -203,18 +203,16 @@ def _scale(values: Array) -> float:
     return float(values.max()) * workers / masters
 
 
-def _constraints(values: Array, m: Index, n: Index) -> tuple[Any, Array]:
-    """V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns k for the pairs (m, n), then V."""
-    from scipy.sparse import csr_array
+def _constraints(values: Array, usable: NDArray[np.bool_]) -> tuple[Any, Array]:
+    """V - sum_n k v <= 0 for each m, sum_m k <= 1 for each n; columns k for the usable pairs, then V."""
+    from scipy import sparse
 
     masters, workers = values.shape
-    pairs = len(m)
-    coefficients = np.concatenate([-values[m, n] / _scale(values), np.ones(masters), np.ones(pairs)])
-    # HiGHS in scipy before 1.15 takes indices of 32 bits alone.
-    rows = np.concatenate([m, np.arange(masters), masters + n]).astype(np.int32)
-    columns = np.concatenate([np.arange(pairs), np.full(masters, pairs), np.arange(pairs)]).astype(np.int32)
-    matrix = csr_array((coefficients, (rows, columns)), shape=(masters + workers, pairs + 1))
-    return matrix, np.concatenate([np.zeros(masters), np.ones(workers)])
+    sums = sparse.block_diag(list(-values[:, None] / _scale(values)))
+    once = sparse.hstack([sparse.eye(workers)] * masters)
+    pairs = sparse.vstack([sums, once], "csc")[:, np.flatnonzero(usable)]
+    at_most = np.repeat([0.0, 1.0], [masters, workers])
+    return sparse.hstack([pairs, sparse.csc_matrix(1 - at_most[:, None])], "csr"), at_most
 
 
 def _relaxation(values: Array) -> tuple[Array, Array]:
@@ -229,9 +227,8 @@ def _relaxation(values: Array) -> tuple[Array, Array]:
     masters = len(values)
     usable = np.ones(values.shape, bool) if values.size <= FEW_PAIRS else _promising(values)
     while True:
-        m, n = np.nonzero(usable)
-        matrix, most = _constraints(values, m, n)
-        goal = np.zeros(len(m) + 1)
+        matrix, most = _constraints(values, usable)
+        goal = np.zeros(matrix.shape[1])
         goal[-1] = -1.0
         result = linprog(goal, matrix, most, bounds=(0, None), method="highs")
         if not result.success:
@@ -244,7 +241,7 @@ def _relaxation(values: Array) -> tuple[Array, Array]:
             break
         usable |= missed
     k = np.zeros(values.shape)
-    k[m, n] = np.clip(result.x[:-1], 0.0, 1.0)
+    k[usable] = np.clip(result.x[:-1], 0.0, 1.0)
     k[k < 1e-12] = 0.0
     k[k > 1 - 1e-12] = 1.0
     return k / np.maximum(k.sum(0), 1.0), reduced * _scale(values)
@@ -270,8 +267,7 @@ def _integer(
     """Whole k with a level of at least ``floor``, using only usable pairs; None if none was found in time."""
     from scipy.optimize import LinearConstraint, milp
 
-    m, n = np.divmod(np.arange(values.size), values.shape[1])
-    matrix, most = _constraints(values, m, n)
+    matrix, most = _constraints(values, np.ones(values.shape, bool))
     if unit:
         matrix[:, [-1]] *= unit / _scale(values)  # V counts units, and is whole
     goal = np.zeros(values.size + 1)

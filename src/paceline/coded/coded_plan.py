@@ -1,4 +1,5 @@
-"""A coded plan: who serves whom, with how many rows, by when; and how its loads follow from an assignment.
+"""A coded plan: who serves whom, with how many rows, by when; how its loads follow from an assignment; and how it is
+made: ``plan(problem, "iterated")``; and made again when masters or workers come and go.
 
 Theorem 1 of Sun et al. (2019), and beyond it: the expected rows by time t are sum_n k_n l_n F_n((t - d_n) / l_n),
 with d the latency. The loads are separate terms of that sum, so each is best alone, at l_n = (t - d_n) / phi_n, where
@@ -9,17 +10,28 @@ method; here no convexity is needed.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.coded.assign import exact, iterated, probabilistic, simple, uniform
 from paceline.coded.delay import Array, Delay
 from paceline.coded.problem import Problem
 from paceline.costs import Linear
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, among
 from paceline.shares import water_level
+
+SECONDS = 20.0  # to look for the assignment that moves the fewest workers
+ASSIGNMENTS: dict[str, Callable[[Array], Array]] = {
+    "uniform": uniform,
+    "simple": simple,
+    "iterated": iterated,
+    "exact": exact,
+    "probabilistic": probabilistic,
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +52,14 @@ class CodedPlan:
 
     @property
     def rows_assigned(self) -> NDArray[np.int64]:
-        """Loads in whole rows that still cover L, shape (M, N)."""
-        return whole_rows(self.loads, self.problem.rows, self.coded)
+        """Loads in whole rows, shape (M, N): rounded up where coded, exactly L in sum where uncoded."""
+        if self.coded:
+            return np.ceil(self.loads - 1e-9 * np.maximum(self.loads, 1.0)).astype(np.int64)
+        whole = np.floor(self.loads).astype(np.int64)
+        for m, missing in enumerate(self.problem.rows.astype(np.int64) - whole.sum(1)):
+            largest = np.argsort(whole[m] - self.loads[m], kind="stable")[:missing]
+            whole[m, largest] += 1
+        return whole
 
     @property
     def dedicated(self) -> bool:
@@ -102,9 +120,13 @@ class CodedPlan:
 
 
 def finish(problem: Problem, assign: str, k: Array, coded: bool, phi: Array, rate: Array) -> CodedPlan:
-    """The plan for a given k: loads and times; PacelineError if a master's rows are not covered."""
+    """The plan for a given k: loads and times; PacelineError if a master's rows are not covered.
+
+    Without a code, L is divided among a master's workers: equally (Sun et al., benchmark 1), else by mean speed.
+    """
     if not coded:
-        loads = uncoded_loads(problem, k, equal=assign == "uniform")
+        weight = (k > 0) / (1.0 if assign == "uniform" else problem.delay.mean())
+        loads = problem.rows[:, None] * weight / weight.sum(1, keepdims=True)
         return CodedPlan(problem, assign, coded, k, loads, expected_completion(problem, loads))
     t = completion(problem, k, rate)
     if not np.isfinite(t).all():
@@ -140,23 +162,6 @@ def coded_loads(problem: Problem, k: Array, t: Array, phi: Array) -> Array:
     return np.where(k > 0, spare / phi, 0.0)
 
 
-def uncoded_loads(problem: Problem, k: Array, equal: bool) -> Array:
-    """L divided among a master's workers: equally (Sun et al., benchmark 1), else by mean speed."""
-    weight = (k > 0) / (1.0 if equal else problem.delay.mean())
-    return problem.rows[:, None] * weight / weight.sum(1, keepdims=True)
-
-
-def whole_rows(loads: Array, rows: Array, coded: bool) -> NDArray[np.int64]:
-    """Loads in whole rows, shape (M, N): rounded up where coded, exactly L in sum where uncoded."""
-    if coded:
-        return np.ceil(loads - 1e-9 * np.maximum(loads, 1.0)).astype(np.int64)
-    whole = np.floor(loads).astype(np.int64)
-    for m, missing in enumerate(rows.astype(np.int64) - whole.sum(1)):
-        largest = np.argsort(whole[m] - loads[m], kind="stable")[:missing]
-        whole[m, largest] += 1
-    return whole
-
-
 def expected_completion(problem: Problem, loads: Array) -> Array:
     """E[time when all of a master's workers are done], shape (M,): an uncoded plan's t*, by integrating P[T > t]."""
     result = np.zeros(len(loads))
@@ -177,3 +182,112 @@ def expected_completion(problem: Problem, loads: Array) -> Array:
         t = (edges[:-1, None] + half[:, None] * (nodes + 1)).ravel()
         result[m] = float(late(t) @ (half[:, None] * weights).ravel())
     return result
+
+
+def plan(problem: Problem, assign: str = "iterated", coded: bool = True) -> CodedPlan:
+    """Assign the workers and divide the rows so that the slowest master's t* is least (Sun et al., eq. (6)).
+
+    assign: one of ``ASSIGNMENTS``. coded: False divides L without redundancy, so that a master waits for all its
+    workers; equally for "uniform", as the paper's benchmark does, else by mean speed.
+
+    Raises PacelineError for an unknown name, an uncoded probabilistic plan, and if a master cannot be covered.
+    """
+    if assign not in ASSIGNMENTS:
+        raise PacelineError(f"assign={assign!r}: expected one of {among(assign, ASSIGNMENTS)}")
+    if not coded and assign == "probabilistic":
+        raise PacelineError(
+            f"an uncoded plan needs every worker it counts on, so workers cannot be shared by {assign!r}; "
+            "choose uniform, simple, iterated or exact"
+        )
+    phi, rate = problem.delay.peak()
+    return finish(problem, assign, assignment(problem, assign, rate), coded, phi, rate)
+
+
+def assignment(problem: Problem, assign: str, rate: Array) -> Array:
+    """k for a problem (Sun et al., eq. (8)). With latencies the value of a pair depends on the time,
+    v = rate (1 - d / t)+ / L: the assignment for one t gives a shorter t, until it gives none (Dinkelbach's
+    method: exact for the exact assignments)."""
+    choose = ASSIGNMENTS[assign]
+    values = rate / problem.rows[:, None]
+    k = choose(values)
+    if problem.latency is None or assign == "uniform":
+        return k
+    t = completion(problem, k, rate).max()
+    for _ in range(50):
+        if not np.isfinite(t):
+            break
+        trial = choose(np.maximum(values * np.maximum(1 - problem.latency / t, 0.0), values.max() * 1e-15))
+        shorter = completion(problem, trial, rate).max()
+        if not shorter < t * (1 - 1e-12):
+            break
+        k, t = trial, shorter
+    return k
+
+
+class Rearranged(NamedTuple):
+    """A plan after a change. moved: workers whose master is still there but who now serve another."""
+
+    plan: CodedPlan
+    moved: tuple[str, ...]
+
+
+def rearrange(old: CodedPlan, problem: Problem, within: float = 0.05) -> Rearranged:
+    """Plan ``problem`` again, moving the fewest workers that keep t* within a portion of the best.
+
+    old: a dedicated plan; its masters and workers are recognized in ``problem`` by name. within: how much
+    longer than the exact assignment's t* the plan may take. The mixed-integer programme has ``SECONDS``; when they
+    are up, it is the best assignment found, at worst the exact one itself.
+
+    The programme maximizes the workers kept under sum_n k rate (t - d)+ >= L for every master, t = (1 +
+    within) t*. Raises PacelineError for a probabilistic old plan and a negative portion.
+    """
+    if not within >= 0:
+        raise PacelineError(f"within={within:g}: expected a portion of 0 or more")
+    if not old.coded or not old.dedicated:
+        raise PacelineError("only coded plans of dedicated workers can be rearranged; plan again instead")
+    phi, rate = problem.delay.peak()
+    best = assignment(problem, "exact", rate)
+    t = completion(problem, best, rate).max() * (1 + within)
+    serving = _serving(old, problem)
+    k = _fewest_moves(problem, serving, rate, t)
+    candidates = [each for each in (k, best) if each is not None]
+    k = min(candidates, key=lambda each: len(_moved(serving, each)))
+    made = finish(problem, "exact", k, True, phi, rate)
+    return Rearranged(made, tuple(problem.workers[n] for n in _moved(serving, k)))
+
+
+def _serving(old: CodedPlan, problem: Problem) -> np.ndarray:
+    """For each worker of ``problem`` the position of the master it serves now, -1 where there is none (any more)."""
+    position = {name: m for m, name in enumerate(problem.masters)}
+    master = {
+        old.problem.workers[n]: position.get(old.problem.masters[int(np.argmax(old.probability[:, n]))], -1)
+        for n in range(old.problem.shape[1])
+        if old.probability[:, n].max() > 0
+    }
+    return np.array([master.get(name, -1) for name in problem.workers])
+
+
+def _moved(serving: np.ndarray, k: np.ndarray) -> list[int]:
+    now = np.where(k.max(0) > 0, k.argmax(0), serving)  # who is set free has not moved
+    return [n for n in range(len(serving)) if serving[n] >= 0 and now[n] != serving[n]]
+
+
+def _fewest_moves(problem: Problem, serving: np.ndarray, rate: np.ndarray, t: float) -> np.ndarray | None:
+    from scipy import sparse
+    from scipy.optimize import LinearConstraint, milp
+
+    masters, workers = problem.shape
+    brings = rate * np.maximum(t - problem.wait, 0.0) / problem.rows[:, None]
+    covers = sparse.block_diag(list(brings[:, None]), "csr")
+    once = sparse.hstack([sparse.eye(workers)] * masters, "csr")
+    keeps = (serving == np.arange(masters)[:, None]).astype(float)
+    # among assignments that keep as many, the one that brings most: worth less than one worker in all
+    goal = -keeps - 0.5 * brings / max(brings.max() * workers, 1e-300)
+    result = milp(
+        goal.ravel(),
+        constraints=[LinearConstraint(covers, lb=1 - 1e-9), LinearConstraint(once, ub=1)],
+        integrality=np.ones(goal.size),
+        bounds=(0, 1),
+        options={"time_limit": SECONDS, "mip_rel_gap": 0.2 / workers},
+    )
+    return None if result.x is None else np.round(result.x).reshape(masters, workers)

@@ -3,7 +3,8 @@
 A worker that computes l rows takes T(l) = l Z, where Z, milliseconds for one row, is drawn again for every
 product. A delay holds the parameters of Z for many pairs at once, in arrays of one common shape (usually
 masters x workers). Whatever the distribution, a plan needs two numbers for each pair (``peak``): the largest
-rate at which rows can be expected, max over z of F(z) / z, and the z where it is reached.
+rate at which rows can be expected, max over z of F(z) / z, and the z where it is reached. ``fit`` takes the
+parameters from measured times, by maximum likelihood, with standard errors.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import exprel
 
 from paceline.costs import Array
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, among
 
 # Coefficients of s - log(1 + s) = s^2 (1/2 - s/3 + s^2/4 - ...), highest power first.
 _SERIES = [(-1.0) ** k / (k + 2) for k in range(17, -1, -1)]
@@ -271,3 +272,102 @@ class Empirical:
             return np.arange(1, len(values) + 1) / len(values) / values
 
         return self._each(lambda v: v[np.argmax(rates(v))]), self._each(lambda v: rates(v).max())
+
+
+FAMILIES = ("shifted-exponential", "weibull", "empirical")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted delay.
+
+    standard_errors: by parameter name, in the parameter's unit, arrays of the pairs' shape; none for
+        "empirical".
+    log_likelihood: of all pairs' measurements.
+    """
+
+    delay: Delay
+    standard_errors: dict[str, Array]
+    log_likelihood: float
+
+
+def fit(
+    times: NDArray[np.object_],
+    family: str = "shifted-exponential",
+    finished: NDArray[np.object_] | None = None,
+) -> Fit:
+    """Fit every pair's milliseconds per row.
+
+    times: object array of the pairs' shape, each entry 1-D, positive.
+    finished: the same with bools: False if the work was cancelled after so long and would have taken
+        longer (right-censored). Only "shifted-exponential" takes them; leaving them out favours the lucky
+        times.
+
+    Raises PacelineError if a pair has fewer than two different times, for then nothing is known of its
+    spread.
+    """
+    if family not in FAMILIES:
+        raise PacelineError(f"family={family!r}: expected one of {among(family, FAMILIES)}")
+    if finished is not None and family != "shifted-exponential":
+        raise PacelineError(f"family={family!r} cannot use cancelled work; choose 'shifted-exponential'")
+    if family == "empirical":
+        return Fit(Empirical(times), {}, 0.0)
+    one = fit_shifted_exponential if family == "shifted-exponential" else _weibull
+    fitted = []
+    for index in np.ndindex(times.shape):
+        z = np.asarray(times[index], float)
+        done = np.ones(len(z), bool) if finished is None else np.asarray(finished[index], bool)
+        if not (np.isfinite(z).all() and (z > 0).all()):
+            raise PacelineError(
+                f"measured times of pair {index}: expected positive, finite milliseconds per row"
+            )
+        if done.sum() < 2 or np.ptp(z[done]) <= 0:
+            raise PacelineError(
+                f"pair {index} has {int(done.sum())} measured times, none of which differ: expected at least two "
+                "that differ; measure it more often"
+            )
+        fitted.append(one(z, done))
+    *found, likelihoods = np.array(fitted).T.reshape(-1, *times.shape)
+    parameters, errors = found[: len(found) // 2], found[len(found) // 2 :]
+    delay = Weibull(*parameters) if family == "weibull" else ShiftedExponential(*parameters)
+    return Fit(delay, dict(zip("uak", errors, strict=False)), float(likelihoods.sum()))
+
+
+def fit_shifted_exponential(z: Array, done: NDArray[np.bool_]) -> tuple[float, ...]:
+    """(u, a, their standard errors, log likelihood): a is the least time, 1 / u the mean excess over it."""
+    a, count = float(z[done].min()), int(done.sum())
+    u = count / float(np.maximum(z - a, 0.0).sum())
+    return u, a, u / np.sqrt(count), 1 / (len(z) * u), count * (np.log(u) - 1)
+
+
+def _weibull(z: Array, done: NDArray[np.bool_]) -> tuple[float, ...]:
+    """(u, a, k, their standard errors, log likelihood).
+
+    The likelihood grows without bound as a comes up to the least time (for k < 1), so a is kept one mean gap,
+    (mean - least) / n, below it; that gap is also a's standard error.
+    """
+    from scipy.optimize import brentq, minimize_scalar
+
+    count = len(z)
+    least, gap = float(z.min()), float(z.mean() - z.min()) / count
+
+    def given(a: float) -> tuple[float, float, float]:
+        log_x = np.log((z - a) / (z.mean() - a))  # scaled: powers stay in range
+
+        def slope(k: float) -> float:  # of the profile likelihood of k
+            weight = np.exp(k * (log_x - log_x.max()))
+            return 1 / k + float(log_x.mean() - weight @ log_x / weight.sum())
+
+        k = brentq(slope, 1e-2, 1e3)
+        log_scale = np.log(np.exp(k * (log_x - log_x.max())).mean()) / k + log_x.max()
+        u = float(np.exp(-log_scale) / (z.mean() - a))
+        likelihood = count * (np.log(k) + np.log(u) - 1) + (k - 1) * float(np.log(u * (z - a)).sum())
+        return u, k, likelihood
+
+    low, high = least * 1e-6, max(least - gap, least * 2e-6)
+    found = minimize_scalar(lambda a: -given(a)[2], bounds=(low, high), method="bounded")
+    a = float(found.x)
+    u, k, likelihood = given(a)
+    root = np.sqrt(count)
+    # inverse Fisher information of scale and shape: 1.1087 (scale / k)^2 / n and 0.6079 k^2 / n
+    return u, a, k, np.sqrt(1.1087) * u / (k * root), gap, np.sqrt(0.6079) * k / root, likelihood

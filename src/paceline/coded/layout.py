@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.coded.coded_plan import CodedPlan
-from paceline.coded.codes import MDS, split
-from paceline.coded.lt import LT, Replicated
+from paceline.coded.codes import LT, MDS, Replicated, split
 from paceline.errors import PacelineError, among
 
 CODES: dict[str, type[MDS | LT]] = {"mds": MDS, "lt": LT, "replicated": Replicated}

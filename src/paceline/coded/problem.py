@@ -1,20 +1,33 @@
-"""A coded product to be planned: several masters, each with a matrix of some rows, and the workers they share."""
+"""A coded product to be planned: several masters, each with a matrix of some rows, and the workers they share; from
+files of delays, or of measured times."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from paceline.coded.delay import Array, Delay, ShiftedExponential, Transmitted
+from paceline.coded.delay import (
+    Array,
+    Delay,
+    Fit,
+    ShiftedExponential,
+    Transmitted,
+    fit,
+    fit_shifted_exponential,
+)
 from paceline.errors import PacelineError
 from paceline.files import open_file
+
+HISTORY = 200  # products whose times are kept
+ENOUGH = 5  # finished products of a worker before its parameters are fitted
 
 
 @dataclass(frozen=True)
@@ -142,20 +155,26 @@ def positive(line: Mapping[str, str], name: str, path: Path, zero: bool = False)
 
 
 def pair_table(
-    lines: list[dict[str, str]], path: Path
-) -> tuple[tuple[str, ...], tuple[str, ...], NDArray[np.intp]]:
-    """Masters and workers in order of appearance, and for each line its (master, worker) position."""
+    lines: list[dict[str, str]], path: Path, what: str, many: str
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[tuple[str, str], list[dict[str, str]]]]:
+    """Masters and workers in order of appearance, and the lines of each pair, which has one at least.
+
+    what, many: what the lines are, and how many of them are expected, for the message."""
     for line in lines:
         for name in ("master", "worker"):
             line[name] = line[name].strip()
             if not line[name]:
                 raise PacelineError(f"{path}, line {line['line']}: the {name} has no name; give it one")
-    masters = tuple(dict.fromkeys(line["master"] for line in lines))
-    workers = tuple(dict.fromkeys(line["worker"] for line in lines))
-    row_of = {name: i for i, name in enumerate(masters)}
-    column_of = {name: i for i, name in enumerate(workers)}
-    where = np.array([(row_of[line["master"]], column_of[line["worker"]]) for line in lines])
-    return masters, workers, where
+    masters, workers = (tuple(dict.fromkeys(line[name] for line in lines)) for name in ("master", "worker"))
+    found: dict[tuple[str, str], list[dict[str, str]]] = {pair: [] for pair in product(masters, workers)}
+    for line in lines:
+        found[line["master"], line["worker"]].append(line)
+    for (master, worker), mine in found.items():
+        if not mine:
+            raise PacelineError(
+                f"{path} has no {what} for master {master!r} and worker {worker!r}: expected {many} for every pair"
+            )
+    return masters, workers, found
 
 
 def rows_for(masters: Sequence[str], rows: float | Mapping[str, float]) -> Array:
@@ -179,30 +198,75 @@ def read_problem(path: Path, rows: float | Mapping[str, float]) -> Problem:
     at fault.
     """
     lines = read_table(path, ("master", "worker", "u", "a"), ("latency", "gamma"))
-    masters, workers, where = pair_table(lines, path)
-    seen: dict[tuple[int, int], str] = {}
-    columns = {name: np.zeros((len(masters), len(workers))) for name in ("u", "a", "latency", "gamma")}
-    extra = [name for name in ("latency", "gamma") if name in lines[0]]
-    for line, (m, n) in zip(lines, where.tolist(), strict=True):
-        if (m, n) in seen:
+    masters, workers, found = pair_table(lines, path, "line", "one")
+    for (master, worker), (first, *others) in found.items():
+        if others:
             raise PacelineError(
-                f"{path}, line {line['line']}: master {masters[m]!r} and worker {workers[n]!r} are already on line "
-                f"{seen[m, n]}; keep one of them"
+                f"{path}, line {others[0]['line']}: master {master!r} and worker {worker!r} are already on line "
+                f"{first['line']}; keep one of them"
             )
-        seen[m, n] = line["line"]
-        for name in ("u", "a", *extra):
-            columns[name][m, n] = positive(line, name, path, zero=name == "latency")
-    for m, master in enumerate(masters):
-        for n, worker in enumerate(workers):
-            if (m, n) not in seen:
-                raise PacelineError(
-                    f"{path} has no line for master {master!r} and worker {worker!r}: expected one for every pair"
-                )
+    columns = {
+        name: np.reshape(
+            [positive(line, name, path, zero=name == "latency") for (line,) in found.values()],
+            (len(masters), len(workers)),
+        )
+        for name in ("u", "a", "latency", "gamma")
+        if name in lines[0]
+    }
     u, a = columns["u"], columns["a"]
-    return Problem(
-        masters,
-        workers,
-        rows_for(masters, rows),
-        Transmitted(u, a, columns["gamma"]) if "gamma" in extra else ShiftedExponential(u, a),
-        columns["latency"] if "latency" in extra else None,
-    )
+    delay = Transmitted(u, a, columns["gamma"]) if "gamma" in columns else ShiftedExponential(u, a)
+    return Problem(masters, workers, rows_for(masters, rows), delay, columns.get("latency"))
+
+
+def read_times(
+    path: Path, rows: float | Mapping[str, float], family: str = "shifted-exponential"
+) -> tuple[Problem, Fit]:
+    """A problem fitted to a CSV file with columns master, worker, rows, milliseconds: one line a measured
+    product.
+
+    Raises PacelineError with the line at fault, or the pair with too few measurements.
+    """
+    lines = read_table(path, ("master", "worker", "rows", "milliseconds"))
+    masters, workers, found = pair_table(lines, path, "times", "some")
+    times = np.empty((len(masters), len(workers)), object)
+    for pair, ((master, worker), mine) in zip(np.ndindex(times.shape), found.items(), strict=True):
+        times[pair] = np.array(
+            [positive(line, "milliseconds", path) / positive(line, "rows", path) for line in mine]
+        )
+        if family != "empirical" and np.ptp(times[pair]) <= 0:
+            raise PacelineError(
+                f"{path} has {len(mine)} times for master {master!r} and worker {worker!r}: expected at least "
+                "two that differ per row"
+            )
+    fitted = fit(times, family)
+    return Problem(masters, workers, rows_for(masters, rows), fitted.delay), fitted
+
+
+class Observations:
+    """The last products, by worker: milliseconds a row, and whether it was finished; else they are a lower bound."""
+
+    def __init__(self, workers: int) -> None:
+        self.seen: list[deque[tuple[float, bool]]] = [deque(maxlen=HISTORY) for _ in range(workers)]
+
+    def add(self, worker: int, milliseconds: float, rows: int, finished: bool) -> None:
+        """Note that so many rows took so long, or would have taken longer."""
+        self.seen[worker].append((milliseconds / rows, finished))
+
+    def fitted(self, problem: Problem, master: int) -> Problem:
+        """The problem with a master's delays as observed, called-off work included.
+
+        Workers seen finishing fewer than five times keep their parameters. Raises PacelineError if the
+        problem's delays are not shifted exponentials.
+        """
+        delay = problem.delay
+        if not isinstance(delay, ShiftedExponential):
+            raise PacelineError("observed times are fitted by shifted exponentials; make the plan with these")
+        u, a = delay.u.copy(), delay.a.copy()
+        for n, seen in enumerate(self.seen):
+            z, finished = (
+                np.array([per_row for per_row, _ in seen]),
+                np.array([each for _, each in seen], bool),
+            )
+            if finished.sum() >= ENOUGH and np.ptp(z[finished]) > 0:
+                u[master, n], a[master, n], *_ = fit_shifted_exponential(z, finished)
+        return replace(problem, delay=ShiftedExponential(u, a))

@@ -9,8 +9,8 @@ import numpy as np
 from scipy.stats import binomtest
 
 from paceline.coded.coded_plan import CodedPlan, finish
+from paceline.coded.codes import LT
 from paceline.coded.delay import Array
-from paceline.coded.lt import LT
 from paceline.errors import PacelineError, among
 
 CHUNK = 2_000_000  # arrivals of a master drawn at a time: 16 MB for each of a few arrays

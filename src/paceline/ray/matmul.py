@@ -13,20 +13,21 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from paceline.coded.coded_plan import CodedPlan, coded_loads, completion
 from paceline.coded.delay import Array
 from paceline.coded.layout import Layout, Moves, layout, relayout
-from paceline.coded.problem import Problem
+from paceline.coded.problem import Observations, Problem
 from paceline.errors import PacelineError, WorkerError
-from paceline.ray.placement import Observations, move
 from paceline.ray.pool import WorkerPool
 
 _log = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class CodedMatrix:
         self.actors = [self.pool.actors[name] for name in self.names]
         self.key, self.turn = f"{plan.problem.masters[self.master]}/{uuid.uuid4().hex}", -1
         self.dead: set[int] = set()
-        self.sufficient: dict[tuple[int, ...], bool] = {}  # by workers, under the present layout
+        self.sufficient: dict[tuple[int, ...], bool]  # by workers, under the present layout
         self.behind: dict[int, dict[int, list[Any]]] = {}  # by worker and turn: answers still out
         self.observations = Observations(len(self.names))
         self.last: Product | None = None
@@ -104,8 +105,7 @@ class CodedMatrix:
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the matrix."""
-        rows, columns = self.a.shape
-        return rows, columns
+        return self.a.shape[0], self.a.shape[1]
 
     def __matmul__(self, x: Array) -> Array:
         """A x, for x of shape (columns,) or (columns, any).
@@ -122,15 +122,13 @@ class CodedMatrix:
             raise PacelineError("x has entries that are not finite: decoding would spread them; mend x first")
         answer = self._product(x)
         if answer is None and self.on_loss == "recode":
-            lost = ", ".join(self.names[n] for n in sorted(self._lost()))
-            _log.info("%s lost: the blocks are placed on those left", lost)
+            _log.info("%s lost: the blocks are placed on those left", self._lost())
             self.recode()
             answer = self._product(x)
         if answer is None:
-            lost = ", ".join(self.names[n] for n in sorted(self._lost()))
             raise WorkerError(
-                f"too few workers are left for this product (lost: {lost}): start others, or call recode() to "
-                "place the lost blocks on those left"
+                f"too few workers are left for this product (lost: {self._lost()}): start others, or call recode() "
+                "to place the lost blocks on those left"
             )
         return answer
 
@@ -189,13 +187,17 @@ class CodedMatrix:
 
     def _product(self, x: Array) -> Array | None:
         """A x, or None if the workers left do not suffice."""
-        begin = time.perf_counter()
+        begin, left = time.perf_counter(), self.patience
         self.turn += 1
         asked = self._to_ask()
         pending = self._send(ray.put(x), asked)
         everything = sum(len(self.layout.owned[n]) for n in asked)
-        decoder, done, arrived, rows_done = self.layout.code.decoder(), False, 0, dict[int, list[float]]()
-        while pending and not done:
+        decoder, done, arrived = self.layout.code.decoder(), False, 0
+        rows, took = (
+            Counter[int](),
+            defaultdict[int, float](float),
+        )  # of who has answered: rows, and milliseconds
+        while pending and not done and left > 0:
             left = begin + self.patience - time.perf_counter()
             # no fewer messages than these can suffice: one wait for all of them
             largest = max(len(indices) for _, indices in pending.values())
@@ -208,21 +210,25 @@ class CodedMatrix:
                     continue
                 products, seconds = value
                 arrived += len(indices)
-                tally = rows_done.setdefault(n, [0.0, 0.0])
-                tally[0] += len(indices) * self.layout.size
-                tally[1] += seconds
+                rows[n] += len(indices) * self.layout.size
+                took[n] += 1000 * seconds
                 for i, product in zip(indices, products, strict=True):
                     done = decoder.add(i, product) or done
-            if self.dead.intersection(asked):
-                pending = {answer: about for answer, about in pending.items() if about[0] not in self.dead}
-            if left <= 0:
-                break
-        self._call_off(pending, asked)
-        self._note(rows_done, asked, time.perf_counter() - begin)
+            pending = {answer: about for answer, about in pending.items() if about[0] not in self.dead}
+        for n in {about[0] for about in pending.values()}:
+            called_off = self.actors[n].cancel.remote(self.key, self.turn)
+            answers = [answer for answer, about in pending.items() if about[0] == n]
+            self.behind.setdefault(n, {})[self.turn] = [*answers, called_off]
+        for n in asked:
+            if n in rows:
+                self.observations.add(n, took[n], rows[n], True)
+            elif n not in self.dead:
+                first = len(_parts(self.layout.owned[n], self.messages)[0]) * self.layout.size
+                self.observations.add(n, 1000 * (time.perf_counter() - begin), first, False)
         if not done:
             return None
         result = decoder.result(len(self.a))
-        self.last = Product(time.perf_counter() - begin, len(rows_done), arrived, everything)
+        self.last = Product(time.perf_counter() - begin, len(rows), arrived, everything)
         return result
 
     def _get(self, answer: Any, n: int) -> tuple[Array, float] | None:
@@ -279,24 +285,9 @@ class CodedMatrix:
                     pending[answer] = (n, parts[n][i])
         return pending
 
-    def _call_off(self, pending: dict[Any, tuple[int, tuple[int, ...]]], asked: list[int]) -> None:
-        for n in {about[0] for about in pending.values()} - self.dead:
-            called_off = self.actors[n].cancel.remote(self.key, self.turn)
-            answers = [answer for answer, about in pending.items() if about[0] == n]
-            self.behind.setdefault(n, {})[self.turn] = [*answers, called_off]
-
-    def _note(self, rows_done: dict[int, list[float]], asked: list[int], seconds: float) -> None:
-        for n in asked:
-            if n in rows_done:
-                rows, took = rows_done[n]
-                self.observations.add(n, 1000 * took, int(rows), True)
-            elif n not in self.dead:
-                first = len(_parts(self.layout.owned[n], self.messages)[0]) * self.layout.size
-                self.observations.add(n, 1000 * seconds, first, False)
-
-    def _lost(self) -> set[int]:
-        """Workers that are dead, or owe an answer."""
-        return self.dead | set(self.behind)
+    def _lost(self) -> str:
+        """Names of the workers that are dead, or owe an answer."""
+        return ", ".join(self.names[n] for n in sorted(self.dead | set(self.behind)))
 
     def _reloaded(self, problem: Problem) -> Array:
         """Loads of this master's workers that are not lost, shape (N,)."""
@@ -334,17 +325,49 @@ class CodedMatrix:
         return sum(len(blocks) for blocks in moves.place)
 
     def _move(self, new: Layout, moves: Moves) -> None:
-        move(self.actors, self.names, self.key, new.code, self.a, moves, self.dead, self.patience)
-        self.layout = new
-        self.sufficient = {}
+        """Place the new blocks, then drop the old ones. On failure what was placed is dropped again.
+
+        Raises WorkerError if a worker is lost.
+        """
+        placed: list[int] = []
+        waiting: list[tuple[int, Any]] = []
+        try:
+            for n, indices in enumerate(moves.place):
+                if indices:
+                    blocks = ray.put(np.stack(new.code.encode(self.a, indices)))
+                    placed.append(n)
+                    waiting.append((n, self.actors[n].place.remote(self.key, indices, blocks)))
+                    # one set of blocks under way beside the one being made bounds the memory
+                    if len(waiting) > 1:
+                        self._settle(*waiting.pop(0))
+            for n, answer in waiting:
+                self._settle(n, answer)
+        except BaseException:
+            self._drop(placed, moves.place)
+            raise
+        self._drop(range(len(self.actors)), moves.drop)
+        self.layout, self.sufficient = new, {}
+
+    def _settle(self, n: int, answer: Any) -> None:
+        try:
+            ray.get(answer, timeout=self.patience)
+        except (RayActorError, GetTimeoutError) as error:
+            self.dead.add(n)
+            raise WorkerError(
+                f"worker {self.names[n]!r} was lost while its blocks were placed: start it again or plan without it"
+            ) from error
+
+    def _drop(self, workers: Iterable[int], blocks: tuple[tuple[int, ...], ...]) -> None:
+        """Have workers forget blocks, without waiting."""
+        for n in workers:
+            if blocks[n] and n not in self.dead:
+                self.actors[n].drop.remote(self.key, blocks[n])
 
 
 def _theorem_1(problem: Problem, k: Array, master: int) -> Array:
     """Loads of one master's workers, shape (N,)."""
     phi, rate = problem.delay.peak()
-    t = completion(problem, k, rate)
-    loads: Array = coded_loads(problem, k, t, phi)[master]
-    return loads
+    return np.asarray(coded_loads(problem, k, completion(problem, k, rate), phi)[master])
 
 
 def _parts(blocks: tuple[int, ...], messages: int) -> list[tuple[int, ...]]:
