@@ -18,7 +18,7 @@ from paceline.rounds import Array, PiecePlan
 
 CLAIM_SECONDS = 2e-4  # two round trips to a store, as measured between processes of one machine
 CLAIMS = 20_000  # of a round, at most: they follow each other in time, so a million would take minutes
-AHEAD = 0.1  # of a piece that is left to run when the next one is claimed: as the torch engine does
+AHEAD = 0.1  # of a piece that is left to run when the next one is claimed: this hides the time of the claim
 
 
 class PlayedRound(NamedTuple):

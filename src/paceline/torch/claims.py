@@ -1,20 +1,17 @@
-"""Claims within a round: where the counter is quick, a rank asks for its next piece when one is through.
+"""Claims within a round: a rank asks for its next piece when one is through.
 
-Else claims are made ahead: shortly before a piece ends, a thread asks for the next one. When the backward pass of a
-piece begins, a rank knows how fast it is in this round and when the piece will end. It asks just so early that the
-round trips to the counter hide behind the rest: who asked earlier would bind itself to more than it knows to be right
-(with whole backward passes ahead, more is lost to that than the round trips cost).
+If processes load what is claimed, it is asked for while the piece before it runs: when that begins, or in the
+backward pass of a round's first piece, which tells how fast the rank is in this round. Who asked earlier would bind
+itself to more than it knows to be right. Otherwise asking ahead gains next to nothing: a claim takes two round trips
+to the counter, some tenths of a millisecond, and some microseconds if all ranks are on one machine.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,27 +24,11 @@ from paceline.torch.liveness.calls import Calls
 from paceline.torch.measuring import piece_reports
 from paceline.torch.plan import Claim, Division, Piece, claimed
 
-_log = logging.getLogger(__name__)
 # Times the expected speed of all, told by one rank: a plan made from a stall may be that wrong.
 FASTEST = 16.0
 FORWARD = 1 / 3  # of a piece until its backward pass begins, until measured
-RECENT = 0.2  # weight of the newest measurement of that, of the waits for claims, and of how long these take
-TRIPS = 3e-4  # seconds that a claim takes, until measured
+RECENT = 0.2  # weight of the newest measurement of that, and of the waits for claims
 GROWTH = 2  # times the piece before: what is claimed at most where processes load it meanwhile
-MARGIN = 0.1  # of a piece that is left when the next is asked for, and twice the time that a claim takes
-FORGET_SECONDS = 5.0  # for a claim to return that nobody wants any more
-
-
-class _Before(NamedTuple):
-    """Where a rank stands when it asks: a piece that began, of ``running`` and expected to take ``whole`` seconds;
-    how much was ``done`` before it in ``busy`` seconds, all as amounts; and its samples with these."""
-
-    began: float
-    running: float
-    whole: float
-    done: float
-    busy: float
-    samples: int
 
 
 class Claims:
@@ -60,7 +41,7 @@ class Claims:
 
     How much a piece holds is counted in samples, or by their cost if samples cost differently (``Piece.amount``).
     For each round: ``open``; for each piece ``begin``, ``halfway`` and ``done``; ``take`` between two of them;
-    ``report`` at its end. ``halfway`` may be left out: then ``take`` asks, and waits.
+    ``report`` at its end.
     """
 
     def __init__(
@@ -76,17 +57,14 @@ class Claims:
         self._rank, self.workers = peers.rank(), peers.ranks()
         self._device, self._unit, self._most = device, unit, most
         self._largest, self._cell = most if largest is None else largest, cell
-        self._asker = Calls("claims")
-        self._timeout = peers.timeout()
-        self._answer: Future[Claim | None] | None = None
-        self._behind = torch.cuda.Event() if device.type == "cuda" else None  # the newest forward pass
-        self._asking: Piece | None = None  # behind which something is to be asked for when that is through
+        self._calls, self._timeout = Calls("claims"), peers.timeout()
         self.early = (
-            False  # claimed samples take long to load: ask when a piece begins, not at its backward pass
+            False  # claimed samples take long to load: ask when a piece begins, not when it is through
         )
-        self.claimed: Callable[[Claim], object] | None = None  # told of each claim, in the thread
-        self._cost, self._wait, self._forward, self._trips = piece_reports.FIRST_COST, 0.0, FORWARD, TRIPS
-        self._through = threading.Event()  # the piece is, behind which something is asked for
+        self.claimed: Callable[[Claim], object] | None = None  # told of each claim
+        self._answer: Claim | None = None
+        self._asked = False  # ahead of ``take``
+        self._cost, self._wait, self._forward = piece_reports.FIRST_COST, 0.0, FORWARD
         self._opened = 0  # rounds; one that was left is counted again when it is run again
         self._told: int | None = None  # the newest speed that the others were told in this round
         self._began = self._mark = self._half = self._waited = 0.0
@@ -98,7 +76,7 @@ class Claims:
 
     def open(self, began: float) -> None:
         """A round begins."""
-        self.forget()
+        self._asked = False
         self._opened += 1
         self._told = None
         self._began = self._mark = began
@@ -109,28 +87,19 @@ class Claims:
     def begin(self, piece: Piece) -> None:
         """A piece begins."""
         if self.early and piece.division is not None and self._sizes:
-            self._ask(piece.division, piece, math.inf)
+            self._ask(piece.division, piece)
 
     def halfway(self, piece: Piece) -> None:
         """The backward pass of a piece begins."""
-        if piece.division is None or self._answer is not None or (self._counter.quick and not self.early):
-            return
-        if self._behind is not None:
-            self._behind.record(torch.cuda.current_stream(self._device))
-            self._asking = piece
-            return
-        self._ask_in_time(piece)
+        if self.early and piece.division is not None and not self._sizes:
+            self._synchronize()
+            self._half = time.perf_counter()
+            self._ask(piece.division, piece, max(self._forward, 0.05))
 
     def done(self, piece: Piece, last: bool = False) -> None:
-        """A piece is through; on a GPU (not yet run on one), wait for it: what is claimed next depends on when."""
-        if self._behind is not None and not last:
-            if self._asking is not None:
-                self._behind.synchronize()
-                self._ask_in_time(self._asking)
-                self._asking = None
-            torch.cuda.current_stream(self._device).synchronize()
-        if self._answer is not None:
-            self._through.set()
+        """A piece is through."""
+        if not last:
+            self._synchronize()
         now = time.perf_counter()
         took = now - self._mark
         if self._half:
@@ -147,20 +116,11 @@ class Claims:
     def take(self, division: Division) -> Claim | None:
         """This rank's next piece; None when nothing is left for it."""
         began = time.perf_counter()
-        try:
-            if self._answer is None and self._counter.quick:
-                self._through.clear()
-                taken = self._asked(division, self._before(None, math.inf), 0.0)
-            else:
-                taken = self._answered(division)
-        except TimeoutError:
-            raise WorkerError(
-                f"{self._counter.keeper}, where work is claimed, has not answered rank {self._rank} for "
-                f"{self._timeout:.0f} s, as long as the process group waits; it may be stopped or cut off: end the "
-                "run and go on from the last checkpoint"
-            ) from None
+        if not self._asked:
+            self._ask(division)
+        self._asked = False
         self.waited(time.perf_counter() - began)
-        return taken
+        return self._answer
 
     def waited(self, seconds: float) -> None:
         """The next piece's beginning was held up."""
@@ -186,69 +146,42 @@ class Claims:
         return piece_reports.report(self._sizes, self._seconds, cost, self._amounts, self._parts.tolist())
 
     def close(self) -> None:
-        self.forget()
-        self._asker.close()
+        self._calls.close()
         self._counter.close()
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _ask_in_time(self, piece: Piece) -> None:
-        """Ask behind a piece whose backward pass begins now."""
-        assert piece.division is not None
-        self._half = time.perf_counter()
-        so_far = self._half - self._mark - self._waited
-        whole = so_far / max(self._forward, 0.05)
-        self._ask(piece.division, piece, whole, 0.0 if self.early else whole * (1 - MARGIN) - 2 * self._trips)
+    def _synchronize(self) -> None:
+        """On a GPU (not yet run on one), wait for it: what is claimed next depends on when."""
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
 
-    def _ask(
-        self, division: Division, running: Piece | None = None, whole: float = math.inf, wait: float = 0.0
-    ) -> None:
-        """Ask for what comes after the ``running`` piece that takes ``whole`` seconds, when ``wait`` of them are over
-        or it is through."""
-        self._through.clear()
-        self._answer = self._asker.submit(self._asked, division, self._before(running, whole), wait)
+    def _ask(self, *how: Any) -> None:
+        """See ``_claim``; the answer is waited for as long as the process group waits."""
+        try:
+            if self._counter.quick:
+                self._answer = self._claim(*how)
+            else:
+                self._answer = self._calls.within(self._timeout, self._claim, *how)
+        except TimeoutError:
+            raise WorkerError(
+                f"{self._counter.keeper}, where work is claimed, has not answered rank {self._rank} for "
+                f"{self._timeout:.0f} s, as long as the process group waits; it may be stopped or cut off: end the "
+                "run and go on from the last checkpoint"
+            ) from None
+        self._asked = True
+        if self._answer is not None and self.claimed is not None:
+            self.claimed(self._answer)
 
-    def _answered(self, division: Division) -> Claim | None:
-        """What was asked for, or is asked for now. Raises TimeoutError."""
-        if self._answer is None:
-            self._ask(division)
-        assert self._answer is not None
-        taken, self._answer = self._answer.result(self._timeout), None
-        return taken
-
-    def _before(self, running: Piece | None, whole: float) -> _Before:
-        """Where this rank stands, with a ``running`` piece that takes ``whole`` seconds."""
-        return _Before(
-            self._mark + self._waited,
-            0 if running is None else running.amount,
-            whole,
-            sum(self._amounts),
-            self._mark - self._began - sum(self._waits) - self._cost * len(self._sizes),
-            sum(self._sizes) + (0 if running is None else running.samples),
-        )
-
-    def _asked(self, division: Division, before: _Before, wait: float) -> Claim | None:
-        """In the thread, if there is need of it: the next claim."""
-        pause = before.began + wait - time.perf_counter()
-        through = self._through.wait(pause) if pause > 0 else self._through.is_set()
-        now = time.perf_counter()
-        running = now - before.began
-        done = 1.0 if through else min(running / before.whole, 1.0)
-        busy = before.busy + (running - self._cost * done if done else 0.0)
-        # What is claimed is to be loaded while a piece runs that may be much smaller.
-        most = GROWTH * before.running if self.early and before.running else math.inf
-        ran = before.done + done * before.running
-        taken = self._claim(division, before.samples, before.done + before.running, ran, busy, most)
-        self._trips += RECENT * (min(time.perf_counter() - now, 10 * self._trips) - self._trips)
-        if taken is not None and self.claimed is not None:
-            self.claimed(taken)
-        return taken
-
-    def _claim(
-        self, division: Division, samples: int, held: float, done: float, busy: float, most: float
-    ) -> Claim | None:
-        """The next claim, of ``most`` at most, of a rank that holds so many samples, and ran ``done`` in ``busy``
-        seconds; held, done and most are amounts."""
+    def _claim(self, division: Division, running: Piece | None = None, part: float = 0.0) -> Claim | None:
+        """The next claim, behind a ``running`` piece of which this ``part`` is done."""
+        behind, amount = (0, 0.0) if running is None else (running.samples, running.amount)
+        samples, done = sum(self._sizes) + behind, sum(self._amounts) + part * amount
+        busy = self._mark - self._began - sum(self._waits)
+        most = GROWTH * amount or math.inf  # what is claimed is to be loaded while the piece before runs
+        if part:
+            busy += time.perf_counter() - self._mark - self._waited
+        busy -= self._cost * (len(self._sizes) + part)
         rank, piece_plan, costs = self._rank, division.piece_plan, division.costs
         room = self._most - samples - int(division.kept[rank])
         if costs is None:
@@ -273,7 +206,7 @@ class Claims:
             "told": count.told == self.workers,
             "left": left if costs is None else costs.left(count.samples),
             "batch": division.batch if costs is None else division.whole,
-            "held": held + reserved[rank],
+            "held": sum(self._amounts) + amount + reserved[rank],
             "speed": speed,
             "together": together * max(1.0 + count.speed / SPEED_UNITS, 1e-6),
             "workers": self.workers,
@@ -289,13 +222,3 @@ class Claims:
             return None
         size = min(wanted, division.pool - start)
         return claimed(division, start, size, self._cell, self._largest)
-
-    def forget(self) -> None:
-        """Nothing is asked for any more; a loop that was left within its round may still."""
-        if self._answer is not None:
-            self._through.set()
-            try:
-                self._answer.result(FORGET_SECONDS)
-            except Exception as error:  # also of a rank 0 that does not answer
-                _log.info("a claim that nobody waits for any more failed: %r", error)
-        self._answer, self._asking = None, None

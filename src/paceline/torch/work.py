@@ -133,10 +133,8 @@ class Work:
                 at += size
 
     def claims_ahead(self, told: Callable[[Claim], object] | None, early: bool) -> None:
-        """From now on ``told`` hears of each claim, from a thread: at the beginning of the piece before it if it is
-        wanted ``early``."""
+        """From now on ``told`` hears of each claim: while the piece before it runs, if it is wanted ``early``."""
         if self.claims is not None:
-            self.claims.forget()
             self.claims.claimed, self.claims.early = told, early
 
     def waited(self, seconds: float) -> None:
@@ -145,7 +143,7 @@ class Work:
             self.claims.waited(seconds)
 
     def halfway(self, piece: Piece) -> None:
-        """The backward pass begins: behind it there is time to ask for what comes next."""
+        """The backward pass begins: meanwhile, what comes next may be loaded."""
         if self.claims is not None and not (piece.last or self.meter.light):
             self.claims.halfway(piece)
 

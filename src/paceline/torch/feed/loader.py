@@ -351,7 +351,6 @@ class BalancedLoader:
         return [indices[each.start :][: each.samples].copy() for each in pieces if each.samples]
 
     def _claimed(self, claim: Claim) -> None:
-        """Called from the thread that claims."""
         at = claim.start
         for size in claim.sizes:
             self._others.begin([self._indices[at : at + size].copy()])
