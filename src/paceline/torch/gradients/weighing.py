@@ -111,8 +111,8 @@ class GradientStash:
                 if not any(id(p) in had for p in held(optimizer)):
                     continue
                 raise PacelineError(
-                    f"round {piece.step}: the gradients were zeroed between pace.backward(loss) and the optimizer's step; "
-                    "call zero_grad() before the backward pass, or leave it out, since pace.step(optimizer) zeroes"
+                    f"round {piece.step}: the gradients were zeroed between pace.backward(loss) and the optimizer's "
+                    "step; call zero_grad() before the backward pass, or leave it out, since pace.step(optimizer) zeroes"
                 )
 
     def used(self) -> None:

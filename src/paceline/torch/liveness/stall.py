@@ -172,6 +172,6 @@ class StallTimeout:
 
 
 def pause(patience: float, ranks: int) -> float:
-    """Seconds between two signs of life: many within the patience, and no load for any rank, nor for rank 0 with many:
-    a sign costs some tenths of a millisecond."""
+    """Seconds between two signs of life: many within the patience, and no load for any rank, nor for rank 0 if there
+    are many ranks: a sign costs some tenths of a millisecond."""
     return max(min(LONGEST_PAUSE, patience / 15), ranks / 1000)
