@@ -112,7 +112,8 @@ class GradientStash:
                     continue
                 raise PacelineError(
                     f"round {piece.step}: the gradients were zeroed between pace.backward(loss) and the optimizer's "
-                    "step; call zero_grad() before the backward pass, or leave it out, since pace.step(optimizer) zeroes"
+                    "step; call zero_grad() before the backward pass, or leave it out, since pace.step(optimizer) "
+                    "zeroes"
                 )
 
     def used(self) -> None:
