@@ -18,7 +18,6 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from paceline.errors import PacelineError
@@ -178,9 +177,7 @@ class Worker:
         self.join()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is not None:
                 self._patience = 0.0  # what went wrong is to be seen now
@@ -219,12 +216,11 @@ class Worker:
                 continue
             if status < 300:
                 return status, answer
-            sentence = (
-                answer.get("error", f"status {status}") if isinstance(answer, dict) else f"status {status}"
-            )
             if method == "DELETE" and status in (404, 410) and tried:
                 return 204, None  # the first try got through
-            raise (Dropped if status == 410 else PacelineError)(f"{self._url} refuses: {sentence}")
+            told = answer if isinstance(answer, dict) else {}
+            sentence = f"{self._url} refuses: {told.get('error', f'status {status}')}"
+            raise (Dropped if status == 410 else PacelineError)(sentence)
 
     def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, Any]:
         self._connection.request(method, self._workers + path, data, self._headers)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class PacelineError(ValueError):
@@ -16,6 +17,16 @@ class PacelineError(ValueError):
 
 class WorkerError(PacelineError):
     """A worker failed while the run was on: the command names it and exits with 1."""
+
+
+@contextmanager
+def saying(words: str, advice: str = "") -> Iterator[None]:
+    """Makes a PacelineError of an OSError that comes within: ``words``, why, and ``advice``."""
+    try:
+        yield
+    except OSError as error:
+        end = f"; {advice}" if advice else ""
+        raise PacelineError(f"{words}: {error.strerror or error}{end}") from error
 
 
 def among(word: object, known: Iterable[str]) -> str:

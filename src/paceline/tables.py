@@ -24,17 +24,15 @@ def begun(*first: str, figures: tuple[str, ...] = ()) -> Table:
 def say(console: Console, sentence: str) -> None:
     """One line, which a terminal shows broken between words."""
     if console.is_terminal:
-        sentence = "\n".join(
-            textwrap.wrap(sentence, console.width, break_on_hyphens=False, break_long_words=False)
-        )
+        lines = textwrap.wrap(sentence, console.width, break_on_hyphens=False, break_long_words=False)
+        sentence = "\n".join(lines)
     console.print(sentence, markup=False, highlight=False)
 
 
 def print_whole(console: Console, table: Table) -> None:
     """A table with all its figures: a window that is too narrow breaks the lines, but nothing is cut."""
     shown = console.width
-    console.width = max(
-        shown, console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum
-    )
+    wanted = console.measure(table, options=console.options.update(width=UNBOUNDED)).maximum
+    console.width = max(shown, wanted)
     console.print(table)
     console.width = shown

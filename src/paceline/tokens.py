@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 
 from paceline import files
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 
 TOKEN = "PACELINE_TOKEN"  # the variable of the environment that may hold it
 LEAST = 16  # characters of a token or secret that somebody chose
@@ -61,12 +61,8 @@ def kept_in(path: Path, otherwise: str = "choose another --token-file") -> str:
     if (kept := read(path)) is not None:
         return kept
     token = fresh()
-    try:
+    with saying(f"cannot write the token to {path}", otherwise):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(token + "\n")
-    except OSError as error:
-        raise PacelineError(
-            f"cannot write the token to {path}: {error.strerror or error}; {otherwise}"
-        ) from error
     return token

@@ -391,7 +391,7 @@ def test_a_restart_goes_on_with_the_same_plan(tmp_path: Path, policy: str) -> No
                     at += 1
                     if number == 4 and name == "b":
                         served = call.service.catalog.running["j"]
-                        call.service.dispatcher.write_state(served)
+                        call.service.write_state(served)
         return handed
 
     plain = asyncio.run(train(tmp_path / "plain", False))

@@ -22,7 +22,6 @@ from paceline.serve.events import (
     Forbidden,
     Gone,
     Join,
-    Joined,
     Leave,
     Left,
     NotFound,
@@ -30,7 +29,6 @@ from paceline.serve.events import (
     Report,
     Reported,
     Settle,
-    Settled,
 )
 from paceline.serve.jobs import Job, NextRound
 from paceline.serve.models import Settings
@@ -82,12 +80,12 @@ def run(job: Job, now: float, seconds_per_sample: dict[str, float]) -> list[int]
 
 def test_the_log_of_a_round() -> None:
     job = Job(Settings.of(batch=12, workers=2, policy="equal"))
-    assert join(job, 0.0, "a", digest("a")) == [Joined(0.0, "a", 0)]
+    assert join(job, 0.0, "a", digest("a")) == [Join(0.0, "a", digest("a"), 0)]
     assert ask(job, 0.5, "a") == (None, [])
     assert job.waiting_for() == "1 more worker must join"
-    assert join(job, 1.0, "b", digest("b")) == [Joined(1.0, "b", 1), Ready(1.0, 0)]
+    assert join(job, 1.0, "b", digest("b")) == [Join(1.0, "b", digest("b"), 1), Ready(1.0, 0)]
     part, effects = ask(job, 2.0, "b")
-    assert effects == [Settled(2.0, 0, (6, 6))]
+    assert effects == [Settle(2.0, 0, [6, 6])]
     assert part == Part(0, 6, 6, 12, 2, 0.5, 1.0)
     part, effects = ask(job, 2.5, "a")
     assert (part, effects) == (Part(0, 6, 0, 12, 2, 0.5, 1.0), [])
@@ -101,7 +99,7 @@ def test_the_log_of_a_round() -> None:
     assert closed.loads.tolist() == [6, 6]
     assert closed.compute.tolist() == [0.75, 1.5]
     assert closed.overhead.tolist() == [0, 0.5]
-    assert ask(job, 5.0, "a")[1] == [Settled(5.0, 1, (6, 6))]
+    assert ask(job, 5.0, "a")[1] == [Settle(5.0, 1, [6, 6])]
 
 
 def test_speeds_1_2_4_settle_at_their_shares() -> None:
@@ -127,14 +125,14 @@ def test_the_silent_are_dropped_and_their_share_is_given_to_the_others() -> None
     assert (closed.ended, closed.step) == (11.25, 3)
     np.testing.assert_equal(closed.loads, [4, np.nan, 4])
     part, effects = ask(job, 11.5, "a")
-    assert effects == [Settled(11.5, 4, (6, 0, 6))]
+    assert effects == [Settle(11.5, 4, [6, 0, 6])]
     assert part.weight_in_mean == 1.0, "two are left"
     with pytest.raises(Gone, match=r"worker 'b' was dropped in round 3 after 1.2 s of silence.*join again"):
         reports(job, 12.0, "b", Report(3, 4, 0.4))
     join(job, 12.0, "b", digest("b"))
     for name in "ac":
         reports(job, 12.0, name, Report(4, 6, 0.6))
-    assert ask(job, 12.5, "b")[1] == [Settled(12.5, 5, (4, 4, 4))], "back with its part at once"
+    assert ask(job, 12.5, "b")[1] == [Settle(12.5, 5, [4, 4, 4])], "back with its part at once"
 
 
 def test_deadlines_follow_the_rounds() -> None:
@@ -292,7 +290,7 @@ def test_a_worker_takes_another_place_with_its_secret() -> None:
     for name in "bc":
         reports(job, 1.0, name, Report(0, 4, 1.0))
     left, closed, joined, _ = join(job, 2.0, "a", digest("a"), 3)
-    assert (left, joined) == (Left(2.0, "a", "replaced"), Joined(2.0, "a", 3))
+    assert (left, joined) == (Left(2.0, "a", "replaced"), Join(2.0, "a", digest("a"), 3))
     assert isinstance(closed, RoundResult)
     assert sum(ask(job, 3.0, "a")[1][0].loads) == 12
 
@@ -301,7 +299,7 @@ def test_a_repeated_join_changes_nothing() -> None:
     job = started()
     part, _ = ask(job, 1.0, "b")
     before = json.dumps(job.state_dict())
-    assert join(job, 2.0, "b", digest("b")) == [Joined(2.0, "b", 1)]
+    assert join(job, 2.0, "b", digest("b")) == [Join(2.0, "b", digest("b"), 1)]
     assert json.dumps(job.state_dict()) == before
     assert ask(job, 3.0, "b") == (part, []), "its part of the round stands"
     assert [effect.name for effect in drop_silent(job, 302.0) if isinstance(effect, Left)] == ["a", "b", "c"]
@@ -311,8 +309,8 @@ def test_a_free_place_goes_to_whom_had_it_then_to_new_ones() -> None:
     job = started(start=1)
     leave(job, 1.0, "b")
     leave(job, 2.0, "a")
-    assert join(job, 3.0, "x", digest("x")) == [Joined(3.0, "x", 1)], "b is gone longest"
-    assert join(job, 3.0, "a", digest("a")) == [Joined(3.0, "a", 0)]
+    assert join(job, 3.0, "x", digest("x")) == [Join(3.0, "x", digest("x"), 1)], "b is gone longest"
+    assert join(job, 3.0, "a", digest("a")) == [Join(3.0, "a", digest("a"), 0)]
     with pytest.raises(NotFound):
         ask(job, 4.0, "b")
 
@@ -459,11 +457,11 @@ def test_any_sequence(calls: Any, policy: str, ahead: int, limited: bool, start:
             return None
         if event is not None:
             log.append(json.dumps(events.logged(event)))
-        if not any(isinstance(each, Ready | Settled | Left) for each in effects):
+        if not any(isinstance(each, Ready | Settle | Left) for each in effects):
             assert waiting <= who_wait(), "nobody is told to look again"
         present = {each.place for each in job.members.by_name.values() if each.present}
         for effect in effects:
-            if isinstance(effect, Settled):
+            if isinstance(effect, Settle):
                 assert sum(effect.loads) == 30
                 for place, load in enumerate(effect.loads):
                     assert load == 0 or place in present

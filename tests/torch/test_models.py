@@ -44,7 +44,7 @@ def test_the_original_vgg16():
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 37, 50)])
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", models.BUILDERS)
 def test_every_model_takes_every_image(name, shape):
     with torch.device("meta"):
         model = models.create(name, shape, classes=7)
@@ -53,7 +53,7 @@ def test_every_model_takes_every_image(name, shape):
 
 def test_gradients_reach_every_parameter():
     torch.manual_seed(0)
-    for name in models.names():
+    for name in models.BUILDERS:
         model = models.create(name, (1, 8, 8))
         model(torch.rand(4, 1, 8, 8)).square().sum().backward()
         assert all(parameter.grad is not None for parameter in model.parameters()), name

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from paceline import policies
 from paceline.cli.options import Json
@@ -18,23 +17,17 @@ from paceline.rounds import Cluster
 
 
 def command(
-    training: Annotated[
-        list[str],
-        typer.Argument(
-            help="What starts the training, after --.", metavar="-- COMMAND...", show_default=False
-        ),
-    ],
-    steps: Annotated[int, typer.Option(help="Optimizer steps to watch.")] = STEPS,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="Policies to compare; repeat for several: NAME or NAME:key=value,..."),
-    ] = None,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Let the training run to its end instead of ending it.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="A new directory to keep the record in, for whatif and report.")
-    ] = None,
+    training: list[str] = Argument(
+        ..., help="What starts the training, after --.", metavar="-- COMMAND...", show_default=False
+    ),
+    steps: int = Option(STEPS, help="Optimizer steps to watch."),
+    policy: list[str] | None = Option(
+        None, help="Policies to compare; repeat for several: NAME or NAME:key=value,..."
+    ),
+    keep_going: bool = Option(
+        False, "--keep-going", help="Let the training run to its end instead of ending it."
+    ),
+    out: Path | None = Option(None, help="A new directory to keep the record in, for whatif and report."),
     json_: Json = None,
 ) -> None:
     """Watch a plain DistributedDataParallel run: which rank is slow, at what, what it costs, what would help.

@@ -34,10 +34,8 @@ def options_of(kind: type, *names: str, panel: str | None = None) -> Callable[[C
     read = {name: readers[hint] for name, hint in hints.items() if hint in readers}
     found: dict[str, tuple[Any, str, str | None]]  # default, help, panel
     if dataclasses.is_dataclass(kind):
-        own_fields = dataclasses.fields(kind)
-        found = {
-            each.name: (each.default, each.metadata["help"], each.metadata["panel"]) for each in own_fields
-        }
+        known = dataclasses.fields(kind)
+        found = {each.name: (each.default, each.metadata["help"], each.metadata["panel"]) for each in known}
     else:
         found = {
             name: (None if each.is_required() else each.default, each.description, None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+from typer import Argument, Option
 
 from paceline.errors import PacelineError
 
@@ -14,50 +15,38 @@ if TYPE_CHECKING:
 
 
 def command(
-    workers: Annotated[
-        Path | None,
-        typer.Argument(metavar="[WORKERS.csv]", help="Columns master,worker,u,a (per ms, ms per row)."),
-    ] = None,
-    rows: Annotated[
-        list[str] | None, typer.Option(help="Rows of every master's matrix, or master=L; may be repeated.")
-    ] = None,
-    assign: Annotated[
-        str, typer.Option(help="uniform, simple, iterated, exact or probabilistic.")
-    ] = "iterated",
-    uncoded: Annotated[bool, typer.Option("--uncoded", help="No redundancy: wait for every worker.")] = False,
-    json: Annotated[
-        str | None, typer.Option(metavar="FILE|-", help="Write the plan as JSON; - prints it.")
-    ] = None,
-    fit: Annotated[
-        Path | None,
-        typer.Option(metavar="TIMES.csv", help="Fit first: columns master,worker,rows,milliseconds."),
-    ] = None,
-    family: Annotated[
-        str, typer.Option(help="What to fit: shifted-exponential, weibull or empirical.")
-    ] = "shifted-exponential",
-    deadline: Annotated[
-        float | None, typer.Option(help="Not the least time, but the likeliest to be done by this many ms.")
-    ] = None,
-    code: Annotated[
-        str | None, typer.Option(help="mds, chunked, lt or uncoded: warn where another would be faster.")
-    ] = None,
+    workers: Path | None = Argument(
+        None, metavar="[WORKERS.csv]", help="Columns master,worker,u,a (per ms, ms per row)."
+    ),
+    rows: list[str] | None = Option(
+        None, help="Rows of every master's matrix, or master=L; may be repeated."
+    ),
+    assign: str = Option("iterated", help="uniform, simple, iterated, exact or probabilistic."),
+    uncoded: bool = Option(False, "--uncoded", help="No redundancy: wait for every worker."),
+    json: str | None = Option(None, metavar="FILE|-", help="Write the plan as JSON; - prints it."),
+    fit: Path | None = Option(
+        None, metavar="TIMES.csv", help="Fit first: columns master,worker,rows,milliseconds."
+    ),
+    family: str = Option(
+        "shifted-exponential", help="What to fit: shifted-exponential, weibull or empirical."
+    ),
+    deadline: float | None = Option(
+        None, help="Not the least time, but the likeliest to be done by this many ms."
+    ),
+    code: str | None = Option(None, help="mds, chunked, lt or uncoded: warn where another would be faster."),
 ) -> None:
     """Plan coded matrix products on uneven workers: who computes how many rows for whom."""
     from paceline.coded import plan, read_problem, read_times
     from paceline.coded.deadline import by_deadline, never_done
     from paceline.files import write_whole
 
-    if (workers is None) == (fit is None):
-        raise PacelineError(
-            "expected either a file WORKERS.csv with columns master,worker,u,a or --fit TIMES.csv"
-        )
-    wanted = _rows(rows or [])
-    fitted = None
-    if fit is not None:
-        problem, fitted = read_times(fit, wanted, family)
+    if fit is not None and workers is None:
+        problem, fitted = read_times(fit, _rows(rows), family)
+    elif workers is not None and fit is None:
+        problem, fitted = read_problem(workers, _rows(rows)), None
     else:
-        assert workers is not None
-        problem = read_problem(workers, wanted)
+        wanted = "a file WORKERS.csv with columns master,worker,u,a or --fit TIMES.csv"
+        raise PacelineError(f"expected either {wanted}")
     made = plan(problem, assign, coded=not uncoded)
     chances = None
     if deadline is not None:
@@ -69,12 +58,8 @@ def command(
             typer.echo(f"warning: {sentence}", err=True)
     for name, never in zip(problem.masters, never_done(made), strict=True):
         if never > 0:
-            typer.echo(
-                f"warning: master {name!r} is never done with probability {never:.2g}, when the workers "
-                f"drawn hold too "
-                "few rows; 'exact' divides no worker",
-                err=True,
-            )
+            chance = f"is never done with probability {never:.2g}, when the workers drawn hold too few rows"
+            typer.echo(f"warning: master {name!r} {chance}; 'exact' divides no worker", err=True)
     text = made.dumps()
     if json == "-":
         typer.echo(text, nl=False)
@@ -92,13 +77,11 @@ def verdict(made: CodedPlan) -> str:
     problem, last = made.problem, int(made.t_star.argmax())
     kind = "Coded" if made.coded else "Uncoded"
     redundancy = f", with {made.redundancy.max():.2f} times the rows at most" if made.coded else ""
-    who = (
-        f"the last of {len(problem.masters)} masters, {problem.masters[last]},"
-        if len(problem.masters) > 1
-        else ""
-    )
+    who = f"the master {problem.masters[0]}"
+    if len(problem.masters) > 1:
+        who = f"the last of {len(problem.masters)} masters, {problem.masters[last]},"
     return (
-        f"{kind} plan {made.assign}: {who or 'the master ' + problem.masters[0]} is expected to be done after "
+        f"{kind} plan {made.assign}: {who} is expected to be done after "
         f"t* = {made.t_star[last]:.6g} ms{redundancy}."
     )
 
@@ -115,7 +98,7 @@ def explained(made: CodedPlan) -> str:
     return f"{said} The redundancy is the number of rows given out, divided by L." if made.coded else said
 
 
-def _rows(given: list[str]) -> dict[str, float]:
+def _rows(given: list[str] | None) -> dict[str, float]:
     """Rows by master, "" for all others."""
     if not given:
         raise PacelineError("no rows: give --rows L for every master, or --rows master=L for each")
@@ -146,15 +129,8 @@ def _show(made: CodedPlan, fitted: Fit | None) -> None:
     console.print()
     whole, problem = made.rows_assigned, made.problem
     drawn = bool((made.probability[whole > 0] < 1).any())
-    heads = (
-        "L (rows)",
-        "t* (ms)",
-        "redundancy",
-        "worker",
-        "rows",
-        *(("serves with probability",) if drawn else ()),
-    )
-    table = tables.begun("master", figures=heads)
+    last = ("serves with probability",) if drawn else ()
+    table = tables.begun("master", figures=("L (rows)", "t* (ms)", "redundancy", "worker", "rows", *last))
     table.columns[4].justify = "left"
     for m, name in enumerate(problem.masters):
         about = (name, f"{problem.rows[m]:,.0f}", f"{made.t_star[m]:.6g}", f"{made.redundancy[m]:.2f}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Argument, Option
 
 from paceline import tables
 from paceline.cli.options import Json
@@ -21,23 +20,17 @@ from paceline.runs.findings import compare, findings
 
 
 def command(
-    runs: Annotated[
-        list[Path], typer.Argument(help="Run directories, as --out of a run named them.", metavar="RUN")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where the page goes. Default: report.html in the run, compare.html beside several.",
-            metavar="FILE",
-        ),
-    ] = None,
-    to: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Also send the rounds to wandb, mlflow, trackio or tensorboard: NAME or NAME:key=value,...",
-            metavar="SINK",
-        ),
-    ] = None,
+    runs: list[Path] = Argument(..., help="Run directories, as --out of a run named them.", metavar="RUN"),
+    out: Path | None = Option(
+        None,
+        help="Where the page goes. Default: report.html in the run, compare.html beside several.",
+        metavar="FILE",
+    ),
+    to: list[str] | None = Option(
+        None,
+        help="Also send the rounds to wandb, mlflow, trackio or tensorboard: NAME or NAME:key=value,...",
+        metavar="SINK",
+    ),
     json_: Json = None,
 ) -> None:
     """Say what happened in a run, and rebuild its report.html and trace.json; several runs are compared."""

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 
 def command(
-    paper: Annotated[str | None, typer.Argument(help="The paper; --list shows them.")] = None,
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Its experiments; all where none is named.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for NAME.png, NAME.csv and NAME.json.")] = Path(
-        "reproduced"
-    ),
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer repetitions: minutes become seconds.")
-    ] = False,
-    listing: Annotated[bool, typer.Option("--list", help="Name the papers and their experiments.")] = False,
+    paper: str | None = Argument(None, help="The paper; --list shows them."),
+    names: list[str] | None = Argument(None, help="Its experiments; all where none is named."),
+    out: Path = Option(Path("reproduced"), help="Folder for NAME.png, NAME.csv and NAME.json."),
+    quick: bool = Option(False, "--quick", help="Fewer repetitions: minutes become seconds."),
+    listing: bool = Option(False, "--list", help="Name the papers and their experiments."),
 ) -> None:
     """Run a paper's experiments again and set our figures beside the paper's."""
-    from paceline.errors import PacelineError, among
+    from paceline.errors import PacelineError, among, saying
     from paceline.papers import PAPERS, experiments
 
     if listing:
@@ -35,12 +29,8 @@ def command(
     for name in names or ():
         if name not in known:
             raise PacelineError(f"experiment {name!r} of {paper!r}: expected one of {among(name, known)}")
-    try:
+    with saying(f"cannot make the folder {out}", "choose another with --out"):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PacelineError(
-            f"cannot make the folder {out}: {error.strerror}; choose another with --out"
-        ) from error
     for name in names or known:
         result = known[name](out, quick)
         typer.echo(f"{name}")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
 
-import typer
+from typer import Option
 
 from paceline import tokens
 from paceline.cli import startup
 from paceline.cli.options import options_of
 from paceline.cli.watch import LOCAL, listen
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 from paceline.serve import server
 from paceline.serve.app import make
 from paceline.serve.models import NAME, Settings
@@ -22,44 +22,29 @@ from paceline.tokens import TOKEN
 
 
 @options_of(
-    Settings,
-    "batch",
-    "workers",
-    "policy",
-    "start",
-    "limits",
-    "quantum",
-    "cost",
-    "floor",
-    panel="A job",
+    Settings, "batch", "workers", "policy", "start", "limits", "quantum", "cost", "floor", panel="A job"
 )
 def command(
-    at_once: Annotated[
-        bool, typer.Option(help="Hand out the newest plan at once, instead of waiting for all reports.")
-    ] = False,
-    job: Annotated[str, typer.Option(help="The name of the job made at the start.")] = "default",
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes any free one.")] = 7070,
-    dir_: Annotated[
-        Path, typer.Option("--dir", help="Where the state, the token and the runs' records are kept.")
-    ] = Path("paceline-serve"),
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar=TOKEN, help="The token that clients must send; default: made, and kept in --dir."
-        ),
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="Read the token from this file, which is made where there is none.")
-    ] = None,
-    no_token: Annotated[
-        bool,
-        typer.Option("--no-token", help="Let every process of this machine in; only on a local address."),
-    ] = False,
-    record: Annotated[bool, typer.Option(help="Leave a run directory for each job.")] = True,
-    sync: Annotated[
-        bool, typer.Option(help="Force each commit to the disk: survives a power cut, too.")
-    ] = False,
+    at_once: bool = Option(
+        False, help="Hand out the newest plan at once, instead of waiting for all reports."
+    ),
+    job: str = Option("default", help="The name of the job made at the start."),
+    host: str = Option("127.0.0.1", help="Address to listen on; 0.0.0.0 for all."),
+    port: int = Option(7070, help="Port; 0 takes any free one."),
+    dir_: Path = Option(
+        Path("paceline-serve"), "--dir", help="Where the state, the token and the runs' records are kept."
+    ),
+    token: str | None = Option(
+        None, envvar=TOKEN, help="The token that clients must send; default: made, and kept in --dir."
+    ),
+    token_file: Path | None = Option(
+        None, help="Read the token from this file, which is made where there is none."
+    ),
+    no_token: bool = Option(
+        False, "--no-token", help="Let every process of this machine in; only on a local address."
+    ),
+    record: bool = Option(True, help="Leave a run directory for each job."),
+    sync: bool = Option(False, help="Force each commit to the disk: survives a power cut, too."),
     **given: Any,
 ) -> None:
     """Hand out batch sizes over HTTP, to workers of any framework and language.
@@ -81,10 +66,8 @@ def command(
         )
     settings = Settings.of(**given, ahead=int(at_once)) if "batch" in given else None
     with startup.heard() as ended, listen(host, port) as listening:
-        try:
+        with saying(f"cannot make {dir_}", "choose another --dir"):
             dir_.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise PacelineError(f"cannot make {dir_}: {error.strerror}; choose another --dir") from error
         where = token_file if token_file is not None else dir_ / "token"
         secret = None
         if not no_token:

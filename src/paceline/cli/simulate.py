@@ -6,18 +6,18 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import typer
 from rich.console import Console
 from rich.table import Table
+from typer import Argument, Option
 
 from paceline import tables
 from paceline.cli.options import Json, options_of
 from paceline.cli.output import Counter, check_json, console_for, write_json
 from paceline.costs import Array
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 from paceline.runs import words
 from paceline.runs.words import number
 from paceline.simulate import dealt, worth
@@ -48,54 +48,42 @@ DEFAULT_BY_COST = ("equal", "level", "optimum")
 
 @options_of(TrainConfig, *COORDINATED, "data", "model", panel=LEARN)
 def command(
-    scenarios: Annotated[
-        list[Path] | None,
-        typer.Argument(help="The cluster, as a TOML file, or several of them.", metavar="SCENARIO.toml"),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Play recorded speeds instead: round,worker,seconds_per_sample,overhead_seconds",
-            metavar="FILE.csv",
-        ),
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME or NAME:key=value,...; repeat for several, or give one with --learn."),
-    ] = None,
-    global_batch: Annotated[int | None, typer.Option(help="Samples in each round.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
-    realizations: Annotated[
-        int | None, typer.Option(help="How many times, with other draws of all that is random.")
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of all draws.")] = None,
-    fractional: Annotated[
-        bool | None, typer.Option("--fractional/--whole", help="Divide into fractions, or whole samples.")
-    ] = None,
-    decision_delay: Annotated[int | None, typer.Option(help="Rounds by which plans come late.")] = None,
+    scenarios: list[Path] | None = Argument(
+        None, help="The cluster, as a TOML file, or several of them.", metavar="SCENARIO.toml"
+    ),
+    trace: Path | None = Option(
+        None,
+        help="Play recorded speeds instead: round,worker,seconds_per_sample,overhead_seconds",
+        metavar="FILE.csv",
+    ),
+    policy: list[str] | None = Option(
+        None, help="NAME or NAME:key=value,...; repeat for several, or give one with --learn."
+    ),
+    global_batch: int | None = Option(None, help="Samples in each round."),
+    rounds: int | None = Option(None, help="How many rounds."),
+    realizations: int | None = Option(None, help="How many times, with other draws of all that is random."),
+    seed: int | None = Option(None, help="Of all draws."),
+    fractional: bool | None = Option(
+        None, "--fractional/--whole", help="Divide into fractions, or whole samples."
+    ),
+    decision_delay: int | None = Option(None, help="Rounds by which plans come late."),
     json_: Json = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw latency, regret and shares into this folder.", metavar="DIR")
-    ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", help="Also show regrets, their bounds and the time of the policies.")
-    ] = False,
-    learn: Annotated[
-        bool, typer.Option("--learn", help="Train for real on the virtual clock; --rounds counts updates.")
-    ] = False,
-    loss: Annotated[
-        float | None, typer.Option(help="Stop at this training loss.", rich_help_panel=LEARN)
-    ] = None,
-    every: Annotated[
-        str | None,
-        typer.Option(
-            help="Steps of each worker's own, merged every 8 (steps), '2 s' or auto; changes the trajectory.",
-            rich_help_panel=LEARN,
-        ),
-    ] = None,
-    outer: Annotated[
-        str, typer.Option(help="With --every: mean, or nesterov:lr=0.7,momentum=0.9.", rich_help_panel=LEARN)
-    ] = "mean",
+    plot: Path | None = Option(None, help="Draw latency, regret and shares into this folder.", metavar="DIR"),
+    verbose: bool = Option(
+        False, "--verbose", help="Also show regrets, their bounds and the time of the policies."
+    ),
+    learn: bool = Option(
+        False, "--learn", help="Train for real on the virtual clock; --rounds counts updates."
+    ),
+    loss: float | None = Option(None, help="Stop at this training loss.", rich_help_panel=LEARN),
+    every: str | None = Option(
+        None,
+        help="Steps of each worker's own, merged every 8 (steps), '2 s' or auto; changes the trajectory.",
+        rich_help_panel=LEARN,
+    ),
+    outer: str = Option(
+        "mean", help="With --every: mean, or nesterov:lr=0.7,momentum=0.9.", rich_help_panel=LEARN
+    ),
     **given: Any,
 ) -> None:
     """Play every policy on the same rounds of a described cluster, or of a recorded trace.
@@ -271,10 +259,8 @@ def _draw_learnt(learnt: Learnt, folder: Path) -> Path:
     """learning.png: loss, and gradients waited for (or workers that merged), against virtual time."""
     from paceline.simulate.plots import figure
 
-    try:
+    with saying(f"cannot make the folder {folder}", "choose another"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PacelineError(f"cannot make the folder {folder}: {error.strerror}; choose another") from error
     picture = figure(2)
     now = [u.ended for u in learnt.updates]
     picture.axes[0].plot(now, [u.loss for u in learnt.updates])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+from typer import Option
 
 from paceline.cli import startup
 from paceline.cli.options import Json, fields, options_of
 from paceline.cli.output import outlive_reader
 from paceline.errors import PacelineError
-from paceline.train.config import BALANCING, CHECKPOINTS, TrainConfig
+from paceline.train.config import BALANCING, CHECKPOINTS, TrainConfig, dashed
 
 # What may be different when a run is resumed.
 CHANGED = ("steps", "patience", "elastic", "max_restarts", "dead_after")
@@ -20,19 +20,15 @@ CHANGED = ("steps", "patience", "elastic", "max_restarts", "dead_after")
 @options_of(TrainConfig)
 def command(
     *,
-    compare: Annotated[
-        str | None,
-        typer.Option(help="Train once under each of these policies: a,b,...", rich_help_panel=BALANCING),
-    ] = None,
-    out: Annotated[
-        str | None, typer.Option(help="Run directory; default runs/NAME.", rich_help_panel=CHECKPOINTS)
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(help="Go on with this run from its last checkpoint.", rich_help_panel=CHECKPOINTS),
-    ] = None,
+    compare: str | None = Option(
+        None, help="Train once under each of these policies: a,b,...", rich_help_panel=BALANCING
+    ),
+    out: str | None = Option(None, help="Run directory; default runs/NAME.", rich_help_panel=CHECKPOINTS),
+    resume: str | None = Option(
+        None, help="Go on with this run from its last checkpoint.", rich_help_panel=CHECKPOINTS
+    ),
     json_: Json = None,
-    port: Annotated[int, typer.Option(help="Where local workers meet; 0 takes any free port.")] = 0,
+    port: int = Option(0, help="Where local workers meet; 0 takes any free port."),
     **given: Any,
 ) -> None:
     """Train a model on uneven workers, at the pace of them all.
@@ -45,11 +41,11 @@ def command(
             "--resume goes on with one run in its own directory; leave out --compare and --out"
         )
     if resume is not None and (kept := next((name for name in given if name not in CHANGED), None)):
-        raise PacelineError(f"--resume goes on with the run's own options; leave out --{_dashed(kept)}")
+        raise PacelineError(f"--resume goes on with the run's own options; leave out --{dashed(kept)}")
     for name in ("max_restarts", "dead_after"):
         if name in given and given.setdefault("elastic", True) is False:  # who says how wants it
             raise PacelineError(
-                f"--{_dashed(name)} says how a run goes on without lost workers; leave it out, or --no-elastic"
+                f"--{dashed(name)} says how a run goes on without lost workers; leave it out, or --no-elastic"
             )
     if given.get("engine") == "ray":
         given.setdefault("policy", "level")
@@ -66,7 +62,3 @@ def command(
             session.resume(place, port, {name: given[name] for name in CHANGED if name in given})
         else:
             session.train(config, chosen, place, port, listed=compare is not None)
-
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")

@@ -75,16 +75,8 @@ class Session:
         results, directories = [], []
         for policy in chosen:
             run_dir = base if len(chosen) == 1 else base / policy.replace(":", "-").replace("/", "-")
-            results.append(
-                self._run(
-                    dataclasses.replace(config, policy=policy),
-                    run_dir,
-                    policy.ljust(width),
-                    restarted,
-                    port,
-                    config.rounds(images),
-                )
-            )
+            own, label = dataclasses.replace(config, policy=policy), policy.ljust(width)
+            results.append(self._run(own, run_dir, label, restarted, port, config.rounds(images)))
             directories.append(run_dir)
         self._sum_up(base, directories, results if listed else results[0])
 
@@ -169,7 +161,10 @@ class Session:
             self._written(trace.write_comparison, runs, base / trace.TRACE)
         if all(written):
             self._console.print(f"Report: {page} (open it in a browser)")
-        tables.say(self._console, f"Next: {_next(directories)}")
+        advice = f"paceline whatif {directories[0]} tells what other policies would have made of this run"
+        if len(runs) > 1:
+            advice = "paceline doctor -- YOUR COMMAND tells what balancing would gain in your own training"
+        tables.say(self._console, f"Next: {advice}")
         write_json(self._target, figures, indent=2)
 
     def _written(self, write: Callable[..., Path], *arguments: Any) -> bool:
@@ -199,13 +194,6 @@ def show(counter: Counter, event: dict[str, Any]) -> None:
         loads = "/".join(map(str, result.loads.tolist()[:SHOWN])) + "..." * (len(result.loads) > SHOWN)
         note = f"loss {result.loss:.3f}  {result.seconds * 1e3:.0f} ms  loads {loads}"
         counter(event["round"] + 1, event["rounds"], note)
-
-
-def _next(directories: list[Path]) -> str:
-    """What to do with what was trained."""
-    if len(directories) > 1:
-        return "paceline doctor -- YOUR COMMAND tells what balancing would gain in your own training"
-    return f"paceline whatif {directories[0]} tells what other policies would have made of this run"
 
 
 def _done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] | None:

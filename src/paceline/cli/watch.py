@@ -7,9 +7,9 @@ import errno
 import socket
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from typer import Argument, Option
 
 from paceline.cli.options import check_port
 from paceline.errors import PacelineError
@@ -23,18 +23,14 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def command(
-    run_dir: Annotated[
-        Path,
-        typer.Argument(
-            help="A running or finished run, a folder of several, or one that will be there.",
-            metavar="RUN_DIR",
-        ),
-    ],
-    port: Annotated[int, typer.Option(help="Where the page is served; 0: any free port.")] = 0,
-    host: Annotated[
-        str, typer.Option(help="The address to listen on; others than this machine's reach it.")
-    ] = "127.0.0.1",
-    open_: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    run_dir: Path = Argument(
+        ...,
+        help="A running or finished run, a folder of several, or one that will be there.",
+        metavar="RUN_DIR",
+    ),
+    port: int = Option(0, help="Where the page is served; 0: any free port."),
+    host: str = Option("127.0.0.1", help="The address to listen on; others than this machine's reach it."),
+    open_: bool = Option(True, "--open/--no-open", help="Open the page in the browser."),
 ) -> None:
     """Show a run in the browser while it goes on: who is slow, what it costs, what balancing saves.
 

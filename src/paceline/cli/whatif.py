@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
+from typer import Argument, Option
 
 from paceline.cli.options import Json
 from paceline.cli.output import Counter, check_json, console_for, write_json
@@ -25,15 +24,11 @@ DEFAULT = ("equal", "dolbie", "level", "auto")
 
 
 def command(
-    record: Annotated[
-        Path, typer.Argument(help="A run directory, or a trace of speeds.", metavar="RUN|TRACE.csv")
-    ],
-    policy: Annotated[
-        list[str] | None, typer.Option(help="Repeat for several: NAME or NAME:key=value,...")
-    ] = None,
-    global_batch: Annotated[
-        int | None, typer.Option(help="Samples in each round of a trace (256); a run knows its own.")
-    ] = None,
+    record: Path = Argument(..., help="A run directory, or a trace of speeds.", metavar="RUN|TRACE.csv"),
+    policy: list[str] | None = Option(None, help="Repeat for several: NAME or NAME:key=value,..."),
+    global_batch: int | None = Option(
+        None, help="Samples in each round of a trace (256); a run knows its own."
+    ),
     json_: Json = None,
 ) -> None:
     """Say what each policy would have cost in a recorded run, who kept whom waiting, and which policy to take.

@@ -29,10 +29,8 @@ Labels = NDArray[np.int64]
 
 DIGITS_TRAIN = 1500  # of 1797; the last 297 are the test
 IDX_NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
+    *("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    *("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 )
 NPZ_NAMES = ("x_train", "y_train", "x_test", "y_test")
 DAMAGED = (  # what zipfile and numpy raise, by which byte is wrong; a flag may claim a password or another method
@@ -186,9 +184,8 @@ def _assemble(arrays: dict[str, NDArray[Any]], path: Path) -> Data:
             f"{path}: y_test holds the label {y_test.max()}, y_train 0 to {classes - 1}; "
             "expected the same classes"
         )
-    return Data(
-        x_train, y_train, x_test, y_test, classes, path.stem if path.is_file() else path.resolve().name
-    )
+    name = path.stem if path.is_file() else path.resolve().name
+    return Data(x_train, y_train, x_test, y_test, classes, name)
 
 
 def _images(array: NDArray[Any], where: str) -> Images:

@@ -93,9 +93,8 @@ def diagnose(run: Run, policies: Sequence[str] = POLICIES) -> Diagnosis:
             + (". Write the number of samples of a batch for batch_size." if worth else ".")
         )
     if not worth:
-        said.append(
-            "Balancing would gain almost nothing here" + ("." if lost else ": leave the script as it is.")
-        )
+        end = "" if lost else ": leave the script as it is"
+        said.append(f"Balancing would gain almost nothing here{end}.")
     return Diagnosis(run, said, figures, form, answer, lines)
 
 
@@ -106,18 +105,15 @@ def show(found: Diagnosis, console: Console | None = None) -> None:
         tables.say(console, sentence)
     unit = "ms" if found.spent.step < MILLISECONDS else "s"
     console.print()
-    tables.say(
-        console, f"Where a step goes on each rank, in {unit} (medians of {found.spent.steps:,} steps):"
-    )
+    steps = f"medians of {found.spent.steps:,} steps"
+    tables.say(console, f"Where a step goes on each rank, in {unit} ({steps}):")
     tables.print_whole(console, _ranks(found, 1e3 if unit == "ms" else 1.0))
     tables.say(console, "What other divisions of the same batches would have made of it:")
     tables.print_whole(console, compared.table(found.answer))
     if found.lines:
-        how = (
-            "for `patch -p0`"
-            if found.lines[0].startswith("---")
-            else "to be made by hand, in the script's own names"
-        )
+        how = "to be made by hand, in the script's own names"
+        if found.lines[0].startswith("---"):
+            how = "for `patch -p0`"
         tables.say(console, f"The change that balances it, {how} (docs/training.md explains it):")
         show_lines(found.lines, console)
 
@@ -129,16 +125,14 @@ def show_lines(lines: Sequence[str], console: Console) -> None:
 
 def _ranks(found: Diagnosis, scale: float) -> Table:
     spent = found.spent
+    fetch, prepare, move, *_, finish = spent.phases
     columns: list[tuple[str, Array]] = [
-        ("fetch", spent.phases[Phase.FETCH]),
-        ("prepare", spent.phases[Phase.PREPARE]),
-        ("move", spent.phases[Phase.MOVE]),
-        ("compute", spent.computing),
-        ("optimizer", spent.phases[Phase.FINISH]),
-        ("wait", spent.waiting),
+        *([("fetch", fetch)] if fetch.any() else []),
+        ("prepare", prepare),
+        *([("move", move)] if move.any() else []),
+        *[("compute", spent.computing), ("optimizer", finish), ("wait", spent.waiting)],
         ("exchange", np.full(found.run.workers, spent.exchanging)),
     ]
-    columns = [(head, values) for head, values in columns if head not in ("fetch", "move") or values.any()]
     count = "samples" if found.loop.sure else "rows"
     shown = tables.begun(figures=("rank", count, *(head for head, _ in columns), "slower"))
     order = np.argsort(-np.nan_to_num(spent.slowness), kind="stable")[:SHOWN]

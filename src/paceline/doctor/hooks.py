@@ -12,9 +12,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import PackedSequence
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from paceline.doctor import watches
-from paceline.doctor.phases import Phase, Phases, clock
+from paceline.doctor.phases import HostClock, Phase, Phases, StreamClock
 from paceline.doctor.watches import place
 from paceline.torch import waits
 
@@ -47,12 +48,11 @@ class Hooks:
         device = parameters[0].device if parameters else torch.device("cpu")
         self._model, self._stepped = model, stepped
         self._ours = {id(p) for p in parameters}
-        self._clock = clock(device)
+        self._clock = StreamClock() if device.type == "cuda" else HostClock()
         self.phases = Phases(self._clock)
         self.loader: dict[str, Any] | None = None  # what feeds the training: see ``watches.loader_of``
-        self.places: dict[
-            str, tuple[str, int]
-        ] = {}  # of "fetch", "backward", "step": the script's file and line
+        # Of "fetch", "backward", "step": the script's file and line.
+        self.places: dict[str, tuple[str, int]] = {}
         self.others = False  # whether the script steps more than one optimizer
         self.sure = True  # whether the samples of every step could be counted
         self._feeds: Any = weakref.WeakKeyDictionary()  # a DataLoader's iterator: its ``Feed``
@@ -79,9 +79,9 @@ class Hooks:
             model.register_forward_hook(self._on_forwarded),
             torch.autograd.graph.register_multi_grad_hook(parameters, self._on_gradients),
             watches.Watch(DistributedDataParallel, "forward", self._on_another),
-            watches.draws(self._on_draw, self._on_drawn),
+            watches.Watch(_BaseDataLoaderIter, "_next_index", self._on_draw, self._on_drawn),
             *watches.fetches(self._on_fetch, self._on_fetched),
-            *watches.backwards(self._on_backward, self._on_backward_end),
+            watches.Watch(torch.autograd, "backward", self._on_backward, self._on_backward_end),
             *(watches.moves(self._on_move, self._on_moved) if device.type != "cpu" else []),
         ]
 
@@ -115,10 +115,6 @@ class Hooks:
         count = len(self._closed) - (0 if all_of_them else self._clock.lag)
         told, self._closed = self._closed[: max(count, 0)], self._closed[max(count, 0) :]
         return [self.phases.seconds(marks) + counts for marks, counts in told]
-
-    def _trains(self) -> bool:
-        # Lightning leaves the wrapper itself in evaluation's mode.
-        return self._model.module.training and torch.is_grad_enabled()
 
     def _on_wait(self, _: str) -> None:
         self._waiting = self.phases.now
@@ -157,7 +153,8 @@ class Hooks:
             self.phases.enter(self._before)
 
     def _on_forward(self, _: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        if not self._trains():
+        # Lightning leaves the wrapper itself in evaluation's mode.
+        if not (self._model.module.training and torch.is_grad_enabled()):
             return
         self.phases.go_on()
         self.phases.enter(Phase.FORWARD)
@@ -187,9 +184,8 @@ class Hooks:
             self.phases.enter(Phase.BACKWARD)
 
     def _on_backward_end(self, _: Any) -> None:
-        if (
-            self.phases.now is Phase.BACKWARD
-        ):  # a parameter had no part in it, so no hook told of the last gradient
+        # If a parameter had no part in it, no hook told of the last gradient.
+        if self.phases.now is Phase.BACKWARD:
             self.phases.enter(Phase.PREPARE)
 
     def _on_gradients(self, _: object) -> None:
@@ -302,7 +298,6 @@ def _parts(given: Any) -> Iterator[torch.Tensor | int]:
             return
     if isinstance(given, list) and sum(isinstance(part, torch.Tensor) for part in given) > 1:
         yield 0
-    for part in (
-        given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
-    ):
+    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, list | tuple) else ()
+    for part in parts:
         yield from _parts(part)

@@ -30,6 +30,13 @@ ADAPTERS = {  # of each framework: what balances it, and how that is made; docs/
     "transformers": ("BalancedTrainer", "trainer = BalancedTrainer(model=model, args=args, ...)"),
     "ray_train": ("RayTrainPace", "pace = RayTrainPace(model, {options})"),
 }
+STEPS = (
+    "      loss = criterion(ddp(x), y)",
+    "-     loss.backward()",
+    "+     pace.backward(loss)",
+    "-     optimizer.step()",
+    "+     pace.step(optimizer)",
+)
 OWN_LOOP = ("", "fabric", "accelerate", "ray_train")  # those that leave the loop to the script
 
 
@@ -56,12 +63,8 @@ def diff(loop: Loop, ranks: int, policy: str) -> list[str]:
         options.append('loop="round"')
     if micro is not None:
         options.append(f"micro_batch={micro}")
-    body = _own(loop, rounds) if own else _loader(loop, rounds)
-    return [
-        "+ import paceline.torch",
-        *_broken(f"pace = paceline.torch.Pace(ddp, {', '.join(options)})"),
-        *body,
-    ]
+    lines = _broken(f"pace = paceline.torch.Pace(ddp, {', '.join(options)})")
+    return ["+ import paceline.torch", *lines, *(_own if own else _loader)(loop, rounds)]
 
 
 def moves_work(policy: str) -> bool:
@@ -84,7 +87,7 @@ def _loader(loop: Loop, rounds: bool) -> list[str]:
         "+ loader = pace.loader(dataset, seed=0)",
     ]
     if not rounds:
-        return [*made, "  for x, y in loader:", *_steps()]
+        return [*made, "  for x, y in loader:", *STEPS]
     return [
         *made,
         f"- for x, y in loader:{_passes(loop)}",
@@ -104,7 +107,7 @@ def _own(loop: Loop, rounds: bool) -> list[str]:
             f"-     x, y = {drawn}",
             "+ for size in pace.sizes(steps):",
             f"+     x, y = {sized}  # so many samples, on this rank",
-            *_steps(),
+            *STEPS,
         ]
     return [
         "+ def loss_of(size):  # of one piece",
@@ -120,16 +123,6 @@ def _own(loop: Loop, rounds: bool) -> list[str]:
 
 def _passes(loop: Loop) -> str:
     return f"  # {loop.backwards} backward passes a step" if loop.backwards > 1 else ""
-
-
-def _steps() -> list[str]:
-    return [
-        "      loss = criterion(ddp(x), y)",
-        "-     loss.backward()",
-        "+     pace.backward(loss)",
-        "-     optimizer.step()",
-        "+     pace.step(optimizer)",
-    ]
 
 
 PLACES = ("made", "fetch", "backward", "step")
@@ -217,10 +210,8 @@ class _Script:
 
     def _loader(self) -> str:
         """The loader's name where the model is made."""
-        fetching = [
-            node for node in self._all(self.tree, ast.For) if self._covers(node.iter, self.lines["fetch"])
-        ]
-        each = self._only(fetching)
+        loops, line = self._all(self.tree, ast.For), self.lines["fetch"]
+        each = self._only([node for node in loops if self._covers(node.iter, line)])
         what = each.iter
         while isinstance(what, ast.Call) and what.args:  # enumerate(...), tqdm(...)
             if self._say(what.func).rpartition(".")[2] in SEVERAL:
@@ -306,9 +297,8 @@ class _Script:
         for node in assigned:
             if node.lineno <= back.lineno or not summed & {*self._targets(node)}:
                 continue
-            parts = [
-                part for part in self._all(node.value, ast.Call) if self._say(part).startswith(f"{loss}.")
-            ]
+            within = self._all(node.value, ast.Call)
+            parts = [part for part in within if self._say(part).startswith(f"{loss}.")]
             for part in parts[:1]:  # the outermost one
                 own = self._say(part)
                 now = f"{self.pace}.loss_now()"
@@ -389,8 +379,7 @@ class _Script:
 
     def _edited(self) -> str:
         text = self.text
-        for _, (start, end, new) in sorted(
-            enumerate(self.edits), key=lambda edit: (edit[1][0], edit[0]), reverse=True
-        ):
+        # The last first; of two in one place, what was asked for last goes in first, and so stands behind.
+        for start, end, new in sorted(self.edits, key=lambda edit: edit[0])[::-1]:
             text = text[:start] + new.encode() + text[end:]
         return text.decode()

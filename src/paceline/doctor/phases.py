@@ -61,11 +61,6 @@ class StreamClock(HostClock):
         return float(first.elapsed_time(second)) / 1e3
 
 
-def clock(device: torch.device) -> HostClock:
-    """The clock for a model on this device."""
-    return StreamClock() if device.type == "cuda" else HostClock()
-
-
 class Phase(IntEnum):
     """What a rank is at. All but ``REDUCE`` is its own work.
 
@@ -234,10 +229,9 @@ def slow(run: Run) -> list[Slow]:
 def loop(run: Run) -> Loop:
     """What loop it is, from what the ranks told last."""
     told = [each for each in run.extras["loop"] if each is not None][-1]
-    backwards, exchanges = (
-        max(round(float(np.median(_matrix(run, "counts", name)))), 1) for name in ("backwards", "exchanges")
-    )
-    fetches = float(np.median(_matrix(run, "counts", "fetches")))
+    names = ("fetches", "backwards", "exchanges")
+    fetches, *passes = (float(np.median(_matrix(run, "counts", name))) for name in names)
+    backwards, exchanges = (max(round(count), 1) for count in passes)
     return Loop(
         int(np.median(run.batch)),
         backwards,

@@ -71,7 +71,11 @@ class Probe:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._record: runs.Recorder | None = None
         if self.rank == 0:
-            self._record = self._create(run_dir)
+            if run_dir is None:
+                self._temporary = tempfile.TemporaryDirectory(prefix="paceline-doctor-")
+                run_dir = Path(self._temporary.name) / "run"
+            facts = {"engine": "torch", "policy": "equal", "workers": self.ranks, "first_step": WARM_UP}
+            self._record = runs.Recorder.create(run_dir, facts)
         store = dist.distributed_c10d._get_default_store()  # the rendezvous, which every rank can reach
         self._store = dist.PrefixStore(f"paceline-doctor/{dist.get_global_rank(group, 0)}", store)
         self._host, made = host(sys._getframe(1)), place(sys._getframe())
@@ -99,13 +103,6 @@ class Probe:
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
-
-    def _create(self, run_dir: str | os.PathLike[str] | None) -> runs.Recorder:
-        if run_dir is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="paceline-doctor-")
-            run_dir = Path(self._temporary.name) / "run"
-        facts = {"engine": "torch", "policy": "equal", "workers": self.ranks, "first_step": WARM_UP}
-        return runs.Recorder.create(run_dir, facts)
 
     def _on_step(self) -> None:
         self._step += 1

@@ -36,20 +36,22 @@ PLACES = {  # what a rank may lose its time in, besides computing
 }
 
 
+REMEDIES = {
+    Phase.MOVE: "Before balancing, try pinned memory (pin_memory=True in the loader, non_blocking=True in .to).",
+    Phase.PREPARE: "If that time does not grow with the number of samples, balancing gains less than the forecast "
+    "below.",
+    Phase.FINISH: "That time does not grow with the number of samples, so no division of the batch shortens it.",
+}
+
+
 def who(run: Run, slow: Sequence[Slow], idle: float) -> list[str]:
     """The slow ranks first, then other changes of speed; or that no rank is slow. idle: share of waiting."""
     dates = dict.fromkeys(each.since for each in slow[:NAMED])
     said = [_slow(run, [each for each in slow[:NAMED] if each.since == at]) for at in dates]
-    if len(slow) > NAMED:
-        said.append(
-            f"{plural(len(slow) - NAMED, 'more rank')} {'is' if len(slow) == NAMED + 1 else 'are'} slow."
-        )
+    if (more := len(slow) - NAMED) > 0:
+        said.append(f"{plural(more, 'more rank')} {'is' if more == 1 else 'are'} slow.")
     told = {(each.rank, each.since) for each in slow}
-    others = [
-        change
-        for change in changes(run)
-        if (change.worker, change.round) not in told and _matters(run, change)
-    ]
+    others = [each for each in changes(run) if (each.worker, each.round) not in told and _matters(run, each)]
     for change in others[:NAMED]:
         slower = change.ratio > 1
         ratio = times(change.ratio if slower else 1 / change.ratio)
@@ -99,9 +101,7 @@ def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
     rank = slow[0].rank
     mine, others = spent.phases[:, rank], np.median(np.delete(spent.phases, rank, axis=1), axis=1)
     lost = {phase: float(mine[phase] - others[phase]) for phase in PLACES}
-    lost[Phase.FORWARD] = float(
-        sum(mine[phase] - others[phase] for phase in COMPUTING)
-    )  # stands for computing
+    lost[Phase.FORWARD] = float(sum(mine[phase] - others[phase] for phase in COMPUTING))  # all of computing
     total = sum(max(value, 0.0) for value in lost.values())
     if total < LITTLE * spent.step:
         return []
@@ -119,18 +119,16 @@ def at_what(spent: Spent, slow: Sequence[Slow], loop: Loop) -> list[str]:
         spot = _main(mine, others) if phase is Phase.FORWARD else phase
         if spot is not None and spot.name in where:
             said.append(f"Most of that time goes into {where[spot.name]}")
-        said += _remedy(phase, loop)
+        remedy = _fetching(loop) if phase is Phase.FETCH else REMEDIES.get(phase)
+        said += [remedy] if remedy else []
     return said
 
 
 def _computing(mine: Array, others: Array) -> str:
-    main = _main(mine, others)
-    if main is not None:
+    if (main := _main(mine, others)) is not None:
         return f"{COMPUTING[main]} {_against(mine[main], others[main])}"
-    parts = list(COMPUTING)
-    return (
-        f"in computing, the forward and the backward pass {_against(mine[parts].sum(), others[parts].sum())}"
-    )
+    own, of_others = mine[list(COMPUTING)].sum(), others[list(COMPUTING)].sum()
+    return f"in computing, the forward and the backward pass {_against(own, of_others)}"
 
 
 def _main(mine: Array, others: Array) -> Phase | None:
@@ -142,24 +140,6 @@ def _main(mine: Array, others: Array) -> Phase | None:
 
 def _against(mine: float, others: float) -> str:
     return f"({seconds(float(mine))} per step; the other ranks take {seconds(float(others))})"
-
-
-def _remedy(phase: Phase, loop: Loop) -> list[str]:
-    if phase is Phase.FETCH:
-        return [_fetching(loop)]
-    if phase is Phase.MOVE:
-        return [
-            "Before balancing, try pinned memory (pin_memory=True in the loader, non_blocking=True in .to)."
-        ]
-    if phase is Phase.PREPARE:
-        return [
-            "If that time does not grow with the number of samples, balancing gains less than the forecast below."
-        ]
-    if phase is Phase.FINISH:
-        return [
-            "That time does not grow with the number of samples, so no division of the batch shortens it."
-        ]
-    return []
 
 
 def _fetching(loop: Loop) -> str:
@@ -205,7 +185,7 @@ def exchange(spent: Spent, loop: Loop, loads: Array) -> list[str]:
     elif share >= MOSTLY_EXCHANGE and not loop.host:
         every = float(
             f"{spent.exchanging * (1 / LINK - 1):.2g}"
-        )  # seconds; a merge moves as much as an exchange
+        )  # seconds; a merge moves what an exchange does
         alone = loads.sum() / (loads / spent.own).sum()  # of as many samples, each rank at its own speed
         would = seconds(alone * (1 + spent.exchanging / every))
         said.append(
@@ -268,10 +248,8 @@ def _slow(run: Run, slow: Sequence[Slow]) -> str:
 
 def _matters(run: Run, change: Change) -> bool:
     """Whether the rank was the slowest of all on the slower side of its change."""
-    start, end = (
-        (change.round, change.round + WINDOW) if change.ratio > 1 else (change.round - WINDOW, change.round)
-    )
-    own = median(seconds_per_sample(run)[max(start, 0) : end])
+    start = change.round if change.ratio > 1 else change.round - WINDOW
+    own = median(seconds_per_sample(run)[max(start, 0) : start + WINDOW])
     return bool(own[change.worker] >= np.nanmax(own))
 
 

@@ -58,12 +58,8 @@ class Watch:
         @functools.wraps(method)
         def watched(*arguments: Any, **named: Any) -> Any:
             nonlocal inside
-            if (
-                inside
-                or self._removed
-                or threading.get_ident() != thread
-                or (counts is not None and not counts(*arguments, **named))
-            ):
+            ours = not (inside or self._removed) and threading.get_ident() == thread
+            if not ours or (counts is not None and not counts(*arguments, **named)):
                 return method(*arguments, **named)
             subject = arguments[0] if arguments else None
             inside, returned = True, None
@@ -121,22 +117,12 @@ def fetches(begins: Told, ends: Told) -> list[Watch]:
     return [Watch(kind, "__next__", begins, ends) for kind in kinds]
 
 
-def draws(begins: Told, ends: Told) -> Watch:
-    """The watch of DataLoaders that take the indices of a batch, perhaps long before it is there."""
-    return Watch(_BaseDataLoaderIter, "_next_index", begins, ends)
-
-
 def moves(begins: Told, ends: Told) -> list[Watch]:
     """Watches of tensors that are copied to a device."""
     return [
         Watch(torch.Tensor, "to", begins, ends, _to_another_device),
         Watch(torch.Tensor, "cuda", begins, ends, lambda tensor, *_, **__: not tensor.is_cuda),
     ]
-
-
-def backwards(begins: Told, ends: Told) -> list[Watch]:
-    """The watch of backward passes, which all go through this function."""
-    return [Watch(torch.autograd, "backward", begins, ends)]
 
 
 def loader_of(iterator: Any) -> dict[str, Any]:

@@ -19,6 +19,11 @@ CHUNK = 1000
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+def tensor(images: np.ndarray) -> torch.Tensor:
+    """Images as a model takes them, float32 in [0, 1]."""
+    return torch.from_numpy(datasets.floats(images))
+
+
 class FlatModel:
     """A model whose parameters, and their gradients, are views of one vector each (float32, on the CPU).
 
@@ -69,6 +74,22 @@ class FlatModel:
         return self._gradient.numpy().copy(), float(loss.detach())
 
 
+@torch.no_grad()
+def evaluated(
+    model: nn.Module, data: Data, prepare: Callable[[np.ndarray], torch.Tensor] = tensor
+) -> tuple[float, float]:
+    """Mean loss and accuracy of a model on the test set. prepare: makes the model's inputs of images."""
+    model.eval()
+    loss = right = 0.0
+    for start in range(0, len(data.x_test), CHUNK):
+        logits = model(prepare(data.x_test[start : start + CHUNK]))
+        targets = torch.from_numpy(data.y_test[start : start + CHUNK])
+        loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
+        right += float((logits.argmax(1) == targets).sum())
+    model.train()
+    return loss / len(data.x_test), right / len(data.x_test)
+
+
 class Images:
     """A model of ``paceline.learners.models`` on a data set in memory, as a ``Learner``.
 
@@ -105,22 +126,12 @@ class Images:
         """What the model keeps beside its parameters."""
         return self._flat.buffers()
 
-    @torch.no_grad()
     def test(self, values: Vector, buffers: Vector | None = None) -> tuple[float, float]:
         """Mean loss and accuracy on the test set."""
         self._flat.set(values)
         if buffers is not None:
             self._flat.set_buffers(buffers)
-        self._flat.model.eval()
-        loss = right = 0.0
-        for start in range(0, len(self.data.x_test), CHUNK):
-            logits = self._flat.model(self._inputs(self.data.x_test[start : start + CHUNK]))
-            targets = torch.from_numpy(self.data.y_test[start : start + CHUNK])
-            loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
-            right += float((logits.argmax(1) == targets).sum())
-        self._flat.model.train()
-        return loss / len(self.data.x_test), right / len(self.data.x_test)
+        return evaluated(self._flat.model, self.data, self._inputs)
 
     def _inputs(self, images: np.ndarray) -> torch.Tensor:
-        inputs = torch.from_numpy(datasets.floats(images))
-        return (inputs - self._mean) / self._sd
+        return (tensor(images) - self._mean) / self._sd

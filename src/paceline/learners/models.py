@@ -124,9 +124,8 @@ class Block(nn.Module):
         )
         self.around: nn.Module = nn.Identity()
         if stride != 1 or inner != outer:
-            self.around = nn.Sequential(
-                nn.Conv2d(inner, outer, 1, stride=stride, bias=False), nn.BatchNorm2d(outer)
-            )
+            across = nn.Conv2d(inner, outer, 1, stride=stride, bias=False)
+            self.around = nn.Sequential(across, nn.BatchNorm2d(outer))
         self.relu = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,11 +138,8 @@ def resnet18(shape: Shape, classes: int) -> nn.Module:
     The CIFAR form: a 3 x 3 first convolution of stride 1 and no pooling after it. 11,173,962 parameters at 3 channels
     and 10 classes. Works on images of any size; three of its four stages halve them.
     """
-    layers: list[nn.Module] = [
-        nn.Conv2d(shape[0], 64, 3, padding=1, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-    ]
+    first = nn.Conv2d(shape[0], 64, 3, padding=1, bias=False)
+    layers: list[nn.Module] = [first, nn.BatchNorm2d(64), nn.ReLU()]
     width = 64
     for outer, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [Block(width, outer, stride), Block(outer, outer, 1)]
@@ -157,9 +153,7 @@ def features(channels: int, batch_norm: bool) -> nn.Sequential:
     for stage in STAGES:
         for width in stage:
             layers.append(nn.Conv2d(channels, width, 3, padding=1))
-            if batch_norm:
-                layers.append(nn.BatchNorm2d(width))
-            layers.append(nn.ReLU())
+            layers += [nn.BatchNorm2d(width), nn.ReLU()] if batch_norm else [nn.ReLU()]
             channels = width
         layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers)
@@ -181,11 +175,6 @@ BUILDERS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "resnet18": resnet18,
     "vgg16": vgg16,
 }
-
-
-def names() -> tuple[str, ...]:
-    """The models that ``create`` knows."""
-    return tuple(BUILDERS)
 
 
 def create(name: str, shape: Shape, classes: int = 10) -> nn.Module:

@@ -21,7 +21,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from paceline.errors import PacelineError
@@ -50,11 +50,7 @@ JUDGE = 2.0  # seconds between two judgements of what balancing saves
 KEPT = 8  # stretches of the run that are kept drawn
 Find = Callable[[Request], Path | str | None]
 Others = Callable[[Request], list[dict[str, Any]]]
-HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
 def app(run_dir: str | os.PathLike[str] | Find, *, others: Others = lambda request: []) -> Starlette:
@@ -109,11 +105,11 @@ def _routes(run_dir: str | os.PathLike[str] | Find, others: Others) -> list[Rout
         return HTMLResponse(html, headers=HEADERS | {"Content-Security-Policy": its_policy})
 
     async def its_panel(request: Request) -> Response:
-        shot = await of(request).shot()
-        headers = HEADERS | {"ETag": shot.id}
-        if request.headers.get("if-none-match") == shot.id:
+        mark, data = await of(request).shot()
+        headers = HEADERS | {"ETag": mark}
+        if request.headers.get("if-none-match") == mark:
             return Response(status_code=304, headers=headers)
-        return Response(shot.data, media_type="application/json", headers=headers)
+        return Response(data, media_type="application/json", headers=headers)
 
     async def figures(request: Request) -> Response:
         """The charts of ``?from=100&to=200`` (round numbers), of ``?newest=100`` rounds, or of all."""
@@ -157,13 +153,6 @@ def _page() -> tuple[str, str]:
     return html, f"{policy(script)}; frame-ancestors 'none'"  # which only a header can say
 
 
-class Shot(NamedTuple):
-    """The panel as of ``id``, which changes when it does; ``data`` is its JSON."""
-
-    id: str
-    data: str
-
-
 class Follower:
     """Polled while a page asks, idle otherwise; callable from many tasks."""
 
@@ -174,13 +163,13 @@ class Follower:
         self._polled = self._judged = 0.0
         self._saving: panel.Saving | None = None
         self._speeds: list[str] = []
-        self._shot = Shot("", "")
+        self._shot = "", ""
         self._found, self._drawn = lru_cache(1)(self._find), lru_cache(KEPT)(self._draw)
 
-    async def shot(self) -> Shot:
-        """The newest panel, at most ``POLL`` seconds old."""
+    async def shot(self) -> tuple[str, str]:
+        """A mark that changes with the panel, and the newest panel as JSON, at most ``POLL`` seconds old."""
         async with self._polling:
-            if time.monotonic() - self._polled >= POLL or not self._shot.id:
+            if time.monotonic() - self._polled >= POLL or not self._shot[0]:
                 self._shot = await asyncio.to_thread(self._look)
                 self._polled = time.monotonic()
             return self._shot
@@ -190,7 +179,7 @@ class Follower:
         await self.shot()
         return await asyncio.to_thread(self._figures, first, last, newest)
 
-    def _look(self) -> Shot:
+    def _look(self) -> tuple[str, str]:
         with self._lock:
             end = time.monotonic() + READING
             changed = self._tail.poll()
@@ -198,7 +187,7 @@ class Follower:
                 self._tail.poll()
             word, _ = panel.state(self._tail)
             mark = f'"{self._tail.mark}-{word}"'
-            if not changed and mark == self._shot.id:
+            if not changed and mark == self._shot[0]:
                 return self._shot
             if time.monotonic() - self._judged >= JUDGE or word == "finished":
                 self._saving = panel.saving(self._tail.columns)
@@ -206,7 +195,7 @@ class Follower:
                 self._judged = time.monotonic()
             content = panel.panel(self._tail, self._saving, self._speeds)
             content["findings"] = self._found(mark) if word == "finished" else ""
-            return Shot(mark, _json(content))
+            return mark, _json(content)
 
     def _find(self, mark: str) -> str:
         """What the report of a finished run says."""

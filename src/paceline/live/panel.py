@@ -312,33 +312,21 @@ def _workers_now(columns: Columns, last: Straggler | None) -> list[dict[str, Any
     overhead = np.minimum(overhead, compute)
     most = float(np.nanmax(loads)) if not np.isnan(loads).all() else 0.0
     whole = float(np.nanmax(compute + wait)) if not np.isnan(compute).all() else 0.0
-    rows, standing = [], events.standing(columns.happened)
+    rows, standing = [], {event.worker: event for event in columns.happened}  # what happened last
     for i in columns.rows(ROWS):
         event = standing.get(i)
         gone = event is not None and not event.joined
-        row: dict[str, Any] = {
-            "id": i,
-            "last": last is not None and last.worker == i and not gone,
-            "gone": gone,
-        }
-        marks = ["▲ straggler" if row["last"] else "", _mark(event, columns) if event is not None else ""]
-        row["mark"] = ", ".join(mark for mark in marks if mark)
+        slow = last is not None and last.worker == i and not gone
+        marks = ["▲ straggler" if slow else "", _mark(event, columns) if event is not None else ""]
+        row: dict[str, Any] = {"id": i, "last": slow, "gone": gone, "mark": ", ".join(filter(None, marks))}
         if gone or np.isnan(there[i]):
             row |= {"load": "absent", "time": event.what if gone and event else "", "widths": [0, 0, 0, 0]}
         else:
-            row |= {
-                "load": f"{number(loads[i])} samples",
-                "time": f"computes {seconds(compute[i])}, waits {seconds(wait[i])}",
-                "widths": [
-                    round(float(part / of) if of > 0 else 0.0, 4)
-                    for part, of in (
-                        (loads[i], most),
-                        (overhead[i], whole),
-                        (compute[i] - overhead[i], whole),
-                        (wait[i], whole),
-                    )
-                ],
-            }
+            row |= {"load": f"{number(loads[i])} samples"}
+            row |= {"time": f"computes {seconds(compute[i])}, waits {seconds(wait[i])}"}
+            parts = (overhead[i], compute[i] - overhead[i], wait[i])
+            widths = (loads[i] / (most or 1.0), *(part / (whole or 1.0) for part in parts))
+            row |= {"widths": [round(float(width), 4) for width in widths]}
         rows.append(row)
     return rows
 

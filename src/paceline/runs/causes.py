@@ -48,9 +48,8 @@ def causes(run: Run) -> Causes | None:
     parts = _parts(run.extras.get("parts"), run.workers)
     if parts is None:
         return None
-    whole = (
-        np.isfinite(parts).all((1, 2)) & (parts[:, :, 0] > 0).all(1) & (np.nan_to_num(run.compute) > 0).all(1)
-    )
+    there = np.isfinite(parts).all((1, 2)) & (parts[:, :, 0] > 0).all(1)
+    whole = there & (np.nan_to_num(run.compute) > 0).all(1)
     parts, seconds, loads = parts[whole], run.compute[whole], run.loads[whole]
     waited = float(waits(run.seconds[whole], seconds).sum())
     if len(parts) < ENOUGH or waited <= 0:

@@ -107,13 +107,14 @@ def losses(runs: Sequence[tuple[str, Window]]) -> str:
 
 def rounds(named: Sequence[tuple[str, Window]]) -> str:
     """Time per round of several runs, a curve each."""
-    series = [
-        thinned(window, name, f"c{i % BANDS}", _middles(window.edges), window.seconds)._replace(
-            low=None, high=None
-        )
+    lines = [
+        thinned(window, name, f"c{i % BANDS}", _middles(window.edges), window.seconds)
         for i, (name, window) in enumerate(named)
     ]
-    spans = [window.span for _, window in named]
+    series, spans = (
+        [line._replace(low=None, high=None) for line in lines],
+        [window.span for _, window in named],
+    )
     short = any(window.short for _, window in named)
     return draw.curves(
         "Time per round",
@@ -226,19 +227,13 @@ def _lost(window: Window) -> str:
     if not window.lost:
         return ""
     rounds = [f"{number:,}" for number in window.lost]
-    which = (
-        f"in {plural(len(rounds), 'round')}" if len(rounds) > draw.TABLE else f"in round {listing(rounds)}"
-    )
-    return f"; upright: workers were lost or left {which}"
+    which = plural(len(rounds), "round") if len(rounds) > draw.TABLE else f"round {listing(rounds)}"
+    return f"; upright: workers were lost or left in {which}"
 
 
 def _without(window: Window) -> str:
-    left_out = (
-        "1 round of fewer samples is"
-        if window.short == 1
-        else f"{window.short:,} rounds of fewer samples are"
-    )
-    return f"; {left_out} left out" if window.short else ""
+    are = "is" if window.short == 1 else "are"
+    return f"; {plural(window.short, 'round')} of fewer samples {are} left out" if window.short else ""
 
 
 def _pace(ratio: float) -> str:
@@ -249,15 +244,11 @@ def _middles(at: Array) -> Array:
     return (at[:-1] + at[1:]) / 2
 
 
-def _tips(at: Array) -> list[str]:
-    return [
+def _round_tip(at: Array) -> Callable[[float], str]:
+    tips = [
         f"Round {first:,}" if end - first == 1 else f"Rounds {first:,} to {end - 1:,}"
         for first, end in pairwise(at.astype(int).tolist())
     ]
-
-
-def _round_tip(at: Array) -> Callable[[float], str]:
-    tips = _tips(at)
     return lambda x: tips[min(max(int(np.searchsorted(at, x, side="right")) - 1, 0), len(tips) - 1)]
 
 
@@ -296,23 +287,19 @@ def timeline_strip(columns: Columns, start: int, end: int, span: float) -> str:
     """One panel of a timeline: the rounds from place ``start`` to ``end``, over ``span`` seconds."""
     run, rows = columns.part(start, end), columns.rows(ROWS)
     place = {worker: row for row, worker in enumerate(rows)}
-    late = columns["late"][start:end].astype(int).tolist()
     bars, clock = [], 0.0
     for t, length in enumerate(run.seconds.tolist()):
-        compute, wait = run.compute[t, rows], run.wait[t, rows]
-        overhead = np.nan_to_num(run.overhead[t, rows])
+        each = np.nan_to_num(run.loads[t, rows]), run.compute[t, rows], run.wait[t, rows]
         texts = [
             f"{plural(round(load), 'sample')}, computed {seconds(spent)}, waited {seconds(idle)}"
             if spent == spent
             else "absent"
-            for load, spent, idle in zip(
-                np.nan_to_num(run.loads[t, rows]).tolist(), compute.tolist(), wait.tolist(), strict=True
-            )
+            for load, spent, idle in np.transpose(each).tolist()
         ]
-        if late[t] in place:
-            texts[place[late[t]]] += " (the straggler)"
-        title = f"Round {run.round[t]:,} · {seconds(length)}"
-        bars.append(draw.Bars(title, clock, length, compute, overhead, wait, place.get(late[t], -1), texts))
+        if (last := place.get(int(columns["late"][start + t]), -1)) >= 0:
+            texts[last] += " (the straggler)"
+        title, overhead = f"Round {run.round[t]:,} · {seconds(length)}", np.nan_to_num(run.overhead[t, rows])
+        bars.append(draw.Bars(title, clock, length, each[1], overhead, each[2], last, texts))
         clock += length
     span = span or 1.0  # rounds that took no time at all
     labels = [f"{i}" if run.workers > NAMED else f"worker {i}" for i in rows]
@@ -331,16 +318,10 @@ def timeline_table(named: Sequence[tuple[str, Columns, int, int]], what: str) ->
     for name, columns, start, end in named:
         for t in range(start, end):
             compute, _, wait = (np.nan_to_num(values) for values in columns.sums(t, t + 1)[1:4])
-            late = int(columns["late"][t])
-            rows.append(
-                (
-                    *([name] if what else []),
-                    f"{columns['round'][t]:,.0f}",
-                    seconds(float(columns["seconds"][t])),
-                    "none" if late < 0 else f"worker {late}",
-                    seconds(float(compute.sum())),
-                    seconds(float(wait.sum())),
-                )
-            )
+            late, number = int(columns["late"][t]), f"{columns['round'][t]:,.0f}"
+            whom = "none" if late < 0 else f"worker {late}"
+            took = (seconds(float(each.sum())) for each in (compute, wait))
+            first = (name, number) if what else (number,)
+            rows.append((*first, seconds(float(columns["seconds"][t])), whom, *took))
     head = ("round", "took", "straggler", "all workers' computing", "all workers' waiting")
     return draw.table((what, *head) if what else head, rows)

@@ -142,8 +142,15 @@ class Columns:
         """Take in rounds that follow those here."""
         if not len(run.round):
             return
-        self._widen(run.workers)
-        padded: dict[str, Any] = {name: _padded(getattr(run, name), self.workers) for name in EACH}
+        if run.workers > self.workers:
+            self._each.widen(run.workers, np.nan)
+            self._sums.widen(run.workers, 0.0)
+            self._speeds = np.pad(self._speeds, (0, run.workers - self.workers), constant_values=np.nan)
+            self.workers, self._rows = run.workers, (0, {})
+        more = ((0, 0), (0, self.workers - run.workers))
+        padded: dict[str, Any] = {
+            name: np.pad(getattr(run, name), more, constant_values=np.nan) for name in EACH
+        }
         run = replace(run, **padded)
         who = last(run)
         found = {
@@ -201,13 +208,6 @@ class Columns:
             known[limit] = chosen(self.part(max(count - RECENT, 0), count), limit)
         return known[limit]
 
-    def _widen(self, width: int) -> None:
-        if width > self.workers:
-            self._each.widen(width, np.nan)
-            self._sums.widen(width, 0.0)
-            self._speeds = np.pad(self._speeds, (0, width - self.workers), constant_values=np.nan)
-            self.workers, self._rows = width, (0, {})
-
     def _of_server(self, run: Run) -> dict[str, Array]:
         """What a parameter server adds to the rounds; NaN if none does."""
         blank = [None] * len(run.round)
@@ -243,10 +243,6 @@ def _behind(run: Run) -> NDArray[np.bool_]:
     known = np.where((~np.isnan(run.compute)).sum(axis=1, keepdims=True) > 1, run.compute, 0.0)
     behind: NDArray[np.bool_] = np.nanmax(known, axis=1) > LATE * np.nanmedian(known, axis=1)
     return behind
-
-
-def _padded(values: Array, width: int) -> Array:
-    return np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=np.nan)
 
 
 def _over(part: Array, whole: Array) -> Array:

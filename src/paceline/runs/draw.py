@@ -88,10 +88,8 @@ class Axis(NamedTuple):
 
 def round_axis(span: tuple[float, float]) -> Axis:
     """An axis of round numbers, from the first to the one before the last."""
-    first, end = span
-    return Axis(
-        "round", first, end, [(x, f"{x:,.0f}") for x in ticks(end, 5, whole=True, low=first)], rounds=True
-    )
+    marks = [(x, f"{x:,.0f}") for x in ticks(span[1], 5, whole=True, low=span[0])]
+    return Axis("round", *span, marks, rounds=True)
 
 
 def time_axis(title: str, end: float, start: float = 0.0, count: int = 4) -> Axis:
@@ -128,10 +126,8 @@ def time_ticks(high: float, count: int = 5, low: float = 0.0) -> list[float]:
     length = high - low
     if length < 120:
         return ticks(high, count, low=low)
-    step = next(
-        (step for step in TIME_STEPS if step >= length / count), 86400 * math.ceil(length / count / 86400)
-    )
-    return _multiples(low, high, float(step))
+    days = 86400 * math.ceil(length / count / 86400)
+    return _multiples(low, high, float(next((step for step in TIME_STEPS if step >= length / count), days)))
 
 
 def _multiples(low: float, high: float, step: float) -> list[float]:
@@ -252,17 +248,13 @@ def _reached(series: Sequence[Line], x_axis: Axis, text: Text, tip: Text) -> str
     ]
     places = np.unique(np.concatenate([np.zeros(0), *(line.x for line in series)]))
     rows = []
-    for place in places[chosen(len(places))].tolist():
+    shown = np.unique(np.linspace(0, len(places) - 1, min(len(places), TABLE)).astype(int))
+    for place in places[shown].tolist():
         at = [int(np.searchsorted(x, place, side="right")) - 1 for _, x, _ in columns]
         known = zip(at, columns, strict=True)
         cells = (text(float(y[i])) if i >= 0 and place <= x[-1] else "–" for i, (_, x, y) in known)
         rows.append((tip(place), *cells))
     return table((x_axis.title, *(name for name, _, _ in columns)), rows)
-
-
-def chosen(count: int) -> list[int]:
-    """Places of a dozen rows for a table."""
-    return [int(i) for i in np.unique(np.linspace(0, count - 1, min(count, TABLE)).astype(int))]
 
 
 def strip(line: Line, x_axis: Axis, y_end: float) -> str:
@@ -284,26 +276,21 @@ def gantt(rows: Sequence[str], bars: Sequence[Bars], x_axis: Axis) -> str:
     """
     count, span = len(rows), x_axis.end
     paths: dict[str, list[str]] = {"idle": [], "c0": [], "bad": [], "over": []}
-    edges, texts = [0.0], []
+    edges = np.array([0.0, *(bar.start + bar.seconds for bar in bars)])
     for bar in bars:
-        for i in range(count):
+        for i in np.flatnonzero(np.isfinite(bar.compute)):
             y, height = (i + 0.14) / count * 1000, 0.72 / count * 1000
-            if not np.isfinite(bar.compute[i]):
-                continue
             busy, extra = float(bar.compute[i]), float(min(bar.overhead[i], bar.compute[i]))
             paths["bad" if i == bar.last else "c0"].append(box(bar.start, busy, y, height, span))
             if extra > 0:
                 paths["over"].append(box(bar.start, extra, y, height, span))
             if bar.wait[i] > 0:
                 paths["idle"].append(box(bar.start + busy, float(bar.wait[i]), y, height, span))
-        edges.append(bar.start + bar.seconds)
-        texts.append(bar.texts)
     waiting = "".join(paths.pop("idle"))
     marks = [f'<path class="box {name}" d="{"".join(boxes)}"/>' for name, boxes in paths.items() if boxes]
     marks += [f'<path class="edge" d="M{edge / span * 1000:.1f} 0V1000"/>' for edge in edges[1:]]
-    data: dict[str, Any] = {"kind": "grid", "names": rows}
-    data["edges"] = whole(1000 * x_axis.at(np.array(edges)))
-    data |= {"at": [bar.title for bar in bars], "text": texts}
+    data: dict[str, Any] = {"kind": "grid", "names": rows, "edges": whole(1000 * x_axis.at(edges))}
+    data |= {"at": [bar.title for bar in bars], "text": [bar.texts for bar in bars]}
     step = max(1, -(-count // 16))
     places = [((i + 0.5) / count, str(rows[i])) for i in range(0, count, step)]
     height = int(min(max(26 * count, 90), 560))
@@ -339,9 +326,7 @@ def bars(rows: Sequence[tuple[str, Sequence[tuple[str, float]], str]]) -> str:
     """Horizontal bars: (name, parts as (colour, length from 0 to 1), words behind it)."""
     body = []
     for name, parts, words in rows:
-        inner = "".join(
-            f'<i class="{colour}" style="width:{100 * length:.2f}%"></i>' for colour, length in parts
-        )
+        inner = "".join(f'<i class="{name}" style="width:{100 * length:.2f}%"></i>' for name, length in parts)
         body.append(f"<dt>{escape(name)}</dt><dd><div>{inner}</div><span>{escape(words)}</span></dd>")
     return f'<dl class="bars">{"".join(body)}</dl>'
 

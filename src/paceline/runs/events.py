@@ -77,11 +77,6 @@ def newest(found: Sequence[Happened]) -> list[str]:
     return told
 
 
-def standing(found: Sequence[Happened]) -> dict[int, Happened]:
-    """What happened to each worker last."""
-    return {event.worker: event for event in found}
-
-
 def _sentence(event: Happened) -> str:
     words = str(event)
     return f"{words[:1].upper()}{words[1:]} in round {event.round:,}; {seconds(event.seconds)} lost"

@@ -23,6 +23,10 @@ from paceline.runs.summary import (
 )
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
+OWN_STEPS = (
+    "Each worker took steps of its own, and a round is the time between two merges of their parameters: this is "
+    "another model than one process would have trained."
+)
 SLOWER = 1.15  # workers closer than that to the others are called equally fast
 
 
@@ -32,7 +36,7 @@ def findings(run: Run) -> list[str]:
         return ["No round was recorded.", *run.notes]
     summary = summarize(run)
     found = [
-        *_own_steps(run),
+        *([OWN_STEPS] if _local(run) else []),
         *speeds_in_words(run),
         *changes_in_words(run),
         *_stragglers(run),
@@ -78,15 +82,6 @@ def _dropped(run: Run) -> list[str]:
 def _local(run: Run) -> bool:
     """Whether each worker stepped by itself."""
     return run.config.get("loop") == "local"
-
-
-def _own_steps(run: Run) -> list[str]:
-    if not _local(run):
-        return []
-    return [
-        "Each worker took steps of its own, and a round is the time between two merges of their parameters: this is "
-        "another model than one process would have trained."
-    ]
 
 
 def slow_workers(runs: Sequence[Run]) -> str:
@@ -164,9 +159,8 @@ def _line(name: str, run: Run, summary: dict[str, Any], base: float, kind: str) 
 def _same_model(one: Run, other: Run, first: dict[str, Any], second: dict[str, Any]) -> bool:
     """Whether both runs had the same task and samples, and losses that agree within 1 %; never if each worker
     stepped by itself."""
-    alike = all(
-        one.config.get(key) == other.config.get(key) for key in ("data", "model", "seed", "global_batch")
-    )
+    task = ("data", "model", "seed", "global_batch")
+    alike = all(one.config.get(key) == other.config.get(key) for key in task)
     losses = first["train_loss"], second["train_loss"]
     if not alike or _local(one) or _local(other) or first["samples"] != second["samples"] or None in losses:
         return False
@@ -346,22 +340,17 @@ def _pieces(run: Run) -> list[str]:
     found = piece_figures(run)
     if not found:
         return []
+    what = "Every round ran as planned: no work was rebalanced while a round ran."
     if found["moved_rounds"]:
         what = (
             f"In {percent(found['moved_rounds'])} of the rounds, work was rebalanced while the round ran: "
             f"{percent(found['at_once'])} was assigned up front and the rest was claimed, in {found['pieces']:.1f} "
             "pieces per worker."
         )
-    else:
-        what = "Every round ran as planned: no work was rebalanced while a round ran."
     cost = f"An extra piece costs {seconds(found['piece_cost'])}"
-    scatter = found["pace_scatter"]
-    why = (
-        ""
-        if scatter is None
-        else f", and the time per sample varies by {percent(scatter)} from round to round"
-    )
-    return [what, f"{cost}{why}."]
+    if (scatter := found["pace_scatter"]) is not None:
+        cost += f", and the time per sample varies by {percent(scatter)} from round to round"
+    return [what, f"{cost}."]
 
 
 SAME = {
@@ -381,24 +370,22 @@ def labels(runs: Sequence[Run]) -> list[str]:
         policy if policies.count(policy) == 1 else f"{policy} ({run.path.name})"
         for policy, run in zip(policies, runs, strict=True)
     ]
-    paths = [
-        {run.path for run, name in zip(runs, named, strict=True) if name == each} for each in named
-    ]  # of all that go by one name
+    pairs = list(zip(named, runs, strict=True))
     return [
-        name if len(same) == 1 else f"{run.policy} ({run.path})"
-        for name, run, same in zip(named, runs, paths, strict=True)
+        name
+        if len({other.path for each, other in pairs if each == name}) == 1
+        else f"{run.policy} ({run.path})"
+        for name, run in pairs
     ]
 
 
 def differences(runs: Sequence[Run]) -> str:
     """What else than the policy differs, as a clause; "" where nothing does that is on record."""
-    loops = ["local steps" if _local(run) else "rounds" for run in runs]
-    facts = [
-        run.config | {"workers": run.workers, "loop": loop} for run, loop in zip(runs, loops, strict=True)
-    ]
+    loops = ({"workers": run.workers, "loop": "local steps" if _local(run) else "rounds"} for run in runs)
+    facts = [run.config | each for run, each in zip(runs, loops, strict=True)]
     found = []
     for key, words in SAME.items():
-        told = [each.get(key) for each in facts]
+        told = (each.get(key) for each in facts)
         values = list(dict.fromkeys("not known" if each is None else str(each) for each in told))
         if len(values) > 1:
             found.append(f"{words} ({listing(values)})")

@@ -6,19 +6,18 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
 import paceline
 from paceline import costs
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 from paceline.files import write_whole
-from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, fault, read, seal, sum_of, waits
+from paceline.runs.run import CONFIG, ROUNDS, SUMMARY, fault, read, seal, waits
 from paceline.runs.summary import summarize
 
 PerWorker = Sequence[float | None] | np.ndarray
@@ -54,7 +53,7 @@ class Recorder:
         """
         run_dir = Path(run_dir)
         stamp = {"version": paceline.__version__, "started": datetime.now(UTC).isoformat(timespec="seconds")}
-        try:
+        with saying(f"cannot write the run directory {run_dir}", "choose another"):
             if resume is not None:
                 return cls(run_dir, *_cut(run_dir, stamp | dict(config), resume))
             if run_dir.is_dir() and any(run_dir.iterdir()):
@@ -64,10 +63,6 @@ class Recorder:
             run_dir.mkdir(parents=True, exist_ok=True)
             write_whole(run_dir / CONFIG, _json(stamp | dict(config)) + "\n")
             return cls(run_dir, 0.0)
-        except OSError as error:
-            raise PacelineError(
-                f"cannot write the run directory {run_dir}: {error.strerror or error}; choose another"
-            ) from error
 
     def round(
         self,
@@ -123,24 +118,23 @@ class Recorder:
         if self._finished:  # the summary spoke of fewer rounds
             self._finished = False
             (self.run_dir / SUMMARY).unlink(missing_ok=True)
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._file.fileno(), start)  # half a line would spoil the one after it
-            raise self._full(error) from error
+        with self._saying():
+            try:
+                while data:
+                    data = data[self._file.write(data) :]
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(self._file.fileno(), start)  # half a line would spoil the one after it
+                raise
         self._sum = found
 
     def sync(self) -> None:
         """Put the record on the disk itself, as before a checkpoint, which must not outlive its rounds."""
-        try:
+        with self._saying():
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._full(error) from error
 
-    def _full(self, error: OSError) -> PacelineError:
-        return PacelineError(f"cannot write {self._file.name}: {error.strerror}; make room and resume")
+    def _saying(self) -> AbstractContextManager[None]:
+        return saying(f"cannot write {self._file.name}", "make room and resume")
 
     def finish(self, **fields: Any) -> dict[str, Any]:
         """Write summary.json: the summary of the record, and ``fields`` (test_accuracy, ...) over it."""
@@ -159,9 +153,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -178,7 +170,7 @@ def _cut(run_dir: Path, config: dict[str, Any], keep: int) -> tuple[float, str]:
             file.truncate(file.tell())
     resumed = [*run.config.get("resumed", []), config | {"round": keep}]
     write_whole(run_dir / CONFIG, _json(run.config | {"resumed": resumed}) + "\n")
-    return (float(run.time[kept - 1]) if kept else 0.0), sum_of(last)
+    return (float(run.time[kept - 1]), json.loads(last)["sum"]) if kept else (0.0, "")
 
 
 def _durations(values: PerWorker) -> np.ndarray:

@@ -93,14 +93,10 @@ def cards(entries: Sequence[tuple[str, str, str, float | None]]) -> str:
     """Figures at a glance: (value, unit, what it is, and a share from 0 to 1 to show as a bar or None)."""
     items = []
     for value, unit, name, share in entries:
-        bar = (
-            ""
-            if share is None
-            else f'<div class="share"><i style="width:{100 * min(max(share, 0), 1):.1f}%"></i></div>'
-        )
-        items.append(
-            f"<div><b>{escape(value)} <small>{escape(unit)}</small></b>{bar}<span>{escape(name)}</span></div>"
-        )
+        width = f"{100 * min(max(share or 0, 0), 1):.1f}%"
+        bar = "" if share is None else f'<div class="share"><i style="width:{width}"></i></div>'
+        figure = f"<b>{escape(value)} <small>{escape(unit)}</small></b>"
+        items.append(f"<div>{figure}{bar}<span>{escape(name)}</span></div>")
     return f'<div class="cards">{"".join(items)}</div>'
 
 
@@ -133,7 +129,8 @@ def render(run: Run) -> str:
     share = summary["share_of_bound"]
     reach = f": {percent(share)} of their combined speed" if share is not None else ""
     body = cards(_cards(summary, final_loss(run))) + points(findings(run)) + _pictures(Columns.of(run))
-    return page(f"{title} · Paceline", header(title + reach, _about(run)), body)
+    told = about_config(run.config, plural(len(run.round), "round"))
+    return page(f"{title} · Paceline", header(title + reach, told), body)
 
 
 def _cards(summary: dict[str, Any], final: float | None) -> list[tuple[str, str, str, float | None]]:
@@ -179,13 +176,8 @@ def _check(run: Run) -> None:
         raise PacelineError(f"{run.path} holds no round yet; expected at least one to report on")
 
 
-def _about(run: Run) -> str:
-    """What was run, in a line."""
-    return about_config(run.config, plural(len(run.round), "round"))
-
-
 def about_config(config: dict[str, Any], rounds: str = "") -> str:
-    """The same from run.json."""
+    """What was run, in a line, from run.json."""
     parts = [
         f"job {config['job']}" if "job" in config else "",
         f"{config['model']} on {config['data']}" if "model" in config and "data" in config else "",
@@ -211,35 +203,25 @@ def render_comparison(runs: Sequence[Run]) -> str:
     for (name, run), (_, each) in zip(named, columns, strict=True):
         body += f"<details><summary>{draw.escape(name)}: findings and pictures</summary>"
         body += points(findings(run)) + _pictures(each) + "</details>"
-    return page("Comparison · Paceline", header(said[0], "" if differences(runs) else _about(runs[0])), body)
+    told = "" if differences(runs) else about_config(runs[0].config, plural(len(runs[0].round), "round"))
+    return page("Comparison · Paceline", header(said[0], told), body)
 
 
 def _rates(named: list[tuple[str, Run]]) -> str:
     """Samples per second as a part of what each run's workers could do."""
-    rows, summaries = [], [summarize(run) for _, run in named]
-    most = (
-        max(max(s["bound_samples_per_second"] or 0, s["samples_per_second"] or 0) for s in summaries) or 1.0
-    )
-    for i, ((name, _), summary) in enumerate(zip(named, summaries, strict=True)):
-        rate, bound = summary["samples_per_second"] or 0.0, summary["bound_samples_per_second"] or 0.0
+    rows, figures, summaries = [], [], [summarize(run) for _, run in named]
+    both = [(s["samples_per_second"], s["bound_samples_per_second"]) for s in summaries]
+    most = max(rate or 0.0 for pair in both for rate in pair) or 1.0
+    for i, ((name, _), (real, possible), summary) in enumerate(zip(named, both, summaries, strict=True)):
+        rate, bound, share = real or 0.0, possible or 0.0, summary["share_of_bound"]
         parts = [(f"c{i % BANDS}", rate / most), ("rest", max(bound - rate, 0.0) / most)]
-        rows.append((name, parts, f"{number(rate)} · {percent(summary['share_of_bound'])}"))
+        rows.append((name, parts, f"{number(rate)} · {percent(share)}"))
+        figures.append((name, number(real), number(possible), percent(share, 1)))
     return draw.figure(
         "Samples per second",
         "In colour: the samples per second of the run. Grey: up to the combined speed of the same workers.",
         draw.bars(rows),
-        table=draw.table(
-            ("run", "samples/s", "possible", "share of it"),
-            [
-                (
-                    name,
-                    number(s["samples_per_second"]),
-                    number(s["bound_samples_per_second"]),
-                    percent(s["share_of_bound"], 1),
-                )
-                for (name, _), s in zip(named, summaries, strict=True)
-            ],
-        ),
+        table=draw.table(("run", "samples/s", "possible", "share of it"), figures),
     )
 
 
@@ -247,22 +229,19 @@ def _side_by_side(named: list[tuple[str, Columns]]) -> str:
     """The last rounds of every run on one scale of time."""
     shown = min(charts.SHOWN, *(len(columns) for _, columns in named))
     lengths = [float(columns["seconds"][-shown:].sum()) for _, columns in named]
+    last = [(name, columns, len(columns) - shown, len(columns)) for name, columns in named]
     strips = [
         f"<div><h4>{draw.escape(name)}: {seconds(length)}</h4>"
-        f"{charts.timeline_strip(columns, len(columns) - shown, len(columns), max(lengths))}</div>"
-        for (name, columns), length in zip(named, lengths, strict=True)
+        f"{charts.timeline_strip(columns, start, end, max(lengths))}</div>"
+        for (name, columns, start, end), length in zip(last, lengths, strict=True)
     ]
     return draw.figure(
         f"The last {plural(shown, 'round')} of each",
         "One scale of time for all: the shorter, the faster.",
         f'<div class="strips">{"".join(strips)}</div>',
-        charts.timeline_legend(
-            any(columns.sums(len(columns) - shown, len(columns))[2].sum() > 0 for _, columns in named)
-        ),
+        charts.timeline_legend(any(columns.sums(start, end)[2].sum() > 0 for _, columns, start, end in last)),
         wide=True,
-        table=charts.timeline_table(
-            [(name, columns, len(columns) - shown, len(columns)) for name, columns in named], "run"
-        ),
+        table=charts.timeline_table(last, "run"),
     )
 
 

@@ -20,6 +20,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 
 from paceline import costs, files
 from paceline.costs import Array
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 
 SCALARS = ("round", "epoch", "time", "seconds", "batch", "loss")
 PER_WORKER = ("loads", "compute", "overhead", "wait", "shares")
@@ -44,12 +45,6 @@ def seal(text: str, before: str = "") -> tuple[bytes, str]:
     body = text[:-1].encode()
     found = _sum(body, before)
     return body + f',"sum":"{found}"}}\n'.encode(), found
-
-
-def sum_of(text: bytes) -> str:
-    """The sum of a line as it stands in the file, "" if there is no line."""
-    found = SEAL.search(text)
-    return found[1].decode() if found is not None and found.end() == len(text) else ""
 
 
 def read_all(texts: list[bytes], before: dict[str, Any] | None = None) -> tuple[list[dict[str, Any]], str]:
@@ -112,32 +107,24 @@ def fault(line: Any) -> str:
     return ""
 
 
+Sound = Callable[[Any], bool]  # whether a value is as it should be
+
+
 def is_number(value: Any) -> bool:
     """Whether JSON held a number that is finite."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def _numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(each is None or is_number(each) for each in value)
+def _list(each: Sound) -> Sound:
+    return lambda value: isinstance(value, list) and all(map(each, value))
 
 
-def _rows(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_numbers, value))
-
-
-def _parts(value: Any) -> bool:
-    rows = value if isinstance(value, list) else [[]]
-    return all(row is None or (_numbers(row) and len(row) == 3) for row in rows)
-
-
-EXTRAS: dict[
-    str, Callable[[Any], bool]
-] = {  # what a parameter server and rounds in pieces add, and reports read
+_numbers = _list(lambda value: value is None or is_number(value))
+EXTRAS: dict[str, Sound] = {  # what a parameter server and rounds in pieces add, and reports read
     **dict.fromkeys(("quorum", "present", "rate", "at_once", "piece_cost", "dropped_samples"), is_number),
-    **dict.fromkeys(("pieces", "piece_seconds"), _rows),
-    "staleness": _numbers,
-    **dict.fromkeys(("ran_out", "dropped_loads"), _numbers),
-    "parts": _parts,
+    **dict.fromkeys(("pieces", "piece_seconds"), _list(_numbers)),
+    **dict.fromkeys(("staleness", "ran_out", "dropped_loads"), _numbers),
+    "parts": _list(lambda row: row is None or (_numbers(row) and len(row) == 3)),
     "dropped": lambda value: isinstance(value, dict) and all(map(is_number, value.values())),
     "events": lambda value: isinstance(value, list),
 }
@@ -259,12 +246,8 @@ def read_facts(path: Path) -> dict[str, Any] | None:
 
 
 def _lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
-    try:
-        raw = files.read(path).split(b"\n")
-    except FileNotFoundError:
-        raw = [b""]
-    except OSError as error:
-        raise PacelineError(f"cannot read {path}: {error.strerror}") from error
+    with saying(f"cannot read {path}"):
+        raw = files.read(path).split(b"\n") if path.exists() else [b""]
     if raw.pop():  # what stands after the last newline: a write that never ended
         notes.append(f"The last line of {path.name} was cut off, as when a run is killed; it is left out.")
     lines, wrong = read_all(raw)
@@ -310,24 +293,9 @@ def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MANY
 
 
-def _counts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_count, value))
-
-
-def _limits(value: Any) -> bool:
-    pairs = value if isinstance(value, list) else [None]
-    return all(
-        isinstance(pair, list) and len(pair) == 2 and _counts([0 if n is None else n for n in pair])
-        for pair in pairs
-    )
-
-
-def _resumed(value: Any) -> bool:
-    parts = value if isinstance(value, list) else [None]
-    return all(isinstance(part, dict) and _count(part.get("round", 0)) for part in parts)
-
-
-Fact = tuple[Callable[[Any], bool], str]  # whether a value is sound, and what it should be
+_limit = _list(lambda value: value is None or _count(value))
+_limits = _list(lambda pair: _limit(pair) and len(pair) == 2)
+Fact = tuple[Sound, str]  # and what the value should be
 FIGURES = (
     *("seconds", "samples_per_second", "bound_samples_per_second", "share_of_bound", "idle_share"),
     *("train_loss", "test_accuracy"),
@@ -341,11 +309,14 @@ FACTS: dict[str, dict[str, Fact]] = {  # that are read again, by file
             lambda value: value == "memory" or _limits(value),
             "a pair of whole numbers a worker, or memory",
         ),
-        "resumed": (_resumed, "a list of the parts, each with its round"),
+        "resumed": (
+            _list(lambda part: isinstance(part, dict) and _count(part.get("round", 0))),
+            "a list of the parts, each with its round",
+        ),
     },
     SUMMARY: dict.fromkeys(FIGURES, (is_number, "a number"))
     | dict.fromkeys(("steps", "samples"), COUNT)
-    | {"final_batches": (_counts, "a list of whole numbers")},
+    | {"final_batches": (_list(_count), "a list of whole numbers")},
 }
 
 
@@ -355,8 +326,6 @@ def runs_in(folder: Path) -> list[Path]:
         return []
     found = []
     for config in folder.glob(f"*/{CONFIG}"):
-        try:
+        with suppress(OSError):  # it has gone meanwhile
             found.append((config.stat().st_mtime, config.parent))
-        except OSError:  # it has gone meanwhile
-            continue
     return [run for _, run in sorted(found)]

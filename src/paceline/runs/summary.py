@@ -41,15 +41,6 @@ def ideal_seconds(run: Run, before: Array | None = None) -> Array:
     return np.divide(run.batch, total, out=np.full(total.shape, np.nan), where=total > 0)
 
 
-def final_batches(run: Run) -> list[int]:
-    """The loads of the last round that was not a short one."""
-    if not len(run.batch):
-        return []
-    full = np.flatnonzero(run.batch == run.batch.max())[-1]
-    loads = run.loads[full]
-    return [int(load) for load in np.round(loads[~np.isnan(loads)])]
-
-
 def final_loss(run: Run) -> float | None:
     """Loss of the last round that has any: where the loss curve ends."""
     known = run.loss[~np.isnan(run.loss) & (run.batch > 0)]
@@ -79,6 +70,7 @@ def summarize(run: Run) -> dict[str, Any]:
     ideal = ideal_seconds(run)
     known = ~np.isnan(ideal)
     samples, seconds = float(run.batch.sum()), float(run.seconds.sum())
+    full = run.loads[run.batch == run.batch.max(initial=0.0)][-1:]
     figures = {
         "policy": run.policy,
         "workers": run.config.get("workers", run.workers),
@@ -90,7 +82,7 @@ def summarize(run: Run) -> dict[str, Any]:
         "bound_samples_per_second": _ratio(float(run.batch[known].sum()), float(ideal[known].sum())),
         "share_of_bound": _ratio(float(ideal[known].sum()), float(run.seconds[known].sum())),
         "idle_share": waiting_share(run.seconds, run.compute),
-        "final_batches": final_batches(run),
+        "final_batches": np.round(full[~np.isnan(full)]).astype(int).tolist(),
         "train_loss": last_loss(run),
         "test_accuracy": None,
     }
@@ -160,14 +152,9 @@ def seconds_per_sample(run: Run) -> Array:
         return np.where((run.loads > 0) & (spent > 0), spent / run.loads, np.nan)
 
 
-def typical(run: Run) -> Array:
-    """Median seconds per sample of each worker, shape (n,); NaN for one that never ran."""
-    return median(seconds_per_sample(run))
-
-
 def slowness(run: Run) -> Array:
     """How many times each worker's typical seconds per sample are the median of the others', shape (n,)."""
-    own = typical(run)
+    own = median(seconds_per_sample(run))
     others = np.array([median(np.delete(own, i)[:, None])[0] for i in range(len(own))])
     return own / others if len(own) else own
 

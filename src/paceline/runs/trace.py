@@ -54,12 +54,11 @@ def thread(worker: int) -> int:
 
 
 def _events(run: Run, pid: int, label: str) -> Iterator[Event]:
-    for event in (*_names(run, label), *_rounds(run)):
-        yield event | {"pid": pid}
+    return (event | {"pid": pid} for event in (*_names(run, label), *_rounds(run)))
 
 
 def _names(run: Run, label: str) -> Iterator[Event]:
-    yield _meta("process_name", 0, name=label)
+    yield _event("M", "process_name", 0, args={"name": label})
     pieces = any(each is not None for each in run.extras.get("pieces", []))
     named = [(ROUNDS, "rounds")]
     for worker in range(run.workers):
@@ -67,14 +66,15 @@ def _names(run: Run, label: str) -> Iterator[Event]:
         if pieces:
             named.append((thread(worker) + 1, f"worker {worker}: pieces"))
     for place, (tid, name) in enumerate(named):
-        yield _meta("thread_name", tid, name=name)
-        yield _meta("thread_sort_index", tid, sort_index=place)
+        yield _event("M", "thread_name", tid, args={"name": name})
+        yield _event("M", "thread_sort_index", tid, args={"sort_index": place})
 
 
 def _rounds(run: Run) -> Iterator[Event]:
     rounds = kept(run)
     if len(rounds) < len(run.round):
-        yield _instant(f"{len(rounds):,} of {len(run.round):,} rounds: the first, the middle and the last", 0)
+        said = f"{len(rounds):,} of {len(run.round):,} rounds: the first, the middle and the last"
+        yield _event("i", said, ROUNDS, cat="event", ts=0, s="p")
     before = 0.0
     for t in rounds:
         # A round ends where the next begins at the latest, so that rounds on one track never overlap.
@@ -88,9 +88,11 @@ def _round(run: Run, t: int, start: float, end: float) -> Iterator[Event]:
     number = int(run.round[t])
     whole = {"round": number, "epoch": int(run.epoch[t]), "batch": int(run.batch[t])}
     yield _span(ROUNDS, "round", f"round {number}", start, end, whole)
-    yield _counter("round seconds", start, {"seconds": float(run.seconds[t])})
+    counters = [("round seconds", {"seconds": float(run.seconds[t])})]
     if np.isfinite(run.loss[t]):
-        yield _counter("loss", start, {"loss": float(run.loss[t])})
+        counters.append(("loss", {"loss": float(run.loss[t])}))
+    for name, values in counters:
+        yield _event("C", name, 0, cat="counter", ts=start, args=values)
     for worker in range(run.workers):
         if not np.isfinite(run.compute[t, worker]):
             continue
@@ -99,7 +101,7 @@ def _round(run: Run, t: int, start: float, end: float) -> Iterator[Event]:
         yield from _pieces(run, t, worker, start, done)
     happened = run.extras.get("events")
     for event in (happened[t] if happened else None) or []:
-        yield _instant(_words(event), start)
+        yield _event("i", _words(event), ROUNDS, cat="event", ts=start, s="p")
 
 
 def _worker(run: Run, t: int, worker: int, start: float, done: float, end: float) -> Iterator[Event]:
@@ -114,7 +116,7 @@ def _worker(run: Run, t: int, worker: int, start: float, done: float, end: float
         yield _span(tid, "wait", "wait", done, last, {})
     if end > last:
         yield _span(tid, "exchange", "all-reduce and step", last, end, {})
-    yield _counter(f"samples of worker {worker}", start, {"samples": load})
+    yield _event("C", f"samples of worker {worker}", 0, cat="counter", ts=start, args={"samples": load})
 
 
 def _pieces(run: Run, t: int, worker: int, start: float, done: float) -> Iterator[Event]:
@@ -133,13 +135,12 @@ def _micro(seconds: float) -> float:
     return round(float(seconds) * 1e6, 3)
 
 
-def _meta(kind: str, tid: int, **values: Any) -> Event:
-    return {"ph": "M", "name": kind, "tid": tid, "args": values}
+def _event(kind: str, name: str, tid: int, **more: Any) -> Event:
+    return {"ph": kind, "name": name, "tid": tid, **more}
 
 
 def _span(tid: int, category: str, name: str, start: float, end: float, args: dict[str, Any]) -> Event:
-    length = round(end - start, 3)
-    return {"ph": "X", "cat": category, "name": name, "tid": tid, "ts": start, "dur": length, "args": args}
+    return _event("X", name, tid, cat=category, ts=start, dur=round(end - start, 3), args=args)
 
 
 def _words(event: Any) -> str:
@@ -147,11 +148,3 @@ def _words(event: Any) -> str:
         lost = event.get("seconds_lost")
         return event["what"] + (f", {lost:.2f} s lost" if isinstance(lost, float) else "")
     return event if isinstance(event, str) else json.dumps(event)
-
-
-def _instant(name: str, at: float) -> Event:
-    return {"ph": "i", "cat": "event", "name": name, "tid": ROUNDS, "ts": at, "s": "p"}
-
-
-def _counter(name: str, at: float, values: dict[str, float]) -> Event:
-    return {"ph": "C", "cat": "counter", "name": name, "tid": 0, "ts": at, "args": values}

@@ -122,7 +122,7 @@ def make(
     @app.get(server.HEALTH, include_in_schema=False)
     async def health() -> dict[str, bool]:
         """For the probes of containers, which have no token: whether no job is set aside, and all can be stored."""
-        return {"well": not service.catalog.aside and not service.dispatcher.trouble}
+        return {"well": not service.catalog.aside and not service.trouble}
 
     @app.get("/", include_in_schema=False)
     async def jobs(request: Request) -> HTMLResponse:
@@ -156,8 +156,7 @@ def _jobs(service: Service) -> APIRouter:
     async def list_jobs() -> models.Jobs:
         """The jobs, by name; those that were set aside, and why nothing can be stored just now."""
         catalog = service.catalog
-        trouble = service.dispatcher.trouble
-        return models.Jobs(jobs=sorted(catalog.running), set_aside=catalog.aside, storing=trouble)
+        return models.Jobs(jobs=sorted(catalog.running), set_aside=catalog.aside, storing=service.trouble)
 
     @router.put(
         "/jobs/{job}", responses=said(409, 507) | {201: {"model": models.JobState, "description": "Made."}}
@@ -189,8 +188,8 @@ def _workers(service: Service) -> APIRouter:
     @router.post("", status_code=201, responses=said(404, 409, 507))
     async def join(job: Name, body: models.Join) -> models.Joined:
         """Take part, from the next plan on."""
-        joined, secret = await service.join(job, body.name, body.secret, body.place)
-        return models.Joined(name=joined.name, place=joined.place, secret=secret)
+        place, secret = await service.join(job, body.name, body.secret, body.place)
+        return models.Joined(name=body.name, place=place, secret=secret)
 
     @router.post("/{worker}/reports", response_model=models.Reported, responses=said(403, 404, 409, 410, 507))
     async def report(

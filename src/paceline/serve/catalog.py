@@ -6,7 +6,6 @@ What is stored of a job that is set aside is kept; it is named in the log and in
 from __future__ import annotations
 
 import asyncio
-import bisect
 import hashlib
 import inspect
 import itertools
@@ -92,12 +91,6 @@ class JobRuntime:
         if self.write is not None:
             await asyncio.shield(self.write)
 
-    def closed(self, closed: RoundResult) -> None:
-        """A round is over."""
-        self.lately.append(closed)
-        self.spans[bisect.bisect_left(SPANS, closed.seconds)] += 1
-        self.spent += closed.seconds
-
     def state(self) -> dict[str, Any]:
         """What ``Kept.state`` is to be."""
         return {"now": self.newest, "job": self.job.state_dict()}
@@ -158,10 +151,9 @@ class Record:
                 written = int(before.round[-1]) + 1 if len(before.round) else 0
                 mine = before.config.get("settings") == self._config["settings"]
                 if written > settled or written < first or not mine:
+                    # No job has such a name.
                     aside = (self.run_dir.with_name(f"{self.run_dir.name}~{n}") for n in itertools.count(1))
-                    self.run_dir.rename(
-                        next(path for path in aside if not path.exists())
-                    )  # no job has such a name
+                    self.run_dir.rename(next(path for path in aside if not path.exists()))
                 else:
                     resume = self._next = written
             self._recorder = runs.Recorder.create(self.run_dir, self._config, resume)
@@ -191,7 +183,7 @@ class Record:
             )
             self._next = closed.step + 1
         except PacelineError as error:
-            self._stop(str(error))
+            self.close(str(error))
 
     def finish(self) -> None:
         """Everybody is gone: leave a summary."""
@@ -199,13 +191,10 @@ class Record:
             try:
                 self._recorder.finish()
             except PacelineError as error:
-                self._stop(str(error))
+                self.close(str(error))
 
-    def close(self) -> None:
-        """End the record."""
-        self._stop("")
-
-    def _stop(self, error: str) -> None:
+    def close(self, error: str = "") -> None:
+        """End the record. error: why it cannot go on."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             self.error = error

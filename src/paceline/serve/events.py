@@ -103,19 +103,11 @@ def read(call: Sequence[Any]) -> Event:
     return event._replace(report=Report(*event.report)) if isinstance(event, Reported) else event
 
 
-def told(event: Event) -> str:
+def told(event: Event | Left) -> str:
     """The event in a few words, without the secret."""
     left_out = ("secret", "dealt")
     said = (part for name, part in zip(event._fields[1:], event[1:], strict=True) if name not in left_out)
     return f"at {event.now:.3f} s {type(event).__name__.lower()} {', '.join(str(part) for part in said)}".rstrip()
-
-
-class Joined(NamedTuple):
-    """A worker took a place."""
-
-    now: float
-    name: str
-    place: int
 
 
 class Left(NamedTuple):
@@ -125,14 +117,6 @@ class Left(NamedTuple):
     name: str
     why: str
     silent: float = 0.0
-
-
-class Settled(NamedTuple):
-    """A round was planned for whom was there; loads in samples by place."""
-
-    now: float
-    round: int
-    loads: tuple[int, ...]
 
 
 class Ready(NamedTuple):
@@ -150,7 +134,7 @@ class Unlearned(NamedTuple):
     error: Exception
 
 
-Effect = Joined | Left | Settled | Ready | RoundResult | Unlearned
+Effect = Join | Left | Settle | Ready | RoundResult | Unlearned  # what was done is told as it was asked for
 
 
 class NotFound(PacelineError):

@@ -88,29 +88,30 @@ class Job:
     def _handle(self, event: events.Event) -> list[Effect]:
         match event:
             case events.Join():
-                return self._join(*event)
+                return self._join(event)
             case events.Leave(now, name):
                 return self._leave(now, self.members.here(name), "left", "has left")
             case events.Drop(now, name):
                 return self._drop(now, name)
-            case events.Settle(now, number, loads, dealt):
-                return self._settle(now, number, loads, dealt)
+            case events.Settle():
+                return self._settle(event)
             case events.Reported(now, name, report):
                 return self._report(now, name, report)
             case events.Resume(now):
                 return self._resume(now)
 
-    def _join(self, now: float, name: str, secret: str, place: int) -> list[Effect]:
+    def _join(self, event: events.Join) -> list[Effect]:
         """The worker is in every round settled from now on. One that is in its place already keeps its part."""
+        now, name, secret, place = event
         self.members.place(name, secret, place)
         effects: list[Effect] = []
         mine = self.members.by_name.get(name)
         if mine is not None and mine.present:
             if mine.place == place:
-                return [events.Joined(now, name, place)]
+                return [event]
             effects += self._leave(now, mine, "replaced", "has taken another place")
         self.members.join(now, name, secret, place)
-        return [*effects, events.Joined(now, name, place)]
+        return [*effects, event]
 
     def _drop(self, now: float, name: str) -> list[Effect]:
         member = self.members.here(name)
@@ -198,7 +199,8 @@ class Job:
             _log.exception("the policy %s makes no plan", self.settings.policy)
             return f"the policy makes no plan for those present ({type(error).__name__}: {error})"
 
-    def _settle(self, now: float, round: int, loads: list[int], dealt: events.Dealt | None) -> list[Effect]:
+    def _settle(self, event: events.Settle) -> list[Effect]:
+        now, round, loads, dealt = event
         if round != self.settled or not self._may_settle:
             raise Conflict(f"round {round} cannot be handed out now: expected {self.settled}")
         mask = self.members.mask
@@ -217,7 +219,7 @@ class Job:
         self.settled += 1
         if self._mark is None:
             self._mark = now
-        return [events.Settled(now, round, tuple(loads))]
+        return [event]
 
     def check(self, name: str, report: Report) -> OpenRound | None:
         """The round that is reported; None if the worker has reported the same already. Raises what is refused."""
@@ -248,8 +250,7 @@ class Job:
         return current
 
     def _report(self, now: float, name: str, report: Report) -> list[Effect]:
-        current = self.check(name, report)
-        if current is None:
+        if (current := self.check(name, report)) is None:
             return []
         member = self.members.here(name)
         current.report(member.place, report, now - max(current.opened, member.heard))

@@ -18,6 +18,7 @@ from paceline.serve.events import Report
 from paceline.tokens import LEAST
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+SECRET = rf"^[!-~]{{{LEAST},200}}$"
 MOST_SECONDS = 1e9
 MOST_WORKERS = 10_000
 MOST_BATCH = 2**31 - 1
@@ -25,6 +26,11 @@ Count = Annotated[int, Field(ge=0, le=MOST_BATCH)]
 Seconds = Annotated[float, Field(ge=0, le=MOST_SECONDS)]
 Pair = Annotated[list[Count | None], Field(min_length=2, max_length=2)]
 Portion = Annotated[float, Field(ge=0, le=1)]
+
+
+def _told(text: str, default: Any = ..., **limits: Any) -> Any:
+    """A field with its description."""
+    return Field(default, description=text, **limits)
 
 
 class Strict(BaseModel):
@@ -36,42 +42,31 @@ class Strict(BaseModel):
 class Settings(Strict):
     """A job, fixed for its life: who decides, how many samples, how many workers, how long to wait for the silent."""
 
-    batch: int = Field(ge=1, le=MOST_BATCH, description="Samples of a round, all workers together.")
-    workers: int = Field(ge=1, le=MOST_WORKERS, description="Places: the most workers at once.")
-    policy: str = Field("level", max_length=200, description="NAME or NAME:key=value,...")
-    start: int | None = Field(
-        None, ge=1, le=MOST_WORKERS, description="Workers that the first round waits for; by default all."
+    batch: int = _told("Samples of a round, all workers together.", ge=1, le=MOST_BATCH)
+    workers: int = _told("Places: the most workers at once.", ge=1, le=MOST_WORKERS)
+    policy: str = _told("NAME or NAME:key=value,...", "level", max_length=200)
+    start: int | None = _told(
+        "Workers that the first round waits for; by default all.", None, ge=1, le=MOST_WORKERS
     )
-    limits: list[Pair] | None = Field(
-        None,
-        max_length=MOST_WORKERS,
-        description="Least and most samples of each place; null if it has none.",
+    limits: list[Pair] | None = _told(
+        "Least and most samples of each place; null if it has none.", None, max_length=MOST_WORKERS
     )
-    quantum: int = Field(1, ge=1, le=MOST_BATCH, description="Loads are multiples of it.")
-    ahead: int = Field(
-        0,
-        ge=0,
-        le=8,
-        description="0: a plan waits for all reports; 1: the newest plan is handed out at once.",
+    quantum: int = _told("Loads are multiples of it.", 1, ge=1, le=MOST_BATCH)
+    ahead: int = _told(
+        "0: a plan waits for all reports; 1: the newest plan is handed out at once.", 0, ge=0, le=8
     )
-    give_up: float = Field(
-        4.0,
-        ge=1,
-        le=1e3,
-        description="A worker may be silent this many times the longest recent round, and floor.",
+    give_up: float = _told(
+        "A worker may be silent this many times the longest recent round, and floor.", 4.0, ge=1, le=1e3
     )
-    floor: float = Field(
+    floor: float = _told(
+        "A silent worker is dropped after give_up times the longest recent round and these seconds.",
         10.0,
         ge=0,
         le=1e5,
-        description="A silent worker is dropped after give_up times the longest recent round and these seconds.",
     )
-    first: float = Field(
-        300.0, ge=1e-3, le=1e6, description="Seconds of silence while nothing has been measured."
-    )
-    cost: Literal["sum", "padded"] | None = Field(
-        None,
-        description="How a worker's samples add up, if they cost differently; left out if all cost the same.",
+    first: float = _told("Seconds of silence while nothing has been measured.", 300.0, ge=1e-3, le=1e6)
+    cost: Literal["sum", "padded"] | None = _told(
+        "How a worker's samples add up, if they cost differently; left out if all cost the same.", None
     )
 
     @model_validator(mode="after")
@@ -151,13 +146,9 @@ class Join(Strict):
     """A worker that wants to take part."""
 
     name: str = Field(pattern=NAME)
-    place: int | None = Field(
-        None, ge=0, lt=MOST_WORKERS, description="A place of its own, for limits; any free one."
-    )
-    secret: str | None = Field(
-        None,
-        pattern=rf"^[!-~]{{{LEAST},200}}$",
-        description="Of its own choice, so that a join can be repeated; else the service makes one.",
+    place: int | None = _told("A place of its own, for limits; any free one.", None, ge=0, lt=MOST_WORKERS)
+    secret: str | None = _told(
+        "Of its own choice, so that a join can be repeated; else the service makes one.", None, pattern=SECRET
     )
 
 
@@ -174,10 +165,10 @@ class WorkerReport(Strict):
 
     round: int = Field(ge=0, le=2**53)
     samples: Count
-    seconds: Seconds = Field(description="Its own, its wait for others left out.")
-    overhead: Seconds = Field(0.0, description="The part of seconds that does not grow with samples.")
-    cpu: Portion | None = Field(None, description="Portion of its machine's processors that it can have.")
-    memory: Portion | None = Field(None, description="Portion of its machine's memory that is free.")
+    seconds: Seconds = _told("Its own, its wait for others left out.")
+    overhead: Seconds = _told("The part of seconds that does not grow with samples.", 0.0)
+    cpu: Portion | None = _told("Portion of its machine's processors that it can have.", None)
+    memory: Portion | None = _told("Portion of its machine's memory that is free.", None)
 
     def report(self) -> Report:
         """As the job takes it."""
@@ -188,16 +179,16 @@ class Lengths(Strict):
     """How long the samples of a round are."""
 
     round: int = Field(ge=0, le=2**53)
-    lengths: list[Annotated[float, Field(gt=0, le=1e100)]] = Field(
-        min_length=1, description="Of each sample of the round, in the same order from every worker."
+    lengths: list[Annotated[float, Field(gt=0, le=1e100)]] = _told(
+        "Of each sample of the round, in the same order from every worker.", min_length=1
     )
 
 
 class Waiting(BaseModel):
     """No part yet: ask again."""
 
-    waiting: str = Field(description="What for, in a sentence.")
-    round: int | None = Field(None, description="Whose samples' lengths are wanted, in a job with a cost.")
+    waiting: str = _told("What for, in a sentence.")
+    round: int | None = _told("Whose samples' lengths are wanted, in a job with a cost.", None)
 
 
 class Reported(BaseModel):
@@ -215,7 +206,7 @@ class WorkerState(BaseModel):
     place: int
     present: bool
     gone: str
-    round: int | None = Field(description="Of its newest report.")
+    round: int | None = _told("Of its newest report.")
     samples: int | None
     seconds: float | None
 
@@ -225,14 +216,14 @@ class JobState(BaseModel):
 
     name: str
     settings: Settings
-    rounds: int = Field(description="Closed ones.")
+    rounds: int = _told("Closed ones.")
     reports: int
     samples: int
-    dropped: int = Field(description="Workers dropped for their silence.")
+    dropped: int = _told("Workers dropped for their silence.")
     present: int
     waiting: str
-    deadline: float = Field(description="Seconds of silence after which a worker is dropped now.")
-    record: str = Field(description="The run directory, or why there is none.")
+    deadline: float = _told("Seconds of silence after which a worker is dropped now.")
+    record: str = _told("The run directory, or why there is none.")
     workers: list[WorkerState]
 
 
@@ -240,8 +231,8 @@ class Jobs(BaseModel):
     """All jobs, by name."""
 
     jobs: list[str]
-    set_aside: dict[str, str] = Field(description="Jobs that cannot go on, and why.")
-    storing: str = Field(description="Why nothing can be stored just now; empty if it can.")
+    set_aside: dict[str, str] = _told("Jobs that cannot go on, and why.")
+    storing: str = _told("Why nothing can be stored just now; empty if it can.")
 
 
 class Error(BaseModel):

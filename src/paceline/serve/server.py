@@ -211,25 +211,21 @@ class Quick:
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         asked = _PATH.fullmatch(scope["path"]) if scope["type"] == "http" else None
         wait = _wait(scope["query_string"]) if asked else -1.0
-        if asked is None or wait == -1.0:
-            await self._app(scope, receive, send)
-            return
-        job, worker, what = asked["job"], asked["worker"], asked["what"]
-        secret = next((value for name, value in scope["headers"] if name == b"x-worker-secret"), b"").decode(
-            "latin-1"
-        )
-        if what == "next" and scope["method"] == "GET":
-            scope["endpoint"] = next_part
-            answer = next_part(self._service, job, worker, secret, USUAL_WAIT if wait is None else wait)
-        elif what == "reports" and scope["method"] == "POST":
-            message = await receive()
-            body = _read(message)
-            if body is None:
-                await self._app(scope, _before(message, receive), send)
-                return
-            scope["endpoint"] = report
-            answer = report(self._service, job, worker, secret, body, wait)
-        else:
+        answer = None
+        if asked is not None and wait != -1.0:
+            job, worker, what = asked["job"], asked["worker"], (scope["method"], asked["what"])
+            given = next((value for name, value in scope["headers"] if name == b"x-worker-secret"), b"")
+            secret = given.decode("latin-1")
+            if what == ("GET", "next"):
+                scope["endpoint"] = next_part
+                answer = next_part(self._service, job, worker, secret, USUAL_WAIT if wait is None else wait)
+            elif what == ("POST", "reports"):
+                message = await receive()
+                receive = _before(message, receive)
+                if (body := _read(message)) is not None:
+                    scope["endpoint"] = report
+                    answer = report(self._service, job, worker, secret, body, wait)
+        if answer is None:
             await self._app(scope, receive, send)
             return
         try:

@@ -8,6 +8,7 @@ are told, and the job is read again from the disk: then nothing of it has happen
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import functools
 import logging
@@ -22,7 +23,7 @@ from paceline.errors import PacelineError
 from paceline.rounds import RoundResult
 from paceline.serve import events
 from paceline.serve import store as stored
-from paceline.serve.catalog import Catalog, JobRuntime
+from paceline.serve.catalog import SPANS, Catalog, JobRuntime
 from paceline.serve.jobs import LengthsWanted, NextRound
 from paceline.serve.models import Lengths, Settings
 from paceline.serve.store import Kept, Store
@@ -34,106 +35,6 @@ CALLS = 1000  # calls after which a job's whole state is stored, and
 CALLS_PER_WORKER = 8
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-class Dispatcher:
-    """The one way to all jobs."""
-
-    def __init__(self, store: Store, catalog: Catalog, clock: Callable[[], float]) -> None:
-        self._store, self._catalog, self._clock = store, catalog, clock
-        self.trouble = ""  # why nothing can be stored just now
-        self._refuse_until = 0.0
-
-    @property
-    def shut(self) -> bool:
-        """Whether the store has just failed, and is left alone."""
-        return self._clock() < self._refuse_until
-
-    def check_open(self) -> None:
-        """Raises NotStored while the store is left alone."""
-        if self.shut:
-            raise events.NotStored(self.trouble)
-
-    def failed(self, sentence: str) -> None:
-        """The log could not be written: what was on its way has not happened."""
-        if not self.trouble:
-            _log.error("%s", sentence)
-        self._refuse_until, self.trouble = self._clock() + PAUSE, sentence
-        for runtime in list(self._catalog.running.values()):
-            if runtime.logged != runtime.done:
-                self._catalog.read_again(runtime)
-
-    def change(self, *statements: stored.Statement, act: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Write what makes or ends a job; ``act`` when it is on disk."""
-        self.check_open()
-        return asyncio.shield(self._store.write(*statements, act=act))
-
-    def enter(self, runtime: JobRuntime, event: events.Event) -> asyncio.Future[list[events.Effect]]:
-        """Have the job handle an event and log it; what follows from it once it is on disk. Raises what is refused,
-        and SetAside if the job has failed at it."""
-        self.check_open()
-        most = max(CALLS, CALLS_PER_WORKER * runtime.job.settings.workers)
-        if runtime.job.closing and runtime.logged - runtime.stored >= most:
-            # Now and then, so that the log does not grow: just before a round closes, since a decision that is made
-            # aside is ready by then, and nothing waits for it.
-            self.write_state(runtime)
-        try:
-            effects = runtime.job.handle(event)
-        except PacelineError:
-            raise
-        except Exception as error:  # perhaps in the middle of a change
-            number = runtime.logged + 1
-            _log.error("job %r failed at call %d", runtime.name, number, exc_info=error)
-            self._catalog.set_aside(runtime.name, runtime.rules, f"its call {number} failed ({error})")
-            raise events.SetAside(self._catalog.aside[runtime.name]) from error
-        runtime.logged, runtime.newest = runtime.logged + 1, event.now
-        runtime.write = self._store.write(
-            stored.called(runtime.name, runtime.logged, events.logged(event)),
-            act=functools.partial(self._act, runtime, runtime.logged, effects),
-        )
-        return asyncio.shield(runtime.write)  # whoever waits may go; the call is made all the same
-
-    def write_state(self, runtime: JobRuntime) -> None:
-        """Store a job's whole state; the calls before are no longer needed."""
-        runtime.stored = runtime.logged
-        settings = runtime.job.settings.model_dump()
-        reached = stored.reached(runtime.name, settings, runtime.rules, runtime.logged, runtime.state())
-        self._store.write(*reached, act=lambda: None)
-
-    def complain(self, runtime: JobRuntime, what: str, error: Exception) -> None:
-        """Say it once in the log, not at every look."""
-        if isinstance(error, events.NotStored):
-            raise error
-        complaint = f"{what} ({type(error).__name__}: {error})"
-        if complaint != runtime.complaint:
-            runtime.complaint = complaint
-            _log.error("%s", complaint, exc_info=error)
-
-    def _act(self, runtime: JobRuntime, number: int, effects: list[events.Effect]) -> list[events.Effect]:
-        """A call is in the log: tell whom it concerns."""
-        self.trouble = ""
-        if self._catalog.running.get(runtime.name) is not runtime:
-            self._catalog.find(runtime.name)  # says why
-            raise events.NotFound(f"job {runtime.name!r} has been deleted")
-        runtime.done = number
-        if any(isinstance(each, events.Left | events.Settled | events.Ready) for each in effects):
-            runtime.wake()
-        for effect in effects:
-            self._observe(runtime, effect)
-        if runtime.record is not None and not runtime.job.members.count:
-            self._store.aside(runtime.record.finish)
-        return effects
-
-    def _observe(self, runtime: JobRuntime, effect: events.Effect) -> None:
-        if isinstance(effect, events.Joined | events.Left):
-            _log.info("job %r: %s", runtime.name, effect)
-        elif isinstance(effect, RoundResult):
-            runtime.closed(effect)
-            if runtime.record is not None:
-                self._store.aside(functools.partial(runtime.record.write, effect))
-        elif isinstance(effect, events.Unlearned):
-            what = f"the policy of job {runtime.name!r} failed at a round: its plans are those of before"
-            self.complain(runtime, what, effect.error)
 
 
 class Service:
@@ -152,9 +53,10 @@ class Service:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runs = directory / RUNS
-        self.store = Store(directory / STATE, sync, lambda sentence: self.dispatcher.failed(sentence))
+        self.store = Store(directory / STATE, sync, self.failed)
         self.catalog = Catalog(self.store, self.runs if record else None)
-        self.dispatcher = Dispatcher(self.store, self.catalog, clock)
+        self.trouble = ""  # why nothing can be stored just now
+        self._refuse_until = 0.0
         self.stopping = False
         self._clock = clock
         self._changing = asyncio.Lock()  # jobs are made and ended one at a time
@@ -165,6 +67,94 @@ class Service:
     def now(self) -> float:
         """Seconds that services on this state have run."""
         return self._clock() + self._offset
+
+    def check_open(self) -> None:
+        """Raises NotStored while the store has just failed, and is left alone."""
+        if self._clock() < self._refuse_until:
+            raise events.NotStored(self.trouble)
+
+    def failed(self, sentence: str) -> None:
+        """The log could not be written: what was on its way has not happened."""
+        if not self.trouble:
+            _log.error("%s", sentence)
+        self._refuse_until, self.trouble = self._clock() + PAUSE, sentence
+        for runtime in list(self.catalog.running.values()):
+            if runtime.logged != runtime.done:
+                self.catalog.read_again(runtime)
+
+    def change(self, *statements: stored.Statement, act: Callable[[], Any]) -> asyncio.Future[Any]:
+        """Write what makes or ends a job; ``act`` when it is on disk."""
+        self.check_open()
+        return asyncio.shield(self.store.write(*statements, act=act))
+
+    def enter(self, runtime: JobRuntime, event: events.Event) -> asyncio.Future[list[events.Effect]]:
+        """Have the job handle an event and log it; what follows from it once it is on disk. Raises what is refused,
+        and SetAside if the job has failed at it."""
+        self.check_open()
+        most = max(CALLS, CALLS_PER_WORKER * runtime.job.settings.workers)
+        if runtime.job.closing and runtime.logged - runtime.stored >= most:
+            # Now and then, so that the log does not grow: just before a round closes, since a decision that is made
+            # aside is ready by then, and nothing waits for it.
+            self.write_state(runtime)
+        try:
+            effects = runtime.job.handle(event)
+        except PacelineError:
+            raise
+        except Exception as error:  # perhaps in the middle of a change
+            number = runtime.logged + 1
+            _log.error("job %r failed at call %d", runtime.name, number, exc_info=error)
+            self.catalog.set_aside(runtime.name, runtime.rules, f"its call {number} failed ({error})")
+            raise events.SetAside(self.catalog.aside[runtime.name]) from error
+        runtime.logged, runtime.newest = runtime.logged + 1, event.now
+        runtime.write = self.store.write(
+            stored.called(runtime.name, runtime.logged, events.logged(event)),
+            act=functools.partial(self._act, runtime, runtime.logged, effects),
+        )
+        return asyncio.shield(runtime.write)  # whoever waits may go; the call is made all the same
+
+    def write_state(self, runtime: JobRuntime) -> None:
+        """Store a job's whole state; the calls before are no longer needed."""
+        runtime.stored = runtime.logged
+        settings = runtime.job.settings.model_dump()
+        reached = stored.reached(runtime.name, settings, runtime.rules, runtime.logged, runtime.state())
+        self.store.write(*reached, act=lambda: None)
+
+    def complain(self, runtime: JobRuntime, what: str, error: Exception) -> None:
+        """Say it once in the log, not at every look."""
+        if isinstance(error, events.NotStored):
+            raise error
+        complaint = f"{what} ({type(error).__name__}: {error})"
+        if complaint != runtime.complaint:
+            runtime.complaint = complaint
+            _log.error("%s", complaint, exc_info=error)
+
+    def _act(self, runtime: JobRuntime, number: int, effects: list[events.Effect]) -> list[events.Effect]:
+        """A call is in the log: tell whom it concerns."""
+        self.trouble = ""
+        if self.catalog.running.get(runtime.name) is not runtime:
+            self.catalog.find(runtime.name)  # says why
+            raise events.NotFound(f"job {runtime.name!r} has been deleted")
+        runtime.done = number
+        if any(isinstance(each, events.Left | events.Settle | events.Ready) for each in effects):
+            runtime.wake()
+        for effect in effects:
+            self._observe(runtime, effect)
+        if runtime.record is not None and not runtime.job.members.count:
+            self.store.aside(runtime.record.finish)
+        return effects
+
+    def _observe(self, runtime: JobRuntime, effect: events.Effect) -> None:
+        if isinstance(effect, events.Join | events.Left):
+            _log.info("job %r: %s", runtime.name, events.told(effect))
+        elif isinstance(effect, RoundResult):
+            runtime.lately.append(effect)
+            runtime.spans[bisect.bisect_left(SPANS, effect.seconds)] += 1
+            runtime.spent += effect.seconds
+            if runtime.record is not None:
+                self.store.aside(functools.partial(runtime.record.write, effect))
+        elif isinstance(effect, events.Unlearned):
+            what = f"the policy of job {runtime.name!r} failed at a round: its plans are those of before"
+            self.complain(runtime, what, effect.error)
 
     async def start(self, job: tuple[str, Settings] | None = None) -> None:
         """Take the jobs up again, and make this one where it is not there yet."""
@@ -191,10 +181,10 @@ class Service:
             present = self.catalog.present(name, settings)
             if present is not None:
                 return present, False
-            self.dispatcher.check_open()
+            self.check_open()
             runtime = JobRuntime(Kept(name, settings.model_dump()))
             made = stored.created(name, settings.model_dump(), runtime.rules)
-            await self.dispatcher.change(made, act=lambda: self.catalog.running.update({name: runtime}))
+            await self.change(made, act=lambda: self.catalog.running.update({name: runtime}))
             await self.store.aside(lambda: self.catalog.open_record(runtime))
             return runtime, True
 
@@ -203,18 +193,16 @@ class Service:
         async with self._changing:
             if name not in self.catalog.aside:
                 self.catalog.find(name)
-            await self.dispatcher.change(*stored.deleted(name), act=lambda: self.catalog.forget(name))
+            await self.change(*stored.deleted(name), act=lambda: self.catalog.forget(name))
 
-    async def join(
-        self, job: str, name: str, secret: str | None, place: int | None
-    ) -> tuple[events.Joined, str]:
+    async def join(self, job: str, name: str, secret: str | None, place: int | None) -> tuple[int, str]:
         """A worker joins; returns its place and its secret."""
         chosen = tokens.fresh() if secret is None else secret
         digest = tokens.digest(chosen)
         async with self._found(job) as runtime:
             found = runtime.job.members.place(name, digest, place)
-            effects = await self.dispatcher.enter(runtime, events.Join(self.now(), name, digest, found))
-        return next(each for each in effects if isinstance(each, events.Joined)), chosen
+            await self.enter(runtime, events.Join(self.now(), name, digest, found))
+        return found, chosen
 
     async def report(self, job: str, name: str, secret: str, report: events.Report) -> None:
         """A worker reports."""
@@ -223,13 +211,13 @@ class Service:
             if runtime.job.check(name, report) is None:
                 await runtime.on_disk()
             else:
-                await self.dispatcher.enter(runtime, events.Reported(self.now(), name, report))
+                await self.enter(runtime, events.Reported(self.now(), name, report))
 
     async def leave(self, job: str, name: str, secret: str) -> None:
         """A worker leaves."""
         async with self._found(job) as runtime:
             runtime.job.members.known(name, secret)
-            await self.dispatcher.enter(runtime, events.Leave(self.now(), name))
+            await self.enter(runtime, events.Leave(self.now(), name))
 
     async def next(
         self, job: str, name: str, secret: str, wait: float, lengths: Lengths | None = None
@@ -244,7 +232,7 @@ class Service:
                 runtime.job.members.known(name, secret)
                 answer, news = runtime.job.next(name, lengths), runtime.news
                 if isinstance(answer, NextRound):
-                    await self.dispatcher.enter(runtime, events.Settle(self.now(), *answer))
+                    await self.enter(runtime, events.Settle(self.now(), *answer))
                     continue
                 await runtime.on_disk()  # there may be news before it returns
             if isinstance(answer, Part | LengthsWanted):
@@ -258,9 +246,8 @@ class Service:
 
     async def tick(self) -> None:
         """Drop the silent, and do what could not be stored before. Whatever goes wrong in a job stays with it."""
-        if self.dispatcher.shut:
-            return
         try:
+            self.check_open()
             await self._resume()
             for name, runtime in list(self.catalog.running.items()):
                 if self.catalog.running.get(name) is not runtime:
@@ -268,10 +255,10 @@ class Service:
                 try:
                     now = self.now()
                     silent = [events.Drop(now, each) for each in runtime.job.silent(now)]
-                    await asyncio.gather(*[self.dispatcher.enter(runtime, drop) for drop in silent])
+                    await asyncio.gather(*[self.enter(runtime, drop) for drop in silent])
                 except Exception as error:
                     what = f"the deadlines of job {runtime.name!r} cannot be looked at"
-                    self.dispatcher.complain(runtime, what, error)
+                    self.complain(runtime, what, error)
         except events.NotStored:
             pass  # said already; the next look comes
 
@@ -280,9 +267,9 @@ class Service:
         while self.catalog.unresumed:
             runtime = self.catalog.unresumed[0]
             if self.catalog.running.get(runtime.name) is runtime:
-                resumed = self.dispatcher.enter(runtime, events.Resume(self.now()))
+                resumed = self.enter(runtime, events.Resume(self.now()))
                 if runtime.written_by != runtime.rules:
-                    self.dispatcher.write_state(runtime)
+                    self.write_state(runtime)
                 await resumed
             self.catalog.unresumed.remove(runtime)
         if self._wanted is not None:

@@ -76,10 +76,8 @@ class Checkpoints(Generic[T]):
             raise PacelineError(
                 f"{wrong}, and {error}; start the run again, or put back a copy of one of them"
             ) from error
-        self.note, self._keeps = (
-            f"{wrong}; the run goes on from the checkpoint before it, {self.older.name}",
-            False,
-        )
+        self.note = f"{wrong}; the run goes on from the checkpoint before it, {self.older.name}"
+        self._keeps = False
         _log.info("%s", self.note)
         return parts
 
@@ -157,9 +155,7 @@ def _link(newest: Path, older: Path) -> None:
     try:
         os.link(newest, part)
         os.replace(part, older)
-    except (
-        OSError
-    ):  # a file system without links; where nothing can be written at all, writing the newest will say so
+    except OSError:  # no links here; where nothing can be written at all, writing the newest will say so
         with contextlib.suppress(OSError):
             os.replace(newest, older)
     finally:

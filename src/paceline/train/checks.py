@@ -18,7 +18,7 @@ from paceline.rounds import Cluster
 from paceline.sync import intervals
 from paceline.torch import options
 from paceline.torch.liveness import stall
-from paceline.train.config import TrainConfig
+from paceline.train.config import TrainConfig, dashed
 
 ENGINES, LOOPS = ("torch", "ray"), ("round", "local")
 SLOWEST = 1e6  # milliseconds a sample, or times as slow
@@ -30,7 +30,7 @@ def check(config: TrainConfig, data: Data) -> None:
     for field in dataclasses.fields(config):
         value, least, most = getattr(config, field.name), field.metadata["least"], field.metadata["most"]
         if value is not None and least is not None and not least <= value <= most:
-            raise PacelineError(f"{_dashed(field.name)}={value}: expected {least} to {most:,}")
+            raise PacelineError(f"{dashed(field.name)}={value}: expected {least} to {most:,}")
     if not config.lr > 0 or not np.isfinite(config.lr):
         raise PacelineError(f"lr={config.lr:g}: expected a positive learning rate")
     if not 0 <= config.momentum < 1:
@@ -153,7 +153,7 @@ def _check_loop(config: TrainConfig) -> None:
 
 def _check_slowdown(config: TrainConfig, data: Data) -> None:
     names = ("slowdown", "slowdown_ms", "slowdown_trace")
-    given = [f"--{_dashed(name)}" for name in names if getattr(config, name) is not None]
+    given = [f"--{dashed(name)}" for name in names if getattr(config, name) is not None]
     if len(given) > 1:
         raise PacelineError(f"{' and '.join(given)} were both given; expected one of them")
     for option, values, least in (
@@ -209,7 +209,3 @@ def _limits(config: TrainConfig, floor: int) -> tuple[Any, Any]:
             )
     least, most = options.least_and_most(limits, config.workers, config.global_batch, floor)
     return np.array(least, float), np.array(most, float)
-
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")

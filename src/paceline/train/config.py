@@ -17,6 +17,11 @@ DATA, BALANCING, SLOWNESS = "Data and training", "Balancing", "Played slowness"
 CHECKPOINTS, LOST, RAY = "Run directory and checkpoints", "Workers that are lost or join", "With --engine ray"
 
 
+def dashed(name: str) -> str:
+    """An option's name on the command line."""
+    return name.replace("_", "-")
+
+
 def _option(
     default: Any, told: str, panel: str | None = None, least: int | None = None, most: int = MANY
 ) -> Any:
@@ -123,10 +128,8 @@ class TrainConfig:
 
     def rounds(self, samples: int) -> int:
         """Rounds of the whole run over a training set of this size; at most, where their size is found."""
-        batch = self.global_batch * (
-            int(self.every) if self.every is not None and self.every.isdecimal() else 1
-        )
-        planned = self.epochs * -(-samples // batch)
+        steps = int(self.every) if self.every is not None and self.every.isdecimal() else 1
+        planned = self.epochs * -(-samples // (self.global_batch * steps))
         return planned if self.steps is None else self.steps
 
 

@@ -18,6 +18,7 @@ from paceline.data import datasets
 from paceline.data.datasets import Data
 from paceline.errors import PacelineError
 from paceline.learners import models
+from paceline.learners.images import tensor
 from paceline.rounds import RoundResult
 from paceline.torch import peers
 from paceline.torch.elastic.link import Left, company
@@ -48,8 +49,7 @@ class ImageSet(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return images[0], labels[0]
 
     def __getitems__(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        images = datasets.floats(self._data.x_train[indices])
-        return torch.from_numpy(images), torch.from_numpy(self._data.y_train[indices])
+        return tensor(self._data.x_train[indices]), torch.from_numpy(self._data.y_train[indices])
 
 
 def train(
@@ -80,8 +80,7 @@ def train(
 
     def timed(samples: int) -> None:
         """Forward and backward on some samples, leaving no trace in the model."""
-        images, labels = data.x_train[:samples], torch.from_numpy(data.y_train[:samples])
-        criterion(trial(torch.from_numpy(datasets.floats(images))), labels).backward()
+        criterion(trial(tensor(data.x_train[:samples])), torch.from_numpy(data.y_train[:samples])).backward()
 
     # All ranks are timed at once.
     slowed = slowdown.create(config, lambda: peers.gather(slowdown.seconds_per_sample(timed, equal)))

@@ -8,11 +8,9 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from paceline.data import datasets
 from paceline.errors import PacelineError, WorkerError
-from paceline.learners import models
+from paceline.learners import images, models
 from paceline.rounds import RoundResult
 from paceline.runs import Recorder
 from paceline.runs.run import CONFIG
@@ -22,7 +20,6 @@ from paceline.torch.measuring.recorder import RoundRecorder
 from paceline.train.checkpoint import CHECKPOINT, of_run
 from paceline.train.config import TrainConfig
 
-CHUNK = 1000  # samples of the test set that the model is given at once
 RECENT = 20  # rounds, whose median is what one usually takes
 NAMED = 8  # of the workers that were lost last
 Event = dict[str, Any]
@@ -64,8 +61,8 @@ class Journal:
         that keeps this one waiting."""
         kind = event["type"]
         if kind == "ready":
-            self._ready += not self._began
             if not self._began:
+                self._ready += 1
                 self._tell({"type": "starting", "ready": self._ready, "workers": self._config.workers})
         elif kind == "start":
             self._start(event)
@@ -148,7 +145,6 @@ class Journal:
             test_accuracy=self._accuracy(), run_dir=str(self._run_dir), workers_lost=self.faults
         )
 
-    @torch.no_grad()
     def _accuracy(self) -> float:
         """Portion of the test set that the model of the last round's checkpoint gets right. Raises PacelineError if
         that is gone or damaged."""
@@ -160,13 +156,7 @@ class Journal:
             )
         model = models.create(self._config.model, data.shape, data.classes)
         model.load_state_dict(parts["model"])
-        model.eval()
-        right = 0
-        for start in range(0, len(data.y_test), CHUNK):
-            part = slice(start, start + CHUNK)
-            guess = model(torch.from_numpy(datasets.floats(data.x_test[part]))).argmax(1).numpy()
-            right += int((guess == data.y_test[part]).sum())
-        return right / len(data.y_test)
+        return images.evaluated(model, data)[1]
 
     def close(self) -> None:
         """Leave the record whole, and no checkpoint that is ahead of it."""
@@ -212,10 +202,9 @@ class Journal:
         said = [words for step in sorted(told) for words in self._events.pop(step)]
         usual = statistics.median(self._usual) if self._usual else result.seconds
         late = max(result.seconds - usual, 0.0)
-        if said:
-            for words in said:
-                self._tell({"type": "note", "text": _sentence(words, result, late)})
-        else:
+        for words in said:
+            self._tell({"type": "note", "text": _sentence(words, result, late)})
+        if not said:
             self._usual.append(result.seconds)
         events = [{"what": words, "seconds_lost": round(late, 4)} for words in said]
         self._record.round(result, events)

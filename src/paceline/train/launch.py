@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
@@ -37,7 +37,7 @@ from paceline.train.checks import survives
 from paceline.train.config import TrainConfig
 from paceline.train.journal import Journal, how_to_go_on
 
-LOADED = ("torch", "torch.distributed", "torch._dynamo", "paceline.train.launch", "paceline.train.forked")
+LOADED = ["torch", "torch.distributed", "torch._dynamo", "paceline.train.launch", "paceline.train.forked"]
 LOOPBACK = "127.0.0.1"
 LOOK = 0.02  # seconds between two looks at the workers, at most: the end of one is seen at once
 STOPPED_LOOK = 0.5  # the same, at whether one is stopped
@@ -65,9 +65,7 @@ def run(
     its own, when one was lost that the run needs, or when none is left.
     """
     context, lasting = multiprocessing.get_context("forkserver"), survives(config)
-    context.set_forkserver_preload(
-        list(LOADED)
-    )  # processes are forked from a small server that has PyTorch loaded
+    context.set_forkserver_preload(LOADED)  # processes are forked from a small server that has PyTorch loaded
     life, held = context.Pipe(duplex=False)
     workers: dict[int, _Local] = {}
 
@@ -173,12 +171,10 @@ def _watch(
             time.sleep(SIGNAL_SECONDS)  # a signal that ended them may have been meant for all
             if interrupted():
                 raise KeyboardInterrupt
-        members = (
-            [each.ident for each in supervisor.membership.members]
-            if isinstance(supervisor, Supervisor)
-            else [0]
+        ours = (
+            [0] if isinstance(supervisor, Needed) else [each.ident for each in supervisor.membership.members]
         )
-        journal.settle(members, losses, supervisor.running)
+        journal.settle(ours, losses, supervisor.running)
         wait([workers[ident].sentinel for ident in supervisor.workers], LOOK)
 
 
@@ -212,11 +208,9 @@ class _Local:
         """Since the last call. A loader's child may hold the pipe open after its worker's death: its end is not
         waited for."""
         events = []
-        try:
+        with suppress(EOFError, OSError):  # it has ended
             while self._pipe.poll():
                 events.append(self._pipe.recv())
-        except (EOFError, OSError):
-            pass  # it has ended
         return events
 
 
@@ -239,10 +233,9 @@ class Stopped:
 
 def _stands(pid: int) -> bool:
     """Whether a process is stopped; one that has ended is not, which others see."""
-    try:
+    with suppress(psutil.Error):
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    except psutil.Error:
-        return False
+    return False
 
 
 def _work(
@@ -258,9 +251,17 @@ def _work(
 
     lasting: whether the run survives its loss. life: readable as soon as the command has ended.
     """
-    _begin(
-        life, (signal.SIGINT, signal.SIGHUP) if lasting else (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
-    )
+    # These may reach the whole group, as Ctrl-C does: the command, which they reach too, ends the worker in order.
+    for number in (signal.SIGINT, signal.SIGHUP, *(() if lasting else (signal.SIGTERM,))):
+        signal.signal(number, signal.SIG_IGN)
+    end_with(life)
+    for name, value in (("OMP_NUM_THREADS", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
+        os.environ.setdefault(name, value)
+    torch.set_num_threads(1)
+    # Loaders' processes are forked from their worker, as in a program of one rank; otherwise each worker starts a
+    # server of its own for them, which has PyTorch to load first, and the names of semaphores outlive a worker that
+    # ends at once.
+    multiprocessing.set_start_method("fork", force=True)
 
     def missed(missing: Missing) -> None:
         """Nothing but an end frees a thread that waits in a reduction; the record and the checkpoint are whole."""
@@ -293,21 +294,6 @@ def _work(
         time.sleep(REASON_SECONDS)
     pipe.close()
     os._exit(status)  # threads of gloo may still wait for a lost rank
-
-
-def _begin(life: Connection, ignored: tuple[int, ...]) -> None:
-    """First of all in a worker. ignored: signals that may reach the whole group, as Ctrl-C does: the
-    command, which they reach too, ends the worker in order."""
-    for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
-    end_with(life)
-    for name, value in (("OMP_NUM_THREADS", "1"), ("GLOO_SOCKET_IFNAME", "lo")):
-        os.environ.setdefault(name, value)
-    torch.set_num_threads(1)
-    # Loaders' processes are forked from their worker, as in a program of one rank; otherwise each worker starts a
-    # server of its own for them, which has PyTorch to load first, and the names of semaphores outlive a worker that
-    # ends at once.
-    multiprocessing.set_start_method("fork", force=True)
 
 
 def _words(error: Exception) -> str:

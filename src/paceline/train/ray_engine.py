@@ -48,23 +48,15 @@ def run(
         on_event({"type": "note", "text": kept.note})
     keep = (0 if state is None else int(state["version"])) if resume else None
     facts = config.as_dict() | {"engine": "ray"}
-    with Server(
-        images_program(config, data),
-        server_options(config),
-        pool,
-        address=config.address,
-        delay=slowdown.create(
-            config, lambda: [_seconds_per_sample(config, learner, samples)] * config.workers
-        ),
-        state=state,
-    ) as server:
+    delay = slowdown.create(config, lambda: [_seconds_per_sample(config, learner, samples)] * config.workers)
+    program, options = images_program(config, data), server_options(config)
+    with Server(program, options, pool, address=config.address, delay=delay, state=state) as server:
         recorder = Recorder.create(run_dir, facts, resume=keep)
         try:
             log = _Log(config, kept, recorder, server, pool, on_event, samples)
             server.on_update = log
-            on_event(
-                {"type": "start", "rounds": log.rounds, "first": server.updates, "policy": config.policy}
-            )
+            first = server.updates
+            on_event({"type": "start", "rounds": log.rounds, "first": first, "policy": config.policy})
             values = server.run(updates=config.steps)
             log.save()
             on_event({"type": "test"})
