@@ -139,7 +139,7 @@ def test_who_is_interrupted_and_does_not_answer_is_given_up():
         if step == 4:
             coordinator.handle(Answer(4.2, 3))
     load = engine.running[3].load
-    due = coordinator.deadlines(factor=4.0, floor=0.5)
+    due = coordinator.due(factor=4.0, floor=0.5)
     assert due[3] == pytest.approx(4.2 + 4.0 * 1.0 + 0.5)  # since it answered, not since its newest task
     assert due[0] == pytest.approx(8.0 + 4.0 * engine.running[0].load / load + 0.5)
 
@@ -150,17 +150,17 @@ def test_who_is_slow_is_waited_for_when_it_comes_back():
     for worker in (0, 1, 2):
         finish(engine, coordinator, worker, 1.0)
     late = engine.running[3]
-    assert coordinator.deadlines(4.0, 0.5)[3] == pytest.approx(4.5)
+    assert coordinator.due(4.0, 0.5)[3] == pytest.approx(4.5)
     coordinator.handle(Leave(4.5, 3, "given up"))
     assert log[-1].present == 3
     coordinator.handle(Join(10.0, 3, late))  # it took 10 s
     load = engine.running[3].load
-    assert coordinator.deadlines(4.0, 0.5)[3] == pytest.approx(10.0 + 1.5 * 10.0 / late.load * load + 0.5)
+    assert coordinator.due(4.0, 0.5)[3] == pytest.approx(10.0 + 1.5 * 10.0 / late.load * load + 0.5)
     for worker in (0, 1, 2):
         finish(engine, coordinator, worker, 11.0)
     finish(engine, coordinator, 3, 14.0)
     assert np.flatnonzero(log[-1].loads).tolist() == [0, 1, 2, 3]
-    due = coordinator.deadlines(4.0, 0.5)[3]
+    due = coordinator.due(4.0, 0.5)[3]
     assert due == pytest.approx(
         14.0 + 4 * 4.0 / load * engine.running[3].load + 0.5
     )  # by its own measure now

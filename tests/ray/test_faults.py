@@ -78,7 +78,7 @@ class Run:
     def _handling(self, event):
         """Stands before the coordinator's door."""
         if isinstance(event, Leave) and event.worker in self.server.present():
-            due = self._coordinator.deadlines(GIVE_UP, FLOOR).get(event.worker, np.nan)
+            due = self._coordinator.due(GIVE_UP, FLOOR).get(event.worker, np.nan)
             self.left[event.worker] = time.perf_counter(), event.why, due - event.now
         self._handle(event)
         arrived = isinstance(event, Arrive) and event.worker not in self._coordinator.tasks

@@ -7,9 +7,8 @@ from functools import cache
 from paceline import options
 from paceline.forecast.arima import Arima
 from paceline.forecast.ema import Ema, Last, Ratio
-from paceline.forecast.narx import Narx
+from paceline.forecast.learned import Narx, Recurrent
 from paceline.forecast.protocol import AnyForecast, Forecast, Reading
-from paceline.forecast.recurrent import Recurrent
 from paceline.forecast.tracking import Tracking
 
 FORECASTS: dict[str, type[AnyForecast]] = {

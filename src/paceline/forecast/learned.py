@@ -1,4 +1,4 @@
-"""What the trained forecasts share: their options, training while they predict, and the way back to EMA.
+"""The trained forecasts, ``narx`` and ``recurrent``: their options, training while they predict, the way back to EMA.
 
 Training takes one step a round on the window of past rounds, stops early, and starts again with each block. The
 newest rounds are kept in blocks: ``recent`` fills up and then moves into ``window``, so that a round copies a block
@@ -12,18 +12,19 @@ import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from paceline.errors import PacelineError
 from paceline.files import open_file, write_whole
 from paceline.forecast.ema import check_gain
-from paceline.forecast.networks import Network
+from paceline.forecast.networks import Network, Perceptron
+from paceline.forecast.networks import Recurrent as Layer
 from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
-__all__ = ["load", "save"]
+__all__ = ["Narx", "Recurrent", "load", "save"]
 
 LEAST = 96  # rounds in the window before training begins
 SETTLE = 20  # readings of a worker before its units are known
@@ -121,7 +122,7 @@ class Learned(Forecast[LearnedState]):
     window: rounds that training looks back on.
     fallback: EMA predicts where it has been more accurate of late (running squared error).
     gain: of that EMA.
-    model: file of a model that ``saved.save`` wrote, to start from.
+    model: file of a model that ``save`` wrote, to start from.
     seed: of the first weights and of the samples drawn where there are too many to train on all.
     """
 
@@ -191,6 +192,73 @@ class Learned(Forecast[LearnedState]):
         if self.fallback:
             usable &= state.wrong[0] < state.wrong[1]
         return np.where(usable, guesses[0], guesses[1]), state._replace(guesses=guesses)
+
+
+@dataclass(frozen=True, slots=True)
+class Narx(Learned):
+    """v^k = F(v^{k-1}, v^{k-2}; c^k, c^{k-1}[, c^{k-2}]; m^k, m^{k-1}[, m^{k-2}]), one hidden layer of tanh.
+
+    inputs: 8 is eq. (4) as printed, with d = 2; "less than 20 parameters" then allows one hidden unit (11).
+        6 reads the window of two as the current reading and one before: two hidden units (17).
+    hidden: hidden units; 0 takes the number above. LB-BSP, eq. (4).
+    """
+
+    inputs: Literal[6, 8] = 6
+    hidden: int = 0
+    needs_readings: ClassVar[bool] = True
+    name: ClassVar[str] = "narx"
+
+    def __post_init__(self) -> None:
+        Learned.__post_init__(self)
+        if self.inputs not in (6, 8):
+            raise PacelineError(f"forecast 'narx': inputs={self.inputs}: expected 6 or 8")
+        if self.hidden < 0:
+            raise PacelineError(
+                f"forecast 'narx': hidden={self.hidden}: expected 0 (the paper's size) or more"
+            )
+
+    @property
+    def network(self) -> Perceptron:
+        return Perceptron(self.inputs, self.hidden or (1 if self.inputs == 8 else 2))
+
+    @property
+    def lags(self) -> list[tuple[int, int]]:
+        readings = range(3 if self.inputs == 8 else 2)
+        return [(1, SPEED), (2, SPEED)] + [
+            (lag, channel) for channel in (CPU, MEMORY_USE) for lag in readings
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent(Learned):
+    """v^k from v^{k-look}, ..., v^{k-1}; trained online as ``narx`` is, but blind to processors and memory.
+
+    cell: "simple" or "lstm". look: the look-back window, 2 in the paper. hidden: units; the paper does not
+    say. LB-BSP, Table 3 (SimpleRNN, LSTM).
+    """
+
+    fallback: bool = False
+    cell: Literal["simple", "lstm"] = "simple"
+    look: int = 2
+    hidden: int = 4
+    name: ClassVar[str] = "recurrent"
+
+    def __post_init__(self) -> None:
+        Learned.__post_init__(self)
+        if self.cell not in ("simple", "lstm"):
+            raise PacelineError(f"forecast 'recurrent': cell={self.cell}: expected simple or lstm")
+        if self.look < 1 or self.hidden < 1:
+            raise PacelineError(
+                f"forecast 'recurrent': look={self.look}, hidden={self.hidden}: expected at least 1 of each"
+            )
+
+    @property
+    def network(self) -> Layer:
+        return Layer(self.look, self.hidden, self.cell == "lstm")
+
+    @property
+    def lags(self) -> list[tuple[int, int]]:
+        return [(lag, SPEED) for lag in range(self.look, 0, -1)]
 
 
 def _predict(config: Learned, state: LearnedState) -> Array:

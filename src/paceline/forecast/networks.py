@@ -40,23 +40,22 @@ class Perceptron:
             [first, np.zeros(self.hidden), rng.uniform(0.5, 1, self.hidden) / self.hidden, [0.0]]
         )
 
-    def _parts(self, parameters: Array) -> list[Array]:
-        return _split(parameters, (self.hidden, self.features), (self.hidden,), (self.hidden,), (1,))
+    def _run(self, parameters: Array, inputs: Array) -> tuple[Array, Array, Array]:
+        """(output, hidden units (models, samples, hidden), what the output weighs these by)."""
+        shapes = (self.hidden, self.features), (self.hidden,), (self.hidden,), (1,)
+        first, bias, second, level = _split(parameters, *shapes)
+        active = np.tanh(inputs @ first.swapaxes(1, 2) + bias[:, None])
+        return (active @ second[..., None])[..., 0] + level, active, second
 
     def forward(self, parameters: Array, inputs: Array) -> Array:
-        first, bias, second, level = self._parts(parameters)
-        active = np.tanh(inputs @ first.swapaxes(1, 2) + bias[:, None])
-        return (active @ second[..., None])[..., 0] + level
+        return self._run(parameters, inputs)[0]
 
     def jacobian(self, parameters: Array, inputs: Array) -> tuple[Array, Array]:
-        first, bias, second, level = self._parts(parameters)
-        active = np.tanh(inputs @ first.swapaxes(1, 2) + bias[:, None])  # (models, samples, hidden)
+        output, active, second = self._run(parameters, inputs)
         slope = (1 - active**2) * second[:, None]  # d output / d (W x + b)
         weights = slope[..., None] * inputs[:, :, None]  # (models, samples, hidden, features)
-        models, samples = inputs.shape[:2]
-        one = np.ones((models, samples, 1))
-        output = (active @ second[..., None])[..., 0] + level
-        return output, np.concatenate([weights.reshape(models, samples, -1), slope, active, one], axis=-1)
+        flat = weights.reshape(*output.shape, -1)
+        return output, np.concatenate([flat, slope, active, np.ones((*output.shape, 1))], axis=-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,20 +22,7 @@ from paceline.balancer import Balancer
 from paceline.errors import PacelineError
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.deadlines import Deadlines, Trip
-from paceline.paramserver.engine import (
-    Answer,
-    Arrive,
-    Engine,
-    Event,
-    Join,
-    Leave,
-    Moved,
-    Start,
-    Task,
-    Update,
-    pieces_of,
-    told,
-)
+from paceline.paramserver.engine import Answer, Arrive, Engine, Event, Join, Leave, Moved, Start, Task, Update
 from paceline.paramserver.rates import GradientNoise
 from paceline.paramserver.samples import SampleSource
 from paceline.pieces.sharing import WorkerRound
@@ -73,7 +60,7 @@ class Coordinator:
         self._held: dict[tuple[int, int], list[tuple[Task, float]]] = {}
         self.present: set[int] = set()
         self._starved: set[int] = set()  # present, but there are no samples for them now
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()
         self._dropped: Counter[str] = Counter()
         self._dropped_samples = 0
         self._changed: list[str] = []  # who takes part, since the update before
@@ -85,13 +72,8 @@ class Coordinator:
         self._story: deque[Event] = deque(maxlen=STORY)
         self._handling: Event | None = None
 
-    @property
-    def needs_machines(self) -> bool:
-        """Whether the balancing policy begins with what the machines are: see ``set_machines``."""
-        return self.balancer.policy.needs_machines
-
     def set_machines(self, machines: Machines) -> None:
-        """What the workers' machines are; to be told before ``start``."""
+        """What the workers' machines are; to be told before ``Start``, if the balancing policy needs them."""
         self.balancer = self._config.balancer(machines)
         self._loads = Loads(self.balancer, self.workers, self.batch, self._shares)
 
@@ -100,32 +82,28 @@ class Coordinator:
 
         Whatever is raised, by the engine too, has a note with the events before it, for a traceback.
         """
+        outer, self._handling = self._handling, event
         try:
-            if self._handling is not None:
-                raise RuntimeError(f"an event came while another was handled: {told(self._handling)}")
-            self._handling = event
-            try:
-                self._handle(event)
-            finally:
-                self._handling = None
+            if outer is not None:
+                raise RuntimeError(f"an event came while another was handled: {_told(outer)}")
+            match event:
+                case Start():
+                    self._start(*event)
+                case Arrive():
+                    self._arrive(*event)
+                case Answer(now, worker):
+                    self.deadlines.heard(worker, now if worker in self.tasks else None)
+                case Leave():
+                    self._leave(*event)
+                case Join():
+                    self._join(*event)
         except Exception as error:
-            story = "; ".join(map(told, self._story)) or "nothing"
-            error.add_note(f"{told(event)} came to this parameter server after: {story}")
+            story = "; ".join(map(_told, self._story)) or "nothing"
+            error.add_note(f"{_told(event)} came to this parameter server after: {story}")
             raise
+        finally:
+            self._handling = outer
         self._story.append(event)
-
-    def _handle(self, event: Event) -> None:
-        match event:
-            case Start(now, workers):
-                self._start(now, workers)
-            case Arrive():
-                self._arrive(*event)
-            case Answer(now, worker):
-                self._deadlines.heard(worker, now if worker in self.tasks else None)
-            case Leave(now, worker, why):
-                self._leave(now, worker, why)
-            case Join(now, worker, late):
-                self._join(now, worker, late)
 
     def _start(self, now: float, workers: frozenset[int] | None) -> None:
         self.present = set(range(self.workers)) if workers is None else set(workers)
@@ -158,7 +136,7 @@ class Coordinator:
         if ran is not None:
             task = task._replace(taken=ran.taken, load=len(ran.taken))
             trip = Trip(ran.seconds, ran.seconds, task.load, ran)
-        self._deadlines.arrived(worker, trip)
+        self.deadlines.arrived(worker, trip)
         self._quorum.arrivals.arrived(worker, task.tag, now, whole, np.zeros(0) if ends is None else ends)
         self._held.setdefault((worker, task.tag), []).append((task, trip.seconds))
         effects, self._state = self._gate.arrive(self._state, worker, now)
@@ -171,7 +149,7 @@ class Coordinator:
         self._changed.append(f"worker {worker} {WORDS.get(why, why)}")
         self.present.discard(worker)
         self._starved.discard(worker)
-        self._deadlines.heard(worker, None)
+        self.deadlines.heard(worker, None)
         self._forget(worker, why)
         effects, self._state = self._gate.leave(self._state, worker, now)
         self._carry_out(effects, now)
@@ -182,28 +160,24 @@ class Coordinator:
         _log.info("worker %d takes part", worker)
         self._changed.append(f"worker {worker} joined")
         self.present.add(worker)
-        self._deadlines.joined(worker, None if late is None else (now - late.began) / max(late.load, 1))
+        self.deadlines.joined(worker, None if late is None else (now - late.began) / max(late.load, 1))
         effects, self._state = self._gate.join(self._state, worker, now)
         self._carry_out(effects, now)
 
-    def progress(self, worker: int, heard: float, load: int) -> None:
-        """In a shared round, this worker was last heard of then, and these samples are awaited from it."""
-        self._deadlines.progress(worker, heard, load)
-
-    def deadlines(self, factor: float, floor: float) -> dict[int, float]:
+    def due(self, factor: float, floor: float) -> dict[int, float]:
         """When (seconds) to give up each worker that is computing: see ``Deadlines.of``."""
-        return self._deadlines.of({w: task.load for w, task in self.tasks.items()}, factor, floor)
+        return self.deadlines.of({w: task.load for w, task in self.tasks.items()}, factor, floor)
 
     def _forget(self, worker: int, why: str) -> None:
         task = self.tasks.pop(worker, None)
-        self._deadlines.delivered(worker)
+        self.deadlines.delivered(worker)
         if task is not None:
             self.engine.cancel([task])
             self._lost(task, why)
 
     def _cut(self, task: Task, ends: Array) -> tuple[Task, Array]:
         """A task of which only the first pieces were run: what was, and the ends with NaN for the others."""
-        parts: Any = self.pool.split(task.taken, int(pieces_of(task)[len(ends) - 1]))
+        parts: Any = self.pool.split(task.taken, int(task.ends()[len(ends) - 1]))
         ran, left = parts
         self.pool.give_back(left)
         self._dropped["cut short"] += 1
@@ -221,8 +195,11 @@ class Coordinator:
         """Do what the gate says, and what follows from it, in order."""
         queue = list(effects)
         while queue or (self._starved and self.pool.available()):
-            if not queue:
-                queue += self._feed(now)
+            if not queue:  # samples have come back for who has none
+                worker = min(self._starved)
+                self._starved.discard(worker)
+                effects, self._state = self._gate.join(self._state, worker, now)
+                queue += effects
                 continue
             effect = queue.pop(0)
             if isinstance(effect, Apply):
@@ -258,7 +235,7 @@ class Coordinator:
         wanted = self._quorum.wanted
         self._quorum.updated(self.version, now, fresh, len(self.present), moved, rate)
         noise_scale = self._noise.scale(loads.sum() / len(used)) if self._gate.takes_quorum else None
-        shares = self._loads.updated(self.version, self.present, self._deadlines, noise_scale)
+        shares = self._loads.updated(self.version, self.present, self.deadlines, noise_scale)
         self._quorum.planned(self.balancer.plan(self.version).quorum, len(self.present))
         self._expect(now)
         update = Update(
@@ -310,16 +287,17 @@ class Coordinator:
         task = Task(self._numbers, worker, version, tag, taken, load, now, self._shares, pieces, cut)
         self._numbers += 1
         self.tasks[worker] = task
-        self._deadlines.sent(worker, now)
+        self.deadlines.sent(worker, now)
         self.engine.compute(task)
         return ()
 
-    def _feed(self, now: float) -> Effects:
-        """Samples may have come back for who has none."""
-        worker = min(self._starved)
-        self._starved.discard(worker)
-        effects, self._state = self._gate.join(self._state, worker, now)
-        return effects
+
+def _told(event: Event) -> str:
+    """The event in a few words, without samples."""
+    who = "" if isinstance(event, Start) else f" {event.worker}"
+    what = f", task {event.number}" if isinstance(event, Arrive) else ""
+    why = f", {event.why}" if isinstance(event, Leave) else ""
+    return f"at {event.now:.3f} s {type(event).__name__.lower()}{who}{what}{why}"
 
 
 class Loads:

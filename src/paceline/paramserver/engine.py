@@ -30,10 +30,9 @@ class Task(NamedTuple):
     pieces: int = 0  # to run it in, as long as ``cut`` seconds are not over; 0 for whole
     cut: float = np.inf
 
-
-def pieces_of(task: Task) -> NDArray[np.int64]:
-    """Samples of a task up to the end of each of its pieces, which are as equal as they can be; (pieces,)."""
-    return -(-np.arange(1, task.pieces + 1) * task.load // task.pieces)
+    def ends(self) -> NDArray[np.int64]:
+        """Its samples up to the end of each of its pieces, which are as equal as they can be; (pieces,)."""
+        return -(-np.arange(1, self.pieces + 1) * self.load // self.pieces)
 
 
 class Start(NamedTuple):
@@ -86,20 +85,6 @@ class Join(NamedTuple):
 
 
 Event = Start | Arrive | Answer | Leave | Join
-
-
-def told(event: Event) -> str:
-    """The event in a few words, without samples."""
-    what = type(event).__name__.lower()
-    match event:
-        case Start():
-            return f"at {event.now:.3f} s start"
-        case Arrive():
-            return f"at {event.now:.3f} s {what} {event.worker}, task {event.number}"
-        case Leave():
-            return f"at {event.now:.3f} s {what} {event.worker}, {event.why}"
-        case _:
-            return f"at {event.now:.3f} s {what} {event.worker}"
 
 
 class Moved(NamedTuple):

@@ -115,7 +115,7 @@ class Pieces:
             samples = sharing.to_deliver(worker)
             if samples is not None:
                 self._sender.ask(self._tasks[worker]._replace(taken=samples, load=len(samples)))
-            self._coordinator.progress(worker, *sharing.awaited(worker))
+            self._coordinator.deadlines.progress(worker, *sharing.awaited(worker))
 
     def _send(self, worker: int, samples: Indices | None) -> None:
         if samples is not None:

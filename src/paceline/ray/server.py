@@ -220,7 +220,7 @@ class Server:
             version=self.updates,
             count=shards,
         )
-        if self._coordinator.needs_machines:
+        if self._coordinator.balancer.policy.needs_machines:
             self._coordinator.set_machines(sizes(self._crew.ask("machine", range(self.config.workers))))
         self._small = values.nbytes / len(self.shards) < SMALL_BYTES
         self.buffers = None if state is None else state.get("buffers")
@@ -228,7 +228,7 @@ class Server:
     def _wait(self, now: float) -> None:
         """Wait for the next thing that happens, and take in all that has."""
         watched = [*self._pending, *self._moving, *self._crew.starting]
-        due = min(self._coordinator.deadlines(self._give_up, self._floor).values(), default=math.inf)
+        due = min(self._coordinator.due(self._give_up, self._floor).values(), default=math.inf)
         timeout = min(max(min(due, self._round.due()) - now, 0.0), LOOK_SECONDS)
         ready, rest = ray.wait(watched, num_returns=1, timeout=timeout)
         if ready and rest:
@@ -342,7 +342,7 @@ class Server:
         now = self._now()
         if not self.pool.finished():
             self._round.claim_ahead(now)
-            for worker, due in self._coordinator.deadlines(self._give_up, self._floor).items():
+            for worker, due in self._coordinator.due(self._give_up, self._floor).items():
                 if now > due:
                     self._coordinator.handle(Leave(now, worker, "given up"))
         while not self._commands.empty():

@@ -19,7 +19,7 @@ from paceline.errors import PacelineError
 from paceline.paramserver.aggregate import Parameters, Part, aggregate
 from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.coordinator import Coordinator
-from paceline.paramserver.engine import Arrive, Join, Leave, Moved, Start, Task, Update, pieces_of
+from paceline.paramserver.engine import Arrive, Join, Leave, Moved, Start, Task, Update
 from paceline.paramserver.samples import SampleSource
 from paceline.rounds import Array, Indices, Vector
 from paceline.simulate.timing import Constant, TimingModel
@@ -229,7 +229,7 @@ class Server:
         """What the worker's ``number``-th task takes, up to the piece in which its time is over."""
         if not task.pieces:
             return self._trips.seconds(task.worker, number, task.load, self.now)
-        loads = pieces_of(task).tolist()
+        loads = task.ends().tolist()
         ends = np.array([self._trips.seconds(task.worker, number, load, self.now) for load in loads])
         self._ends[task.number] = ends = ends[: int((ends < task.cut).sum()) + 1]
         return float(ends[-1])
@@ -284,7 +284,7 @@ class Server:
 
     def _watch(self, task: Task) -> None:
         """Look again at a frozen worker's deadline."""
-        deadline = self._coordinator.deadlines(self._give_up, self._floor).get(task.worker)
+        deadline = self._coordinator.due(self._give_up, self._floor).get(task.worker)
         if deadline is not None:
             self._push(max(deadline, self.now), MEMBERS, task.worker)
 
