@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,7 @@ def one(
     loader = pace.loader(data, seed=5, num_workers=loader_workers, **costs)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
     stalls, steps, losses, merges = random.Random(rank), list[Any](), list[float](), 0
+    delay, ends = (options.get("merge") or Merge()).delay, list[int]()
     for _ in range(epochs):
         for x, y, index in loader:
             time.sleep(jitter * stalls.expovariate(1.0) * (1 + 3 * (rank == 1)))
@@ -116,11 +119,14 @@ def one(
             steps.append((step, index.tolist() if counts else [], stepped))
             losses.append(float(loss.detach()))
             merges += pace.merged
-            assert pace.merged == (pace.rounds == step + 1)
+            assert not pace.merged or pace.rounds == step + 1
+            assert delay or pace.merged == (pace.rounds == step + 1)
             assert all(p.grad is None for p in model.parameters())
+        assert pace.merged
+        ends.append(pace.rounds)
         pace.settle()
     rounds, last = pace.rounds, pace.loss
-    assert merges == rounds
+    assert merges == (epochs if delay else rounds)
     pace.detach()
     return {
         "steps": steps,
@@ -129,6 +135,7 @@ def one(
         "rounds": rounds,
         "state": {name: value.tolist() for name, value in model.state_dict().items()},
         "most": int(pace.terms.micro_batch or 0),
+        "ends": ends,
     }
 
 
@@ -140,11 +147,39 @@ def replayed(runs: list[dict[str, Any]], **case: Any) -> dict[str, torch.Tensor]
     models, optimizers = zip(*(made(case) for _ in runs), strict=True)
     velocity: dict[str, torch.Tensor] = {}
     state = {name: value.clone() for name, value in model.state_dict().items()}
-    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    trained = {name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    Interval = tuple[list[float], list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]]]
+
+    def merged(interval: Interval, all_of_it: bool) -> dict[str, torch.Tensor]:
+        """The base, after the changes of this interval; buffers only if that is all there is."""
+        weights, begun, ended = interval
+        found, total = dict(state), sum(weights)
+        for name, before in state.items():
+            each = [own[name] for own in ended]
+            if not before.is_floating_point():
+                if all_of_it:
+                    found[name] = torch.stack([e for e, w in zip(each, weights, strict=True) if w]).amax(0)
+            elif name not in trained:
+                mean = sum(w / total * e.nan_to_num(neginf=-9) for w, e in zip(weights, each, strict=True))
+                if all_of_it:
+                    found[name] = torch.where(before.isinf(), before, mean)
+            else:
+                firsts = [own[name] for own in begun]
+                change = sum(
+                    w / total * (first - e) for w, first, e in zip(weights, firsts, each, strict=True)
+                )
+                if merge.outer == "mean":
+                    found[name] = before - change
+                else:  # Nesterov's momentum, as Sutskever et al. have it (ICML 2013), by its own formula
+                    velocity[name] = 0.9 * velocity.get(name, torch.zeros_like(change)) + change
+                    found[name] = before - 0.7 * (change + 0.9 * velocity[name])
+        return found
+
+    starts, way = [state] * len(runs), list[Interval]()
     for interval in range(runs[0]["rounds"]):
         weights = []
-        for run, own, optimizer in zip(runs, models, optimizers, strict=True):
-            own.load_state_dict(state)
+        for run, own, optimizer, start in zip(runs, models, optimizers, starts, strict=True):
+            own.load_state_dict(start)
             weight, taken = 0.0, 0
             for _, index, _ in [step for step in run["steps"] if step[0] == interval]:
                 if not index:
@@ -161,21 +196,22 @@ def replayed(runs: list[dict[str, Any]], **case: Any) -> dict[str, torch.Tensor]
                 optimizer.zero_grad()
                 weight += many
             weights.append({"samples": weight, "steps": taken, "ranks": float(taken > 0)}[merge.by])
-        total = sum(weights)
-        for name, before in state.items():
-            each = [own.state_dict()[name] for own in models]
-            if not before.is_floating_point():
-                state[name] = torch.stack([e for e, w in zip(each, weights, strict=True) if w]).amax(0)
-                continue
-            mean = sum(w / total * e.nan_to_num(neginf=-9) for w, e in zip(weights, each, strict=True))
-            if merge.outer == "mean" or name not in trained:
-                state[name] = torch.where(before.isinf(), before, mean)
-                continue
-            change = (
-                before - mean
-            )  # Nesterov's momentum, as Sutskever et al. have it (ICML 2013), by its own formula
-            velocity[name] = 0.9 * velocity.get(name, torch.zeros_like(change)) + change
-            state[name] = before - 0.7 * (change + 0.9 * velocity[name])
+        ended = [{name: value.clone() for name, value in own.state_dict().items()} for own in models]
+        way.append((weights, starts, ended))
+        keeps = merge.delay if interval + 1 not in runs[0]["ends"] else 0
+        while len(way) > keeps:
+            state = merged(way.pop(0), not way)
+        starts = [
+            {
+                name: value + end[name] - start[name]
+                if way and name in trained
+                else end[name]
+                if way
+                else value
+                for name, value in state.items()
+            }
+            for start, end in zip(starts, ended, strict=True)
+        ]
     return state
 
 
@@ -282,13 +318,15 @@ def kinds(rank: int, ranks: int) -> list[list[float]]:
 
 
 def drawn(rank: int, ranks: int) -> list[Any]:
-    """Loops that make their own batches, and streams: each rank's steps, and whether all end with one model."""
+    """Loops that make their own batches, and streams, without a delay and with one: each rank's steps, and whether
+    all end with one model."""
     found = []
-    for kind in ("sizes", "stream"):
+    for kind, delay in itertools.product(("sizes", "stream"), (0, 1)):
         model = fresh(torch.float64)
         optimizer, steps = torch.optim.SGD(model.parameters(), lr=0.1), []
         data = Samples(60)
-        with Pace(model, BATCH, UNEVEN, loop="local", every=2, limits=[(0, None)] * ranks) as pace:
+        options: dict[str, Any] = {"limits": [(0, None)] * ranks, "merge": Merge(delay=delay)}
+        with Pace(model, BATCH, UNEVEN, loop="local", every=2, **options) as pace:
             source = pace.sizes(3) if kind == "sizes" else pace.stream(data[n] for n in range(20 * rank, 60))
             for each in source:
                 x, y, many = (
@@ -298,7 +336,56 @@ def drawn(rank: int, ranks: int) -> list[Any]:
                 counts = pace.counts
                 pace.step(optimizer)
                 steps.append(many if counts else 0)
+            assert pace.merged
         found.append([steps, pace.rounds, [p.tolist() for p in model.parameters()]])
+    return found
+
+
+def late(rank: int, ranks: int) -> float:
+    """When rank 1 wakes up, which sleeps in the second of four intervals, and when rank 0 is through the third."""
+    model, at = fresh(torch.float64), 0.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Pace(model, BATCH, "equal", loop="local", every=2, merge=Merge(delay=1)) as pace:
+        for x, y, _ in pace.loader(Samples(8 * BATCH), seed=5):
+            if (pace.rounds, rank, at) == (1, 1, 0.0):
+                time.sleep(1.0)
+                at = time.time()
+            pace.backward(nn.functional.cross_entropy(model(x), y))
+            if (pace.rounds, rank) == (2, 0):
+                at = time.time()
+            pace.step(optimizer)
+    return at
+
+
+def left(rank: int, ranks: int) -> list[Any]:
+    """A loop that is left within an epoch with changes on their way: what is said of a checkpoint, the parameters
+    before and behind a flush; the steps; and the warning if another one ends so."""
+    model, found, steps = fresh(torch.float64), list[Any](), list[Any]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for flushes in (True, False):
+        pace = Pace(model, BATCH, "equal", loop="local", every=2, merge=Merge(delay=1))
+        for x, y, index in pace.loader(Samples(COUNT), seed=5):
+            pace.backward(nn.functional.cross_entropy(model(x), y))
+            interval = pace.rounds
+            pace.step(optimizer)
+            assert not pace.merged
+            steps += [(interval, index.tolist(), True)] if flushes else []
+            if pace.rounds == 3:
+                break
+        if flushes:
+            try:
+                pace.state_dict()
+            except PacelineError as error:
+                found.append(str(error))
+            found.append([p.tolist() for p in model.parameters()])
+            pace.flush()
+            assert pace.merged
+            assert pace.state_dict()["rounds"] == 3
+            found.append({"state": {n: p.tolist() for n, p in model.state_dict().items()}, "steps": steps})
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            pace.detach()
+        found.append([str(each.message) for each in said])
     return found
 
 
@@ -413,8 +500,8 @@ class IndexedRows(elastic_jobs.Rows):
 
 
 def counted(told: Told) -> list[tuple[int, dict[int, list[list[int]]]]]:
-    """Epoch and the steps that counted in each interval, by worker: those of all that merged it, and of a worker that
-    was lost behind its sums, without whose samples the interval would not be whole."""
+    """Epoch and the steps that counted in each interval, by worker: those of all that merged it, and of workers
+    that were lost behind its sums, without whose samples the interval would not be whole."""
     took: dict[int, dict[int, list[Any]]] = {}
     epochs: dict[int, int] = {}
     for who, line in told.of("took"):
@@ -429,10 +516,13 @@ def counted(told: Told) -> list[tuple[int, dict[int, list[list[int]]]]]:
             continue
         have = {index for steps in sure.values() for step in steps for index in step}
         missing = batches.get(interval, len(have)) - len(have)
-        for who, steps in by.items():
-            own = [index for step in steps for index in step]
-            if missing and who not in sure and len(own) == missing and not have & set(own):
-                sure[who], missing = steps, 0
+        others = [who for who in by if who not in sure]
+        for some in itertools.chain.from_iterable(
+            itertools.combinations(others, many) for many in range(1, len(others) + 1)
+        ):
+            own = [index for who in some for step in by[who] for index in step]
+            if missing and len(own) == len({*own} - have) == missing:
+                sure, missing = {**sure, **{who: by[who] for who in some}}, 0
         assert not missing, (interval, missing)
         found.append((epochs[interval], sure))
     return found

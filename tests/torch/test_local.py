@@ -13,7 +13,8 @@ from torch import nn
 from paceline.errors import PacelineError
 from paceline.sync.intervals import interval
 from paceline.torch import Merge, Pace
-from paceline.torch.local import Every, Flats
+from paceline.torch.local import Every
+from paceline.torch.local_merge import Flats
 from support import local_jobs
 from support.local_jobs import COUNT, SINGLE, replayed, together, trained
 from support.ranks import run_ranks
@@ -22,6 +23,7 @@ from support.torch_jobs import UNEVEN, Samples, fresh
 pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("torch")]
 
 ANY = {"limits": [(0, None)] * 3}
+LATE = Merge(outer="nesterov:lr=0.7,momentum=0.9", delay=1)
 CASES: dict[str, dict[str, Any]] = {
     "loads of any kind": {"policy": UNEVEN, "every": 3, "momentum": 0.9, **ANY},
     "claimed": {"policy": "factoring", "every": 4, "momentum": 0.9, "jitter": 0.002},
@@ -34,6 +36,18 @@ CASES: dict[str, dict[str, Any]] = {
     "by steps": {"policy": UNEVEN, "every": 3, "merge": Merge(by="steps"), **ANY},
     "by ranks": {"policy": UNEVEN, "every": 3, "merge": Merge(by="ranks"), **ANY},
     "Nesterov": {"policy": UNEVEN, "every": 2, "merge": Merge(outer="nesterov:lr=0.7,momentum=0.9"), **ANY},
+    "delayed": {"policy": UNEVEN, "every": 2, "merge": Merge(delay=1), "momentum": 0.9, **ANY},
+    "delayed, statistics": {"policy": UNEVEN, "every": 1, "merge": LATE, "norm": True, **ANY},
+    "delayed, claimed": {"policy": "auto", "every": 3, "merge": LATE, "jitter": 0.02, "adam": True},
+    "delayed, by the clock": {"every": "0.01 s", "merge": Merge(by="ranks", delay=1), "jitter": 0.002},
+    "delayed, as often as the link allows": {"every": "auto", "merge": LATE, "jitter": 0.001},
+    "delayed, prefetched": {
+        "policy": "level",
+        "every": 2,
+        "merge": LATE,
+        "loader_workers": 1,
+        "jitter": 0.002,
+    },
     "clipped": {"policy": UNEVEN, "every": 2, "clip": 0.05, "adam": True, **ANY},
     "scaled": {"policy": UNEVEN, "every": 2, "scaled": True, **ANY},
     "sums": {"policy": UNEVEN, "every": 2, "reduction": "sum", **ANY},
@@ -67,6 +81,7 @@ def test_the_model_is_that_of_a_replay_and_each_sample_counts_once() -> None:
         rounds, count = own[0]["rounds"], case.get("count", COUNT)
         used = sorted(index for _, indices, _ in steps for index in indices)
         assert used == sorted([*range(count)] * 2), name
+        assert own[0]["ends"] == own[1]["ends"] == own[2]["ends"]
         half = sorted(index for at, indices, _ in steps for index in indices if at < rounds / 2)
         assert case["every"] not in (2, 3) or half == [*range(count)], name  # each once an epoch
         assert all(len(indices) <= 1.5 * own[0]["most"] for _, indices, _ in steps), name
@@ -135,7 +150,7 @@ def test_merges_in_fewer_bits_come_to_about_the_same() -> None:
     cases = [
         {"policy": UNEVEN, "every": 2, "norm": True, "merge": Merge(send=send), **ANY}
         for send in ("bf16", "int8")
-    ]
+    ] + [{"policy": UNEVEN, "every": 2, "merge": Merge(send="int8", delay=1), **ANY}]
     runs = run_ranks(3, trained, cases)
     for number, case in enumerate(cases):
         own = [each[number] for each in runs]
@@ -145,10 +160,28 @@ def test_merges_in_fewer_bits_come_to_about_the_same() -> None:
 
 def test_loops_that_draw_their_own_samples_and_streams() -> None:
     ranks = run_ranks(3, local_jobs.drawn)
-    for kind in range(2):
+    for kind in range(4):
         assert ranks[0][kind][1:] == ranks[1][kind][1:] == ranks[2][kind][1:]
-    assert sum(sum(rank[0][0]) for rank in ranks) == 3 * 2 * 12
-    assert [sum(rank[1][0]) for rank in ranks] == [60, 40, 20]
+    for delay in range(2):
+        assert sum(sum(rank[delay][0]) for rank in ranks) == 3 * 2 * 12
+        assert [sum(rank[2 + delay][0]) for rank in ranks] == [60, 40, 20]
+
+
+def test_a_rank_that_is_late_by_less_than_an_interval_holds_nobody() -> None:
+    through, woken, *_ = run_ranks(2, local_jobs.late)
+    assert through < woken
+
+
+def test_a_loop_that_is_left_takes_in_what_is_on_its_way_with_a_flush() -> None:
+    ranks = run_ranks(3, local_jobs.left)
+    said, parted, whole, quiet, warned = zip(*ranks, strict=True)
+    assert all("a checkpoint after interval 2, whose changes are still on their way" in each for each in said)
+    assert parted[0] != parted[1] != parted[2]
+    assert whole[0]["state"] == whole[1]["state"] == whole[2]["state"]
+    runs = [{**each, "rounds": 3, "ends": [3]} for each in whole]
+    assert apart(whole[0]["state"], replayed(runs, merge=Merge(delay=1))) < 1e-12
+    assert quiet == ([], [], [])
+    assert all("call pace.flush() on all ranks" in each for (each,) in warned)
 
 
 def test_what_was_left_within_an_interval_is_run_again() -> None:
@@ -241,6 +274,7 @@ def test_a_loop_that_is_wrong_is_refused(mistake: str) -> None:
         ({"limits": "memory"}, "limits='memory' cuts a step"),
         ({"limits": [(1, None)], "every": "auto"}, "limits= are samples of an interval"),
         ({"elastic": True, "merge": Merge(send="int8")}, r"Merge\(send='int8'\) rounds sums"),
+        ({"elastic": True, "merge": Merge(delay=1)}, r"Merge\(delay=1\) goes on with sums"),
         ({"loop": "whole"}, "every= and merge= are for loop='local'"),
     ],
 )
@@ -260,6 +294,8 @@ def test_merges_are_chosen_in_words() -> None:
         Merge(send="int4")
     with pytest.raises(PacelineError, match="expected a name such as"):
         Merge(outer=3)  # type: ignore[arg-type]
+    with pytest.raises(PacelineError, match=r"Merge\(delay=2\): expected 0, or 1 interval"):
+        Merge(delay=2)
     with pytest.raises(PacelineError, match="expected a learning rate above 0"):
         Merge(outer="nesterov:lr=0")
     assert [interval(each) for each in (None, "auto", "2 s", "0.5s", 2.5, "8", 8)] == [
@@ -385,6 +421,6 @@ def test_tokens_of_one_step_and_samples_of_another_are_no_weight() -> None:
 
 def test_what_counts_for_nothing_may_hold_no_numbers() -> None:
     """As a buffer does that a rank without samples made the mean over none of them."""
-    flats = Flats([torch.zeros(2)], 3)
+    flats = Flats()
     flats.fill([torch.zeros(2)], [torch.full((2,), torch.nan)], 0.0, [1.0, 0.0, 0.0])
     assert flats.own[0].tolist() == [0.0, 0.0]

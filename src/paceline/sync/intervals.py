@@ -18,6 +18,7 @@ from paceline.errors import PacelineError, short
 AUTO, SECONDS = "auto", re.compile(r"(\d+\.?\d*|\.\d+) ?s")  # for every
 MANY = 2**31 - 1  # steps or seconds, at most
 LINK = 0.1  # of the time is the link's at most, under "auto"
+HIDDEN = 0.8  # the same of the steps' time, if merging goes on beside them
 MOST_STEPS = 1024  # of every worker in an interval whose size is found, on average
 GROWTH = 4.0  # times the interval before, at most
 
@@ -73,11 +74,13 @@ def interval(every: Any) -> int | float | str:
     return float(number) if isinstance(number, float) else int(number)
 
 
-def next_size(every: float | str, batch: int, size: int, samples: int, seconds: float, link: float) -> int:
+def next_size(
+    every: float | str, batch: int, size: int, samples: int, seconds: float, link: float, delay: int = 0
+) -> int:
     """Samples of the next interval, a multiple of ``batch``, the samples of a step of every worker.
 
     every: seconds, or "auto". size: of the newest interval that was planned. samples, seconds: of one that is over,
-    without its merge, which took ``link`` seconds."""
-    wanted = link * (1 / LINK - 1) if every == AUTO else float(every)
+    without its merge, which took ``link`` seconds, beside the steps if there is a ``delay``."""
+    wanted = link * (1 / HIDDEN if delay else 1 / LINK - 1) if every == AUTO else float(every)
     due = min(max(wanted * samples / seconds, size / GROWTH), size * GROWTH)
     return min(max(round(due / batch), 1), MOST_STEPS) * batch

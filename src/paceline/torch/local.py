@@ -46,10 +46,14 @@ class Merge:
     send: how changes travel: None (default) as they are; "bf16", in half of the bytes; "int8", in a quarter, with a
         scale for every 256 numbers. What rounding leaves out is sent the next time, and lost only if a run goes on
         from a checkpoint.
+    delay: 0 (default): ranks wait for the merge of an interval at its end. 1: they go on, and it is taken in one
+        interval later, so that neither the link nor a rank that is late by less than an interval holds anybody.
+        Where an epoch ends, and in ``pace.flush()``, all is taken in.
     """
 
     by: str = "samples"
     send: str | None = None
+    delay: int = 0
     outer: str | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] = "mean"
 
     def __post_init__(self) -> None:
@@ -60,6 +64,8 @@ class Merge:
             )
         if self.send not in (None, *SENT):
             raise PacelineError(f"Merge(send={short(self.send)}): expected None, 'bf16' or 'int8'")
+        if isinstance(self.delay, bool) or self.delay not in (0, 1):
+            raise PacelineError(f"Merge(delay={short(self.delay)}): expected 0, or 1 interval")
         if not isinstance(self.outer, str) and not callable(self.outer):
             raise PacelineError(
                 f"Merge(outer={short(self.outer)}): expected a name such as 'nesterov:lr=0.7,momentum=0.9', or a "
@@ -70,7 +76,7 @@ class Merge:
 
     def __str__(self) -> str:
         outer = self.outer if isinstance(self.outer, str) else "a function"
-        return f"Merge(by={self.by!r}, outer={outer!r}, send={self.send!r})"
+        return f"Merge(by={self.by!r}, outer={outer!r}, send={self.send!r}, delay={self.delay})"
 
     def optimizer(self, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The outer optimizer of these parameters."""
@@ -111,6 +117,9 @@ def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
         else f"Merge(send={given.merge.send!r}) rounds sums that nobody can take back if a rank is lost within them; "
         "leave send= out under elastic=True"
         if given.elastic and given.merge is not None and given.merge.send is not None
+        else "Merge(delay=1) goes on with sums that a lost rank would leave unfinished; leave delay= out under "
+        "elastic=True"
+        if given.elastic and given.merge is not None and given.merge.delay
         else "deterministic=True fixes the sums of gradients, and none are summed; leave it out"
         if given.deterministic
         else "ranks take unlike numbers of steps, which DistributedDataParallel and fully_shard do not allow; hand "
@@ -126,11 +135,11 @@ class Every:
     """How many samples an interval has, by the round from which that holds; the same on every rank, since it is made
     of what all ranks were told.
 
-    every: as of ``intervals.interval``. batch: B, samples of a step of every rank.
+    every: as of ``intervals.interval``. batch: B, samples of a step of every rank. delay: as of ``Merge``.
     """
 
-    def __init__(self, every: int | float | str, batch: int) -> None:
-        self._every, self._batch = every, batch
+    def __init__(self, every: int | float | str, batch: int, delay: int = 0) -> None:
+        self._every, self._batch, self._delay = every, batch, delay
         self.fixed = isinstance(every, int)
         self._link = math.nan  # seconds that a merge takes, without a wait for late ranks
         self._sizes = {0: batch * every if isinstance(every, int) else batch}
@@ -158,7 +167,7 @@ class Every:
         if isinstance(self._every, int) or (self._every == intervals.AUTO and math.isnan(self._link)):
             return
         newest = next(reversed(self._sizes.values()))
-        size = intervals.next_size(self._every, self._batch, newest, batch, seconds, self._link)
+        size = intervals.next_size(self._every, self._batch, newest, batch, seconds, self._link, self._delay)
         if size != newest:
             self._sizes[step] = size
             if len(self._sizes) > KEPT:
@@ -186,6 +195,7 @@ class Merging(Reducer):
 
     def __init__(self, model: torch.nn.Module, ranks: int) -> None:
         self._ranks = ranks
+        self._group: Any = None  # the default one
         # What rounding has left out so far, for each tensor: of this rank's changes, and of the sums that it makes.
         self._left: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         if ranks == 1:
@@ -199,17 +209,21 @@ class Merging(Reducer):
                 dist.broadcast(whole, 0)
                 tensor.copy_(whole)
 
+    def begin(self, loop: Any) -> None:
+        if loop.terms.merge.delay and self._ranks > 1:  # sums go on beside those of the program
+            self._group = dist.new_group()
+
     def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
         if self._ranks == 1:
             return
         if send is not None:
             *flats, table = own
-            dist.all_reduce(table)
+            dist.all_reduce(table, group=self._group)
             weight = float(table[:, 1].sum())  # in parts of it, what is left out has its size the next time
             for number, flat in enumerate(flats):
                 flat.copy_(self._rounded(number, flat / (weight or 1.0), send) * weight)
             return
-        for work in [dist.all_reduce(flat, async_op=True) for flat in own]:
+        for work in [dist.all_reduce(flat, group=self._group, async_op=True) for flat in own]:
             work.wait()
 
     def _rounded(self, number: int, flat: torch.Tensor, send: str) -> torch.Tensor:
@@ -223,11 +237,11 @@ class Merging(Reducer):
         mine += first
         there = encoded(mine, send)
         parts = torch.empty_like(there)
-        dist.all_to_all_single(parts, there)
+        dist.all_to_all_single(parts, there, group=self._group)
         total = decoded(parts, send, flat.dtype).sum(0) + second
         back = encoded(total[None], send)
         whole = back.new_empty(ranks, back.shape[1])
-        dist.all_gather_into_tensor(whole, back)
+        dist.all_gather_into_tensor(whole, back, group=self._group)
         first, second = mine - decoded(there, send, flat.dtype), total - decoded(back, send, flat.dtype)[0]
         self._left[number] = first.nan_to_num(0, 0, 0), second.nan_to_num(0, 0, 0)
         return decoded(whole, send, flat.dtype).view(-1)[: flat.numel()]
@@ -254,75 +268,3 @@ def decoded(sent: torch.Tensor, send: str, dtype: torch.dtype) -> torch.Tensor:
     scale = sent[:, numbers:].contiguous().view(torch.float32)
     blocks = sent[:, :numbers].contiguous().view(torch.int8).view(len(sent), -1, BLOCK)
     return (blocks * scale[..., None]).to(dtype).view(len(sent), -1)
-
-
-class Flats:
-    """What the ranks sum at a merge: all changes of a kind in one tensor, and a table with a row for each rank. Where
-    ranks may be lost it takes the place of ``elastic.buckets.Buckets``.
-
-    values: what changes. columns: of the table.
-    """
-
-    def __init__(self, values: Sequence[torch.Tensor], columns: int) -> None:
-        kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-        for number, value in enumerate(values):
-            wide = torch.float64 if value.dtype == torch.float64 else torch.float32
-            kinds.setdefault((wide, value.device), []).append(number)
-        self._kinds, self._shape = kinds, (peers.ranks(), columns)
-        device = values[0].device if values else torch.device("cpu")
-        self._rank, self._device = peers.rank(), device
-        self.own: list[torch.Tensor] = []
-
-    def fill(
-        self, before: Sequence[torch.Tensor], now: Sequence[torch.Tensor], weight: float, row: list[float]
-    ) -> None:
-        """What has become of the values since ``before``, times ``weight``; and this rank's row of the table."""
-        self.own = []
-        for (wide, _), numbers in self._kinds.items():
-            changes = [_change(before[n].to(wide), now[n].detach().to(wide)).flatten() for n in numbers]
-            flat = torch.cat(changes)  # a buffer that is a mean over nothing may hold NaN, and has no weight
-            self.own.append(flat.mul_(weight) if weight else flat.zero_())
-        table = torch.zeros(self._shape, dtype=torch.float64, device=self._device)
-        table[self._rank] = torch.tensor(row, dtype=torch.float64)
-        self.own.append(table)
-
-    def read(self, now: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The sum of all ranks' changes, in the shapes of the values, and the table, (ranks, columns)."""
-        changes: list[Any] = [None] * len(now)
-        for flat, numbers in zip(self.own, self._kinds.values(), strict=False):
-            parts = flat.split([now[n].numel() for n in numbers])
-            for number, part in zip(numbers, parts, strict=True):
-                changes[number] = part.view(now[number].shape)
-        return changes, self.own[-1].cpu()
-
-    # -- as ``Buckets``, for sums that may fail ---------------------------------------------------------------
-
-    def begin(self, sum: Any) -> None:
-        """Nothing is summed before the step."""
-
-    def add(self) -> None:
-        """A backward pass is through."""
-
-    def finish(self, sum: Any) -> list[Any]:
-        """Start the sums of a copy, since one that fails leaves anything. What to wait for."""
-        self._total = [flat.clone() for flat in self.own]
-        return [sum(flat) for flat in self._total]
-
-    def used(self) -> list[bool]:
-        """Nothing that the other ranks need to be told."""
-        return []
-
-    def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
-        """All sums are there."""
-        self.own = self._total
-
-    def drop(self) -> None:
-        """The round was left."""
-
-    def close(self) -> None:
-        """The model has no hooks."""
-
-
-def _change(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-    """Zero where nothing has changed, also of infinity, as masks have it."""
-    return torch.where(before == now, 0.0, before - now)

@@ -47,6 +47,7 @@ class Loop:
 
     PASSES: type[Passes] = Passes
     merged = False  # the newest step has merged what ranks have made of the parameters by themselves
+    behind = False  # a round begins before all ranks have told of the one before
 
     def __init__(
         self,
@@ -191,7 +192,7 @@ class Loop:
     def round_begins(self, workers: int | None = None) -> None:
         """A round's first batch is about to be loaded; its clock starts. workers: ranks that take part."""
         began = time.perf_counter()
-        if self._meter.told:
+        if self._meter.told and not self.behind:
             self.settle()
         self._meter.start(self.progress.rounds, began, self._carry)
         self._carry = 0.0

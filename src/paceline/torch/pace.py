@@ -347,7 +347,8 @@ class Pace:
     @property
     def merged(self) -> bool:
         """With loop="local", whether the newest ``pace.step`` was this rank's last of an interval, so that the
-        parameters are those of all ranks: evaluate, write checkpoints and step schedulers there."""
+        parameters are those of all ranks: evaluate, write checkpoints and step schedulers there. With
+        ``Merge(delay=1)`` that is so at the end of an epoch, and behind ``pace.flush()``."""
         return self.loop.merged
 
     def step(
@@ -389,7 +390,8 @@ class Pace:
 
     def flush(self) -> None:
         """``settle``, and on a GPU (not yet run on one) also wait for the last round's reading. Call it on all
-        ranks, or on none; the loader does so at the end of each epoch."""
+        ranks, or on none; the loader does so at the end of each epoch. Between two intervals of loop="local" it also
+        merges what is on its way."""
         self.loop.flush()
 
     def state_dict(self) -> dict[str, Any]:

@@ -87,7 +87,8 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
     norms, ranks = has_batch_norm(model), peers.ranks()
     own, floor = given.loop == "local", 2 if norms else 1
     batch, policy, fixed = int(given.global_batch), given.policy, given.fixed_micro_steps
-    every = Every(intervals.interval(given.every) if own else 1, batch)
+    merge = (given.merge or Merge()) if own else None
+    every = Every(intervals.interval(given.every) if own else 1, batch, merge.delay if merge else 0)
     global_batch, quantum, micro_batch = every.most, given.quantum, given.micro_batch
     if own:  # what a step has
         micro_batch = max(-(-batch // ranks // quantum) * quantum, 2 * floor - 1)
@@ -161,5 +162,5 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         memory=memory,
         every=every,
         drop=drop,
-        merge=(given.merge or Merge()) if own else None,
+        merge=merge,
     )

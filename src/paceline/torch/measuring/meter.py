@@ -106,6 +106,8 @@ class Meter:
         # The numbers of this rank's ``piece_reports.ROW`` once the last piece of a round is through.
         self.report: Callable[[Piece], list[float] | None] = lambda piece: None
         self.digest: Callable[[], int] = int  # of the plan in force
+        # Called before a round is told of while the interval before it was not taken in yet.
+        self.settle: Callable[[], None] = lambda: None
         self.memory: Callable[[], tuple[float, float]] = lambda: (
             math.nan,
             0.0,
@@ -132,6 +134,7 @@ class Meter:
         self._untold: list[OpenRound] = []  # stopped, and not collected yet
         self._newest: tuple[int, Rows] | None = None  # what was received, and with which announcement
         self._sequence = -1  # of announcements: one for each round begun, and one if a flush asks for it
+        self._announced = -1  # the newest that was made
         self._counts = False  # some rank has given a count: every round is announced
 
     def start(self, step: int, began: float, carry: float) -> None:
@@ -172,6 +175,8 @@ class Meter:
         running.reading = self._watch.stop(running.mark)
         if self._pieces and not self.light:
             running.pieces = self.report(piece)
+        if self.told:
+            self.settle()
         self._untold.append(running)
         if running.step >= self.due:
             self.told = True
@@ -221,7 +226,8 @@ class Meter:
         """Round ``step`` was left unfinished, and may be run again."""
         if self.intervals and self._untold and self._untold[-1].step == step:
             self._untold.pop()
-        self.running, self.told = None, self.told and not self.intervals
+            self.told = False
+        self.running = None
 
     def tell(self) -> None:
         """The loop was left, on all ranks: announce what has not been told yet. Returns at once."""
@@ -294,12 +300,13 @@ class Meter:
 
     def _received(self, lost: exchange.Lost | None = None) -> Rows:
         """What came with the newest announcement."""
-        if self._newest is None or self._newest[0] != self._sequence:
-            self._newest = self._sequence, self._reducer.rows(self._sequence, lost or self.lost)
+        if self._newest is None or self._newest[0] != self._announced:
+            self._newest = self._announced, self._reducer.rows(self._announced, lost or self.lost)
         return self._newest[1]
 
     def _announce(self, lag: int | None = None) -> None:
         known = self._untold[: len(self._untold) - (self.lag if lag is None else lag)]
+        self._announced = self._sequence
         self._reducer.commit(self._sequence, self._row(known, self.told))
 
     def _row(self, known: list[OpenRound], whole: bool) -> Rows:

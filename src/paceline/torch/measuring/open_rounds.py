@@ -64,6 +64,7 @@ class OpenRounds:
         self.fits: Array | None = None  # samples that fit into each rank's memory, (n,), if that is limited
         self._ran_out: Array = np.zeros(())  # passes of each that did not, until now
         self.every: Every | None = None  # how many samples rounds have, if that is found
+        self.one_by_one = False  # each round is told of by itself, however short
         self.loss = math.nan  # of the newest settled round
         self._finite, self._blind = Finite(on_nan), Blind()
         self._settling = SETTLING_ROUNDS  # rounds left of the beginning
@@ -174,7 +175,8 @@ class OpenRounds:
     def _interval(self, rows: Rows, seconds: float, loads: NDArray[Any], batch: int, shares: Array) -> int:
         """Rounds until the next decision is due, from what all ranks know: rounds of ``seconds``, this mean load, and
         the shares that are planned next."""
-        if seconds >= LONG_SECONDS or self._meter.by_itself or not self._balancer.steady:
+        alone = self._meter.by_itself or self.one_by_one
+        if seconds >= LONG_SECONDS or alone or not self._balancer.steady:
             return 1
         if self._settling > 0:
             changed = np.abs(shares * batch - loads) > 1 + SETTLED * loads

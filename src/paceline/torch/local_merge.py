@@ -1,0 +1,313 @@
+"""The merge of what ranks that step by themselves have made of the parameters (``loop="local"``).
+
+At a merge, the change of a rank's parameters since the last one takes the place of a gradient: weighted, it is summed
+over the ranks, and an outer optimizer steps from where all ranks began (DiLoCo, arXiv 2311.08105, algorithm 1). With
+SGD of rate 1, the default, the parameters become the weighted mean of the ranks'.
+
+With a delay the sum of interval t's changes goes on beside the steps of interval t+1. At its end the outer optimizer
+steps from the base that is the same on all ranks, b' = outer(b, mean c(t)), and rank i goes on from b' - c_i(t+1):
+its own change that is on its way stays in its parameters until the next base has it, so that each change is in the
+base once. Streaming DiLoCo (arXiv 2501.18512) mixes a part of b' into parameters that have moved on; eager updates
+(arXiv 2502.12996) put the rank's own share in place of the mean until that is there. Here nothing is mixed: the base
+is that of merges without a delay, made of changes from starts that lie one interval back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.torch import peers
+from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.liveness.calls import Calls
+from paceline.torch.local import Merge
+
+# Numbers of a rank before its counters: that it takes part, its weight, and how large its values began.
+HEAD = 3
+APART = 1e-5  # by which the sizes of parameters may differ that are the same but for rounding
+
+
+class Flats:
+    """What the ranks sum at a merge: all changes of a kind in one tensor, and a table with a row for each rank. Where
+    ranks may be lost it takes the place of ``elastic.buckets.Buckets``."""
+
+    def __init__(self) -> None:
+        self._rank, self._ranks = peers.rank(), peers.ranks()
+        self.own: list[torch.Tensor] = []
+
+    def fill(
+        self, before: Sequence[torch.Tensor], now: Sequence[torch.Tensor], weight: float, row: list[float]
+    ) -> None:
+        """What has become of the values since ``before``, times ``weight``; and this rank's row of the table."""
+        self.own = []
+        for (wide, _), numbers in _kinds(now).items():
+            changes = [change(before[n].to(wide), now[n].detach().to(wide)).flatten() for n in numbers]
+            flat = torch.cat(changes)  # a buffer that is a mean over nothing may hold NaN, and has no weight
+            self.own.append(flat.mul_(weight) if weight else flat.zero_())
+        device = now[0].device if now else torch.device("cpu")
+        table = torch.zeros((self._ranks, len(row)), dtype=torch.float64, device=device)
+        table[self._rank] = torch.tensor(row, dtype=torch.float64)
+        self.own.append(table)
+
+    # -- as ``Buckets``, for sums that may fail ---------------------------------------------------------------
+
+    def begin(self, sum: Any) -> None:
+        """Nothing is summed before the step."""
+
+    def add(self) -> None:
+        """A backward pass is through."""
+
+    def finish(self, sum: Any) -> list[Any]:
+        """Start the sums of a copy, since one that fails leaves anything. What to wait for."""
+        self._total = [flat.clone() for flat in self.own]
+        return [sum(flat) for flat in self._total]
+
+    def used(self) -> list[bool]:
+        """Nothing that the other ranks need to be told."""
+        return []
+
+    def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
+        """All sums are there."""
+        self.own = self._total
+
+    def drop(self) -> None:
+        """The round was left."""
+
+    def close(self) -> None:
+        """The model has no hooks."""
+
+
+def _kinds(values: Sequence[torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[int]]:
+    """The numbers of those values that are summed in one tensor, by its precision and device."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for number, value in enumerate(values):
+        wide = torch.float64 if value.dtype == torch.float64 else torch.float32
+        kinds.setdefault((wide, value.device), []).append(number)
+    return kinds
+
+
+def read(own: Sequence[torch.Tensor], now: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """What was filled in, and is now the sum of all ranks': changes in the shapes of the values, and the table,
+    (ranks, columns)."""
+    changes: list[Any] = [None] * len(now)
+    for flat, numbers in zip(own, _kinds(now).values(), strict=False):
+        for number, part in zip(numbers, flat.split([now[n].numel() for n in numbers]), strict=True):
+            changes[number] = part.view(now[number].shape)
+    return changes, own[-1].cpu()
+
+
+def change(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """Zero where nothing has changed, also of infinity, as masks have it."""
+    return torch.where(before == now, 0.0, before - now)
+
+
+class Flight(NamedTuple):
+    """Changes that are on their way. own: their sum with the table, once ``wait`` has returned how many seconds it
+    took. changes: this rank's, of each parameter, if it goes on meanwhile."""
+
+    own: list[torch.Tensor]
+    wait: Callable[[], float]
+    changes: list[torch.Tensor]
+
+
+class Merges:
+    """``begin`` an interval; ``took`` with each step; at its end ``fill``, then ``send`` and ``take_in``, or
+    ``apply`` if the reducer has summed; ``back`` if it is left.
+
+    model: whose parameters and buffers are merged: floating buffers as parameters are, but without the outer
+    optimizer; of whole numbers, such as batch norm's counter, the largest of any rank is taken. Both are merged when
+    nothing stays on its way, and are a rank's own until then.
+    """
+
+    def __init__(self, model: torch.nn.Module, merge: Merge, reducer: Reducer) -> None:
+        self._model, self._merge, self._reducer = model, merge, reducer
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        if any(value.is_complex() for value in (*model.parameters(), *model.buffers())):
+            raise PacelineError("loop='local': the model has complex numbers, which nobody has merged yet")
+        self._outer = merge.optimizer(self._parameters)
+        buffers = dict(model.named_buffers())
+        self._floats = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
+        self._wholes = [name for name in buffers if name not in self._floats]
+        self._counters = [name for name in self._wholes if buffers[name].numel() == 1]
+        self.flats = Flats()
+        self.stepping = False  # an optimizer, right now
+        self.seconds = 0.0  # that the newest sum took
+        self.flights: deque[Flight] = deque()
+        self._start: list[torch.Tensor] | None = None  # what the values were when the interval began
+        self._before: list[torch.Tensor] = []  # and the buffers of whole numbers
+        self._base: list[torch.Tensor] = []  # the same on all ranks: what they are without what is on its way
+        self._counted, self._taken = 0.0, 0  # samples or the like, and steps
+        self._aside = Calls("merging")
+
+    def begin(self) -> None:
+        """An interval begins."""
+        self._start = [value.detach().clone() for value in self._values()]
+        if not self.flights:
+            self._base = [*self._start]
+        self._before = [self._model.get_buffer(name).clone() for name in self._wholes]
+        self._counted, self._taken = 0.0, 0
+
+    def took(self, many: float) -> None:
+        """This rank has taken a step over so many samples or the like; none if it is 0."""
+        self._counted += many
+        self._taken += many > 0
+
+    def back(self) -> None:
+        """The interval was left: what this rank has made of the parameters since it began does not count."""
+        if self._start is not None:
+            with torch.no_grad():
+                for value, start in zip(self._values(), self._start, strict=True):
+                    value.copy_(start)
+                for name, before in zip(self._wholes, self._before, strict=True):
+                    self._model.get_buffer(name).copy_(before)
+        self.over()
+
+    def over(self) -> None:
+        """No interval is running; the parameters stay what they are."""
+        self._start = None
+
+    def forget(self) -> None:
+        """Nothing is on its way: other parameters were loaded."""
+        self.over()
+        self.flights.clear()
+
+    def fill(self, batch: int) -> None:
+        """This rank's change since the interval of ``batch`` samples began, with its weight."""
+        assert self._start is not None
+        many, counters = len(self._parameters), []
+        for name, before in zip(self._wholes, self._before, strict=True):
+            now = self._model.get_buffer(name)
+            if name in self._counters:
+                counters.append(float(now))
+            elif not torch.equal(now, before):
+                raise PacelineError(
+                    f"loop='local': buffer {name} holds {now.numel()} whole numbers, and the steps of a rank change "
+                    "it; of those a merge can make nothing: keep them in a floating tensor, which is averaged"
+                )
+        by = self._merge.by
+        weight = (
+            self._counted / batch if by == "samples" else self._taken if by == "steps" else self._taken > 0
+        )
+        size = sum(float(base.abs().sum(dtype=torch.float64)) for base in self._base[:many])
+        begun = [*self._start[:many], *self._base[many:]]
+        self.flats.fill(begun, self._values(), float(weight), [1.0, float(weight), size, *counters])
+
+    @torch.no_grad()
+    def send(self, whole: bool) -> None:
+        """What was filled in is on its way. whole: this rank waits for it."""
+        own, changes = self.flats.own, list[torch.Tensor]()
+        if not whole:
+            assert self._start is not None
+            changes = [change(*both) for both in zip(self._start, self._parameters, strict=False)]
+            if not self._taken:  # samples that count for nothing may have changed buffers
+                self.back()
+        wait = self._aside.submit(self._sum, own).result if self._merge.delay else partial(self._sum, own)
+        self.flights.append(Flight(own, wait, changes))
+
+    def take_in(self, step: int, most: int = 0) -> None:
+        """Merge what is on its way, until at most so many merges are. step: the newest interval that is over."""
+        before = len(self.flights)
+        while len(self.flights) > most:
+            flight = self.flights.popleft()
+            self.seconds = flight.wait()
+            self.apply(step - len(self.flights), flight.own)
+        if before > len(self.flights) > 0:
+            with torch.no_grad():
+                for parameter, *changes in zip(
+                    self._parameters, *(f.changes for f in self.flights), strict=True
+                ):
+                    parameter.sub_(sum(changes))
+
+    @torch.no_grad()
+    def apply(self, step: int, own: list[torch.Tensor]) -> None:
+        """The sums of interval ``step`` are there: the outer optimizer's step from the base."""
+        values = self._values()
+        changes, table = read(own, values)
+        present, weights, sizes = table[:, 0] > 0, table[:, 1], table[:, 2]
+        check_alike(step, present, sizes)
+        whole, parameters = float(weights.sum()), len(self._parameters)
+        for number, (value, base, each) in enumerate(zip(values, self._base, changes, strict=True)):
+            mean = each.div_(whole) if whole else each.zero_()
+            if number < parameters:
+                value.copy_(base)
+                value.grad = mean.to(value.dtype)
+            elif not self.flights:
+                value.copy_(base).sub_(mean)
+        self.stepping = True
+        try:
+            self._outer.step()
+        finally:
+            self.stepping = False
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self.flights:
+            self._base[:parameters] = [p.detach().clone() for p in self._parameters]
+            return
+        counting = weights > 0 if whole else present
+        for name, most in zip(self._counters, table[counting, HEAD:].amax(0).tolist(), strict=True):
+            self._model.get_buffer(name).fill_(most)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model as it was when the running interval began, or as it is between two, for a rank that joins."""
+        values = [*self._values(), *(self._model.get_buffer(name) for name in self._wholes)]
+        began = (
+            {}
+            if self._start is None
+            else {
+                id(value): start for value, start in zip(values, [*self._start, *self._before], strict=True)
+            }
+        )
+        model = {
+            name: began.get(id(value), value.detach() if isinstance(value, torch.Tensor) else value)
+            for name, value in self._model.state_dict(keep_vars=True).items()
+        }
+        return {"model": model, "outer": self._outer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what another rank's ``state_dict`` gave."""
+        self._model.load_state_dict(state["model"])
+        self._outer.load_state_dict(state["outer"])
+
+    def outer_state(self) -> dict[str, Any]:
+        """The outer optimizer's, for a checkpoint; empty if it has none."""
+        state = self._outer.state_dict()
+        return state if state["state"] else {}
+
+    def load_outer(self, state: Any) -> None:
+        """Take over what ``outer_state`` gave, by the rates that are chosen now; what was there before goes."""
+        own = self._outer.state_dict()
+        self._outer.load_state_dict({**own, "state": state["state"] if state else {}})
+
+    def close(self) -> None:
+        """No more merges."""
+        self._aside.close()
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _values(self) -> list[torch.Tensor]:
+        """What is merged by its change: parameters, then floating buffers."""
+        return [*self._parameters, *(self._model.get_buffer(name) for name in self._floats)]
+
+    def _sum(self, own: list[torch.Tensor]) -> float:
+        """Sum these over the ranks. The seconds that it took."""
+        began = time.perf_counter()
+        self._reducer.merge(own, self._merge.send)
+        return time.perf_counter() - began
+
+
+def check_alike(step: int, present: torch.Tensor, sizes: torch.Tensor) -> None:
+    """Raises PacelineError if some ranks began the interval with other parameters."""
+    usual = sizes[present].quantile(0.5)
+    apart = present & ((sizes - usual).abs() > APART * usual.abs())
+    if apart.any():
+        ranks = ", ".join(map(str, apart.nonzero().flatten().tolist()))
+        raise PacelineError(
+            f"interval {step} began with other parameters on rank {ranks}; expected the same on all: load "
+            "checkpoints on every rank, and change parameters on all ranks alike"
+        )
