@@ -14,7 +14,11 @@ character), as mean and half the range over the seeds; loss and accuracy when as
 its time; and the time until the loss is what DDP's is in the end, as DDP's part: 33 % is three times as fast. The
 model that is tested is the one that all share: behind a step, or behind a merge. "equal steps" are local SGD and
 DiLoCo as published (arXiv 1805.09767; 2311.08105, Nesterov with 0.7 and 0.9), which wait for the slowest; --torchft
-runs torchft's DiLoCo with the same numbers, from an environment of its own.
+runs torchft's DiLoCo with the same numbers, from an environment of its own. "delayed" is Merge(delay=1), whose model
+is the base, without what is on its way; "claimed" is policy auto, under which work moves within an interval.
+
+With --keep the benchmark can be run in parts, such as --task text --links 16 --speeds 1/1/4 --way "level (exact)":
+three seeds take three minutes. Begin with --way DDP. With --kept in place of --way it prints all that is kept.
 """
 
 from __future__ import annotations
@@ -144,12 +148,12 @@ class Run:
             for at in range(0, len(order) - self.batch + 1, self.batch):
                 yield order[at + self.rank * part : at + (self.rank + 1) * part]
 
-    def shared(self, samples: int) -> None:
-        """The model is now the one that all share, of so many samples in all."""
+    def shared(self, samples: int, parameters: Any = None) -> None:
+        """All ranks share a model now, by default the one that is trained, when so many samples are done in all."""
         now, seconds = time.perf_counter() - self._began, self.job["seconds"]
         if self.rank or (now < seconds and self._kept and now - self._kept[-1][0] < seconds / SNAPSHOTS):
             return
-        vector = self.torch.nn.utils.parameters_to_vector(self.model.parameters())
+        vector = self.torch.nn.utils.parameters_to_vector(parameters or self.model.parameters())
         self._kept.append((now, samples, vector.detach().numpy().copy()))
         if now >= seconds:
             part = self.folder / "part.npz"
@@ -187,8 +191,8 @@ def equally(run: Run, hook: str = "") -> None:
         run.shared(run.done)
 
 
-def balanced(run: Run, hook: str = "", by: str = "samples", **options: Any) -> None:
-    """Paceline: exact under "level", or local steps."""
+def balanced(run: Run, hook: str = "", policy: str = "level", merge: Any = None, **options: Any) -> None:
+    """Paceline: exact under "level", or local steps, whose ``merge`` is given in words."""
     from torch.utils.data import TensorDataset
 
     from paceline.torch import Merge, Pace
@@ -197,15 +201,24 @@ def balanced(run: Run, hook: str = "", by: str = "samples", **options: Any) -> N
     local = options.get("loop") == "local"
     model = run.model if local else hooked(run, hook)
     if local:
-        options["merge"] = Merge(by=by)
-    pace = Pace(model, run.batch, "level", **options)
+        options["merge"] = Merge(**merge or {})
+    pace = Pace(model, run.batch, policy, **options)
     loader = pace.loader(TensorDataset(run.torch.arange(many)), seed=run.job["seed"])
     for _ in range(10**6):
         for (chosen,) in loader:
+            rounds = pace.rounds
             pace.backward(run.passes(model, chosen))
             pace.step(run.optimizer)
-            if not local or pace.merged:
-                run.shared(pace.epoch * many + pace.samples_done)
+            if pace.rounds > rounds:  # with a delay, the base is what all share
+                base = None
+                if local and not pace.merged:
+                    base = pace.loop.local.base[: len(list(model.parameters()))]
+                run.shared(pace.epoch * many + pace.samples_done, base)
+
+
+def locally(run: Run, every: int | str, policy: str = "level", **merge: Any) -> None:
+    """Paceline's local steps."""
+    balanced(run, "", policy, merge, loop="local", every=every)
 
 
 def seldom(run: Run, outer: dict[str, Any] | None = None) -> None:
@@ -269,9 +282,13 @@ WAYS: dict[str, Callable[[Run], None]] = {
     "local SGD, equal steps": seldom,
     "DiLoCo, equal steps": lambda run: seldom(run, DILOCO),
     "torchft DiLoCo": torchft,
-    "local, every=8": lambda run: balanced(run, loop="local", every=EVERY),
-    "local, every=auto": lambda run: balanced(run, loop="local", every="auto"),
-    "local, every=8, by ranks": lambda run: balanced(run, loop="local", every=EVERY, by="ranks"),
+    "local, every=8": lambda run: locally(run, EVERY),
+    "local, every=auto": lambda run: locally(run, "auto"),
+    "local, every=8, by ranks": lambda run: locally(run, EVERY, by="ranks"),
+    "local, every=8, delayed": lambda run: locally(run, EVERY, delay=1),
+    "local, every=auto, delayed": lambda run: locally(run, "auto", delay=1),
+    "local, every=8, claimed": lambda run: locally(run, EVERY, "auto"),
+    "local, every=8, claimed, delayed": lambda run: locally(run, EVERY, "auto", delay=1),
 }
 
 
@@ -372,10 +389,15 @@ def tested(job: dict[str, Any], found: Any) -> Any:
     return np.array(rows)
 
 
+def kept_at(keep: Path, job: dict[str, Any], rate: str) -> Path:
+    """Where a run is kept."""
+    named = "-".join(str(job[each]) for each in ("task", "speeds", "way", "seed", "seconds"))
+    return keep / (f"{rate}-{named}".replace("/", "_") + ".npy")
+
+
 def curve_of(job: dict[str, Any], rate: str, python: str, keep: Path | None) -> Any:
     """``tested`` of a run, or what is kept of one."""
-    named = "-".join(str(job[each]) for each in ("task", "speeds", "way", "seed", "seconds"))
-    kept = keep and keep / (f"{rate}-{named}".replace("/", "_") + ".npy")
+    kept = keep and kept_at(keep, job, rate)
     if kept and kept.exists():
         return np.load(kept)
     curve = tested(job, train(job, rate, python))
@@ -418,10 +440,13 @@ def main() -> None:
     parser.add_argument("--images", default="digits", metavar="DATA")
     parser.add_argument("--torchft", default="", metavar="PYTHON")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="runs that it holds are not run again")
+    parser.add_argument("--kept", action="store_true", help="print what --keep holds, and run nothing")
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--seeds", type=count, default=3)
     parser.add_argument("--quick", action="store_true", help="one seed, one link, 8 s")
     asked = parser.parse_args()
+    if asked.kept and not asked.keep:
+        parser.error("--kept prints what --keep FOLDER holds; expected both")
     if reason := network.missing():
         raise SystemExit(f"left out: {reason}")
     if asked.quick:
@@ -432,20 +457,21 @@ def main() -> None:
     settings = itertools.product(asked.task or TASKS, asked.links, asked.speeds or ("1/1/4", "moving"))
     for task, link, speeds in settings:
         print(f"\n{task}, {link} Mbit/s, speeds {speeds}, {asked.seconds:g} s, {asked.seeds} seeds")
-        print(f"{'':24}{'in the same time':>48}{'with equal samples':>32}{'to its loss':>16}")
-        print(f"{'':24}" + "".join(f"{head:>16}" for head in heads), flush=True)
+        print(f"{'':34}{'in the same time':>48}{'with equal samples':>32}{'to its loss':>16}")
+        print(f"{'':34}" + "".join(f"{head:>16}" for head in heads), flush=True)
         ddp: list[Any] = []
         for way in ways:
-            rows = []
-            for seed in range(asked.seeds):
+            rows, job = [], {"task": task, "speeds": speeds, "way": way, "images": asked.images}
+            jobs = [job | {"seed": seed, "seconds": asked.seconds} for seed in range(asked.seeds)]
+            if asked.kept and not all(kept_at(asked.keep, each, f"{link}mbit").exists() for each in jobs):
+                continue
+            for seed, job in enumerate(jobs):
                 print(f"  {way}, seed {seed} ...", end="\r", file=sys.stderr, flush=True)
-                job = {"task": task, "speeds": speeds, "seed": seed, "way": way}
-                job |= {"images": asked.images, "seconds": asked.seconds}
                 curve = curve_of(job, f"{link}mbit", asked.torchft, asked.keep)
                 ddp += [curve] if way == "DDP" else []
                 rows.append(figures(curve, ddp[seed], asked.seconds))
             cells = map(spread, np.array(rows).T, digits)
-            print(f"{way:24}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
+            print(f"{way:34}" + "".join(f"{cell:>16}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":

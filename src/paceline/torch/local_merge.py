@@ -141,7 +141,7 @@ class Merges:
         self.flights: deque[Flight] = deque()
         self._start: list[torch.Tensor] | None = None  # what the values were when the interval began
         self._before: list[torch.Tensor] = []  # and the buffers of whole numbers
-        self._base: list[torch.Tensor] = []  # the same on all ranks: what they are without what is on its way
+        self.base: list[torch.Tensor] = []  # the same on all ranks: what they are without what is on its way
         self._counted, self._taken = 0.0, 0  # samples or the like, and steps
         self._aside = Calls("merging")
 
@@ -149,7 +149,7 @@ class Merges:
         """An interval begins."""
         self._start = [value.detach().clone() for value in self._values()]
         if not self.flights:
-            self._base = [*self._start]
+            self.base = [*self._start]
         self._before = [self._model.get_buffer(name).clone() for name in self._wholes]
         self._counted, self._taken = 0.0, 0
 
@@ -194,8 +194,8 @@ class Merges:
         weight = (
             self._counted / batch if by == "samples" else self._taken if by == "steps" else self._taken > 0
         )
-        size = sum(float(base.abs().sum(dtype=torch.float64)) for base in self._base[:many])
-        begun = [*self._start[:many], *self._base[many:]]
+        size = sum(float(base.abs().sum(dtype=torch.float64)) for base in self.base[:many])
+        begun = [*self._start[:many], *self.base[many:]]
         self.flats.fill(begun, self._values(), float(weight), [1.0, float(weight), size, *counters])
 
     @torch.no_grad()
@@ -232,7 +232,7 @@ class Merges:
         present, weights, sizes = table[:, 0] > 0, table[:, 1], table[:, 2]
         check_alike(step, present, sizes)
         whole, parameters = float(weights.sum()), len(self._parameters)
-        for number, (value, base, each) in enumerate(zip(values, self._base, changes, strict=True)):
+        for number, (value, base, each) in enumerate(zip(values, self.base, changes, strict=True)):
             mean = each.div_(whole) if whole else each.zero_()
             if number < parameters:
                 value.copy_(base)
@@ -247,7 +247,7 @@ class Merges:
         for parameter in self._parameters:
             parameter.grad = None
         if self.flights:
-            self._base[:parameters] = [p.detach().clone() for p in self._parameters]
+            self.base[:parameters] = [p.detach().clone() for p in self._parameters]
             return
         counting = weights > 0 if whole else present
         for name, most in zip(self._counters, table[counting, HEAD:].amax(0).tolist(), strict=True):
