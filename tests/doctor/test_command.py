@@ -28,10 +28,11 @@ def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("one_machine")
 @pytest.mark.xdist_group("doctor")
 def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
+    """Also one whose first parameter is frozen, and whose wrapper is in evaluation's mode."""
     kept = tmp_path / "kept"
     said = paceline(
         *("doctor", "--steps", 14, "--out", kept, "--json", tmp_path / "d.json", "--policy", "level"),
-        *("--", *TORCHRUN, 2, SCRIPT, 100_000),
+        *("--", *TORCHRUN, 2, SCRIPT, 100_000, "frozen"),
     )
     assert said.status == 0, said.stderr
     assert "Rank 1 takes" in said.stdout
@@ -43,15 +44,6 @@ def test_a_script_under_torchrun_is_watched_and_ended(tmp_path: Path) -> None:
     assert found["steps"] == 12
     assert len(runs.read(kept).round) == 12
     assert paceline("whatif", kept, "--policy", "level").status == 0
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("one_machine")
-@pytest.mark.xdist_group("doctor")
-def test_a_model_whose_first_parameter_is_frozen_is_watched() -> None:
-    said = paceline("doctor", "--steps", 10, "--policy", "level", "--", *TORCHRUN, 2, SCRIPT, 20, "frozen")
-    assert said.status == 0, said.stderr
-    assert "Rank 1 takes" in said.stdout
 
 
 @pytest.mark.processes
