@@ -124,7 +124,7 @@ def rank_of(
                 step += 1
         while pace is not None and pace.rounds < steps:
             for x, y in loader:
-                if pace.rounds == WARM_UP and pace.host.piece.first:
+                if pace.rounds == WARM_UP and pace.host.first:
                     mark()
                 time.sleep(speeds[pace.rounds, rank] * len(x) / 1e3)
                 pace.backward(loss_of(ddp(x), y))

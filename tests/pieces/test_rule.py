@@ -94,8 +94,10 @@ def by_torch(script: Script, kept: bool = True) -> Sequence:
     done = division.first.copy()
 
     def claim(rank, now):
-        ran = int(done[rank])
-        found = ranks[rank]._claim(division, ran, ran, float(ran), now, int(largest[rank]))
+        ran, claims = int(done[rank]), ranks[rank]
+        claims._sizes, claims._amounts = [ran], [ran]
+        claims._began, claims._mark, claims._cost = 0.0, now, 0.0
+        found = claims._claim(division)
         samples = 0 if found is None else found.size
         done[rank] += samples
         return samples

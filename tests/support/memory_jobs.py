@@ -110,7 +110,7 @@ def limited(
                 if pace.rounds == rounds:
                     break
     except (PacelineError, RuntimeError) as error:
-        pace.host.failed(error)
+        pace.loop.failed(error)
         raise
     held = (status("VmPeak") - before) / room
     if group is not None:

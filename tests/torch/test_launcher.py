@@ -155,7 +155,7 @@ def test_a_worker_that_holds_pythons_lock_lives_and_one_that_is_stopped_does_not
 
 def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """After ten times as long as one that has none."""
-    from paceline.torch.elastic.membership import beat
+    from paceline.torch.elastic.membership import BEAT
 
     stands = list[Stands]()
 
@@ -168,13 +168,13 @@ def test_a_worker_that_has_work_for_too_long_is_given_up(monkeypatch: pytest.Mon
     for ident, each in enumerate(stands):
         each.pid = ident
         keeper.store.set(f"join/{ident}", "1")
-        keeper.store.set(beat(ident), "1")
+        keeper.store.set(BEAT(ident), "1")
     beats, began, lost = 1, time.monotonic(), dict[int, tuple[str, float]]()
     try:
         while len(lost) < 2:
             assert time.monotonic() - began < 60
             beats += 1
-            keeper.store.set(beat(0), str(beats))
+            keeper.store.set(BEAT(0), str(beats))
             for loss in keeper.look():
                 lost[loss.ident] = loss.words, time.monotonic() - began
             time.sleep(0.01)
@@ -245,7 +245,7 @@ def test_a_first_machine_that_is_not_there_is_told_in_sentences() -> None:
 def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no member any more, but nothing kills it, for a while."""
     from paceline.torch.elastic import membership
-    from paceline.torch.elastic.membership import beat, ending
+    from paceline.torch.elastic.membership import BEAT, ENDING
     from paceline.torch.elastic.supervisor import _store
 
     monkeypatch.setattr(membership, "ENDING_SECONDS", 1.0)
@@ -258,9 +258,9 @@ def test_a_program_that_ends_slowly_is_not_taken_for_frozen(monkeypatch: pytest.
     frozen, beats, began = [], 1, time.monotonic()
     while not frozen:
         beats += 1
-        store.set(beat(0), str(beats))  # worker 1 gives one sign of life, and then says that it ends
-        store.set(beat(1), "1")
-        store.set(ending(1), "1")
+        store.set(BEAT(0), str(beats))  # worker 1 gives one sign of life, and then says that it ends
+        store.set(BEAT(1), "1")
+        store.set(ENDING(1), "1")
         frozen = found.look([])
         if time.monotonic() - began > 0.9 and not frozen:
             assert [member.ident for member in found.members] == [0]
@@ -289,11 +289,11 @@ def kept(places: int, restarts: int) -> tuple[Supervisor, list[Stands]]:
 
 def test_one_that_is_about_to_join_when_the_run_ends_is_told_nothing() -> None:
     """The last member that has the model ends in good order: no generation follows in which it would be missed."""
-    from paceline.torch.elastic.membership import has
+    from paceline.torch.elastic.membership import HAS
 
     keeper, stands = kept(2, restarts=1)
     for ident in (0, 1):
-        keeper.store.set(has(ident), "1")
+        keeper.store.set(HAS(ident), "1")
     keeper.store.add("entered/0", 2)
     stands[1].over = -9
     assert [loss.ident for loss in keeper.look()] == [1]

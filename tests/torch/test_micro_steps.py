@@ -100,7 +100,7 @@ def test_a_host_takes_part_in_every_turn() -> None:
     optimizer, host = optimizer_of(model), Heard()
     with Pace(model, 8, micro_steps=2) as pace:
         pace.host.adapter = host
-        assert len(pace.host.place((torch.zeros(6),))[0]) == 3
+        assert len(pace.host.adapter.place((torch.zeros(6),))[0]) == 3
         for number, (x, y, _) in enumerate(pace.loader(Samples(16, torch.float32))):
             assert len(x) == 2
             pace.backward(torch.nn.functional.cross_entropy(model(x), y))

@@ -29,7 +29,7 @@ from paceline.torch.elastic.group import ConnectionPool
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.membership import MembershipEpoch, Where, Worker
 from paceline.torch.elastic.messages import Seal
-from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, FIRST, Machines, NodeAgent, doing
+from paceline.torch.elastic.nodes import BYE_SECONDS, COUNT, DOING, FIRST, Machines, NodeAgent
 from paceline.torch.elastic.rendezvous import Handover
 from paceline.torch.elastic.supervisor import Supervisor, _store
 from support.stands import Stands
@@ -152,7 +152,7 @@ def test_what_a_stranger_writes_into_the_store_is_refused(tmp_path: Path) -> Non
 
     known = Machines(keeper.store, 1.0, Seal("the run's"))
     stranger.add(COUNT, 1)
-    stranger.set(doing(FIRST), "[0, 1000]")
+    stranger.set(DOING(FIRST), "[0, 1000]")
     with pytest.raises(WorkerError, match="what the launcher of machine 2 tells"):
         known.look()
 

@@ -212,7 +212,8 @@ def run(
             progress(t + 1, scenario.rounds)
     for key, each in players.items():
         waits = np.array([player.waited / player.time for player in each])
-        ways[key] = Dealt(latency[key], waits, float(np.mean([player.micro_batches for player in each])))
+        launches = float(np.mean([player.launches for player in each]))
+        ways[key] = Dealt(latency[key], waits, launches / scenario.rounds / scenario.size)
     return DealtOutcome(scenario, ways, bound)
 
 
@@ -241,12 +242,7 @@ class _Player:
         self._piece_costs = np.full(cluster.workers, scenario.piece_seconds)
         self._queue = np.zeros(0, np.int64)
         self.alone = self.waited = self.time = 0.0
-        self._launches = 0
-
-    @property
-    def micro_batches(self) -> float:
-        """Mean number of micro-batches of a worker in a round."""
-        return self._launches / self._scenario.rounds / self._scenario.size
+        self.launches = 0
 
     def round(self, t: int, slope: Array, overhead: Array, present: NDArray[np.bool_]) -> float:
         """Seconds of the round; the policy hears of it."""
@@ -259,7 +255,7 @@ class _Player:
             first = times = None
         else:
             loads, parts, seconds, first, times = claimed[:5]
-        self._launches += int(parts[:, 2].sum())
+        self.launches += int(parts[:, 2].sum())
         known = overhead if self._scenario.known_overhead else None
         parts_told = parts if self._by_cost else None
         self._balancer.report(t, loads, seconds, known, pieces=times, parts=parts_told, first=first)
@@ -285,7 +281,12 @@ class _Player:
             loads = whole_samples(costs, len(lengths), cluster.least * present, cluster.most)
         else:
             loads = balancer.loads(t, len(lengths), present)
-        return loads, self._in_order(lengths, loads)
+        parts, start = np.zeros((len(loads), 3)), 0
+        for worker, load in enumerate(loads.tolist()):  # each runs the next so many samples
+            mine, start = lengths[start : start + load], start + load
+            if load:
+                parts[worker] = batch_parts(mine, _sizes(mine, self._samples), self._samples.padded)
+        return loads, parts
 
     def _in_pieces(
         self, t: int, lengths: Array, slope: Array, overhead: Array, present: NDArray[np.bool_]
@@ -302,15 +303,6 @@ class _Player:
         micro = self._samples.micro_batch or len(lengths)
         costs = self._piece_costs
         return play(dealt, piece_plan, self._truth, slope, overhead, costs, micro, most, present)
-
-    def _in_order(self, lengths: Array, loads: Indices) -> Array:
-        """Parts of each worker's cost, (n, 3), if each runs the next so many samples."""
-        parts, start, padded = np.zeros((len(loads), 3)), 0, self._samples.padded
-        for worker, load in enumerate(loads.tolist()):
-            mine, start = lengths[start : start + load], start + load
-            if load:
-                parts[worker] = batch_parts(mine, _sizes(mine, self._samples), padded)
-        return parts
 
     def _next(self, batch: int) -> Indices:
         while len(self._queue) < batch:

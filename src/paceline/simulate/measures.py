@@ -115,7 +115,9 @@ def _policy(played: Played, outcome: Outcome) -> dict[str, Any]:
         "confidence_95": halves,
         "latency": played.latency[:, 0].tolist(),
         "mean_latency": played.latency.mean(-1).tolist(),
-        "shares": _rows(played.first_shares),
+        "shares": [  # JSON knows no NaN
+            [None if np.isnan(item) else item for item in row] for row in played.first_shares.tolist()
+        ],
         "mean_shares": played.shares.tolist(),
     }
 
@@ -128,8 +130,3 @@ def describe(value: Any) -> Any:
         fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"model": type(value).__name__.lower()} | fields if hasattr(value, "stream") else fields
     return [describe(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _rows(table: Array) -> list[list[float | None]]:
-    """Rows for JSON, which knows no NaN."""
-    return [[None if np.isnan(item) else item for item in row] for row in table.tolist()]

@@ -277,7 +277,16 @@ class Scenario:
             if costs.outside(value := getattr(self, name), least):
                 span = costs.SPAN if least else costs.SPAN_0
                 raise PacelineError(f"{name}={value:g}: expected {span} seconds")
-        self._check_memory()
+        for what, cells, most in (
+            ("rounds of realizations", self.rounds * self.realizations, ROUNDS),
+            ("workers of realizations", self.size * self.realizations, CELLS),
+            ("rounds of workers", self.rounds * self.size, SHARES),
+        ):
+            if cells > most:
+                raise PacelineError(
+                    f"rounds={self.rounds:,}, realizations={self.realizations:,} and {self.size:,} workers: "
+                    f"{cells:,} {what} together, more than memory is meant for; expected at most {most:,}"
+                )
         if self.draw:
             for each in self.workers:
                 if each.least or each.most is not None or isinstance(each.seconds_per_sample, Replay):
@@ -308,7 +317,11 @@ class Scenario:
                 )
         self.cluster()  # limits that cannot hold the batch are said now
         for index in sorted({event.round - 1 for event in self.events if event.round <= self.rounds}):
-            self._check_members(index)
+            here, stopped = self.members(index)
+            if not (here & ~stopped).any():
+                raise PacelineError(
+                    f"round {index + 1}: no worker is left; leave at least one in every round"
+                )
 
     def batch(self, index: int) -> int:
         """Samples in the round of that index, from 0."""
@@ -365,23 +378,6 @@ class Scenario:
                 stopped[event.worker] = sudden
             known.add(event.worker)
         return here, stopped
-
-    def _check_memory(self) -> None:
-        for what, cells, most in (
-            ("rounds of realizations", self.rounds * self.realizations, ROUNDS),
-            ("workers of realizations", self.size * self.realizations, CELLS),
-            ("rounds of workers", self.rounds * self.size, SHARES),
-        ):
-            if cells > most:
-                raise PacelineError(
-                    f"rounds={self.rounds:,}, realizations={self.realizations:,} and {self.size:,} workers: "
-                    f"{cells:,} {what} together, more than memory is meant for; expected at most {most:,}"
-                )
-
-    def _check_members(self, index: int) -> None:
-        here, stopped = self.members(index)
-        if not (here & ~stopped).any():
-            raise PacelineError(f"round {index + 1}: no worker is left; leave at least one in every round")
 
 
 def from_trace(trace: Trace, **fields: object) -> Scenario:

@@ -67,22 +67,20 @@ class _Reader:
         """A dataclass from a TOML table."""
         if not isinstance(content, Mapping):
             raise PacelineError(f"{where or 'the file'} is {content!r}; expected a table")
-        hints = typing.get_type_hints(kind)
+        hints, place = typing.get_type_hints(kind), f"{where}: " if where else ""
         fields = {field.name: field for field in dataclasses.fields(kind)}
         for name in content:
             if name not in fields:
-                raise PacelineError(
-                    f"{_in(where)}unknown field {name!r}; expected one of {among(name, fields)}"
-                )
+                raise PacelineError(f"{place}unknown field {name!r}; expected one of {among(name, fields)}")
         for name, field in fields.items():
             needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
             if needed and name not in content:
-                raise PacelineError(f"{_in(where)}{name} is missing")
+                raise PacelineError(f"{place}{name} is missing")
         values = {name: self._value(hints[name], value, name, where) for name, value in content.items()}
         try:
             return kind(**values)
         except PacelineError as error:
-            raise PacelineError(f"{_in(where)}{error}") from None
+            raise PacelineError(f"{place}{error}") from None
 
     def _value(self, hint: Any, value: Any, name: str, where: str) -> Any:
         origin, inner = typing.get_origin(hint), typing.get_args(hint)
@@ -138,7 +136,3 @@ class _Reader:
                 f"{path}.workers={columns!r}: expected a list of workers of the trace, 0 to {table.shape[1] - 1}"
             )
         return Replay(table[:, columns])
-
-
-def _in(where: str) -> str:
-    return f"{where}: " if where else ""

@@ -274,7 +274,9 @@ def table(answer: Answer) -> Table:
         f"{before(answer)} (recorded)", seconds(answer.seconds), times(1.0), percent(answer.idle), ""
     )
     for name, would in sorted(answer.policies.items(), key=lambda item: item[1].seconds):
-        loads = [int(load) for load in np.nan_to_num(would.loads[_full(would)])]
+        sizes = np.nansum(would.loads, axis=1)
+        full = np.flatnonzero(sizes == sizes.max())[-1]  # the last round that was not a short one
+        loads = [int(load) for load in np.nan_to_num(would.loads[full])]
         few = "/".join(map(str, loads)) if len(loads) <= 8 else f"{min(loads)} to {max(loads)}"
         shown.add_row(
             name, seconds(would.seconds), times(answer.seconds / would.seconds), percent(would.idle), few
@@ -285,9 +287,3 @@ def table(answer: Answer) -> Table:
 def before(answer: Answer) -> str:
     """The policy that the rounds were run under; a trace's are compared with equal shares."""
     return answer.recorded or "equal"
-
-
-def _full(would: Predicted) -> int:
-    """The last round that was not a short one."""
-    sizes = np.nansum(would.loads, axis=1)
-    return int(np.flatnonzero(sizes == sizes.max())[-1])

@@ -78,28 +78,14 @@ class Hosting:
         return self._loop.progress
 
     @property
-    def piece(self) -> Piece:
-        """What the running micro-step is given. Raises PacelineError between rounds."""
-        return self._loop.passes.piece
-
-    @property
-    def in_round(self) -> bool:
-        """True from a round's first micro-step to its optimizer step."""
-        return self._loop.in_round
-
-    @property
     def first(self) -> bool:
         """True in a round's first micro-batch."""
-        return self.in_round and self.piece.first
+        return self._loop.in_round and self._loop.passes.piece.first
 
     @property
     def last(self) -> bool:
         """True in a round's last micro-batch, whose backward pass reduces the gradients."""
         return self._loop.last
-
-    def place(self, batch: Any) -> Any:
-        """A batch on its way to the user, as the adapter moves it to its device."""
-        return self._loop.host.place(batch)
 
     def weight(
         self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
@@ -125,13 +111,6 @@ class Hosting:
     def close_epoch(self) -> None:
         """Every sample of the epoch has been used, and the framework does not ask the loader for one more."""
         self._loop.close_epoch()
-
-    def failed(self, error: BaseException) -> None:
-        """The loop ends with this error: tell the other ranks, which cannot go on without this one.
-
-        Raises a WorkerError that names the rank if the error only says that another one is lost.
-        """
-        self._loop.failed(error)
 
     def release(self) -> None:
         """Let go of DDP, whose last work may abort the process at its end. No backward pass may follow."""

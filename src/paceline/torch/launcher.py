@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psutil
 
@@ -53,28 +53,33 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; its exit status: 0 if a worker came to the end."""
+    whole = _number(int, 0, "a whole number of 0 or more")
     parser = _Parser("python -m paceline.torch.launcher", description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=_whole(1), default=2, help="how many on this machine")
     parser.add_argument(
-        "--max-restarts", type=_whole(0), default=3, help="workers started in place of lost ones"
+        "--workers",
+        type=_number(int, 1, "a whole number of 1 or more"),
+        default=2,
+        help="how many on this machine",
     )
+    parser.add_argument("--max-restarts", type=whole, default=3, help="workers started in place of lost ones")
     parser.add_argument(
         "--dead-after",
-        type=_seconds(0.2),
+        type=_number(float, 0.2, "seconds, 0.2 or more", LONGEST),
         default=DEAD_SECONDS,
         help="seconds without a sign of life until a worker is lost; ten times as many where it has work (Linux)",
     )
     parser.add_argument(
-        "--port", type=_whole(0, PORTS), default=0, help="where the workers meet; 0 takes any"
+        "--port",
+        type=_number(int, 0, f"a whole number from 0 to {PORTS}", PORTS),
+        default=0,
+        help="where the workers meet; 0 takes any",
     )
-    parser.add_argument(
-        "--elsewhere", type=_whole(0), default=0, help="how many workers are on other machines"
-    )
+    parser.add_argument("--elsewhere", type=whole, default=0, help="how many workers are on other machines")
     parser.add_argument("--host", default="", help="this machine's address, as the others reach it")
     parser.add_argument("--join", default="", metavar="HOST:PORT", help="the launcher of the first machine")
     parser.add_argument(
         "--patience",
-        type=_seconds(0),
+        type=_number(float, 0, "seconds, 0 or more", LONGEST),
         default=PATIENCE,
         help="with --join: seconds that the first may be away",
     )
@@ -97,7 +102,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if asked.elsewhere and not (asked.host and asked.port):
         parser.error("--elsewhere needs --host and --port, by which the other machines reach this one")
-    if asked.join and not (re.fullmatch(r".+:\d{1,5}", asked.join) and _port(asked.join) <= PORTS):
+    if asked.join and not (
+        re.fullmatch(r".+:\d{1,5}", asked.join) and int(asked.join.rpartition(":")[2]) <= PORTS
+    ):
         parser.error(
             f"--join {asked.join}: expected HOST:PORT, as --host and --port of the first machine's launcher"
         )
@@ -117,43 +124,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _whole(least: int, most: float = math.inf) -> Callable[[str], int]:
-    """Reads a whole number from ``least`` to ``most``."""
+def _number(kind: type, least: float, expected: str, most: float = math.inf) -> Callable[[str], Any]:
+    """Reads a number of this kind from ``least`` to ``most``."""
 
-    def read(text: str) -> int:
-        if not re.fullmatch(r"\d+", text) or not least <= int(text) <= most:
-            span = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
-            raise argparse.ArgumentTypeError(f"{text} was given; expected a whole number {span}")
-        return int(text)
-
-    return read
-
-
-def _seconds(least: float) -> Callable[[str], float]:
-    """Reads seconds, at least so many."""
-
-    def read(text: str) -> float:
+    def read(text: str) -> Any:
         with suppress(ValueError):
-            if least <= (seconds := float(text)) <= LONGEST:
-                return seconds
-        raise argparse.ArgumentTypeError(f"{text} was given; expected seconds, {least:g} or more")
+            if least <= (number := kind(text)) <= most:
+                return number
+        raise argparse.ArgumentTypeError(f"{text} was given; expected {expected}")
 
     return read
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2])
 
 
 def _run(asked: argparse.Namespace, token: str, start: Callable[[Where], Process]) -> int:
-    """Until the run is over: its exit status."""
+    """Until the run is over, or its last worker has ended: its exit status. SIGTERM has all workers here leave at the
+    end of their round."""
     workers, dead = asked.workers, asked.dead_after
     if asked.join:
-        first, port = asked.join.rpartition(":")[0], _port(asked.join)
-        return join(NodeAgent(first, port, workers, start, dead, asked.patience, last_words, token))
+        first, _, port = asked.join.rpartition(":")
+        agent = NodeAgent(first, int(port), workers, start, dead, asked.patience, last_words, token)
+        signal.signal(signal.SIGTERM, lambda *_: agent.leave())
+        return agent.run()
     places, host = workers + asked.elsewhere, asked.host or LOOPBACK
-    restarts, port = asked.max_restarts, asked.port
-    return keep(Supervisor(places, start, restarts, dead, port, host, asked.elsewhere, token))
+    supervisor = Supervisor(places, start, asked.max_restarts, dead, asked.port, host, asked.elsewhere, token)
+    asked_to_end, status = list[int](), 130
+    signal.signal(signal.SIGTERM, lambda number, _: asked_to_end.append(number))
+    try:
+        status = watch(supervisor, asked_to_end)
+        return status
+    finally:
+        supervisor.close(status)
 
 
 def _token(asked: argparse.Namespace, first: str) -> str:
@@ -223,27 +223,6 @@ class Process:
     def leave(self) -> None:
         with suppress(ProcessLookupError):
             self._process.terminate()
-
-
-def keep(supervisor: Supervisor) -> int:
-    """As the launcher of the first machine, until the last worker has ended; its exit status. SIGTERM has all workers
-    leave at the end of their round."""
-    asked_to_end: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: asked_to_end.append(number))
-    status = 130
-    try:
-        status = watch(supervisor, asked_to_end)
-        return status
-    finally:
-        supervisor.close(status)
-
-
-def join(agent: NodeAgent) -> int:
-    """As the launcher of another machine, until the run is over; its exit status. SIGTERM has the workers here leave.
-
-    Raises as ``NodeAgent.run``."""
-    signal.signal(signal.SIGTERM, lambda *_: agent.leave())
-    return agent.run()
 
 
 def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
 from paceline.torch.elastic.group import ConnectionPool
-from paceline.torch.elastic.membership import KEPT, MembershipEpoch, Where, beat, comes, ending, has, told
+from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, KEPT, MembershipEpoch, Where, told
 from paceline.torch.elastic.messages import Seal, pack, unpack
 from paceline.torch.liveness.detector import BEAT_SECONDS
 
@@ -59,7 +59,7 @@ class Heartbeat:
         """No more signs of life. A thread that is in a call of torch's while Python ends would abort the process."""
         self._over.set()
         with suppress(RuntimeError):
-            store.set(comes(self.newest + 1, self._ident), "")  # what the thread waits for
+            store.set(COMES(self.newest + 1, self._ident), "")  # what the thread waits for
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
 
@@ -69,7 +69,7 @@ class Heartbeat:
             store = self._connect()
             while not self._over.wait(BEAT_SECONDS if number else 0):
                 number += 1
-                store.set(beat(self._ident), str(number))
+                store.set(BEAT(self._ident), str(number))
         except (RuntimeError, WorkerError):
             self.lost = True
 
@@ -81,7 +81,7 @@ class Heartbeat:
                 key = f"membership/{number}"
                 if not store.check([key]):
                     # Not with a short timeout, to give signs of life in between: torch warns of each that is over.
-                    store.wait([comes(number, self._ident)], LONG)
+                    store.wait([COMES(number, self._ident)], LONG)
                     continue
                 found = MembershipEpoch.of(self._seal.opened(key, store.get(key), "the launcher"))
                 self._known[number] = found
@@ -130,7 +130,7 @@ class Link:
         self._closed = True
         atexit.unregister(self.close)
         with suppress(RuntimeError):
-            self._store.set(ending(self.ident), "1")
+            self._store.set(ENDING(self.ident), "1")
         self._heartbeat.close(self._store)
 
     # -- before the first round, among those who began ------------------------------------------------------------
@@ -162,10 +162,6 @@ class Link:
         """Tell all something that all can see. words: what JSON can tell."""
         self._call("set", key, self.seal.closed(key, words))
 
-    def read(self, key: str) -> Any:
-        """What somebody has told."""
-        return self.seal.opened(key, self._call("get", key), "a worker")
-
     def posted(self, key: str) -> bool:
         """Whether somebody has told it."""
         return bool(self._call("check", [key]))
@@ -173,10 +169,6 @@ class Link:
     def add(self, key: str, amount: int = 0) -> int:
         """Add to a number that all share; what it comes to."""
         return int(self._call("add", key, amount))
-
-    def claim(self, key: str) -> int:
-        """How many have asked for this key before."""
-        return self.add(f"claim/{key}", 1) - 1
 
     def forget(self, key: str) -> None:
         """Nobody asks for this key any more."""
@@ -205,7 +197,7 @@ class Link:
         """This worker runs rounds in this epoch."""
         if self._epoch is None:
             self.post("begun")
-            self.post(has(self.ident))
+            self.post(HAS(self.ident))
         self._epoch = epoch
         self.add(f"entered/{epoch.number}", 1)
 

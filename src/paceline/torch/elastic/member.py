@@ -9,7 +9,7 @@ import base64
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from paceline.torch.elastic.rendezvous import Handover, Rendezvous
 from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.measuring.exchange import Lost, Rows
 from paceline.torch.measuring.meter import layout
-from paceline.torch.plan import Piece, RoundPlan, Source
+from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
 LOOK = 0.001  # seconds between two looks at who has come to the end of a loop
@@ -43,26 +43,6 @@ class Mended(NamedTuple):
     members: tuple[int, ...]  # places
     seconds: float  # until this rank could go on
     within: bool  # the round was running
-
-
-class Spans(Source, Protocol):
-    """A source that can give any samples of its epoch, and whose rounds are planned when they begin."""
-
-    def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_]) -> RoundPlan:
-        """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on; among: places, (places,)."""
-        ...
-
-    def pieces(self, plan: RoundPlan, first: int, among: NDArray[np.bool_]) -> list[Piece]:
-        """This rank's pieces of a round as planned, whose samples begin at ``first``; among: as for ``divided``."""
-        ...
-
-    def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Piece]:
-        """What is missing of a round whose samples begin at ``first``, in pieces: the same on all members."""
-        ...
-
-    def load(self, start: int, size: int) -> Any:
-        """A batch of these samples of the epoch's order; of none, one that counts for nothing."""
-        ...
 
 
 class StoreCounter:
@@ -174,34 +154,33 @@ class Member(Reducer):
         return mask
 
     def micro_steps(self, loop: Any, source: Any) -> Iterator[tuple[Any, Piece]]:
-        """As its base. May raise Left, a SystemExit, after ``leave``."""
+        """As its base, of a ``BalancedLoader``. May raise Left, a SystemExit, after ``leave``."""
         if not self._joined:
             raise PacelineError(
                 "elastic=True: the loop began before pace.register(optimizer, ...), which says what a rank that "
                 "joins is handed over; call it just before the loop"
             )
-        spans: Spans = source
         while True:
             loop.settle()  # which may decide how many samples the round has
             if (coming := next(loop.progress.remaining(), None)) is None:
                 return
             step, (first, size) = loop.progress.rounds, coming
             self._begin_round(step, first, size)
-            plan = spans.divided(step, first, size, self.among)
+            plan = source.divided(step, first, size, self.among)
             loop.round_begins(int(self.among.sum()))
             if loop.terms.moves_work:
                 self.counter.open(self._key, self.chief)
-            self._cut = partial(spans.parts, plan, first)
+            self._cut = partial(source.parts, plan, first)
             if not self.retrying:
-                for piece in spans.pieces(plan, first, self.among):
+                for piece in source.pieces(plan, first, self.among):
                     if piece.claims:
-                        yield from loop.work.claimed(spans, piece)
-                    yield spans.load(piece.start, piece.samples), piece
+                        yield from loop.work.claimed(source, piece)
+                    yield source.load(piece.start, piece.samples), piece
             elif not self.claim():
-                yield spans.load(first, 0), Piece(plan, 0, True, True)
+                yield source.load(first, 0), Piece(plan, 0, True, True)
             while self._round.within:
                 assert self._claimed is not None
-                yield spans.load(self._claimed.start, self._claimed.samples), self._claimed
+                yield source.load(self._claimed.start, self._claimed.samples), self._claimed
 
     def check_sync(self, last: bool) -> None:
         """A backward pass begins, of a round's last planned piece if ``last``."""
@@ -217,7 +196,7 @@ class Member(Reducer):
         if self._parts is None:
             assert self._round.missing is not None
             self._parts = self._cut(self._round.missing)
-        number = self._link.claim(self._key) if self._parts else 0
+        number = self._link.add(f"claim/{self._key}", 1) - 1 if self._parts else 0
         self._claimed = self._parts[number] if number < len(self._parts) else None
         return self._claimed is not None
 

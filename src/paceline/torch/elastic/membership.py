@@ -80,27 +80,11 @@ def told() -> Where:
         ) from None
 
 
-# -- keys of the store -----------------------------------------------------------------------------------------------
-
-
-def beat(ident: int) -> str:
-    """A worker's signs of life."""
-    return f"life/{ident}"
-
-
-def ending(ident: int) -> str:
-    """Tells that a worker's program ends, and gives no more signs of life."""
-    return f"ending/{ident}"
-
-
-def has(ident: int) -> str:
-    """Tells that a worker has the model."""
-    return f"has/{ident}"
-
-
-def comes(number: int, ident: int) -> str:
-    """Tells a worker that there is a membership epoch of this number; it may set it itself, to wake up."""
-    return f"told/{number}/{ident}"
+# Keys of the store, of the worker with that ident: its signs of life; that its program ends, and gives no more of
+# them; that it has the model.
+BEAT, ENDING, HAS = "life/{}".format, "ending/{}".format, "has/{}".format
+# And that there is a membership epoch of that number; the worker may set it itself, to wake up.
+COMES = "told/{}/{}".format
 
 
 class Membership:
@@ -149,7 +133,7 @@ class Membership:
 
     def started(self, ident: int, place: int) -> None:
         """A process was started for this place."""
-        self._store.set(beat(ident), "0")
+        self._store.set(BEAT(ident), "0")
         self.workers[ident] = Worker(ident, place)
         self._hearing.add(ident)
 
@@ -187,12 +171,12 @@ class Membership:
     def _look_for_frozen(self, now: float, gone: set[int]) -> list[int]:
         """Workers without a sign of life for too long. Adds them, and those that end their programs, to ``gone``."""
         idents = list(self.workers)
-        raws = self._store.multi_get([beat(ident) for ident in idents]) if idents else []
+        raws = self._store.multi_get([BEAT(ident) for ident in idents]) if idents else []
         silent = self._detector.silent(now, dict(zip(idents, map(bytes, raws), strict=True)), self.dead)
         at_work = self._working(self._detector.quiet(self.dead / 2))
         frozen, self.endless = [], set()
         for ident, seconds in silent.items():
-            ends = self._store.check([ending(ident)])
+            ends = self._store.check([ENDING(ident)])
             most = self.dead + ENDING_SECONDS if ends else self.long if ident in at_work else self.dead
             if seconds >= most:
                 frozen.append(ident)
@@ -242,6 +226,6 @@ class Membership:
         key = f"membership/{self.newest}"
         self._store.set(key, self._seal.closed(key, epoch))
         for ident in self._hearing:  # also those that were given up and may live
-            self._store.set(comes(self.newest, ident), "")
-            self._store.delete_key(comes(self.newest - KEPT, ident))
+            self._store.set(COMES(self.newest, ident), "")
+            self._store.delete_key(COMES(self.newest - KEPT, ident))
         self._waiting = True

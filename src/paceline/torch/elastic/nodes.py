@@ -65,14 +65,8 @@ class Orders(NamedTuple):
     lost: bool = False  # the others have gone on without this machine
 
 
-def doing(number: int) -> str:
-    """The key of what a machine tells."""
-    return f"machine/{number}/doing"
-
-
-def orders(number: int) -> str:
-    """The key of what is wanted of a machine."""
-    return f"machine/{number}/orders"
+# Keys of the store: what the machine of that number tells, and what is wanted of it.
+DOING, ORDERS = "machine/{}/doing".format, "machine/{}/orders".format
 
 
 class Remote:
@@ -132,7 +126,7 @@ class Machines:
         """See to all of them, and return at once. What is worth telling."""
         found = []
         for number in range(self._known, FIRST + self._store.add(COUNT, 0)):
-            if not self._store.check([doing(number)]):
+            if not self._store.check([DOING(number)]):
                 break  # it is about to tell
             self._known += 1
             self._machines[number] = Machine(self._heard(number).room)
@@ -141,7 +135,14 @@ class Machines:
         now = time.monotonic()
         if self._detector.due(now):
             beats = {number: each.beat for number, each in heard.items()}
-            found += [self._lose(number) for number in self._detector.silent(now, beats)]
+            for number in self._detector.silent(now, beats):
+                key = ORDERS(number)
+                self._store.set(
+                    key, self._seal.closed(key, Orders(lost=True))
+                )  # if it lives, it ends its workers
+                for remote in self._machines.pop(number).workers:
+                    remote.over = GONE
+                found.append(f"machine {number} gave no sign of life for {self._dead:g} s")
         self._waiting = [remote for remote in self._waiting if remote.over is None]
         for number, machine in list(self._machines.items()):
             ended = dict(heard[number].ended)
@@ -169,19 +170,12 @@ class Machines:
     def _tell(self, number: int, machine: Machine, over: int | None = None) -> None:
         wanted = Orders(tuple((remote.order, remote.where) for remote in machine.workers), over)
         if wanted != machine.told:
-            machine.told, key = wanted, orders(number)
+            machine.told, key = wanted, ORDERS(number)
             self._store.set(key, self._seal.closed(key, wanted))
 
     def _heard(self, number: int) -> Doing:
-        key = doing(number)
+        key = DOING(number)
         return Doing(*self._seal.opened(key, self._store.get(key), f"the launcher of machine {number}"))
-
-    def _lose(self, number: int) -> str:
-        key = orders(number)
-        self._store.set(key, self._seal.closed(key, Orders(lost=True)))  # if it lives, it ends its workers
-        for remote in self._machines.pop(number).workers:
-            remote.over = GONE
-        return f"machine {number} gave no sign of life for {self._dead:g} s"
 
 
 class Lost(Exception):
@@ -255,16 +249,16 @@ class NodeAgent:
         self._seconds = FIRST_SECONDS
         self._seal, self._store = self._within(self._connected)
         number = int(self._ask("add", COUNT, 1)) - 1 + FIRST
-        self._ask("set", orders(number), self._seal.closed(orders(number), Orders()))
-        self._ask("set", doing(number), self._seal.closed(doing(number), Doing(0, self._room)))
+        self._ask("set", ORDERS(number), self._seal.closed(ORDERS(number), Orders()))
+        self._ask("set", DOING(number), self._seal.closed(DOING(number), Doing(0, self._room)))
         return number
 
     def _serve(self, number: int) -> int:
         said, beaten = Doing(0, self._room), 0.0
         ended: dict[int, int] = {}
         while True:
-            raw = self._ask("get", orders(number))
-            wanted = Orders(*self._seal.opened(orders(number), raw, "the launcher of the first machine"))
+            raw = self._ask("get", ORDERS(number))
+            wanted = Orders(*self._seal.opened(ORDERS(number), raw, "the launcher of the first machine"))
             if wanted.lost:
                 raise Lost("the others have gone on without this machine")
             for order, words in wanted.workers:
@@ -277,10 +271,10 @@ class NodeAgent:
             now = said._replace(ended=tuple(ended.items()), gone=gone)
             if now != said or time.monotonic() - beaten >= BEAT_SECONDS:
                 said, beaten = now._replace(beat=said.beat + 1), time.monotonic()
-                self._ask("set", doing(number), self._seal.closed(doing(number), said))
+                self._ask("set", DOING(number), self._seal.closed(DOING(number), said))
             if gone:
                 with suppress(Lost):  # who has heard it may be gone
-                    self._ask("check", [doing(number)])  # which returns when it is there, unlike ``set``
+                    self._ask("check", [DOING(number)])  # which returns when it is there, unlike ``set``
                 return wanted.over or 0
             time.sleep(LOOK)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from paceline import tokens
 from paceline.torch.elastic.gateway import LOOPBACK, Door, socket_at
-from paceline.torch.elastic.membership import DEAD_SECONDS, Membership, Where, has
+from paceline.torch.elastic.membership import DEAD_SECONDS, HAS, Membership, Where
 from paceline.torch.elastic.messages import Seal
 from paceline.torch.elastic.nodes import GONE, Machines, WorkerProcess
 from paceline.torch.liveness.detector import Starved
@@ -163,7 +163,7 @@ class Supervisor:
 
     def _dismiss(self) -> None:
         """Nobody hands anything over any more to those who do not have the model yet."""
-        for ident in [ident for ident in self.workers if not self.store.check([has(ident)])]:
+        for ident in [ident for ident in self.workers if not self.store.check([HAS(ident)])]:
             if self.membership.dismiss(ident):
                 self.workers.pop(ident).kill()
 

@@ -44,11 +44,6 @@ def read(cost: Any, dataset: Any) -> SampleCosts:
     return SampleCosts.checked(cost, samples)
 
 
-def digest(costs: SampleCosts) -> str:
-    """The same on two ranks only if their lengths are."""
-    return hashlib.sha256(np.ascontiguousarray(costs.lengths).tobytes()).hexdigest()[:16]
-
-
 def pads(dataset: Any, collate: Callable[[list[Any]], Any], costs: SampleCosts) -> bool:
     """Whether ``collate`` fills up a batch to its longest sample, found by trying the shortest and the longest.
 
@@ -194,7 +189,8 @@ def agreed_dealer(
     def made() -> tuple[Dealer, dict[str, Any]]:
         costs = read(cost, dataset)
         fills_up = pads(dataset, collate, costs) if padded is None else bool(padded)
-        facts = {"cost": digest(costs), "padded": fills_up, "micro_batch_cost": budget}
+        digest = hashlib.sha256(np.ascontiguousarray(costs.lengths).tobytes()).hexdigest()[:16]
+        facts = {"cost": digest, "padded": fills_up, "micro_batch_cost": budget}
         return Dealer(terms, costs, fills_up, budget), facts
 
     dealer, facts = peers.together(made)

@@ -31,29 +31,17 @@ from paceline.torch.elastic.recovery import Missing
 from paceline.torch.feed.costs import agreed_dealer
 from paceline.torch.feed.nested import aligned, nothing_of
 from paceline.torch.feed.pieces import Order, planned_pieces
-from paceline.torch.feed.prefetch import Prefetch
+from paceline.torch.feed.prefetch import Prefetch, loaded
 from paceline.torch.feed.rounds import iterate
 from paceline.torch.loop import Loop
 from paceline.torch.options import switches, whole
 from paceline.torch.plan import Claim, Piece, RoundPlan
 
 
-def draws_ahead(options: Mapping[str, Any]) -> int:
-    """Micro-batches that a DataLoader with these options draws before they are used."""
-    workers = int(options.get("num_workers") or 0)
-    factor = options.get("prefetch_factor")
-    return workers * (2 if factor is None else int(factor))
-
-
-def is_indexed(dataset: Any) -> bool:
-    """False for a stream, whose samples can't be told apart beforehand."""
-    indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")  # torch takes either
-    return indexed and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset)
-
-
 def check_indexed(dataset: Any) -> None:
-    """Raises PacelineError for a stream, and for nothing at all."""
-    if not is_indexed(dataset):
+    """Raises PacelineError for a stream, whose samples can't be told apart beforehand, and for nothing at all."""
+    indexed = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")  # torch takes either
+    if not (indexed and hasattr(dataset, "__len__")) or isinstance(dataset, IterableDataset):
         raise PacelineError(
             f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, of which "
             "each rank can be given another part in each round: for a stream use pace.stream(...)"
@@ -136,7 +124,11 @@ class BalancedLoader:
         self.dataset, self.number = dataset, number
         self._loop, self._order = loop, Order(len(dataset), seed, shuffle)
         facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
-        lags = peers.agree(facts | {"cost": "none" if costs[0] is None else "some"}, draws_ahead(options))
+        factor = options.get("prefetch_factor")
+        drawn = int(options.get("num_workers") or 0) * (
+            2 if factor is None else int(factor)
+        )  # before it is used
+        lags = peers.agree(facts | {"cost": "none" if costs[0] is None else "some"}, drawn)
         collate = options.pop("collate_fn", None) or default_collate
         step = loop.progress.rounds
         self._dealer = agreed_dealer(terms, dataset, collate, *costs, step)
@@ -146,13 +138,12 @@ class BalancedLoader:
         loop.drawn_ahead(min(max(lags), 1) if loop.changes else max(lags))
         self._pins = bool(options.get("pin_memory")) and torch.cuda.is_available()
         self._early = bool(options.get("num_workers"))  # processes load
-        self._here = Prefetch(dataset, _EmptyToo(dataset, collate), {})
         # What processes load beside the DataLoader: what is claimed or missing, and what is planned if that is not
         # drawn ahead, of this round and the next.
         self._others = Prefetch(dataset, collate, options if terms.moves_work else {})
         self._ahead = Prefetch(dataset, collate, options if loop.changes else {})
-        sampler, collate = _Sampler(self._batches), _EmptyToo(dataset, collate)
-        self._loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, **options)
+        sampler, self._collate = _Sampler(self._batches), _EmptyToo(dataset, collate)
+        self._loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=self._collate, **options)
         self._queue: deque[Piece] = deque()
         # This epoch's order, and the same with each round's samples as they are dealt.
         self._drawn = self._indices = np.empty(0, np.int64)
@@ -188,7 +179,11 @@ class BalancedLoader:
     # -- what a reducer asks of a Source -------------------------------------------------------------------------
 
     def open(self) -> None:
-        self._check_length()
+        if (now := len(self.dataset)) != self._order.samples:
+            raise PacelineError(
+                f"the data set has {now} samples, and had {self._order.samples} when pace.loader() was called; "
+                "expected the same: make a loader of the data set as it is now"
+            )
         loop = self._loop
         self._length = loop.progress.left
         self._drawn = self._order.epoch(loop.progress.epoch)
@@ -223,7 +218,7 @@ class BalancedLoader:
             yield self.load(at, size)
             at += size
 
-    # -- and where ranks may be lost or join, see ``elastic.member.Spans`` --------------------------------------
+    # -- and where ranks may be lost or join: rounds are planned when they begin, any samples can be loaded ---------
 
     def divided(self, step: int, first: int, size: int, among: NDArray[np.bool_] | None = None) -> RoundPlan:
         """Round ``step`` of ``size`` samples from ``first`` of the epoch's order on. among: places that take part,
@@ -267,11 +262,10 @@ class BalancedLoader:
     def load(self, start: int, size: int) -> Any:
         """A batch of these samples of the epoch's order; of none, one that counts for nothing."""
         chosen = self._indices[start : start + size].copy()
-        if not size:
-            terms = self._loop.terms
-            batch = self._here.next(self._indices[: terms.floor if terms.fills else 0])
-        elif not self._early:
-            batch = self._here.next(chosen)
+        if not size and self._loop.terms.fills:
+            chosen = self._indices[: self._loop.terms.floor]
+        if not (size and self._early):
+            batch = loaded(self.dataset, self._collate, chosen.tolist())
         elif self._ahead.comes(chosen):
             batch = self._ahead.next(chosen)
         else:
@@ -315,13 +309,6 @@ class BalancedLoader:
             whole = whole and self._drops is None
             before, before_size, loads = by if whole else None, size, plan.loads
             step += 1
-
-    def _check_length(self) -> None:
-        if (now := len(self.dataset)) != self._order.samples:
-            raise PacelineError(
-                f"the data set has {now} samples, and had {self._order.samples} when pace.loader() was called; "
-                "expected the same: make a loader of the data set as it is now"
-            )
 
     def _check_sizes(self, batch: int, quantum: int) -> None:
         if not self.samples:

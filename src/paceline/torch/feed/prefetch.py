@@ -86,7 +86,7 @@ class Prefetch:
             self.begin([micro_step])
         _, parts = self._begun.popleft()
         if not self._workers:
-            return _batch(self._dataset, self._collate, micro_step.tolist())
+            return loaded(self._dataset, self._collate, micro_step.tolist())
         return joined([next(self._loaded) for _ in range(parts)])
 
     def reset(self) -> None:
@@ -112,10 +112,11 @@ class _Asked(IterableDataset):
         assert info is not None
         end_with_parent()  # which may be killed, and then asks for nothing more
         while (indices := self._queues[info.id].get()) is not None:
-            yield _batch(self._dataset, self._collate, indices)
+            yield loaded(self._dataset, self._collate, indices)
 
 
-def _batch(dataset: Any, collate: Callable[[Any], Any], indices: list[int]) -> Any:
+def loaded(dataset: Any, collate: Callable[[Any], Any], indices: list[int]) -> Any:
+    """A batch of these samples."""
     whole = getattr(dataset, "__getitems__", None)
     return collate(whole(indices) if whole else [dataset[index] for index in indices])
 

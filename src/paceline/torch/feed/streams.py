@@ -128,7 +128,11 @@ class StreamLoader:
         options: dict[str, Any],
     ) -> None:
         terms = loop.terms
-        check_stream(dataset)
+        if not hasattr(dataset, "__iter__") or isinstance(dataset, str | bytes | torch.Tensor):
+            raise PacelineError(
+                f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, or a "
+                "stream that can be iterated"
+            )
         switches(drop_last=drop_last, batches=batches)
         check_options(options, terms.batch, loop.ranks, streamed=True)
         check_unchanging(loop, "pace.stream()")
@@ -296,12 +300,3 @@ class StreamLoader:
         if not self._known:
             rows = self._exchange.receive(self._told, self._loop.lost)
             self._supply, self._known = Supply(rows["held"].astype(np.int64), rows["ended"] > 0), True
-
-
-def check_stream(dataset: Any) -> None:
-    """Raises PacelineError for what is neither indexed nor iterable."""
-    if not hasattr(dataset, "__iter__") or isinstance(dataset, str | bytes | torch.Tensor):
-        raise PacelineError(
-            f"the data set is a {type(dataset).__name__}; expected one with a length and indexed items, or a stream "
-            "that can be iterated"
-        )

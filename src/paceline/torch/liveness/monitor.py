@@ -59,7 +59,7 @@ class HeartbeatStore:
 
     def __init__(self, pause: float) -> None:
         self._rank, self._ranks = peers.rank(), peers.ranks()
-        lives = {_life(rank): json.dumps(Life(0)) for rank in range(self._ranks)}
+        lives = {f"life/{rank}": json.dumps(Life(0)) for rank in range(self._ranks)}
         first = {LOOK: json.dumps((0, [], -1, (), ())), FAILURE: "null", **lives}
         self._store = peers.own_store(CONNECT_SECONDS, first)
         self._mine = Life(0)
@@ -73,7 +73,7 @@ class HeartbeatStore:
         done: the newest round of which this rank has done its part. ended: this is the last sign, but for rank 0's.
         """
         self._mine = self._mine._replace(number=self._mine.number + 1, done=done, ended=ended)
-        self._store.set(_life(self._rank), json.dumps(self._mine))
+        self._store.set(f"life/{self._rank}", json.dumps(self._mine))
         if self._rank == 0:
             self._look()
         look, failure = (json.loads(bytes(raw)) for raw in self._store.multi_get([LOOK, FAILURE]))
@@ -87,7 +87,7 @@ class HeartbeatStore:
         self._store.compare_set(FAILURE, "null", json.dumps(failure))
 
     def _look(self) -> None:
-        raws = self._store.multi_get([_life(rank) for rank in range(self._ranks)])
+        raws = self._store.multi_get([f"life/{rank}" for rank in range(self._ranks)])
         lives = [Life(*json.loads(bytes(raw))) for raw in raws]
         there = {rank: life for rank, life in enumerate(lives) if not life.ended}
         found = self._detector.silent(time.monotonic(), {rank: life.number for rank, life in there.items()})
@@ -99,10 +99,6 @@ class HeartbeatStore:
         left = [rank for rank, life in enumerate(lives) if life.ended]
         look = self._mine.number, silent[:MOST_NAMED], least, late[:MOST_NAMED], left
         self._store.set(LOOK, json.dumps(look))
-
-
-def _life(rank: int) -> str:
-    return f"life/{rank}"
 
 
 class Reason(WorkerError):
