@@ -7,6 +7,7 @@ import random
 import signal
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -231,11 +232,21 @@ def together(steps: int, count: int, momentum: float, adam: bool = False) -> dic
     return model.state_dict()
 
 
+SPOILT: dict[str, Callable[[torch.Tensor], object]] = {
+    "changed": lambda p: p.add_(0.1),
+    "negated": lambda p: p.neg_(),
+    "rows": lambda p: p.copy_(p.flip(0)),
+    "columns": lambda p: p.copy_(p.flip(1)),
+    "two": lambda p: p.view(-1)[:2].copy_(p.view(-1)[:2].flip(0)),
+    "numbers": lambda p: p.fill_(torch.nan),
+}
+
+
 def spoilt(rank: int, ranks: int) -> list[str]:
-    """What is said if rank 1 alone changes its parameters or has another model; if models are wrapped, or called
+    """What is said if rank 1 alone spoils its parameters or has another model; if models are wrapped, or called
     through a wrapper; and if ranks wait for each other within an interval."""
     found = []
-    for wrong in ("changed", "another", "wrapped", "around", "waits"):
+    for wrong in (*SPOILT, "another", "wrapped", "around", "waits"):
         model: nn.Module = fresh(torch.float64, sometimes=wrong == "another" and rank == 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if wrong == "wrapped":
@@ -250,7 +261,7 @@ def spoilt(rank: int, ranks: int) -> list[str]:
                         dist.barrier()
                     if pace.merged and rank == 1:
                         with torch.no_grad():
-                            next(model.parameters()).add_(0.1)
+                            SPOILT.get(wrong, SPOILT["changed"])(next(model.parameters()))
         except PacelineError as error:
             found.append(str(error))
     return found

@@ -116,8 +116,11 @@ def test_one_step_each_is_one_process() -> None:
 
 
 def test_ranks_that_do_not_fit_together_are_named() -> None:
-    changed, another, wrapped, around, waits = run_ranks(2, local_jobs.spoilt)[0]
-    assert "interval 1 began with other parameters on rank 0, 1; expected the same on all" in changed
+    *changed, another, wrapped, around, waits = run_ranks(2, local_jobs.spoilt)[0]
+    assert len(changed) == len(local_jobs.SPOILT)
+    for words in changed[:-1]:  # negated or swapped, too
+        assert "interval 1 began with other parameters on rank 0, 1; expected the same on all" in words
+    assert "interval 1 began with other parameters on rank 1; expected the same on all" in changed[-1]
     assert "rank 1 was given a model with the checksum of parameters=" in another
     assert "hand over the plain module, as in Pace(model, ...)" in wrapped
     assert "model(x) instead of ddp(x)" in around

@@ -28,9 +28,13 @@ from paceline.torch.gradients.reducers import Reducer
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.local import Merge
 
-# Numbers of a rank before its counters: that it takes part, its weight, and how large its values began.
-HEAD = 3
-APART = 1e-5  # by which the sizes of parameters may differ that are the same but for rounding
+# Numbers of a rank before its counters: that it takes part, its weight, and the projection of what its parameters
+# began as, with their norm.
+HEAD = 4
+APART = (
+    1e-5  # of their norm, by which projections of parameters may differ that are the same but for rounding
+)
+COLUMNS = 1024  # elements of a tensor whose random numbers have a factor in common
 
 
 class Flats:
@@ -107,6 +111,51 @@ def change(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
     return torch.where(before == now, 0.0, before - now)
 
 
+class Projection:
+    """One number for all that the parameters hold: the sum of their elements, each times a random number of its
+    place, which is the same on every rank. If they are the same but for rounding, so is it; if elements, or their
+    signs or places, are other ones, it differs by about as much as they do.
+
+    An element's random number is the product of its tensor's, its row's and its column's, so that few are kept."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        rows = max((p.numel() for p in parameters), default=0) // COLUMNS + 1
+        random = torch.Generator().manual_seed(0)
+        self._columns, self._rows, self._each = (
+            1 + torch.rand(many, generator=random, dtype=torch.float64)
+            for many in (COLUMNS, rows, len(parameters))
+        )
+        # parameters in few bits are rounded by more
+        self._apart = max([APART, *(torch.finfo(p.dtype).eps for p in parameters)])
+
+    def of(self, parameters: Sequence[torch.Tensor]) -> tuple[float, float]:
+        """The number, and the norm of all that they hold."""
+        total = square = 0.0
+        for parameter, factor in zip(parameters, self._each.tolist(), strict=True):
+            wide = parameter.flatten() if parameter.dtype == torch.float64 else parameter.flatten().float()
+            rows, rest = divmod(len(wide), COLUMNS)
+            columns, weights = self._columns.to(wide), self._rows[: rows + 1].to(wide)
+            sums = wide[: rows * COLUMNS].view(rows, COLUMNS) @ columns
+            last = wide[rows * COLUMNS :] @ columns[:rest]
+            total += factor * float(weights[:rows] @ sums + weights[rows] * last)
+            square += float(torch.linalg.vector_norm(wide, dtype=torch.float64)) ** 2
+        return total, square**0.5
+
+    def check_alike(
+        self, step: int, present: torch.Tensor, projected: torch.Tensor, norms: torch.Tensor
+    ) -> None:
+        """Raises PacelineError if some ranks began the interval with other parameters."""
+        usual, norm = projected[present].nanquantile(0.5), norms[present].nanquantile(0.5)
+        alike = (projected - usual).abs() <= self._apart * norm
+        apart = present & ~alike & ~usual.isnan()  # what is no number on all ranks is told elsewhere
+        if apart.any():
+            ranks = ", ".join(map(str, apart.nonzero().flatten().tolist()))
+            raise PacelineError(
+                f"interval {step} began with other parameters on rank {ranks}; expected the same on all: load "
+                "checkpoints on every rank, and change parameters on all ranks alike"
+            )
+
+
 class Flight(NamedTuple):
     """Changes that are on their way. own: their sum with the table, once ``wait`` has returned how many seconds it
     took. changes: this rank's, of each parameter, if it goes on meanwhile."""
@@ -135,7 +184,7 @@ class Merges:
         self._floats = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
         self._wholes = [name for name in buffers if name not in self._floats]
         self._counters = [name for name in self._wholes if buffers[name].numel() == 1]
-        self.flats = Flats()
+        self.flats, self._projection = Flats(), Projection(self._parameters)
         self.stepping = False  # an optimizer, right now
         self.seconds = 0.0  # that the newest sum took
         self.flights: deque[Flight] = deque()
@@ -194,9 +243,9 @@ class Merges:
         weight = (
             self._counted / batch if by == "samples" else self._taken if by == "steps" else self._taken > 0
         )
-        size = sum(float(base.abs().sum(dtype=torch.float64)) for base in self.base[:many])
+        row = [1.0, float(weight), *self._projection.of(self.base[:many]), *counters]
         begun = [*self._start[:many], *self.base[many:]]
-        self.flats.fill(begun, self._values(), float(weight), [1.0, float(weight), size, *counters])
+        self.flats.fill(begun, self._values(), float(weight), row)
 
     @torch.no_grad()
     def send(self, whole: bool) -> None:
@@ -229,8 +278,8 @@ class Merges:
         """The sums of interval ``step`` are there: the outer optimizer's step from the base."""
         values = self._values()
         changes, table = read(own, values)
-        present, weights, sizes = table[:, 0] > 0, table[:, 1], table[:, 2]
-        check_alike(step, present, sizes)
+        present, weights = table[:, 0] > 0, table[:, 1]
+        self._projection.check_alike(step, present, table[:, 2], table[:, 3])
         whole, parameters = float(weights.sum()), len(self._parameters)
         for number, (value, base, each) in enumerate(zip(values, self.base, changes, strict=True)):
             mean = each.div_(whole) if whole else each.zero_()
@@ -299,15 +348,3 @@ class Merges:
         began = time.perf_counter()
         self._reducer.merge(own, self._merge.send)
         return time.perf_counter() - began
-
-
-def check_alike(step: int, present: torch.Tensor, sizes: torch.Tensor) -> None:
-    """Raises PacelineError if some ranks began the interval with other parameters."""
-    usual = sizes[present].quantile(0.5)
-    apart = present & ((sizes - usual).abs() > APART * usual.abs())
-    if apart.any():
-        ranks = ", ".join(map(str, apart.nonzero().flatten().tolist()))
-        raise PacelineError(
-            f"interval {step} began with other parameters on rank {ranks}; expected the same on all: load "
-            "checkpoints on every rank, and change parameters on all ranks alike"
-        )
