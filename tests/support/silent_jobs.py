@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
+from paceline.torch.measuring import meter
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 
@@ -42,3 +44,59 @@ def _rounds(rank: int, **options: Any) -> None:
             pace.step(optimizer)
     finally:
         pace.detach()
+
+
+class Left(Exception):
+    """What a loop is left by."""
+
+
+Told = tuple[list[Any], list[int], int, str]
+
+
+def left_alone(rank: int, ranks: int, who: list[int], how: str, policy: str, at: int, complete: bool) -> Told:
+    """The ranks ``who`` leave the loop in round ``at`` by a break or an exception, when it is complete but not
+    stepped, or else when its batch is drawn; all go on with another loop. The parameters then, the rounds that were
+    told of, the rounds done, and the words of an error."""
+    meter.LATE_SECONDS = 1.0
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of, told, words = optimizer_of(ddp), nn.CrossEntropyLoss(), list[int](), ""
+    pace = Pace(ddp, 12, policy, on_round=lambda result: told.append(result.step))
+    loader = pace.loader(Samples(12 * 40), seed=5)
+
+    def leave() -> None:
+        if how == "exception":
+            raise Left
+
+    try:
+        with pace:
+            for epoch in range(2):
+                with suppress(Left):
+                    for x, y, _ in loader:
+                        now = epoch == 0 and pace.rounds == at and rank in who
+                        if now and not complete:
+                            leave()
+                            break
+                        pace.backward(loss_of(ddp(x), y))
+                        if now:
+                            leave()
+                            break
+                        pace.step(optimizer)
+    except PacelineError as error:
+        words = str(error)
+    return [p.detach().numpy().copy() for p in ddp.parameters()], told, pace.rounds, words
+
+
+def other_epochs(rank: int, ranks: int) -> str:
+    """What is said if rank 1 alone asks for another epoch."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of = optimizer_of(ddp), nn.CrossEntropyLoss()
+    try:
+        with Pace(ddp, 12, "equal") as pace:
+            loader = pace.loader(Samples(12 * 40), seed=5)
+            loader.set_epoch(rank % 2)
+            for x, y, _ in loader:
+                pace.backward(loss_of(ddp(x), y))
+                pace.step(optimizer)
+    except PacelineError as error:
+        return str(error)
+    return ""

@@ -13,9 +13,10 @@ from torch import nn
 
 from paceline.errors import PacelineError
 from paceline.torch import Pace
+from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring.open_rounds import Blind, Finite
 from support.ranks import run_ranks
-from support.silent_jobs import no_number
+from support.silent_jobs import left_alone, no_number, other_epochs
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 
@@ -104,3 +105,58 @@ def test_seconds_that_do_not_follow_loads_are_told_of_once() -> None:
     ), "they are balanced"
     few = [(64 - one, *(64,) * 14, 64 + one) for one in range(-20, 21)] * 4
     assert not told((loads, np.full(16, 0.1)) for loads in few), "a slow change of some among many"
+
+
+def alone(rounds: int, more: int = 0) -> list[torch.Tensor]:
+    """The parameters of one process after so many rounds of 12 samples of epoch 0, and so many of epoch 1."""
+    model, data, loss_of = fresh(torch.float64), Samples(12 * 40), nn.CrossEntropyLoss()
+    optimizer, order = optimizer_of(model), Order(len(data), 5)
+    for epoch, many in ((0, rounds), (1, more)):
+        for chosen in torch.from_numpy(order.epoch(epoch)).split(12)[:many]:
+            loss_of(model(data.x[chosen]), data.y[chosen]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [p.detach() for p in model.parameters()]
+
+
+def same(found: list[Any], expected: list[torch.Tensor]) -> bool:
+    pairs = zip(found, expected, strict=True)
+    return all(np.allclose(ours, theirs.numpy(), rtol=1e-11, atol=1e-13) for ours, theirs in pairs)
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("torch")
+@pytest.mark.parametrize("how", ["break", "exception"])
+@pytest.mark.parametrize(("policy", "at"), [("level", 2), ("level", 30), ("equal", 30), ("auto", 39)])
+def test_a_complete_round_that_all_ranks_leave_before_its_step_is_dropped(
+    how: str, policy: str, at: int
+) -> None:
+    """At the beginning each round is told of at once, later some time afterwards."""
+    for parameters, told, done, words in run_ranks(3, left_alone, [0, 1, 2], how, policy, at, True):
+        assert (words, done, told) == ("", at + 40, list(range(at + 40)))
+        assert same(parameters, alone(at, 40))
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("torch")
+@pytest.mark.parametrize(("who", "policy", "at"), [(1, "level", 2), (0, "level", 30), (2, "equal", 39)])
+def test_a_complete_round_that_one_rank_leaves_alone_ends_the_run_before_another_step(
+    who: int, policy: str, at: int
+) -> None:
+    found = run_ranks(3, left_alone, [who], "break", policy, at, True)
+    for rank, (parameters, _, done, words) in enumerate(found):
+        assert words
+        assert done == at + (rank != who)
+        assert same(parameters, alone(done))
+    assert any(f"round {at} was left on this rank" in words or "another plan" in words for *_, words in found)
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("torch")
+def test_ranks_that_are_not_in_one_epoch_are_named() -> None:
+    """Whether one has left its loop within a round, or has been given another epoch."""
+    sentence = "rank 1 is in another epoch than the other ranks"
+    left = [words for *_, words in run_ranks(3, left_alone, [1], "break", "level", 30, False)]
+    assert all(left), "who hears first of the other's end says that"
+    assert any(sentence in words for words in left)
+    assert all(sentence in words for words in run_ranks(3, other_epochs))

@@ -376,8 +376,12 @@ class Loop:
         it from other iterations."""
         if self._own_end and self.in_round:
             self._end_round()  # a loop that draws its own samples goes on
+        left = self.passes.piece.step if self.passes.complete else None
         self.abandon()
         self.settle()
+        if left is not None:
+            with self.named():
+                self._meter.dropped(left)
         self._own_end = False
         if source.number is not None:
             self.progress.open(source.number, source.samples or 0)  # of a stream nobody knows

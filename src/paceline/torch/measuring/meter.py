@@ -27,7 +27,7 @@ from paceline.torch.measuring.exchange import Rows
 from paceline.torch.plan import Piece, RoundPlan
 
 MOST_ROUNDS = 64  # of an interval
-COUNT_SECONDS = 10.0  # for others to give a count, too, in the first round in which this rank does
+LATE_SECONDS = 10.0  # for others to do, too, what this rank alone may have done
 
 
 def fields(rounds: int) -> list[Any]:
@@ -36,6 +36,7 @@ def fields(rounds: int) -> list[Any]:
         ("first", "f8"),  # round of the interval
         ("rounds", "f8"),  # in it; 0 if no reading is there yet
         ("digest", "f8"),  # of the plan in force
+        ("epoch", "f8"),  # of the newest round; -1 if no reading is there yet
         ("deciding", "f8"),  # processor seconds that the newest decision took
         ("overhead", "f8"),  # seconds of the optimizer step before each round, measured apart; their mean
         ("told", "f8"),  # 1 if the rank handed in its losses, else 0
@@ -229,6 +230,22 @@ class Meter:
             self.told = False
         self.running = None
 
+    def dropped(self, step: int) -> None:
+        """Round ``step`` was left when its gradients were summed: see that all ranks have left it. Collective. Raises
+        PacelineError or WorkerError otherwise: the others go on, and their next sums are no business of this rank."""
+        if not self.intervals:
+            return
+        words = (
+            f"round {step} was left on this rank after its backward pass, before pace.step(optimizer), and the other "
+            "ranks went on; expected a loop to be left on all ranks in the same round, or on none"
+        )
+        self._sequence += 1
+        row = self._row([], False)
+        row["first"] = -2 - step
+        self._reducer.commit(self._sequence, row)
+        if (self._received(self._late(words))["first"] != row["first"]).any():
+            raise PacelineError(words)
+
     def tell(self) -> None:
         """The loop was left, on all ranks: announce what has not been told yet. Returns at once."""
         if self._untold and not self.told:
@@ -252,6 +269,7 @@ class Meter:
             ("digest", "decided another plan than the other ranks"),
             ("first", "tells of other rounds than the other ranks"),
             ("rounds", "tells of another number of rounds than the other ranks"),
+            ("epoch", "is in another epoch than the other ranks"),
         ):
             found = rows[name].tolist()
             if found.count(found[0]) != len(found):
@@ -274,9 +292,12 @@ class Meter:
         """
         if self.lag:
             return None
-        counts = self._received(None if self._counts or self.told else self._late())["count"][
-            :, len(self._untold) - 1
-        ].tolist()
+        words = (
+            f"round {step}: this rank gave a count with the loss for the first time, and another rank did not; "
+            "expected count= on all ranks or on none"
+        )
+        lost = None if self._counts or self.told else self._late(words)
+        counts = self._received(lost)["count"][:, len(self._untold) - 1].tolist()
         check_counts(step, counts)
         return float(sum(counts))
 
@@ -284,19 +305,10 @@ class Meter:
         """No more rounds."""
         self._watch.close()
 
-    def _late(self) -> exchange.Lost:
-        """Who is not heard of soon has given no count, since no other rank announces this round."""
-        until, step = time.monotonic() + COUNT_SECONDS, self._untold[-1].step
-
-        def lost() -> WorkerError | None:
-            if time.monotonic() < until:
-                return self.lost()
-            return WorkerError(
-                f"round {step}: this rank gave a count with the loss for the first time, and another rank did not; "
-                "expected count= on all ranks or on none"
-            )
-
-        return lost
+    def _late(self, words: str) -> exchange.Lost:
+        """Who is not heard of soon has not done what this rank did, since no other rank announces this round."""
+        until = time.monotonic() + LATE_SECONDS
+        return lambda: self.lost() if time.monotonic() < until else WorkerError(words)
 
     def _received(self, lost: exchange.Lost | None = None) -> Rows:
         """What came with the newest announcement."""
@@ -315,6 +327,7 @@ class Meter:
         row = np.full(1, np.nan, self._layout)
         row["first"], row["rounds"], row["digest"] = known[0].step if known else -1, rounds, self.digest()
         row["deciding"], row["link"] = self.deciding, self.link
+        row["epoch"] = known[-1].epoch if known else -1
         row["fits"], row["ran_out"] = self.memory()
         if known:
             readings, carries, losses, counts = zip(*map(MEASURED, known), strict=True)
