@@ -173,14 +173,17 @@ def compare(made: Made, policy: str, rounds: int, round_seconds: float) -> tuple
     assert known is not None, "the record tells nothing of all workers"
     pace, fixed = (np.median(each, axis=0) for each in known[:2])
     sums = worth.growth(known[3], n)
-    found = worth.best(pace, fixed, known[2], sums)
-    advice = min(found[:-1], key=lambda one: one.seconds).members if len(said) > 1 else ()
+    links = worth.links(record)
+    found = worth.best(pace, fixed, known[2], sums, links)
+    links = np.ones(n) if links is None else links
+    advised = any(each.startswith("Without ") for each in said)
+    advice = min(found[:-1], key=lambda one: one.seconds).members if advised else ()
     members = dict.fromkeys([found[-1].members, *(one.members for one in found)])
     members[tuple(np.delete(np.arange(n), int(np.argmax(made.speeds))))] = None
     largest, right = 0.0, True
     print(f"\n{made.name} ms a sample, batch {batch}")
     for each in members:
-        predicted = worth.of(np.array(each), pace, fixed, known[2], sums, np.ones(n)).seconds
+        predicted = worth.of(np.array(each), pace, fixed, known[2], sums, links).seconds
         again = len(each) < n or policy != "level"
         measured = run(some(made, each), batch, "level", rounds) if again else everyone
         everyone = measured if len(each) == n else everyone

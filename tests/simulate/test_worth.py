@@ -109,6 +109,30 @@ def test_of_a_record_that_does_not_know_all_overheads_it_is_a_bound(tmp_path) ->
     assert alone == "Worker 0 alone, the fastest, would be at most 3.0x slower than all 3 together, balanced."
 
 
+def with_links(tmp_path, links):
+    """Three workers of 10, 10 and 30 ms a sample, whose sums take .4 s."""
+    pace, loads = np.array([0.01, 0.01, 0.03]), np.array([52, 51, 17])
+    with Recorder.create(tmp_path, {"policy": "level", "workers": 3, "global_batch": 120}) as recorder:
+        for t in range(40):
+            took = {"time": t + 1.0, "seconds": (loads * pace).max() + 0.4, "batch": 120, "loss": None}
+            told = {"links": links} if t == 12 else {}
+            recorder.round(round=t, epoch=0, loads=loads, compute=loads * pace, **took, **told)
+    return read(tmp_path)
+
+
+def test_a_slow_link_is_told_from_links_that_are_all_slow(tmp_path) -> None:
+    own = with_links(tmp_path / "own", [0.005, 0.005, 0.05])
+    _, without, link = worth.of_run(own)
+    # 103 samples take 0.51 s on all and 120 take 0.6 s on two, whose sums take .4 * 3/4 / 10
+    assert without == (
+        "Without worker 2 the others would be 45 % faster: it brings 17 % of speed, and the sums with it cost 40 % "
+        "of a round."
+    )
+    assert link == "The link of worker 2 is 10x slower than the fastest, and every sum waits for it."
+    alike = worth.of_run(with_links(tmp_path / "alike", [0.05, 0.05, 0.05]))
+    assert alike[1:] == ["All workers' links are about equally fast: none of them is what the sums wait for."]
+
+
 def test_nothing_is_said_of_updates_that_are_no_rounds(tmp_path) -> None:
     assert recorded(tmp_path, [0.01, 0.01, 0.5], 0.4, sync="asp") == []
 

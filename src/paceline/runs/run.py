@@ -123,7 +123,7 @@ _numbers = _list(lambda value: value is None or is_number(value))
 EXTRAS: dict[str, Sound] = {  # what a parameter server and rounds in pieces add, and reports read
     **dict.fromkeys(("quorum", "present", "rate", "at_once", "piece_cost", "dropped_samples"), is_number),
     **dict.fromkeys(("pieces", "piece_seconds"), _list(_numbers)),
-    **dict.fromkeys(("staleness", "ran_out", "dropped_loads"), _numbers),
+    **dict.fromkeys(("staleness", "ran_out", "links", "dropped_loads"), _numbers),
     "parts": _list(lambda row: row is None or (_numbers(row) and len(row) == 3)),
     "dropped": lambda value: isinstance(value, dict) and all(map(is_number, value.values())),
     "events": lambda value: isinstance(value, list),

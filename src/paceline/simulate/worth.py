@@ -23,6 +23,7 @@ from paceline.simulate.whatif import BULK, paces
 STEPS = 60  # of a bisection
 CLEAR = 0.02  # a gain of less is not told
 SURE = 2.0  # standard errors
+SLOW_LINK = 2.0  # times as long as over the fastest: a link of its own kind
 DRAWN = 64  # rounds of a scenario
 
 
@@ -100,7 +101,7 @@ def of_run(record: Run, exchange: float | None = None) -> list[str]:
     faster. exchange: seconds of a sum, by default what rounds take beyond their slowest worker. Nothing is said of a
     record that tells nothing of all workers."""
     known = measured(record, exchange)
-    return [] if known is None else _told(*known, bound=True)
+    return [] if known is None else _told(*known, bound=True, links=links(record))
 
 
 def measured(record: Run, exchange: float | None = None) -> tuple[Array, Array, float, float] | None:
@@ -117,6 +118,12 @@ def measured(record: Run, exchange: float | None = None) -> tuple[Array, Array, 
     return pace, fixed, float(np.median(record.loads[half].sum(1))), summed
 
 
+def links(record: Run) -> Array | None:
+    """How long a sum takes with each worker in it, (n,), as a part of one over all; None if no link was measured."""
+    told = [row for row in record.extras.get("links") or () if row and len(row) == record.workers]
+    return np.array(told[-1]) / max(told[-1]) if told else None
+
+
 def of_scenario(scenario: Scenario) -> list[str]:
     """The same of a scenario's workers, if it says who they are; their exchange takes no time there."""
     if scenario.draw or scenario.events or any(each.link is not None for each in scenario.workers):
@@ -130,7 +137,9 @@ def of_scenario(scenario: Scenario) -> list[str]:
     return [] if np.isnan(pace).any() else _told(pace, fixed, scenario.global_batch, 0.0)
 
 
-def _told(pace: Array, fixed: Array, batch: float, exchange: float, bound: bool = False) -> list[str]:
+def _told(
+    pace: Array, fixed: Array, batch: float, exchange: float, bound: bool = False, links: Array | None = None
+) -> list[str]:
     """From each round's seconds per sample and overheads, (T, n); bound: as ``sentences`` has it."""
     rounds, n = pace.shape
     middle, overhead = np.median(pace, axis=0), np.median(fixed, axis=0)
@@ -138,8 +147,22 @@ def _told(pace: Array, fixed: Array, batch: float, exchange: float, bound: bool 
         return []
     spread = np.median(np.abs(pace / middle - 1.0), axis=0)
     error = SURE * 1.4826 * 1.2533 * float(spread.max()) / np.sqrt(rounds)  # of a median
-    found = best(middle, overhead, batch, growth(exchange, n))
-    return sentences(found, overhead, middle, batch, error, bound)
+    found = best(middle, overhead, batch, growth(exchange, n), links)
+    said = sentences(found, overhead, middle, batch, error, bound)
+    return said if links is None else [*said, *_slow_links(links)]
+
+
+def _slow_links(links: Array) -> list[str]:
+    """Whose link is slow, if sums take long enough to ask. links: how long each takes, (n,), in any unit."""
+    slow = np.flatnonzero(links > SLOW_LINK * links.min()).tolist()
+    if 2 * len(slow) > len(links):
+        return []
+    if not slow:
+        return ["All workers' links are about equally fast: none of them is what the sums wait for."]
+    who = f"link of worker {slow[0]} is" if len(slow) == 1 else f"links of workers {listing(slow)} are"
+    return [
+        f"The {who} {times(links.max() / links.min())} slower than the fastest, and every sum waits for it."
+    ]
 
 
 def sentences(

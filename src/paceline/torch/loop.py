@@ -73,6 +73,7 @@ class Loop:
         self._rates = LearningRateWatch()
         self.progress = Progress(terms.batch, terms.floor, terms.every.size, terms.every.fixed)
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
+        self._rounds.asks = reducer.averages and not reducer.in_step and device.type == "cpu"
         self.memory: MemoryLimit | None = None
         self.watch_over(Alone())
 
@@ -194,6 +195,9 @@ class Loop:
         began = time.perf_counter()
         if self._meter.told and not self.behind:
             self.settle()
+            if self._rounds.asks:
+                with self.named():
+                    self._rounds.look_at_links()
         self._meter.start(self.progress.rounds, began, self._carry)
         self._carry = 0.0
         if not self._meter.light and self.work.claims is not None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import constants
 
 from paceline.errors import PacelineError
 from paceline.machines import Machine, measure, sizes
-from paceline.rounds import Machines
+from paceline.rounds import Array, Machines
 
 T = TypeVar("T")
 
@@ -32,6 +35,8 @@ class Company(Protocol):
 
 
 _company: Company | None = None
+SENT, TIMES = 1 << 18, 2  # bytes there and back over a link that is measured, and how often
+MOST_LINKS = 64  # that are measured
 LONGEST = 1e7  # seconds; what a thread may be told to wait is limited, too
 _forks_let_alone = False
 _collected: list[bool] = []  # whether Python collected garbage when each fork that is under way began
@@ -154,6 +159,32 @@ def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) ->
 def machines() -> Machines:
     """Every rank's part of its machine, for policies that divide by it. Collective."""
     return sizes([Machine(*each) for each in gather(tuple(measure()))])
+
+
+def links() -> Array | None:
+    """Seconds that 256 kB take over each rank's own link and back, (n,); None if that cannot be told. Collective.
+
+    A pair of ranks is as slow as the slower of its links. So each exchanges with its neighbour, and then with one of
+    the fastest pair, one after the other; the shortest that a rank took part in is its own link's.
+    """
+    n, own, message = ranks(), rank(), torch.zeros(SENT, dtype=torch.uint8)
+    if _company is not None or not 3 <= n <= MOST_LINKS or dist.get_backend() != dist.Backend.GLOO:
+        return None
+
+    def exchange(first: int, second: int) -> float:
+        took = math.inf
+        sizes = (1, *[SENT] * TIMES) if own in (first, second) else ()  # behind the first, both are there
+        for size in sizes:
+            began = time.perf_counter()
+            for sends in (own == first, own != first):
+                (dist.send if sends else dist.recv)(message[:size], first + second - own)
+            took = min(took, time.perf_counter() - began) if size > 1 and own == first else took
+        return took
+
+    ring = np.array(gather([exchange(one, (one + 1) % n) for one in range(n)])).min(axis=1)
+    quick = int(np.argmin(ring))
+    star = np.array(gather(min(exchange(one, quick) for one in range(n) if one != quick)))
+    return np.minimum(np.minimum(ring, np.roll(ring, 1)), star)
 
 
 def joined() -> bool:

@@ -44,7 +44,7 @@ def fields(rounds: int) -> list[Any]:
         ("ran_out", "f8"),  # passes that it had no room for, until now
         ("cpu", "f8"),  # portion of the machine's processors that others left, NaN if it is not asked for
         ("memory", "f8"),  # portion that is free
-        ("link", "f8"),  # seconds of its newest merge, NaN if ranks take each step together
+        ("link", "f8"),  # seconds of its newest merge, or of a round beyond its own part; NaN if unknown
         ("seconds", "f8", (rounds,)),  # of each round
         ("loss", "f8", (rounds,)),  # summed over the rank's samples; NaN if it did not hand in its loss
         (

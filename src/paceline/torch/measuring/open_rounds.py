@@ -39,6 +39,8 @@ MULTIPLE = (
 )
 SETTLING_ROUNDS = 16  # decided one by one at the beginning, or fewer if the loads stay as they are before
 PLAN, LOADS, BATCH = attrgetter("plan"), attrgetter("loads"), attrgetter("batch")
+LOOK = 12  # decisions before links are measured,
+LONG_SUM = 0.25  # if sums take more than that of the slowest rank's own seconds
 SETTLED = 0.05  # of a rank's load, and one sample: a change by less is none
 
 OnNan = str | Callable[[int, list[int]], object]
@@ -63,6 +65,9 @@ class OpenRounds:
         self.listeners = listeners
         self.fits: Array | None = None  # samples that fit into each rank's memory, (n,), if that is limited
         self._ran_out: Array = np.zeros(())  # passes of each that did not, until now
+        self.asks = False  # each rank's link is measured once, if sums take long
+        self.links: Array | None = None  # seconds of each, (n,), that are to go on record
+        self._beyond: list[float] = []  # seconds that rounds took beyond their slowest rank
         self.every: Every | None = None  # how many samples rounds have, if that is found
         self.one_by_one = False  # each round is told of by itself, however short
         self.loss = math.nan  # of the newest settled round
@@ -94,6 +99,13 @@ class OpenRounds:
         rounds, rows = self._meter.flush()
         if rows is not None:
             self._take(rounds, rows)
+
+    def look_at_links(self) -> None:
+        """Between two rounds, the same on all ranks: measure their links once, if sums take long. Collective then."""
+        if len(self._beyond) >= LOOK:
+            self.asks = False
+            if np.median(self._beyond) > LONG_SUM:
+                self.links = peers.links()
 
     def _take(self, rounds: list[OpenRound], rows: Rows) -> None:
         """An interval, and what all ranks tell of it: the next plan is made from its mean round, and listeners hear
@@ -141,6 +153,9 @@ class OpenRounds:
         self._meter.light = self._meter.due > last + self._meter.lag + 1
         if self.every is not None:
             self.every.take(last + 1 + balancer.lag, batch, seconds, rows["link"])
+        elif self.asks:
+            self._meter.link = rounds[-1].ended - rounds[-1].began - float(took[peers.rank(), -1])
+            self._beyond.append(float(np.nanmin(np.append(rows["link"], np.inf)) / seconds))
         batches = np.array(list(map(BATCH, plans)))
         means = mean_losses(losses, counts, batches).tolist()
         self.loss = means[-1]
@@ -161,11 +176,13 @@ class OpenRounds:
                 costs=None if deal is None or parts is None else cost_of(deal.model, parts),
                 parts=parts,
                 ran_out=ran_out if each.step == last and ran_out.any() else None,
+                links=self.links if each.step == last else None,
                 dropped_loads=each.plan.loads - loads if self._meter.drops else None,
                 ended=each.ended,
             )
             for listener in self.listeners:
                 listener(result)
+        self.links = None
         # where loads alone say how much there is to do
         if not (self._moves_work or self._meter.drops) and newest.deal is None:
             self._blind.check(loads, mean)

@@ -174,8 +174,11 @@ class RoundRecorder:
             loss=result.loss,
             **({} if result.within is None else result.within._asdict()),
             **({"parts": result.parts} if result.parts is not None else {}),
-            **({"ran_out": result.ran_out.tolist()} if result.ran_out is not None else {}),
-            **({"dropped_loads": result.dropped_loads.tolist()} if result.dropped_loads is not None else {}),
+            **{
+                name: value.tolist()
+                for name in ("ran_out", "links", "dropped_loads")
+                if (value := getattr(result, name)) is not None
+            },
             **({"events": list(events)} if events else {}),
         )
 

@@ -1,0 +1,50 @@
+"""What the ranks do in tests of how slow each rank's link is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.torch import Pace, peers
+from paceline.torch.measuring import open_rounds
+from support.torch_jobs import Samples, fresh, optimizer_of
+
+
+def slow_link(rank: int, ranks: int, slow: int) -> list[float] | None:
+    """What the ranks find if whatever goes to or comes from one of them is late."""
+    send, recv = dist.send, dist.recv
+
+    def late(function: Any) -> Any:
+        def call(message: torch.Tensor, peer: int) -> Any:
+            result = function(message, peer)
+            if slow in (rank, peer) and message.numel() > 1:
+                time.sleep(0.05)
+            return result
+
+        return call
+
+    dist.send, dist.recv = late(send), late(recv)
+    found = peers.links()
+    dist.send, dist.recv = send, recv
+    return None if found is None else found.tolist()
+
+
+def asked(rank: int, ranks: int, share: float) -> list[Any]:
+    """The links told of after each of some rounds of 50 ms, if sums of more than this part of that are long."""
+    open_rounds.LONG_SUM = share
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer = optimizer_of(ddp)
+    told: list[Any] = []
+    pace = Pace(ddp, 12, "equal", on_round=told.append)
+    loader = pace.loader(Samples(12 * 30))
+    for x, y, _ in loader:
+        time.sleep(0.05)
+        pace.backward(torch.nn.functional.cross_entropy(ddp(x), y))
+        pace.step(optimizer)
+    pace.flush()
+    pace.close()
+    return [None if each.links is None else each.links.tolist() for each in told]
