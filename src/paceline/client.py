@@ -141,14 +141,9 @@ class Worker:
         """
         if self._part is None:
             raise PacelineError("there is no round to report: ask for the next one first")
-        body = {
-            "round": self._part.round,
-            "samples": self._part.samples if samples is None else samples,
-            "seconds": seconds,
-            "overhead": overhead,
-            "cpu": cpu,
-            "memory": memory,
-        }
+        done = self._part.samples if samples is None else samples
+        body: dict[str, Any] = {"round": self._part.round, "samples": done, "seconds": seconds}
+        body |= {"overhead": overhead, "cpu": cpu, "memory": memory}
         self._call("POST", f"/{_quoted(self.name)}/reports", body)
         self._part = None
 

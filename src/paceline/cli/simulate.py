@@ -90,14 +90,8 @@ def command(
 
     For example: paceline simulate examples/scenarios/mixed.toml --policy equal --policy level
     """
-    changed = {
-        "global_batch": global_batch,
-        "rounds": rounds,
-        "realizations": realizations,
-        "seed": seed,
-        "fractional": fractional,
-        "decision_delay": decision_delay,
-    }
+    changed = {"global_batch": global_batch, "rounds": rounds, "realizations": realizations, "seed": seed}
+    changed |= {"fractional": fractional, "decision_delay": decision_delay}
     changes = {name: value for name, value in changed.items() if value is not None}
     if bool(scenarios) == (trace is not None):
         raise PacelineError("name SCENARIO.toml files, or one --trace FILE.csv; expected one of the two")
@@ -204,15 +198,9 @@ def _json_by_cost(outcome: DealtOutcome) -> dict[str, Any]:
         "verdict": _verdict_by_cost(outcome),
         "bound_seconds": outcome.bound.sum(0).tolist(),
         "policies": [
-            {
-                "policy": name,
-                "divided": way,
-                "total_seconds": each.latency.sum(0).tolist(),
-                "of_bound": outcome.of_bound(name, way),
-                "waiting": each.wait.tolist(),
-                "micro_batches": each.micro_batches,
-                "round_seconds": each.latency[:, 0].tolist(),
-            }
+            {"policy": name, "divided": way, "of_bound": outcome.of_bound(name, way)}
+            | {"total_seconds": each.latency.sum(0).tolist(), "waiting": each.wait.tolist()}
+            | {"micro_batches": each.micro_batches, "round_seconds": each.latency[:, 0].tolist()}
             for (name, way), each in outcome.ways.items()
         ],
     }

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT
 from typing import IO, Any
 
 from paceline import runs
@@ -67,23 +68,13 @@ def _play(
     """Its exit status; None where it was ended from here."""
     here = str(Path(__file__).parent / "attach")
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
-    told = {DIRECTORY: str(place), STEPS: str(steps), "PYTHONPATH": path}
+    told = {DIRECTORY: str(place), STEPS: str(steps), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        command,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"} | told,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+        command, env=os.environ | told, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True
     )
     assert process.stdout is not None
-    guard = subprocess.Popen(
-        ["/bin/sh", "-c", GUARD.format(group=process.pid, grace=int(GRACE_SECONDS))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    shell = ["/bin/sh", "-c", GUARD.format(group=process.pid, grace=int(GRACE_SECONDS))]
+    guard = subprocess.Popen(shell, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
     muted = threading.Event()
     relay = threading.Thread(target=_relay, args=(process.stdout, muted), daemon=True)
     relay.start()
@@ -126,18 +117,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _rounds(place: Path) -> int:
-    try:
+    with contextlib.suppress(OSError):
         return (place / "run" / ROUNDS).read_bytes().count(b"\n")
-    except OSError:
-        return 0
+    return 0
 
 
 def _made(place: Path) -> int:
     """Optimizer steps that rank 0 has made, whoever's."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return int((place / SEEN).read_text() or 0)
-    except (OSError, ValueError):
-        return 0
+    return 0
 
 
 def _read(place: Path, status: int | None) -> runs.Run:

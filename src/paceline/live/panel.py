@@ -192,17 +192,9 @@ def panel(tail: Tail, saving: Saving | None, speeds: Sequence[str] = ()) -> dict
     word, sentence = state(tail)
     policy, count = tail.config.get("policy", "a run"), max(columns.workers, tail.config.get("workers") or 0)
     last = straggler(columns)
-    content: dict[str, Any] = {
-        "state": word,
-        "says": sentence,
-        "title": f"{policy} on {plural(count, 'worker')}" if tail.config else "No run yet",
-        "about": about_config(tail.config),
-        "rounds": len(columns),
-        "span": [],
-        "cards": "",
-        "sentences": [],
-        "workers": [],
-    }
+    title = f"{policy} on {plural(count, 'worker')}" if tail.config else "No run yet"
+    content: dict[str, Any] = {"state": word, "says": sentence, "title": title, "rounds": len(columns)}
+    content |= {"about": about_config(tail.config), "span": [], "cards": "", "sentences": [], "workers": []}
     if not len(columns):
         return content
     rounds = columns["round"]
@@ -229,19 +221,11 @@ def _cards(
     total = rounds_in_all(columns, config)
     left = seconds_left(columns, total) if running else None
     goes_on = "" if left is None else f", about {about(left)} left"
+    done, of = (min(len(columns) / total, 1.0), f"of {total:,} rounds") if total else (None, "rounds")
+    rate = number(float(columns["batch"][recent].sum()) / whole if whole > 0 else None)
     entries: list[tuple[str, str, str, float | None]] = [
-        (
-            f"{len(columns):,}",
-            f"of {total:,} rounds" if total else "rounds",
-            f"in {seconds(float(columns['time'][-1]))}{goes_on}",
-            min(len(columns) / total, 1.0) if total else None,
-        ),
-        (
-            number(float(columns["batch"][recent].sum()) / whole if whole > 0 else None),
-            "",
-            f"samples/s lately, {seconds(float(length.mean()))} a round",
-            None,
-        ),
+        (f"{len(columns):,}", of, f"in {seconds(float(columns['time'][-1]))}{goes_on}", done),
+        (rate, "", f"samples/s lately, {seconds(float(length.mean()))} a round", None),
         (percent(reach), "", "of the bound lately", reach),
         (percent(idle), "", "of the workers' time is waiting lately", idle),
     ]

@@ -206,35 +206,23 @@ def curves(
     text, tip: the words of a value and of its place, in a tooltip and in the table. upright: places of lines from top
     to bottom, where workers were lost.
     """
-    marks, y_end = [], y_axis.end
+    marks, told, y_end = [], [], y_axis.end
     if upright:
         places = (1000 * x_axis.at(np.unique(np.array(upright, float)))).round(1).tolist()
         marks.append(f'<path class="lost" d="{"".join(f"M{x:g} 0V1000" for x in places)}"/>')
     for line in series:
-        x = 1000 * x_axis.at(line.x)
+        x, y = 1000 * x_axis.at(line.x), down(line.y, y_end)
         if line.low is not None and line.high is not None:
             low, high = down(line.low, y_end), down(line.high, y_end)
             marks.append(f'<path class="band {line.colour}" d="{band(x, low, high)}"/>')
         dashed = " dashed" if line.dashed else ""
-        marks.append(f'<path class="line {line.colour}{dashed}" d="{path(x, down(line.y, y_end))}"/>')
-    data = {
-        "kind": "line",
-        "series": [
-            {
-                "name": line.name,
-                "colour": line.colour,
-                "x": whole(1000 * x_axis.at(line.x)),
-                "y": whole(down(line.y, y_end)),
-                "at": [tip(float(value)) for value in line.x],
-                "text": [text(float(value)) for value in line.y],
-            }
-            for line in series
-        ],
-    }
+        marks.append(f'<path class="line {line.colour}{dashed}" d="{path(x, y)}"/>')
+        words = {"at": [tip(float(each)) for each in line.x], "text": [text(float(each)) for each in line.y]}
+        told.append({"name": line.name, "colour": line.colour, "x": whole(x), "y": whole(y)} | words)
     entries = [(line.colour + " dashes" * line.dashed, line.name) for line in series]
     entries += [("bad upright", "a worker was lost or left")] if upright else []
     shown = legend(entries) if len(entries) > 1 else ""
-    plot = _plot("".join(marks), x_axis, y_axis, data)
+    plot = _plot("".join(marks), x_axis, y_axis, {"kind": "line", "series": told})
     return figure(title, says, plot, shown, table=_reached(series, x_axis, text, tip))
 
 

@@ -253,16 +253,8 @@ def side_by_side(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, s in zip(labels(runs), map(summarize, runs), strict=True):
         loads = s["final_batches"]
-        rows.append(
-            (
-                name,
-                number(s["samples_per_second"]),
-                percent(s["share_of_bound"], 1),
-                percent(s["idle_share"], 1),
-                seconds(s["seconds"]),
-                number(s["train_loss"]),
-                percent(s.get("test_accuracy"), 1),
-                "/".join(map(str, loads)) if len(loads) <= BANDS else f"{min(loads)} to {max(loads)}",
-            )
-        )
+        split = "/".join(map(str, loads)) if len(loads) <= BANDS else f"{min(loads)} to {max(loads)}"
+        speed = number(s["samples_per_second"]), percent(s["share_of_bound"], 1), percent(s["idle_share"], 1)
+        learnt = number(s["train_loss"]), percent(s.get("test_accuracy"), 1)
+        rows.append((name, *speed, seconds(s["seconds"]), *learnt, split))
     return rows

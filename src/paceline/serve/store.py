@@ -217,13 +217,9 @@ def reached(
 ) -> tuple[Statement, Statement]:
     """A job's whole state after call ``through``; those up to there are no longer needed."""
     row = (name, json.dumps(settings), rules, json.dumps(state), through)
-    return (
-        (
-            "update jobs set settings = ?, rules = ?, state = ?, through = ?, digest = ? where name = ?",
-            (*row[1:], _digest(*row), name),
-        ),
-        ("delete from calls where job = ? and number <= ?", (name, through)),
-    )
+    update = "update jobs set settings = ?, rules = ?, state = ?, through = ?, digest = ? where name = ?"
+    delete = "delete from calls where job = ? and number <= ?"
+    return (update, (*row[1:], _digest(*row), name)), (delete, (name, through))
 
 
 def _carry_out(entry: Entry) -> None:

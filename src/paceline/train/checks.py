@@ -52,18 +52,10 @@ def check(config: TrainConfig, data: Data) -> None:
 
 def server(config: TrainConfig) -> ServerConfig:
     """What the parameter server goes by. Raises PacelineError for what is unknown or excludes something else."""
-    return ServerConfig(
-        config.workers,
-        config.global_batch,
-        sync=config.sync,
-        mode=config.mode,
-        backup=config.backup,
-        policy=config.policy,
-        rate=config.rate,
-        lr=config.lr,
-        momentum=config.momentum,
-        limits=tuple(config.limits) if isinstance(config.limits, list) else None,
-    )
+    limits = tuple(config.limits) if isinstance(config.limits, list) else None
+    names = ("sync", "mode", "backup", "policy", "rate", "lr", "momentum")
+    same: dict[str, Any] = {name: getattr(config, name) for name in names}
+    return ServerConfig(config.workers, config.global_batch, limits=limits, **same)
 
 
 def survives(config: TrainConfig, joined: bool = False) -> bool:

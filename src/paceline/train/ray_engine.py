@@ -28,6 +28,8 @@ from paceline.train.config import TrainConfig
 
 CHECKPOINT = "server.npz"
 RECENT = 20  # updates, whose median is what one usually takes
+# Fields of an update that go on record under their own names.
+SAME = ("seconds", "batch", "shares", "loss", "quorum", "present", "rate", "staleness", "dropped_samples")
 
 
 def run(
@@ -120,18 +122,10 @@ class _Log:
             round=update.step,
             epoch=epoch,
             time=update.ended,
-            seconds=update.seconds,
-            batch=update.batch,
             loads=loads,
             compute=compute,
-            shares=update.shares,
-            loss=update.loss,
-            quorum=update.quorum,
-            present=update.present,
-            rate=update.rate,
-            staleness=update.staleness,
             dropped=dict(update.dropped),
-            dropped_samples=update.dropped_samples,
+            **{name: getattr(update, name) for name in SAME},
             **(update.within._asdict() if update.within is not None else {}),
             **self._events(update),
         )
