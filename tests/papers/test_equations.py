@@ -21,7 +21,7 @@ from paceline.backup.dbw import Dbw, Gain, estimate, no_gain, update_gain
 from paceline.backup.protocol import Iteration, Timings
 from paceline.balance.dolbie import play_round, start_peers
 from paceline.balance.wlbs import initial_weights
-from paceline.coded import Problem, ShiftedExponential, plan, simulate
+from paceline.coded import Problem, ShiftedExponential, plan, random_problem, simulate
 from paceline.coded.assign import iterated, simple
 from paceline.costs import Linear
 from paceline.forecast import series
@@ -831,7 +831,7 @@ def test_settings_of_the_experiments() -> None:
         (11.85, 0.584), (7.85, 0.489), (9.67, 0.523), (8.34, 0.491), (9.19, 0.515), (4.78, 0.423)]  # fmt: skip
     assert (dbw.WORKERS, dbw.MNIST_RATE) == (16, 0.08)
     assert (coded.PRINTED.rows, coded.PRINTED.speeds) == (1e5, None)
-    problem = coded.PRINTED.draw(4, 50, 0)
+    problem = random_problem(4, 50, coded.PRINTED.rows, np.random.default_rng(0))
     u, a = problem.delay.u, problem.delay.a  # type: ignore[attr-defined]
     assert 1 <= u.min() < 1.1 < 4.9 < u.max() <= 5
     np.testing.assert_allclose(u * a, 1)

@@ -76,7 +76,11 @@ def iterated(values: Array, rule: str = "tie-safe", rounds: int = 60) -> Array:
     patience = min(30, max(3, 3000 // workers))
     best, best_level, since = owner, -np.inf, 0
     for _ in range(rounds):
-        _local_optimum(values, owner, printed=rule == "printed")
+        sums, improved = _sums(values, owner), True
+        while improved:  # insertions until none is left, then interchanges, until neither finds anything
+            while _insert(values, owner, sums, printed=rule == "printed"):
+                pass
+            improved = _interchange(values, owner, sums)
         level = _sums(values, owner).min()
         if level > best_level * (1 + 1e-9) or best_level < 0:
             best, best_level, since = owner.copy(), level, 0
@@ -91,16 +95,6 @@ def iterated(values: Array, rule: str = "tie-safe", rounds: int = 60) -> Array:
 
 def _sums(values: Array, owner: Index) -> Array:
     return np.bincount(owner, values[owner, np.arange(len(owner))], minlength=len(values)).astype(float)
-
-
-def _local_optimum(values: Array, owner: Index, printed: bool) -> None:
-    """Insertions until none is left, then interchanges, until neither finds anything; changes ``owner``."""
-    sums = _sums(values, owner)
-    while True:
-        while _insert(values, owner, sums, printed):
-            pass
-        if not _interchange(values, owner, sums):
-            return
 
 
 def _insert(values: Array, owner: Index, sums: Array, printed: bool) -> bool:
@@ -249,13 +243,11 @@ def _relaxation(values: Array) -> tuple[Array, Array]:
 
 def _promising(values: Array) -> NDArray[np.bool_]:
     """Pairs within a few per cent of the worker's best, at prices under which the masters come out about even."""
-    masters, workers = values.shape
-    log_price = np.zeros(masters)
-    everyone = np.arange(workers)
+    log_price = np.zeros(len(values))
     for turn in range(150):
         priced = np.exp(log_price)[:, None] * values
         owner = np.argmax(priced, axis=0)
-        sums = np.bincount(owner, values[owner, everyone], minlength=masters)
+        sums = _sums(values, owner)
         log_price -= (sums / sums.mean() - 1) * 0.5 / (1 + turn / 10)
     priced = np.exp(log_price)[:, None] * values
     return priced >= PROMISING * priced.max(0)
@@ -305,7 +297,7 @@ def _climb(values: Array, owner: Index) -> float:
     everyone = np.arange(len(owner))
     while True:
         own = values[owner, everyone]
-        sums = np.bincount(owner, own, minlength=len(values))
+        sums = _sums(values, owner)
         poorest = int(np.argmin(sums))
         level = float(sums[poorest])
         mine, others = np.flatnonzero(owner == poorest), np.flatnonzero(owner != poorest)

@@ -86,27 +86,25 @@ class CodedPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: overall ``t_star`` and one entry for each master, in milliseconds and rows."""
-        whole = self.rows_assigned
-        masters = []
-        for m, name in enumerate(self.problem.masters):
-            workers = [
-                {
-                    "worker": self.problem.workers[n],
-                    "load": float(self.loads[m, n]),
-                    "rows_assigned": int(whole[m, n]),
-                    "probability": float(self.probability[m, n]),
-                }
-                for n in self.workers_of(m)
-            ]
-            masters.append(
-                {
-                    "master": name,
-                    "t_star": float(self.t_star[m]),
-                    "rows": int(self.problem.rows[m]),
-                    "redundancy": float(self.redundancy[m]),
-                    "workers": workers,
-                }
-            )
+        whole, redundancy = self.rows_assigned, self.redundancy
+        masters = [
+            {
+                "master": name,
+                "t_star": float(self.t_star[m]),
+                "rows": int(self.problem.rows[m]),
+                "redundancy": float(redundancy[m]),
+                "workers": [
+                    {
+                        "worker": self.problem.workers[n],
+                        "load": float(self.loads[m, n]),
+                        "rows_assigned": int(whole[m, n]),
+                        "probability": float(self.probability[m, n]),
+                    }
+                    for n in self.workers_of(m)
+                ],
+            }
+            for m, name in enumerate(self.problem.masters)
+        ]
         return {
             "t_star": float(self.t_star.max()),
             "assign": self.assign,
@@ -259,12 +257,9 @@ def rearrange(old: CodedPlan, problem: Problem, within: float = 0.05) -> Rearran
 def _serving(old: CodedPlan, problem: Problem) -> np.ndarray:
     """For each worker of ``problem`` the position of the master it serves now, -1 where there is none (any more)."""
     position = {name: m for m, name in enumerate(problem.masters)}
-    master = {
-        old.problem.workers[n]: position.get(old.problem.masters[int(np.argmax(old.probability[:, n]))], -1)
-        for n in range(old.problem.shape[1])
-        if old.probability[:, n].max() > 0
-    }
-    return np.array([master.get(name, -1) for name in problem.workers])
+    pairs = zip(*np.nonzero(old.probability), strict=True)
+    serving = {old.problem.workers[n]: position.get(old.problem.masters[m], -1) for m, n in pairs}
+    return np.array([serving.get(name, -1) for name in problem.workers])
 
 
 def _moved(serving: np.ndarray, k: np.ndarray) -> list[int]:

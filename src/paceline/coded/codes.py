@@ -236,13 +236,9 @@ class LT:
         rng = np.random.default_rng(seed)
         needed = []
         for _ in range(trials):
-            decoder = self.decoder()
-            for count, i in enumerate(rng.permutation(self.n), 1):
-                if decoder.add(int(i), np.zeros(1)):
-                    needed.append(count)
-                    break
-            else:
-                needed.append(self.n + 1)  # all of them were not enough: a lower bound
+            decoder, order = self.decoder(), enumerate(rng.permutation(self.n).tolist(), 1)
+            enough = (count for count, i in order if decoder.add(i, np.zeros(1)))
+            needed.append(next(enough, self.n + 1))  # if all of them are not enough: a lower bound
         return float(np.mean(needed)) / self.k - 1
 
 

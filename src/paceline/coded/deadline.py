@@ -92,19 +92,19 @@ def by_deadline(made: CodedPlan, t: float) -> tuple[CodedPlan, Array]:
     planned = replace(
         made, assign=f"{made.assign}, by deadline", probability=k, loads=loads, t_star=np.full(len(mine), t)
     )
-    whole = planned.rows_assigned
-    exact = [
-        success(whole[m], _chance(problem, m, np.arange(problem.shape[1]), whole[m], t), problem.rows[m])
-        for m in masters
-    ]
+    everyone = np.arange(problem.shape[1])
+    exact = [_done(problem, m, everyone, whole, t, None) for m, whole in enumerate(planned.rows_assigned)]
     return planned, np.array(exact)
 
 
-def _chance(problem: Problem, m: int, workers: NDArray[np.intp], loads: Array, t: float) -> Array:
-    """P[worker done by t] for these loads; 0 if the load is 0."""
+def _done(
+    problem: Problem, m: int, workers: NDArray[np.intp], loads: Array, t: float, units: int | None = UNITS
+) -> float:
+    """P[a master's rows arrive by t] from these loads of its workers; units as for ``success``."""
     left = np.maximum(t - problem.wait[m, workers], 0.0)
     z = np.where(loads > 0, left / np.maximum(loads, 1e-12), 0.0)
-    return np.where(loads > 0, problem.delay.take((m, workers)).cdf(z), 0.0)
+    chance = np.where(loads > 0, problem.delay.take((m, workers)).cdf(z), 0.0)
+    return success(loads, chance, problem.rows[m], units)
 
 
 def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tuple[float, Array]]:
@@ -119,10 +119,8 @@ def _scaled(problem: Problem, m: int, workers: list[int], t: float) -> list[tupl
         for sum_ in (share.sum(), share[:-1].sum(), share[1:].sum())
         if sum_ > 0
     ]
-    found = [
-        (success(loads, _chance(problem, m, n, loads, t), problem.rows[m], UNITS), loads)
-        for loads in (scale * left / phi for scale in [*SCALES, *just])
-    ]
+    multiples = [scale * left / phi for scale in [*SCALES, *just]]
+    found = [(_done(problem, m, n, loads, t), loads) for loads in multiples]
     return sorted(found, key=lambda each: -each[0])
 
 
@@ -155,7 +153,7 @@ def _climbed(
         improved = False
         for factor, added in zip(grow, shift, strict=True):
             trial = np.maximum(loads * factor + added, 0.0)
-            value = success(trial, _chance(problem, m, n, trial, t), problem.rows[m], UNITS)
+            value = _done(problem, m, n, trial, t)
             if value > best * (1 + 1e-5) + 1e-12:
                 loads, best, improved = trial, value, True
     return best, loads

@@ -9,47 +9,19 @@ parameters from measured times, by maximum likelihood, with standard errors.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import exprel
+from scipy.special import exprel, gamma
 
 from paceline.costs import Array
 from paceline.errors import PacelineError, among
 
 # Coefficients of s - log(1 + s) = s^2 (1/2 - s/3 + s^2/4 - ...), highest power first.
 _SERIES = [(-1.0) ** k / (k + 2) for k in range(17, -1, -1)]
-
-
-class Delay(Protocol):
-    """Milliseconds for one row, for every pair; all arrays broadcast against ``shape``."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the pairs."""
-        ...
-
-    def cdf(self, z: Array) -> Array:
-        """P[Z <= z], z in milliseconds for a row."""
-        ...
-
-    def sample(self, rng: np.random.Generator, runs: int) -> Array:
-        """Independent draws of Z, shape (runs, *shape)."""
-        ...
-
-    def mean(self) -> Array:
-        """E[Z]."""
-        ...
-
-    def peak(self) -> tuple[Array, Array]:
-        """(phi, rate): argmax and max over z of F(z) / z, in milliseconds per row and rows per millisecond."""
-        ...
-
-    def take(self, index: Any) -> Self:
-        """The pairs at a numpy index."""
-        ...
 
 
 def log1p_gap(s: Array) -> Array:
@@ -74,8 +46,10 @@ def shifted_exponential_level(shift: Array) -> Array:
     return s
 
 
-class _Pairs(Delay):
-    """Array fields that share one shape, indexed together; a: the least milliseconds for a row."""
+class Delay(ABC):
+    """Milliseconds for one row, for every pair; all arrays broadcast against ``shape``.
+
+    Fields are arrays that share one shape, and are indexed together; a: the least milliseconds for a row."""
 
     a: Array
 
@@ -93,17 +67,33 @@ class _Pairs(Delay):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the pairs."""
         return np.shape(self.a)
 
     def take(self, index: Any) -> Self:
+        """The pairs at a numpy index."""
         return type(self)(**{f.name: getattr(self, f.name)[index] for f in fields(self)})  # type: ignore[arg-type]
+
+    @abstractmethod
+    def cdf(self, z: Array) -> Array:
+        """P[Z <= z], z in milliseconds for a row."""
 
     def pdf(self, z: Array) -> Array:
         """Density of Z at z, 1/ms per row."""
         raise NotImplementedError
 
+    @abstractmethod
+    def sample(self, rng: np.random.Generator, runs: int) -> Array:
+        """Independent draws of Z, shape (runs, *shape)."""
+
+    @abstractmethod
+    def mean(self) -> Array:
+        """E[Z]."""
+
     def peak(self) -> tuple[Array, Array]:
-        """At the z > a where z f(z) = F(z), which is where F(z) / z turns, by bisection of log(z - a).
+        """(phi, rate): argmax and max over z of F(z) / z, in milliseconds per row and rows per millisecond.
+
+        At the z > a where z f(z) = F(z), which is where F(z) / z turns, by bisection of log(z - a).
 
         F is log-concave in log(z - a), so z f(z) / F(z) falls and crosses 1 once.
         """
@@ -119,7 +109,7 @@ class _Pairs(Delay):
 
 
 @dataclass(frozen=True, slots=True)
-class ShiftedExponential(_Pairs):
+class ShiftedExponential(Delay):
     """Z = a + E / u with E ~ Exp(1) (Sun et al., eq. (1)).
 
     u: 1 / (milliseconds a row straggles on average), per millisecond, positive.
@@ -151,7 +141,7 @@ class ShiftedExponential(_Pairs):
 
 
 @dataclass(frozen=True, slots=True)
-class Weibull(_Pairs):
+class Weibull(Delay):
     """Z = a + E^(1/k) / u with E ~ Exp(1): below k = 1 the tail is heavier than the exponential's, above it lighter.
 
     u: per millisecond; a: least milliseconds for a row; k: the shape, without unit; all positive.
@@ -172,13 +162,11 @@ class Weibull(_Pairs):
         return self.a + rng.standard_exponential((runs, *self.shape)) ** (1 / self.k) / self.u
 
     def mean(self) -> Array:
-        from scipy.special import gamma
-
         return self.a + gamma(1 + 1 / self.k) / self.u
 
 
 @dataclass(frozen=True, slots=True)
-class Transmitted(_Pairs):
+class Transmitted(Delay):
     """Computing and then sending each row: Z = a + E1 / u + E2 / gamma (the journal version's communication delay).
 
     gamma: 1 / (milliseconds that sending the result of a row takes on average), per millisecond, positive.
@@ -209,7 +197,7 @@ class Transmitted(_Pairs):
 
 
 @dataclass(frozen=True, slots=True)
-class Empirical:
+class Empirical(Delay):
     """Z drawn from measured times: no distribution assumed.
 
     times: object array of the pairs' shape; each entry the measured milliseconds per row, 1-D, positive.
@@ -233,18 +221,12 @@ class Empirical:
         return self.times.shape
 
     def take(self, index: Any) -> Empirical:
-        taken = self.times[index]
-        if taken.dtype != object:  # one pair, whose measurements are an array themselves
-            single = np.empty((), object)
-            single[()] = taken
-            return Empirical(single)
+        taken = np.empty(np.shape(np.empty(self.shape)[index]), object)
+        taken[...] = self.times[index]
         return Empirical(taken)
 
     def _each(self, of: Any) -> Array:
-        result = np.empty(self.shape)
-        for index in np.ndindex(self.shape):
-            result[index] = of(self.times[index])
-        return result
+        return np.array([of(times) for times in self.times.ravel()], float).reshape(self.shape)
 
     def cdf(self, z: Array) -> Array:
         z = np.asarray(z, float)

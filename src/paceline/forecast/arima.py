@@ -84,16 +84,13 @@ class Arima(Forecast[ArimaState]):
         predicted = ema
         if fitted:
             low, high = SAFE[0] * past.min(axis=0), SAFE[1] * past.max(axis=0)
-            predicted = np.clip(self._next(past, error, ar, ma), low, high)
+            recent = past[len(past) - self.p - self.d :]
+            change = np.diff(recent, self.d, axis=0)  # the newest p differences, newest last
+            said = (ar * change[::-1]).sum(axis=0) + ma * error
+            for j in range(1, self.d + 1):  # undo the differencing
+                said = said - (-1) ** j * math.comb(self.d, j) * past[-j]
+            predicted = np.clip(said, low, high)
         return predicted, ArimaState(np.array(count), ema, past, predicted, error, ar, ma)
-
-    def _next(self, past: Array, error: Array, ar: Array, ma: Array) -> Array:
-        recent = past[-(self.p + self.d) :] if self.p + self.d else past[:0]
-        change = np.diff(recent, self.d, axis=0)  # the newest p differences, newest last
-        said = (ar * change[::-1]).sum(axis=0) + ma * error
-        for j in range(1, self.d + 1):  # undo the differencing
-            said = said - (-1) ** j * math.comb(self.d, j) * past[-j]
-        return said
 
 
 def errors(change: Array, ar: Array, ma: Array) -> Array:

@@ -14,27 +14,23 @@ from paceline.rounds import Array
 LEAST_CPU = 0.05  # a reading below it says more about the meter than about the worker
 
 
-class LastState(NamedTuple):
-    speed: Array  # newest speed seen of each worker, samples/s; NaN before the first
+class EmaState(NamedTuple):
+    mean: Array  # of samples/s or of seconds/sample; NaN before a worker's first reading
 
 
 @dataclass(frozen=True, slots=True)
-class Last(Forecast[LastState]):
+class Last(Forecast[EmaState]):
     """The coming round will be as the last one, v^{k-1}: quick to follow a change, and misled by every spike.
 
     LB-BSP, Table 3 (memoryless).
     """
 
-    def init(self, shape: tuple[int, ...]) -> LastState:
-        return LastState(np.full(shape, np.nan))
+    def init(self, shape: tuple[int, ...]) -> EmaState:
+        return EmaState(np.full(shape, np.nan))
 
-    def step(self, state: LastState, reading: Reading) -> tuple[Array, LastState]:
-        speed = np.where(seen(reading.speed), reading.speed, state.speed)
-        return speed, LastState(speed)
-
-
-class EmaState(NamedTuple):
-    mean: Array  # of samples/s or of seconds/sample; NaN before a worker's first reading
+    def step(self, state: EmaState, reading: Reading) -> tuple[Array, EmaState]:
+        speed = np.where(seen(reading.speed), reading.speed, state.mean)
+        return speed, EmaState(speed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +56,8 @@ class Ema(Forecast[EmaState]):
     def step(self, state: EmaState, reading: Reading) -> tuple[Array, EmaState]:
         here = seen(reading.speed)
         speed = np.where(here, reading.speed, 1.0)
-        if self.of == "speed":
-            mean = smoothed(state.mean, speed, self.gain, here)
-            return mean, EmaState(mean)
-        mean = smoothed(state.mean, 1 / speed, self.gain, here)
-        return 1 / mean, EmaState(mean)
+        mean = smoothed(state.mean, speed if self.of == "speed" else 1 / speed, self.gain, here)
+        return mean if self.of == "speed" else 1 / mean, EmaState(mean)
 
 
 class RatioState(NamedTuple):

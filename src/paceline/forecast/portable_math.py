@@ -32,7 +32,7 @@ def log(values: Any) -> Array:
     try:
         found = list(map(math.log, numbers))
     except ValueError:  # some are 0 or less
-        found = list(map(_log, numbers))
+        found = [math.log(x) if x > 0 else -math.inf if x == 0 else math.nan for x in numbers]
     return np.array(found).reshape(values.shape)
 
 
@@ -40,8 +40,11 @@ def exp(values: Array) -> Array:
     """The exponential, of the shape of ``values``."""
     if values.ndim > 1 or values.size > ONE_RUN:
         return np.asarray(np.exp(values))
-    usual = values.max(initial=0.0) < LARGEST  # else some are too large, or no numbers
-    found = list(map(math.exp if usual else _exp, values.ravel().tolist()))
+    numbers = values.ravel().tolist()
+    if values.max(initial=0.0) < LARGEST:
+        found = list(map(math.exp, numbers))
+    else:  # some are too large, or no numbers
+        found = [math.exp(x) if x < LARGEST else float(np.exp(x)) for x in numbers]
     return np.array(found).reshape(values.shape)
 
 
@@ -59,13 +62,3 @@ def quantile(parts: Array) -> Array:
 
 
 _normal = NormalDist().inv_cdf
-
-
-def _log(value: float) -> float:
-    if value > 0:
-        return math.log(value)
-    return -math.inf if value == 0 else math.nan
-
-
-def _exp(value: float) -> float:
-    return math.exp(value) if value < LARGEST else float(np.exp(value))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.coded import CodedPlan, Problem, ShiftedExponential, plan, random_problem
+from paceline.coded import ShiftedExponential, plan, random_problem
 from paceline.coded.delay import Array
 from paceline.coded.simulate import Completion, simulate
 from paceline.errors import PacelineError
@@ -23,17 +22,12 @@ from paceline.papers import Found, table
 from paceline.simulate.plots import figure
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """How a cluster is drawn (Sun et al., setting)."""
 
     label: str
     rows: float
     speeds: Sequence[float] | None = None
-
-    def draw(self, masters: int, workers: int, seed: int) -> Problem:
-        """One cluster of this setting."""
-        return random_problem(masters, workers, self.rows, np.random.default_rng(seed), self.speeds)
 
 
 PRINTED = Setting("u in [1, 5], L = 1e5 (as printed)", 1e5)
@@ -51,18 +45,16 @@ METHODS = {
 PROPOSED = ("simple", "iterated", "probabilistic")
 
 
-def _planned(problem: Problem, method: str) -> CodedPlan:
-    return plan(problem, "uniform", coded=False) if method == "uncoded" else plan(problem, method)
-
-
 def _runs(setting: Setting, masters: int, workers: int, draws: int, runs: int) -> dict[str, list[Completion]]:
     """Completion times of every method on the same clusters."""
     times: dict[str, list[Completion]] = {method: [] for method in METHODS}
     for seed in range(draws):
-        problem = setting.draw(masters, workers, seed)
+        rng = np.random.default_rng(seed)
+        problem = random_problem(masters, workers, setting.rows, rng, setting.speeds)
         for method in METHODS:
-            rng = np.random.default_rng([seed, masters])
-            times[method].append(simulate(_planned(problem, method), runs, rng))
+            coded = method != "uncoded"
+            made = plan(problem, method if coded else "uniform", coded)
+            times[method].append(simulate(made, runs, np.random.default_rng([seed, masters])))
     return times
 
 
@@ -74,10 +66,6 @@ def _reached(times: dict[str, list[Completion]]) -> dict[str, float]:
         "80 % less than uncoded": float((slowest <= 0.2 * mean["uncoded"]).mean()),
         "49 % less than coded uniform": float((slowest <= 0.51 * mean["uniform"]).mean()),
     }
-
-
-def _mean(values: list[float]) -> float:
-    return float(np.mean(values))
 
 
 def fig2(out: Path, quick: bool) -> Found:
@@ -95,7 +83,7 @@ def fig2(out: Path, quick: bool) -> Found:
             axes.plot(t, portion, METHODS[method], label=method)
             rows += table(setting=setting.label, method=method, seconds=t, cdf=portion)
             worst = [max(each.quantile(0.98, m).value for m in range(2)) for each in drawn]
-            seconds[setting.label][method] = _mean(worst) / 1000
+            seconds[setting.label][method] = float(np.mean(worst)) / 1000
         axes.set(title=setting.label, xlabel="completion time of both tasks (s)", ylabel="CDF", ylim=(0, 1))
         axes.set_xlim(0, seconds[setting.label]["uncoded"])
         axes.legend()
@@ -124,8 +112,8 @@ def fig3(out: Path, quick: bool) -> Found:
         times = _runs(setting, 4, 50, draws, runs)
         system[setting.label] = {}
         for i, (method, drawn) in enumerate(times.items()):
-            bars = [_mean([each.mean(m).value for each in drawn]) / 1000 for m in range(4)]
-            bars.append(_mean([each.mean().value for each in drawn]) / 1000)
+            masters = (0, 1, 2, 3, None)  # none: the system
+            bars = [float(np.mean([each.mean(m).value for each in drawn])) / 1000 for m in masters]
             system[setting.label][method] = bars[-1]
             axes.bar(np.arange(5) + (i - 2.5) * 0.14, bars, 0.14, label=method)
             groups = ("1", "2", "3", "4", "system")
@@ -251,7 +239,7 @@ def successive(delay: ShiftedExponential, rows: Array, alpha: float = 1e-3) -> I
 def fig4(out: Path, quick: bool) -> Found:
     """Successive convex approximation for several decreasing ratios alpha (Sun et al., Fig. 4)."""
     masters, workers, iterations = (2, 12, 25) if quick else (4, 50, 200)
-    problem = PRINTED.draw(masters, workers, 0)
+    problem = random_problem(masters, workers, PRINTED.rows, np.random.default_rng(0))
     delay = problem.delay
     assert isinstance(delay, ShiftedExponential)
     levels = {

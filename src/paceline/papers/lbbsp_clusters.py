@@ -21,7 +21,7 @@ from paceline.paramserver.config import ServerConfig
 from paceline.paramserver.engine import Update
 from paceline.paramserver.samples import Draws
 from paceline.runs.words import percent, times
-from paceline.simulate import Link, Outcome, Scenario, WorkerClass, from_trace, run
+from paceline.simulate import Link, Scenario, WorkerClass, from_trace, run
 from paceline.simulate.measures import estimate, idle_share
 from paceline.simulate.plots import figure
 from paceline.simulate.scenario import Change
@@ -61,13 +61,6 @@ def cluster_a(slowest: float, batch: int, pace: float, rounds: int, realizations
     )
 
 
-def asp_seconds(outcome: Outcome) -> float:
-    """Seconds of n updates under ASP: everybody computes its equal part all the time."""
-    played = outcome.policies[BSP]
-    # Of the first realization; the mean over rounds and workers of the rates is what a parameter server receives.
-    return float(1.0 / np.mean(1.0 / played.first_seconds))
-
-
 def fig8(out: Path, quick: bool) -> Found:
     """ResNet-32 on Cluster-A: seconds an update under BSP and LB-BSP (LB-BSP, Fig. 8)."""
     return _levels(quick, "fig8", "ResNet-32")
@@ -96,7 +89,9 @@ def _levels(quick: bool, name: str, model: str) -> Found:
     batch, pace = MODELS[model]
     for label, slowest in LEVELS.items():
         outcome = run(cluster_a(slowest, batch, pace, rounds, realizations), names)
-        found[label] = {"ASP": asp_seconds(outcome)}
+        # Under ASP everybody computes its equal part all the time: the mean over rounds and workers of the rates (of
+        # the first realization) is what a parameter server receives.
+        found[label] = {"ASP": float(1.0 / np.mean(1.0 / outcome.policies[BSP].first_seconds))}
         place = {"model": model, "level": label}
         for policy in names:
             played, shown = outcome.policies[policy], SHOWN[policy]
@@ -145,19 +140,18 @@ def fig8sync(out: Path, quick: bool) -> Found:
     for level, slowest in LEVELS.items():
         pace = np.linspace(1.0, slowest, n) / batch
         ran = {scheme: _train(n, batch, *how, pace, target) for scheme, how in SCHEMES.items()}
+        each = {scheme: seconds / updates for scheme, (updates, seconds) in ran.items()}
         found[level] = {
-            scheme: {"updates": updates, "seconds_an_update": seconds / updates, "seconds": seconds}
+            scheme: {"updates": updates, "seconds_an_update": each[scheme], "seconds": seconds}
             for scheme, (updates, seconds) in ran.items()
         }
-        each = {scheme: seconds / updates for scheme, (updates, seconds) in ran.items()}
         others = min(ran[scheme][1] for scheme in ("BSP", "ASP", "SSP"))
+        all_ran = (
+            f"{scheme} {updates} updates {seconds:.1f} s" for scheme, (updates, seconds) in ran.items()
+        )
         parts.append(
-            f"{level}: "
-            + ", ".join(
-                f"{scheme} {updates} updates {seconds:.1f} s" for scheme, (updates, seconds) in ran.items()
-            )
-            + f"; LB-BSP's update takes {times(each['LB-BSP'] / each['ASP'])} the time of ASP's, convergence "
-            f"{percent(1 - ran['LB-BSP'][1] / others)} less than the best other"
+            f"{level}: {', '.join(all_ran)}; LB-BSP's update takes {times(each['LB-BSP'] / each['ASP'])} the time of "
+            f"ASP's, convergence {percent(1 - ran['LB-BSP'][1] / others)} less than the best other"
         )
     picture = figure(3)
     for axes, column in zip(picture.axes, ("updates", "seconds_an_update", "seconds"), strict=True):
@@ -214,9 +208,8 @@ def fig10(out: Path, quick: bool) -> Found:
     names = [BSP, "lbbsp-cpu:forecast=last", LBBSP, LEVEL, ORACLE]
     outcome = run(scenario, names)
     total = {name: float(outcome.policies[name].latency.sum()) for name in names}
-    picture = figure(1, width=7)
+    picture, rows = figure(1, width=7), list[dict[str, Any]]()
     axes = picture.axes[0]
-    rows: list[dict[str, Any]] = []
     for name in names:
         latency = outcome.policies[name].latency[:, 0]
         axes.plot(np.cumsum(latency), np.arange(len(latency)), label=name)
@@ -248,9 +241,8 @@ def cluster_c(rounds: int, period: int) -> Scenario:
     """Eight GPUs; the bandwidth of the first one's link alternates every ``period`` rounds (LB-BSP, setting)."""
     bands = [DEFICIENT if i % 2 else ABUNDANT for i in range(-(-rounds // period))]
     changes = tuple(Change(1 + i * period, mbps) for i, mbps in enumerate(bands) if i)
-    classes = []
-    for kind, (knee, most, slope) in GPUS.items():
-        plain = WorkerClass(
+    first, *others = (
+        WorkerClass(
             Ar1(slope, 0.9, 0.01),
             Ar1(FIXED, 0.9, 0.01),
             name=kind,
@@ -260,12 +252,11 @@ def cluster_c(rounds: int, period: int) -> Scenario:
             most=most,
             link=Link(MEGABYTES, ABUNDANT),
         )
-        if kind == "g2":
-            testee = dataclasses.replace(plain, count=1, link=Link(MEGABYTES, ABUNDANT, changes))
-            classes += [testee, dataclasses.replace(plain, count=COUNTS[kind] - 1)]
-        else:
-            classes.append(plain)
-    return Scenario(tuple(classes), global_batch=3040, rounds=rounds, name="Cluster-C")
+        for kind, (knee, most, slope) in GPUS.items()
+    )
+    testee = dataclasses.replace(first, count=1, link=Link(MEGABYTES, ABUNDANT, changes))
+    classes = (testee, dataclasses.replace(first, count=first.count - 1), *others)
+    return Scenario(classes, global_batch=3040, rounds=rounds, name="Cluster-C")
 
 
 def fig12(out: Path, quick: bool) -> Found:

@@ -55,15 +55,11 @@ class Sum:
         if self._total is None or self._total.shape != gradient.shape:
             self._total = np.empty_like(gradient, order="C")
         ratio = weight / self._unit() if self._parts else None  # in units of the first part's weight
-        if self._statistics:
-            norm2 = 0.0
-            for chunk in _chunks(len(gradient)):
-                new = gradient[chunk]
-                _add(self._total[chunk], new, ratio)
-                norm2 += float(np.dot(new, new))
-        else:
-            norm2 = np.nan
-            _add(self._total, gradient, ratio)
+        norm2 = 0.0
+        for chunk in _chunks(len(gradient)) if self._statistics else [slice(None)]:
+            new = gradient[chunk]
+            _add(self._total[chunk], new, ratio)
+            norm2 += float(np.dot(new, new)) if self._statistics else np.nan
         self._parts.append((part.samples, weight, part.loss, norm2))
 
     def take(self, batch: float | None = None) -> Aggregate:

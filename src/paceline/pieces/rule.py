@@ -97,7 +97,7 @@ def portion(
     smaller: Any
     where: Any
     if isinstance(worker, int):  # a rank claims while others wait for it: numpy would take ten times as long
-        larger, smaller, where = max, min, _either
+        larger, smaller, where = max, min, lambda condition, yes, no: yes if condition else no
     else:
         larger, smaller, where = np.maximum, np.minimum, np.where
     planned = together > 0
@@ -109,11 +109,6 @@ def portion(
     part = where(told, piece_plan.claim_after_known, piece_plan.claim_before_known)
     remains = left * weight
     return larger(part * where(part < 1, larger(batch * weight - held, remains), remains), least)
-
-
-def _either(condition: Any, yes: Any, no: Any) -> Any:
-    """``numpy.where`` of numbers."""
-    return yes if condition else no
 
 
 def _up(samples: Array, unit: int) -> Counts:

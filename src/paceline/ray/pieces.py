@@ -17,7 +17,7 @@ FIRST_COST = 2e-3  # seconds of a piece beyond its samples, until measured
 
 
 class Pieces:
-    """The running round. ``due`` tells when ``claim_ahead`` is called next at the latest.
+    """The running round. ``due`` tells when ``claim`` is called next at the latest.
 
     sender: reaches the workers, as ``Server`` does: ``send`` has a task's worker add the gradient of some samples to
     what it has of the round, and ``ask`` has it deliver that after what it was sent.
@@ -49,13 +49,13 @@ class Pieces:
         self._portions.pop(worker, None)
         if self._sharing is not None:
             self._sharing.lose(worker)
-            self._go_on(now)
+            self.claim(now)
 
     def reported(self, worker: int, now: float) -> None:
         """A piece is through."""
         if self._sharing is not None and not self._sharing.idle(worker):
             self._sharing.reported(worker, now)
-            self._go_on(now)
+            self.claim(now)
 
     def delivered(self, task: Task, refs: list[Any], loss: float, kept: Any, now: float) -> Arrived:
         """A gradient is here; what it is called among those that are added ahead."""
@@ -77,16 +77,21 @@ class Pieces:
         ends = [self._sharing.expected(worker) for worker in self._sharing.workers()]
         return min((end for end in ends if end is not None), default=math.inf)
 
-    def claim_ahead(self, now: float) -> None:
-        """Whoever will soon be through with its only piece gets the next, so that it need not wait for it."""
+    def claim(self, now: float) -> None:
+        """Whoever has nothing to run, or will soon be through with its only piece, gets the next, so that it need not
+        wait for it. Once nothing is left, everybody delivers at its end; who is awaited, since when, is said."""
         sharing = self._sharing
         if sharing is None:
             return
         for worker in sharing.workers():
             end = sharing.expected(worker)
-            if end is not None and end <= now:
+            if sharing.idle(worker) or (end is not None and end <= now):
                 self._send(worker, sharing.claim(worker, now))
-        self._collect()
+        for worker in sharing.workers():
+            samples = sharing.to_deliver(worker)
+            if samples is not None:
+                self._sender.ask(self._tasks[worker]._replace(taken=samples, load=len(samples)))
+            self._coordinator.deadlines.progress(worker, *sharing.awaited(worker))
 
     def finish(self, now: float) -> None:
         """Tell the coordinator of the round if it is complete; the coordinator goes on to the next."""
@@ -98,24 +103,6 @@ class Pieces:
         self.record = sharing.record(ran)
         for worker in sharing.workers():
             self._coordinator.handle(Arrive(now, worker, self._tasks[worker].number, ran=ran[worker]))
-
-    def _go_on(self, now: float) -> None:
-        sharing = self._sharing
-        assert sharing is not None
-        for worker in sharing.workers():
-            if sharing.idle(worker):
-                self._send(worker, sharing.claim(worker, now))
-        self._collect()
-
-    def _collect(self) -> None:
-        """Once nothing is left, have everybody deliver at its end; and say who is awaited, since when."""
-        sharing = self._sharing
-        assert sharing is not None
-        for worker in sharing.workers():
-            samples = sharing.to_deliver(worker)
-            if samples is not None:
-                self._sender.ask(self._tasks[worker]._replace(taken=samples, load=len(samples)))
-            self._coordinator.deadlines.progress(worker, *sharing.awaited(worker))
 
     def _send(self, worker: int, samples: Indices | None) -> None:
         if samples is not None:

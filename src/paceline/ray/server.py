@@ -237,8 +237,10 @@ class Server:
             if ref in self._crew.starting:
                 if (rank := self._crew.welcome(ref)) is not None:
                     self._coordinator.handle(Join(self._now(), rank))
-            elif ref in self._moving:
-                self._arrived(ref)
+            elif ref in self._moving:  # a part of a gradient is on this node, or lost
+                sent, report = self._moving.pop(ref)
+                if not any(part in self._moving for part in sent.parts):
+                    self._keep(sent, report)
             else:
                 self._take(ref)
             if self.pool.finished():
@@ -271,12 +273,6 @@ class Server:
         if away:
             self._moving.update(dict.fromkeys(away, (sent, report)))
         else:
-            self._keep(sent, report)
-
-    def _arrived(self, ref: Any) -> None:
-        """A part of a gradient is on this node, or lost."""
-        sent, report = self._moving.pop(ref)
-        if not any(part in self._moving for part in sent.parts):
             self._keep(sent, report)
 
     def _keep(self, sent: _Sent, report: Report) -> None:
@@ -341,7 +337,7 @@ class Server:
         """Claims, deadlines and commands."""
         now = self._now()
         if not self.pool.finished():
-            self._round.claim_ahead(now)
+            self._round.claim(now)
             for worker, due in self._coordinator.due(self._give_up, self._floor).items():
                 if now > due:
                     self._coordinator.handle(Leave(now, worker, "given up"))

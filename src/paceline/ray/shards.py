@@ -155,8 +155,7 @@ class Shards:
         again = [index for index, statistics in enumerate(found) if statistics is None]
         for index in again:  # a gradient that was to be held had been lost on its way
             asked[index] = self._ask(index, [], parts, batch, rate)
-        for index, statistics in zip(again, self._get([asked[index][1] for index in again]), strict=True):
-            found[index] = statistics
+        found = self._get([statistics for _, statistics in asked]) if again else found
         self.refs = [values for values, _ in asked]
         self.version += 1
         norm2, variance = np.sum(found, axis=0)

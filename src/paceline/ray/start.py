@@ -33,11 +33,25 @@ def connect(address: str | None, cpus: int) -> bool:
 
     Returns whether Ray was started or joined here, and so is the caller's to shut down.
     """
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if ray.is_initialized():
         return False
+    if address is not None and address != "auto":
+        _ask(address)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     with signals_as_they_are():
-        _join(address, cpus, quiet)
+        if address is None:
+            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+            ray.init(  # "local": another's Ray on this machine is none of ours
+                address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet
+            )
+            return True
+        try:
+            ray.init(address=address, **quiet)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise PacelineError(
+                f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); start one with ray start "
+                "--head, or leave out --address"
+            ) from error
     return True
 
 
@@ -62,24 +76,6 @@ def signals_as_they_are() -> Iterator[None]:
     finally:
         if callable(before):
             signal.signal(signal.SIGTERM, before)
-
-
-def _join(address: str | None, cpus: int, quiet: dict[str, Any]) -> None:
-    if address is None:
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        ray.init(  # "local": another's Ray on this machine is none of ours
-            address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False, **quiet
-        )
-        return
-    if address != "auto":
-        _ask(address)
-    try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise PacelineError(
-            f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}); start one with ray start --head, "
-            "or leave out --address"
-        ) from error
 
 
 def _ask(address: str) -> None:

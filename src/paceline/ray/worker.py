@@ -82,7 +82,9 @@ class Worker:
             self._sum.clear()
         if self._delay is not None:
             before = self._delay(self._rank, version, self._run) if self._run else 0.0
-            self._sleep(self._delay(self._rank, version, self._run + len(samples)) - before, number)
+            late = self._delay(self._rank, version, self._run + len(samples)) - before
+            with self._changed:
+                self._changed.wait_for(lambda: self._cancelled >= number, max(late, 0.0))
         if self._cancelled >= number:
             return Report(cancelled=True)
         gradient, loss = self._gradient(self._joined(version, values), samples)
@@ -111,10 +113,6 @@ class Worker:
         if version != self._newest:
             self._whole, self._newest = np.concatenate(parts, out=self._whole), version
         return self._whole
-
-    def _sleep(self, seconds: float, number: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._cancelled >= number, max(seconds, 0.0))
 
 
 class Crew:

@@ -65,7 +65,8 @@ def _placed(sizes: Array, pace: Array, overhead: Array, least: Counts, most: Cou
     state = _Ends(pace, overhead, most)
     chosen = np.empty(batch, np.int64)
     while batch - start > tail:
-        stop = _block_end(sizes, start, batch - tail)
+        last = min(batch - tail, start + max(8, int(MOST_OF_REST * (batch - start))))
+        stop = start + int(np.searchsorted(-sizes[start:last], -ALIKE * sizes[start], side="right"))
         if stop - start < 8:
             state.one_by_one(sizes[start:stop], chosen[start:stop])
         else:
@@ -102,12 +103,6 @@ def limited(batch: int, pace: Array, least: Counts | None, most: Counts | None) 
     while least.sum() > batch:  # a short round: the leasts shrink in proportion
         least = least * batch // least.sum()
     return least, most
-
-
-def _block_end(sizes: Array, start: int, stop: int) -> int:
-    """The end of the block of nearly equal samples that begins at ``start``, at most ``stop``."""
-    last = min(stop, start + max(8, int(MOST_OF_REST * (len(sizes) - start))))
-    return start + int(np.searchsorted(-sizes[start:last], -ALIKE * sizes[start], side="right"))
 
 
 class _Ends:

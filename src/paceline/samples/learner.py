@@ -91,7 +91,8 @@ def update_fit(fit: CostFit, parts: Array, seconds: Array, *, memory: float = ME
     rows[here, OVERHEAD], rows[here, SECONDS] = 1.0 / seconds[here], 1.0
 
     known = here & ~np.isnan(fit.pace)
-    expected = np.where(known, fit.overhead + fit.pace * _costs(fit, parts), np.where(here, seconds, 1.0))
+    costs = parts @ _direction(float(fit.part), float(fit.launch))[:3]
+    expected = np.where(known, fit.overhead + fit.pace * costs, np.where(here, seconds, 1.0))
     off = np.where(known, np.log(np.where(here, seconds, 1.0) / np.maximum(expected, 1e-300)), 0.0)
     limit = max(OUTLIER * float(np.sqrt(fit.scatter)), LEAST_OUTLIER)
     far = np.abs(off) > limit
@@ -143,11 +144,6 @@ def lines(sums: Array, part: float, launch: float) -> tuple[Array, Array]:
     negative = pace <= 0
     overhead = np.where(negative, oy / np.where(oo > 0, oo, 1.0), overhead)
     return overhead, np.where(negative, 0.0, pace)
-
-
-def _costs(fit: CostFit, parts: Array) -> Array:
-    costs: Array = parts @ _direction(float(fit.part), float(fit.launch))[:3]
-    return costs
 
 
 def _direction(part: float, launch: float) -> Array:

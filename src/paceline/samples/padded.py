@@ -129,13 +129,12 @@ class _Cutting:
         """What the samples before each place cost at least: padded as in the best cuts of all of them."""
         if self.limits.one:
             return np.concatenate(([0.0], np.cumsum(self.costs))).tolist()
-        total, costs = np.zeros(self.batch + 1), np.array(self.costs)
-        ends = np.cumsum(self.cuts(0, np.inf, self.batch, int(self.limits.micro_batch.max())))
-        start = 0
-        for end in ends.tolist():
-            first = float(costs[start])
-            total[start + 1 : end + 1] = total[start] + self.launch + first * np.arange(1, end - start + 1)
-            start = end
+        sizes = np.array(self.cuts(0, np.inf, self.batch, int(self.limits.micro_batch.max())), np.int64)
+        starts = np.cumsum(sizes) - sizes
+        costs = np.repeat(np.array(self.costs)[starts], sizes)
+        costs[starts] += self.launch
+        total = np.zeros(self.batch + 1)
+        total[1 : len(costs) + 1] = np.cumsum(costs)
         return total.tolist()
 
     def _sweep(self, level: float) -> list[list[int]]:
