@@ -156,9 +156,9 @@ def _bisect_lines(rate: Array, offset: Array, total: Array, low: Array, high: Ar
     shape = np.broadcast_shapes(total.shape, left.shape)  # one total may serve many realizations
     left, right = (np.broadcast_to(level, shape) for level in (np.minimum(left, right), right))
     level, loads = _narrowed(lambda level: np.clip(rate * level - offset, low, high), total, left, right)
-    # What rounding leaves goes by speed, since it takes a slow worker long; what nobody with a speed can take goes
-    # to those without one.
-    loads = _topped_up(loads, rate, total, low, high, 0.0)
+    # What rounding leaves goes by speed, since it takes a slow worker long, to those who begin before the level; what
+    # nobody with a speed can take goes to those without one.
+    loads = _topped_up(loads, np.where(rate * level - offset >= low, rate, 0.0), total, low, high, 0.0)
     return level, _topped_up(loads, high - loads, total, low, high, 1e-12)
 
 

@@ -94,6 +94,7 @@ def test_every_loop_gives_whole_samples(
 )
 @example(costs=[(1e-12, 1e12), (1e3, 1e12)], batch=60.0)
 @example(costs=[(np.inf, 0.0), (1.0, 1e18)], batch=60.0)
+@example(costs=[(1.0, 580921.0), (1.0, 580923.0), (1.2425875378536808e16, 0.0)], batch=1.0)
 @example(costs=SLOW_AND_LATE, batch=216718962.79)
 @example(costs=[*SLOW_AND_LATE, SLOW_AND_LATE[0]], batch=216718962.79136962)
 def test_the_water_level_is_full_and_nobody_could_end_sooner(
