@@ -23,6 +23,7 @@ from paceline.torch.terms import Terms
 
 WARM_UP = 20  # rounds in which nothing is dropped, before a threshold is found
 RECENT = 32  # micro-steps, by which the coming one is judged
+Traced = tuple[list[float], float]  # a round: the ends of its micro-steps, and its own seconds
 
 
 class Drops:
@@ -43,9 +44,7 @@ class Drops:
         self._took: deque[float] = deque(maxlen=RECENT)  # seconds of micro-steps
         self._running: OpenRound | None = None
         self._ends: list[float] = []  # of the running round's micro-steps
-        self._traced: list[
-            tuple[list[float], float]
-        ] = []  # of each round of the warm-up: ends, and its own seconds
+        self._traced: list[Traced] = []  # of the warm-up
 
     def begins(self, piece: Piece) -> Piece:
         """A micro-step is about to begin; it as it is run, the last one if all behind it are dropped. Collective in
@@ -81,8 +80,8 @@ class Drops:
                 self._traced = []
 
 
-def found(traces: list[list[tuple[list[float], float]]]) -> float:
-    """The threshold that the ranks' rounds suggest, each with its micro-steps' ends and its seconds (Alg. 2)."""
+def found(traces: list[list[Traced]]) -> float:
+    """The threshold that all ranks' rounds suggest (Alg. 2)."""
     most = max(len(ends) for trace in traces for ends, _ in trace)
     ends = np.full((len(traces[0]), len(traces), most), np.nan)
     for rank, trace in enumerate(traces):

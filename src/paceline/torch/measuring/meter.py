@@ -120,10 +120,8 @@ class Meter:
         self.link = math.nan  # seconds of this rank's newest merge
         self.deciding = 0.0  # processor seconds that this rank's newest decision took
         self.intervals = not reducer.travels  # several rounds may be told of at once
-        self.drops, self.by_itself = (
-            drops,
-            reducer.travels or drops,
-        )  # else as many rounds as a row has room for
+        self.drops = drops
+        self.by_itself = reducer.travels or drops  # is each round told of; else several may be at once
         self._watch = measure.stopwatch(device)
         self.lag = self._watch.lag  # rounds by which a measurement comes in late
         self._pieces, self._reducer = pieces, reducer
@@ -240,6 +238,7 @@ class Meter:
             "ranks went on; expected a loop to be left on all ranks in the same round, or on none"
         )
         self._sequence += 1
+        self._announced = self._sequence
         row = self._row([], False)
         row["first"] = -2 - step
         self._reducer.commit(self._sequence, row)
