@@ -15,7 +15,8 @@ its time; and the time until the loss is what DDP's is in the end, as DDP's part
 model that is tested is the one that all share: behind a step, or behind a merge. "equal steps" are local SGD and
 DiLoCo as published (arXiv 1805.09767; 2311.08105, Nesterov with 0.7 and 0.9), which wait for the slowest; --torchft
 runs torchft's DiLoCo with the same numbers, from an environment of its own. "delayed" is Merge(delay=1), whose model
-is the base, without what is on its way; "claimed" is policy auto, under which work moves within an interval.
+is the base, without what is on its way; "claimed" is policy factoring:scheme=self, under which each step of an
+interval is claimed by itself, so that who becomes slow takes fewer.
 
 With --keep the benchmark can be run in parts, such as --task text --links 16 --speeds 1/1/4 --way "level (exact)":
 three seeds take three minutes. Begin with --way DDP. With --kept in place of --way it prints all that is kept.
@@ -48,6 +49,7 @@ RANKS, EVERY, MOVES = (
     8.0,
 )  # local steps between merges; seconds after which another rank is the slow one
 SPEEDS = (1.0, 1.0, 4.0)
+CLAIMED = "factoring:scheme=self"  # every step but a rank's last
 SNAPSHOTS, LONGEST = 30, 120.0  # in a run; seconds until its clock starts, at most
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 CONTEXT, WIDTH, LAYERS = 32, 64, 2  # of the GPT
@@ -287,8 +289,8 @@ WAYS: dict[str, Callable[[Run], None]] = {
     "local, every=8, by ranks": lambda run: locally(run, EVERY, by="ranks"),
     "local, every=8, delayed": lambda run: locally(run, EVERY, delay=1),
     "local, every=auto, delayed": lambda run: locally(run, "auto", delay=1),
-    "local, every=8, claimed": lambda run: locally(run, EVERY, "auto"),
-    "local, every=8, claimed, delayed": lambda run: locally(run, EVERY, "auto", delay=1),
+    "local, every=8, claimed": lambda run: locally(run, EVERY, CLAIMED),
+    "local, every=8, claimed, delayed": lambda run: locally(run, EVERY, CLAIMED, delay=1),
 }
 
 

@@ -400,6 +400,43 @@ def left(rank: int, ranks: int) -> list[Any]:
     return found
 
 
+def scheduled(rank: int, ranks: int) -> list[list[str]]:
+    """What is warned of a scheduler that is stepped behind each own step, and of one that is at merges."""
+    found = []
+    for own in (True, False):
+        model = fresh(torch.float64)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with Pace(model, 8, Script(((1, 2),)), loop="local", every=3) as pace:
+                for x, y, _ in pace.loader(Samples(48), seed=5):
+                    pace.backward(nn.functional.cross_entropy(model(x), y))
+                    pace.step(optimizer)
+                    if own or pace.merged:
+                        scheduler.step()
+        found.append([str(each.message) for each in said])
+    return found
+
+
+def slowed(rank: int, ranks: int, policies: list[str]) -> list[list[Any]]:
+    """Under each policy: the samples of this rank's steps in the third interval, in which rank 1 becomes slow, what
+    all ranks are told to have run in it, and its seconds."""
+    found = []
+    for policy in policies:
+        model, told, steps = fresh(torch.float64), list[Any](), list[int]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with Pace(model, BATCH, policy, loop="local", every=6, on_round=told.append) as pace:
+            for x, y, _ in pace.loader(Samples(3 * 6 * BATCH), seed=5):
+                slow = (rank, pace.rounds) == (1, 2)
+                time.sleep(0.15 if slow else 0.003)
+                pace.backward(nn.functional.cross_entropy(model(x), y))
+                steps += [len(x)] if pace.rounds == 2 else []
+                pace.step(optimizer)
+        found.append([steps, told[2].loads.tolist(), told[2].seconds])
+    return found
+
+
 def resumed(rank: int, ranks: int) -> list[Any]:
     """A run that is left within an interval and gone on with from its last merge, against one that is not left."""
     found = []

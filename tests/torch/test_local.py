@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,7 @@ LATE = Merge(outer="nesterov:lr=0.7,momentum=0.9", delay=1)
 CASES: dict[str, dict[str, Any]] = {
     "loads of any kind": {"policy": UNEVEN, "every": 3, "momentum": 0.9, **ANY},
     "claimed": {"policy": "factoring", "every": 4, "momentum": 0.9, "jitter": 0.002},
+    "claimed step by step": {"policy": "factoring:scheme=self", "every": 4, "jitter": 0.002},
     "auto": {"policy": "auto", "every": 3, "jitter": 0.02, "adam": True},
     "by the clock": {"every": "0.01 s", "jitter": 0.002},
     "as often as the link allows": {"every": "auto", "jitter": 0.001},
@@ -173,6 +176,18 @@ def test_loops_that_draw_their_own_samples_and_streams() -> None:
 def test_a_rank_that_is_late_by_less_than_an_interval_holds_nobody() -> None:
     through, woken, *_ = run_ranks(2, local_jobs.late)
     assert through < woken
+
+
+def test_a_rank_that_becomes_slow_holds_the_others_for_two_of_its_steps_if_steps_are_claimed() -> None:
+    """Where all is planned, it runs as many as were planned. What it has not begun is run by the others."""
+    ranks = run_ranks(3, local_jobs.slowed, ["level", "factoring:scheme=self"])
+    planned, claimed = ([rank[policy] for rank in ranks] for policy in range(2))
+    assert len(planned[1][0]) > 3
+    assert len(claimed[1][0]) <= 3  # the running one, its last, and one claimed before others began
+    for own in (planned, claimed):
+        ran = [sum(steps) for steps, *_ in own]
+        assert sum(ran) == 6 * local_jobs.BATCH
+        assert [loads for _, loads, _ in own] == [ran] * 3  # which the record tells
 
 
 def test_a_loop_that_is_left_takes_in_what_is_on_its_way_with_a_flush() -> None:
@@ -328,6 +343,50 @@ def test_a_table_of_whole_numbers_that_steps_change_is_refused() -> None:
     pace.close()
 
 
+class Appearing(nn.Linear):
+    """Registers a buffer in its first forward pass, or lets one grow."""
+
+    def __init__(self, name: str, persistent: bool = True) -> None:
+        super().__init__(6, 3, dtype=torch.float64)
+        self.name, self.persistent = name, persistent
+        self.register_buffer("there", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.register_buffer(self.name, torch.ones(3), self.persistent)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "persistent", "words"),
+    [
+        ("late", True, "buffer late has appeared since Pace was made"),
+        ("there", True, r"buffer there had the shape \(2,\) and has \(3,\) now"),
+        ("cache", False, ""),
+    ],
+)
+def test_buffers_that_appear_or_grow_are_not_left_out_of_merges_in_silence(
+    name: str, persistent: bool, words: str
+) -> None:
+    model = Appearing(name, persistent)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pace = Pace(model, 8, loop="local", every=1)
+    batches = iter(pace.loader(Samples(40), seed=5))
+    x, y, _ = next(batches)
+    with pytest.raises(PacelineError, match=words) if words else contextlib.nullcontext():
+        both(pace, optimizer, nn.functional.cross_entropy(model(x), y))
+    pace.close()
+
+
+def test_a_scheduler_that_each_rank_steps_by_itself_is_named() -> None:
+    """Once, on rank 0; not one that is stepped at merges."""
+    (own, merges), *others = run_ranks(2, local_jobs.scheduled)
+    assert [each.split(":")[0] for each in own] == [
+        "ranks came to the merge of interval 0 with learning rates from 0.05 to 0.1"
+    ]
+    assert not merges
+    assert others == [[[], []]]
+
+
 def test_the_link_takes_a_tenth_of_the_time() -> None:
     """Of 1,000 samples a second and merges of 0.5 s, in which ranks that come early wait longer, come intervals of
     4.5 s; the link then becomes four times faster."""
@@ -396,6 +455,7 @@ def test_the_outer_optimizer_of_a_checkpoint_goes_on_by_the_rates_chosen_now() -
 
     pace = train(merge=Merge(outer="nesterov:lr=0.7,momentum=0.9"))(both)
     state = pace.state_dict()
+    before = copy.deepcopy(state)
     again = Pace(
         fresh(torch.float64), 8, "equal", loop="local", every=2, merge=Merge(outer="nesterov:lr=0.5")
     )
@@ -403,6 +463,15 @@ def test_the_outer_optimizer_of_a_checkpoint_goes_on_by_the_rates_chosen_now() -
     again.load_state_dict(state)
     assert velocity(again)["param_groups"][0]["lr"] == 0.5
     assert velocity(again)["state"]
+    parameters = list(again.loop.local._outer.param_groups[0]["params"])
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    again.loop.local.stepping = True
+    again.loop.local._outer.step()
+    for one, other in zip(
+        state["outer"]["state"].values(), before["outer"]["state"].values(), strict=True
+    ):  # what is kept in memory stays what it was
+        assert torch.equal(one["momentum_buffer"], other["momentum_buffer"])
     again.load_state_dict(empty)
     assert not velocity(again)
     again.close()

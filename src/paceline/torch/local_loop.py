@@ -174,7 +174,7 @@ class LocalLoop(Loop):
         passes.stepped = True
         with self.named():
             self._take(micro_step.piece, optimizers, scaler, many > 0)
-            over = self._merge(micro_step, many)
+            over = self._merge(micro_step, many, optimizers)
         self.merged = over and not local.flights
         if over:
             if self._meter.running is not None:
@@ -238,13 +238,13 @@ class LocalLoop(Loop):
             self.local.stepping = False
         self._gradients.used()
 
-    def _merge(self, micro_step: MicroStep, many: float) -> bool:
+    def _merge(self, micro_step: MicroStep, many: float, optimizers: list[Any]) -> bool:
         """Behind a step over so many samples or the like: whether it was the interval's last, and is merged, or on
         its way."""
         local, reducer, piece, began = self.local, self._reducer, micro_step.piece, time.perf_counter()
         local.took(many)
         if piece.last or reducer.retrying:
-            local.fill(piece.batch)
+            local.fill(piece.batch, optimizers)
         if reducer.travels:
             micro_step.piece = piece = self.work.commit(piece)
             if piece.last and not reducer.late:  # else it was handed over, merged

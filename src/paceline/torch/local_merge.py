@@ -14,7 +14,9 @@ is that of merges without a delay, made of changes from starts that lie one inte
 
 from __future__ import annotations
 
+import copy
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,12 +27,13 @@ import torch
 from paceline.errors import PacelineError
 from paceline.torch import peers
 from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.gradients.steps import learning_rate
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.local import Merge
 
-# Numbers of a rank before its counters: that it takes part, its weight, and the projection of what its parameters
-# began as, with their norm.
-HEAD = 4
+# Numbers of a rank before its counters: that it takes part, its weight, the projection of what its parameters began
+# as, with their norm, and its learning rate.
+HEAD = 5
 APART = (
     1e-5  # of their norm, by which projections of parameters may differ that are the same but for rounding
 )
@@ -192,7 +195,7 @@ class Merges:
         self._before: list[torch.Tensor] = []  # and the buffers of whole numbers
         self.base: list[torch.Tensor] = []  # the same on all ranks: what they are without what is on its way
         self._counted, self._taken = 0.0, 0  # samples or the like, and steps
-        self._aside = Calls("merging")
+        self._aside, self._warned = Calls("merging"), False
 
     def begin(self) -> None:
         """An interval begins."""
@@ -212,7 +215,8 @@ class Merges:
         if self._start is not None:
             with torch.no_grad():
                 for value, start in zip(self._values(), self._start, strict=True):
-                    value.copy_(start)
+                    if value.shape == start.shape:  # else it is refused
+                        value.copy_(start)
                 for name, before in zip(self._wholes, self._before, strict=True):
                     self._model.get_buffer(name).copy_(before)
         self.over()
@@ -226,9 +230,12 @@ class Merges:
         self.over()
         self.flights.clear()
 
-    def fill(self, batch: int) -> None:
-        """This rank's change since the interval of ``batch`` samples began, with its weight."""
+    def fill(self, batch: int, optimizers: list[Any]) -> None:
+        """This rank's change since the interval of ``batch`` samples began, with its weight.
+
+        optimizers: its own."""
         assert self._start is not None
+        self._check_buffers()
         many, counters = len(self._parameters), []
         for name, before in zip(self._wholes, self._before, strict=True):
             now = self._model.get_buffer(name)
@@ -243,9 +250,9 @@ class Merges:
         weight = (
             self._counted / batch if by == "samples" else self._taken if by == "steps" else self._taken > 0
         )
-        row = [1.0, float(weight), *self._projection.of(self.base[:many]), *counters]
+        row = [1.0, float(weight), *self._projection.of(self.base[:many]), learning_rate(optimizers)]
         begun = [*self._start[:many], *self.base[many:]]
-        self.flats.fill(begun, self._values(), float(weight), row)
+        self.flats.fill(begun, self._values(), float(weight), [*row, *counters])
 
     @torch.no_grad()
     def send(self, whole: bool) -> None:
@@ -280,6 +287,7 @@ class Merges:
         changes, table = read(own, values)
         present, weights = table[:, 0] > 0, table[:, 1]
         self._projection.check_alike(step, present, table[:, 2], table[:, 3])
+        self._watch_rates(step, table[present, 4])
         whole, parameters = float(weights.sum()), len(self._parameters)
         for number, (value, base, each) in enumerate(zip(values, self.base, changes, strict=True)):
             mean = each.div_(whole) if whole else each.zero_()
@@ -324,14 +332,14 @@ class Merges:
         self._outer.load_state_dict(state["outer"])
 
     def outer_state(self) -> dict[str, Any]:
-        """The outer optimizer's, for a checkpoint; empty if it has none."""
+        """The outer optimizer's, for a checkpoint, which may be kept in memory; empty if it has none."""
         state = self._outer.state_dict()
-        return state if state["state"] else {}
+        return copy.deepcopy(state) if state["state"] else {}
 
     def load_outer(self, state: Any) -> None:
         """Take over what ``outer_state`` gave, by the rates that are chosen now; what was there before goes."""
         own = self._outer.state_dict()
-        self._outer.load_state_dict({**own, "state": state["state"] if state else {}})
+        self._outer.load_state_dict({**own, "state": copy.deepcopy(state["state"]) if state else {}})
 
     def close(self) -> None:
         """No more merges."""
@@ -342,6 +350,38 @@ class Merges:
     def _values(self) -> list[torch.Tensor]:
         """What is merged by its change: parameters, then floating buffers."""
         return [*self._parameters, *(self._model.get_buffer(name) for name in self._floats)]
+
+    def _check_buffers(self) -> None:
+        """Raises PacelineError for buffers of the model's state that no merge knows of, or of another shape."""
+        before = [*self.base[len(self._parameters) :], *self._before]
+        shapes = {
+            name: value.shape for name, value in zip([*self._floats, *self._wholes], before, strict=True)
+        }
+        kept = self._model.state_dict(keep_vars=True)
+        for name, now in self._model.named_buffers():
+            shape = shapes.get(name)
+            if shape is None and name in kept:
+                raise PacelineError(
+                    f"loop='local': buffer {name} has appeared since Pace was made, and no merge would make it the "
+                    "same on all ranks; register it before, or with persistent=False if it is no part of the model"
+                )
+            if shape is not None and shape != now.shape:
+                raise PacelineError(
+                    f"loop='local': buffer {name} had the shape {tuple(shape)} and has {tuple(now.shape)} now, of "
+                    "which a merge can make nothing; give it its shape before Pace is made"
+                )
+
+    def _watch_rates(self, step: int, rates: torch.Tensor) -> None:
+        """Warns, the first time, if ranks end an interval with unlike learning rates."""
+        if not self._warned and self._reducer.chief and (rates != rates[0]).any() and not rates.isnan().any():
+            self._warned = True
+            warnings.warn(
+                f"ranks came to the merge of interval {step} with learning rates from {float(rates.min()):g} to "
+                f"{float(rates.max()):g}: a scheduler that each rank steps behind each of its own steps goes faster "
+                "where ranks take more of them; step schedulers once an interval, as in `if pace.merged:`",
+                RuntimeWarning,
+                stacklevel=5,
+            )
 
     def _sum(self, own: list[torch.Tensor]) -> float:
         """Sum these over the ranks. The seconds that it took."""
