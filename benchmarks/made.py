@@ -261,3 +261,17 @@ def games(place: Path) -> None:
         "    def step(self, action):\n"
         "        return self.reset()[0], float(action == 1), False, False, {}\n"
     )
+
+
+def played(place: Path) -> None:
+    """Moves of a game in the place of Atari's replays, as Decision Transformer's create_dataset returns them."""
+    context = 2 * 3
+    (place / "create_dataset.py").write_text(
+        "import numpy as np\n"
+        "def create_dataset(*_):\n"
+        "    made = np.random.default_rng(1)\n"
+        f"    count = {SAMPLES + context}\n"
+        "    frames = list(made.integers(0, 256, (count, 4, 84, 84), dtype=np.uint8))\n"
+        "    moves, left = np.arange(count) % 4, np.arange(count, 0, -1)\n"
+        "    return frames, moves, None, np.array([count]), left, np.arange(count)\n"
+    )

@@ -3,14 +3,12 @@
     python tests/judges.py                 # all that come with installed packages; some minutes
     python tests/judges.py torch           # DistributedDataParallel's own tests, those of the CPU
     python tests/judges.py test_sync       # a script of Accelerate's
-    python tests/judges.py --transformers DIR training_parity    # or batch_rebalance_ddp; of a checkout
+    python tests/judges.py --transformers DIR --accelerate DIR    # those that need a checkout of either, too
 
-Those of torch need expecttest. Beside: before and behind the judge, the Pace runs rounds whose model has to be
-that of one process within 1e-12, and the judge must not notice it: what tells waits from work has replaced
-functions of torch throughout. Through: torch's test_DistributedDataParallelCPU compares its own training in one
-process with DDP whose backward pass and step are a Pace's; transformers' training_parity leaves the losses of a
-BalancedTrainer, which are to be those of one process. The others cannot go through one: they take gradients and
-steps by themselves, look at hooks, buckets and logs of DDP, or at the loader that the plain Trainer makes.
+Those of torch need expecttest, those of a checkout datasets. Beside: before and behind the judge, the Pace runs
+rounds whose model has to be that of one process within 1e-12, and the judge must not notice it: what tells waits from
+work has replaced functions of torch throughout. Through: the judge's own loop takes its backward pass and its step by
+a Pace, if it has a batch to divide. docs/hosts.md has the table of both.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import inspect
 import json
 import os
 import runpy
@@ -44,8 +43,38 @@ NOT_HERE = (  # that wait for ever on processors without a Pace as well, or need
         "test_join_raises_warning_for_iterable_when_overriding_even_batches",
     ),
 )
-OF_TRANSFORMERS = "tests/trainer/distributed/scripts"
-CHECKED_OUT = ("training_parity", "batch_rebalance_ddp")
+EXAMPLE = "examples/by_feature/gradient_accumulation_for_autoregressive_models.py"
+CHECKED_OUT = {  # of whom, and where
+    "training_parity": ("transformers", "tests/trainer/distributed/scripts/training_parity.py"),
+    "batch_rebalance_ddp": ("transformers", "tests/trainer/distributed/scripts/batch_rebalance_ddp.py"),
+    "train_token_weighting": (
+        "accelerate",
+        "src/accelerate/test_utils/scripts/external_deps/train_token_weighting.py",
+    ),
+}
+# Accelerate's example of accumulation over tokens, as docs/porting.md has it: from and behind which of its lines.
+EXAMPLES_LOADER = "    total_batched_samples = 0\n"
+EXAMPLES_ROUND = (
+    "        for update_step in range(total_gradient_updates):\n",
+    "losses.append(loss.detach())\n",
+)
+LOADER = """
+    import judges
+    from paceline.hosts.accelerate import AcceleratePace
+
+    every = batch_size * gradient_accumulation_steps * accelerator.num_processes
+    pace = AcceleratePace(accelerator, model, every, "level", limits=judges.limited(2), loop="round")
+    train_dataloader = pace.loader(train_dataloader.dataset, shuffle=False)
+
+    def forward(batch):
+        return model(**batch, use_cache=False).loss, batch["labels"][:, 1:].ne(-100).sum()
+
+"""
+ROUND = """
+        for update_step, batch in enumerate(train_dataloader):
+            loss = pace.round(batch, forward)
+            losses = [loss]
+"""
 SAMPLES, ROUNDS = 24, 6
 
 
@@ -108,8 +137,22 @@ def script(name: str) -> None:
     dist.barrier()
 
 
-def of_transformers(path: str, out: str) -> None:
-    """One of transformers', in a rank that torchrun has started."""
+def ported(example: Path) -> str:
+    """Accelerate's example with a Pace in the place of its own accumulation."""
+    head, loader, rest = example.read_text().partition(EXAMPLES_LOADER)
+    between, first, rest = rest.partition(EXAMPLES_ROUND[0])
+    _, last, tail = rest.partition(EXAMPLES_ROUND[1])
+    if not (loader and first and last):
+        raise SystemExit(f"{example} is not the one that the port was written for: port it by hand")
+    return head + loader + LOADER + between + ROUND + tail
+
+
+def of_a_checkout(path: str, out: str) -> None:
+    """A script of a checkout, in a rank that torchrun has started."""
+    if path.endswith("train_token_weighting.py"):
+        sys.argv = [path, "--example", f"{out}/example.py", "--output", f"{out}/told"]
+        runpy.run_path(path, run_name="__main__")
+        return
     sys.argv = [path, "--output_dir", out]
     if path.endswith("training_parity.py"):
         transformers = importlib.import_module("transformers")
@@ -134,21 +177,37 @@ def of_transformers(path: str, out: str) -> None:
     dist.barrier()
 
 
-def of_a_checkout(path: Path) -> bool:
-    """Whether a script of transformers' is content."""
+def content(name: str, path: Path, checkout: Path) -> bool:
+    """Whether a script of a checkout is content."""
     with tempfile.TemporaryDirectory() as folder:
         told = []
-        for ranks in (3, 1) if path.stem == "training_parity" else (3,):
-            command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(Path(__file__))]
+        for ranks in (3, 1) if name == "training_parity" else (2 if name == "train_token_weighting" else 3,):
             out = Path(folder, str(ranks))
+            out.mkdir()
+            if name == "train_token_weighting":
+                (out / "example.py").write_text(ported(checkout / EXAMPLE))
+            command = [*TORCHRUN, f"--nproc-per-node={ranks}", str(Path(__file__))]
             done = subprocess.run(command, env=os.environ | {"JUDGE": str(path), "JUDGE_OUT": str(out)})
             if done.returncode:
                 return False
-            told.append(json.loads(next(out.glob("*.json")).read_text()))
-    if len(told) == 1:
+            told += [json.loads(file.read_text()) for file in sorted(out.glob("*.json"))]
+    if name == "batch_rebalance_ddp":
         return bool(told[0]["ok"])
-    print(*told, sep="\n")
-    return len(told[0]) == 5 and all(abs(a - b) < 1e-5 for a, b in zip(*told, strict=True))
+    if name == "training_parity":
+        print(*told, sep="\n")
+        return len(told[0]) == 5 and apart(*told) < 1e-5
+    tokens = [sum(batch["tokens"] for batch in rank["batches"]) for rank in told]
+    gradients = max(apart(*rank["gradients"], rank["reference_gradients"]) for rank in told)
+    parameters = max(apart(rank["parameters"], rank["reference_parameters"]) for rank in told)
+    print(
+        f"tokens of each rank: {tokens}; gradients {gradients:.1e} and parameters {parameters:.1e} from one process"
+    )
+    return tokens[0] > tokens[1] > 0 and gradients < 1e-6 and parameters < 1e-6
+
+
+def apart(ours: list[float], theirs: list[float]) -> float:
+    """The largest difference."""
+    return max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
 
 
 def of_torch() -> unittest.TestSuite:
@@ -161,8 +220,11 @@ def of_torch() -> unittest.TestSuite:
             self._spawn_processes()
 
         def run_test(self, name: str, pipe: Any) -> None:
+            self.pace: Any = None
             with beside():
                 super().run_test(name, pipe)
+                if self.pace is not None:
+                    self.pace.detach()
 
         def _test_DDP_niter(
             self, base: Any, ddp: Any, x: Any, target: Any, loss: Any, *given: Any, **named: Any
@@ -171,7 +233,7 @@ def of_torch() -> unittest.TestSuite:
             from paceline.torch import Pace
 
             _, rank, batch, save = given
-            self.pace = Pace(ddp, batch, "level", limits=limited(1))
+            self.pace, self.sizes = Pace(ddp, batch, "level", limits=limited(1)), None
             for size in self.pace.sizes(5):
                 sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
                 dist.all_gather(sizes, torch.tensor([size]))
@@ -179,15 +241,22 @@ def of_torch() -> unittest.TestSuite:
                 named |= {"offset": int(sum(sizes[:rank])), "n_iter": 1}
                 super()._test_DDP_niter(base, ddp, x, target, loss, size, rank, batch, save, **named)
                 x = x[torch.randperm(batch)]
-            self.pace.detach()
 
         def _test_DDP_helper(
             self, model: Any, x: Any, target: Any, loss: Any, *given: Any, **named: Any
         ) -> None:
-            if isinstance(model, DistributedDataParallel):
-                self.pace.backward(loss(model.train()(x), target))
-            else:
+            if not isinstance(model, DistributedDataParallel):
                 super()._test_DDP_helper(model, x, target, loss, *given, **named)
+                return
+            if self.pace is None:  # a loop that compares with no other: its samples may be taken again
+                from paceline.torch import Pace
+
+                self.pace = Pace(model, len(x) * dist.get_world_size(), "level", limits=limited(1))
+                self.sizes = self.pace.sizes()
+            if self.sizes is not None:
+                rows = torch.arange(next(self.sizes)) % len(x)
+                x, target = x[rows], target[rows]
+            self.pace.backward(loss(model.train()(x), target))
 
         def _model_step_with_zero_grad(self, model: Any) -> None:
             if isinstance(model, DistributedDataParallel):
@@ -198,6 +267,8 @@ def of_torch() -> unittest.TestSuite:
     globals()["WithPace"] = WithPace
     WithPace.__qualname__ = "WithPace"
     names = [name for name in dir(WithPace) if name.startswith("test_") and name_of_ddp(name)]
+    if not torch.cuda.is_available():  # each of them would start two processes to find that out
+        names = [name for name in names if not needs_a_gpu(getattr(WithPace, name))]
     return unittest.TestSuite(WithPace(name) for name in names)
 
 
@@ -214,29 +285,38 @@ class Added(torch.optim.Optimizer):
                 parameter += parameter.grad
 
 
+def needs_a_gpu(test: Any) -> bool:
+    """By its decorators."""
+    return "gpu" in inspect.getsource(test).partition("def test_")[0].lower()
+
+
 def name_of_ddp(name: str) -> bool:
-    return "ddp" in name.lower() or "DistributedDataParallel" in name
+    return "ddp" in name.lower() or "DistributedDataParallel" in name or name.startswith("test_static_graph")
 
 
 def main() -> int:
     if judge := os.environ.get("JUDGE"):
         if judge.endswith(".py"):
-            of_transformers(judge, os.environ["JUDGE_OUT"])
+            of_a_checkout(judge, os.environ["JUDGE_OUT"])
         else:
             script(judge)
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     known = [*SCRIPTS, "torch", *CHECKED_OUT]
     parser.add_argument("judges", nargs="*", choices=known, metavar="JUDGE", help=", ".join(known))
-    parser.add_argument("--transformers", type=Path, metavar="DIR", help="a checkout of transformers")
+    for project in ("accelerate", "transformers"):
+        parser.add_argument(f"--{project}", type=Path, metavar="DIR", help=f"a checkout of {project}")
     args = parser.parse_intermixed_args()
     failed = []
     os.environ.update(ACCELERATE_USE_CPU="true", OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
-    for name in args.judges or [*SCRIPTS, "torch", *(CHECKED_OUT if args.transformers else ())]:
+    there = [name for name, (project, _) in CHECKED_OUT.items() if getattr(args, project)]
+    for name in args.judges or [*SCRIPTS, "torch", *there]:
         if name in CHECKED_OUT:
-            if args.transformers is None:
-                parser.error(f"{name} needs --transformers DIR, a checkout of transformers")
-            passed = of_a_checkout(args.transformers.absolute() / OF_TRANSFORMERS / f"{name}.py")
+            project, path = CHECKED_OUT[name]
+            checkout = getattr(args, project)
+            if checkout is None:
+                parser.error(f"{name} needs --{project} DIR, a checkout of {project}")
+            passed = content(name, checkout.absolute() / path, checkout)
         elif name == "torch":
             passed = unittest.TextTestRunner(verbosity=2).run(of_torch()).wasSuccessful()
         else:

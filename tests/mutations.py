@@ -95,6 +95,15 @@ MUTATIONS = (
     ),
     # -- the loop's steps
     Mutation(
+        "steps: each rank may have a learning rate of its own",
+        "self._meter.rate = self._steps.rate",
+        "pass",
+        (
+            "torch/test_silent_mistakes.py::"
+            "test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks",
+        ),
+    ),
+    Mutation(
         "steps: gradients of the round before are counted again",
         "if any(grad is not None and bool(grad.any()) for grad in left):",
         "if False:",

@@ -100,3 +100,23 @@ def other_epochs(rank: int, ranks: int) -> str:
     except PacelineError as error:
         return str(error)
     return ""
+
+
+def own_schedules(rank: int, ranks: int, alike: bool) -> str:
+    """A learning rate that falls with the samples, of this rank alone or (``alike``) of all ranks: what is said."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer, loss_of, seen = torch.optim.SGD(ddp.parameters(), lr=0.1), nn.CrossEntropyLoss(), 0
+    pace = Pace(ddp, 12, "equal", limits=[(None, 2)] + [(None, None)] * (ranks - 1))
+    try:
+        for x, y, _ in pace.loader(Samples(12 * 8), seed=5):
+            pace.backward(loss_of(ddp(x), y))
+            pace.step(optimizer)
+            seen += 12 if alike else len(x)
+            # unlike processors may round otherwise
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + seen) * (1 + 1e-12 * rank)
+    except PacelineError as error:
+        return str(error)
+    finally:
+        pace.abandon()
+        pace.detach()
+    return ""

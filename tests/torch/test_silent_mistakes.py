@@ -16,7 +16,7 @@ from paceline.torch import Pace
 from paceline.torch.feed.pieces import Order
 from paceline.torch.measuring.open_rounds import Blind, Finite
 from support.ranks import run_ranks
-from support.silent_jobs import left_alone, no_number, other_epochs
+from support.silent_jobs import left_alone, no_number, other_epochs, own_schedules
 from support.torch_jobs import Samples, fresh, optimizer_of
 
 
@@ -65,6 +65,15 @@ def test_every_rank_hears_whose_loss_was_no_number_and_rank_0_warns_once() -> No
         assert sentence.startswith(words)
         assert heard == [(2, [1])], "it was finite again in round 3"
         assert [text[: len(words)] for text in warned] == [words] * (rank == 0)
+
+
+@pytest.mark.processes
+@pytest.mark.xdist_group("torch")
+def test_learning_rates_that_go_by_a_ranks_own_samples_are_told_on_all_ranks() -> None:
+    """Ranks that have run 2, 5 and 5 samples, and those that count the samples of all."""
+    words = "the learning rate of rank 1 is 0.0166667 in round 1 and that of rank 0 0.0333333, so that"
+    assert [said[: len(words)] for said in run_ranks(3, own_schedules, False)] == [words] * 3
+    assert run_ranks(3, own_schedules, True) == [""] * 3
 
 
 def test_seconds_that_do_not_follow_loads_are_told_of_once() -> None:

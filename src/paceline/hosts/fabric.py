@@ -23,8 +23,7 @@ from typing import Any
 import torch
 
 from paceline.errors import PacelineError
-from paceline.hosts.windows import Windows
-from paceline.torch.host import Host
+from paceline.hosts.windows import Placing, Windows
 
 try:
     from lightning.fabric import Fabric
@@ -60,7 +59,7 @@ class FabricPace(Windows):
         check_strategy(fabric.strategy)
         self._fabric, self._module = fabric, model
         super().__init__(model, global_batch, policy, **options)
-        self.host.adapter = _OnFabric(fabric)
+        self.host.adapter = Placing(fabric.to_device)
 
     def backward(
         self, loss: torch.Tensor, reduction: str = "mean", scaler: Any = None, count: Any = None
@@ -71,14 +70,6 @@ class FabricPace(Windows):
             )
         self._fabric.backward(self.weighted(loss, reduction, count), model=self._module)
         self.host.backward_done()
-
-
-class _OnFabric(Host):
-    def __init__(self, fabric: Fabric) -> None:
-        self._fabric = fabric
-
-    def place(self, batch: Any) -> Any:
-        return self._fabric.to_device(batch)
 
 
 def check_strategy(strategy: Any) -> None:

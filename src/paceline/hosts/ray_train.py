@@ -16,14 +16,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
 from paceline.errors import PacelineError
-from paceline.hosts.windows import Windows
-from paceline.torch.host import Host
+from paceline.hosts.windows import Placing, Windows
 
 try:
     import ray.train.torch
@@ -48,20 +49,13 @@ class RayTrainPace(Windows):
                 "train_loop_per_worker that a TorchTrainer runs"
             )
         super().__init__(model, global_batch, *options, **named)
-        self.host.adapter = _OnWorker(ray.train.torch.get_device())
+        moved = methodcaller("to", ray.train.torch.get_device(), non_blocking=True)
+        self.host.adapter = Placing(partial(tree_map_only, torch.Tensor, moved))
 
     def close(self) -> None:
         """Let go of the model; the process group is Ray's to end."""
         self.detach()
         self.host.release()
-
-
-class _OnWorker(Host):
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def place(self, batch: Any) -> Any:
-        return tree_map_only(torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch)
 
 
 def _in_worker() -> bool:

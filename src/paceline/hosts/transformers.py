@@ -49,19 +49,11 @@ SHUFFLES = {"random": True, "sequential": False, "group_by_length": True, "batch
 BY_LENGTH = ("group_by_length", "batch_rebalance")
 OF_COST = ("cost", "padded", "micro_batch_cost")  # of balance=, what is the loader's
 OF_WORKERS = ("persistent_workers", "prefetch_factor", "worker_init_fn")
-IN_BATCH = (  # parts of the names of sentence-transformers' losses that look at other samples of the batch
-    *(
-        "NegativesRanking",
-        "GISTEmbed",
-        "BatchAll",
-        "BatchHard",
-        "BatchSemiHard",
-        "MegaBatch",
-        "CoSENT",
-        "AnglE",
-    ),
-    *("OnlineContrastive", "ContrastiveTension", "GlobalOrthogonal", "DistillKLDiv"),
-)
+# Parts of the names of sentence-transformers' losses that look at other samples of the batch.
+IN_BATCH = (
+    "NegativesRanking", "GISTEmbed", "BatchAll", "BatchHard", "BatchSemiHard", "MegaBatch", "CoSENT", "AnglE",
+    "OnlineContrastive", "ContrastiveTension", "GlobalOrthogonal", "DistillKLDiv",
+)  # fmt: skip
 LOADING = ("collate_fn", "num_workers", "pin_memory", *OF_WORKERS)
 
 
@@ -151,11 +143,14 @@ class BalancedTrainer(Trainer):
                     labels += self._count
                 super().training_step(model, batch, None if items is None else items.clamp(min=1))
             inputs.note(getattr(self.model, "main_input_name", "input_ids"), batch)
-        local, self._loss = self._loss, None
-        loss, everywhere = self._summed(local, labels)
+        summed = torch.stack([self._loss.double(), self._loss.new_tensor(labels, dtype=torch.float64)])
+        self._loss = None
+        if peers.ranks() > 1:
+            dist.all_reduce(summed)
+        loss, everywhere = summed[0], int(summed[1])
         if (
             not pace.terms.cell
-        ):  # where results are to have the same bits, weights leave out that DDP averages
+        ):  # else weights leave out that DDP averages, so that results have the same bits
             loss = loss / pace.ranks
         if self._count is not None and everywhere and everywhere != inputs.samples:
             # So far the labels' sum over the round's samples; its mean over the labels is asked for.
@@ -191,13 +186,6 @@ class BalancedTrainer(Trainer):
         finally:
             self.args.average_tokens_across_devices = kept
 
-    def _summed(self, loss: torch.Tensor, labels: int) -> tuple[torch.Tensor, int]:
-        """Both over all ranks."""
-        both = torch.stack([loss.double(), loss.new_tensor(labels, dtype=torch.float64)])
-        if peers.ranks() > 1:
-            dist.all_reduce(both)
-        return both[0], int(both[1])
-
 
 class Rounds:
     """What the Trainer's loop iterates: one ``Round`` for each optimizer step.
@@ -206,7 +194,7 @@ class Rounds:
     """
 
     def __init__(self, trainer: BalancedTrainer, plain: Any) -> None:
-        self._trainer, self.dataset = trainer, plain.dataset
+        self.trainer, self.dataset = trainer, plain.dataset
         self._options = {name: getattr(plain, name) for name in LOADING}
         if not self._options["num_workers"]:
             for name in OF_WORKERS:
@@ -219,21 +207,22 @@ class Rounds:
         self._loader: Any = None
 
     @property
-    def pace(self) -> Pace | None:
+    def pace(self) -> Pace:
         """The Trainer's."""
-        return self._trainer.pace
+        assert self.trainer.pace is not None
+        return self.trainer.pace
 
     def start(self, saved: dict[str, Any] | None, steps: int) -> None:
         """The model is wrapped: begin, after ``steps`` optimizer steps of which ``saved`` tells. Collective."""
-        trainer, args = self._trainer, self._trainer.args
+        trainer, args = self.trainer, self.trainer.args
         if trainer.pace is not None:
             trainer.pace.detach()
         trainer.pace = pace = Pace(trainer.model_wrapped, **trainer.balance)
         seed = args.seed if args.data_seed is None else args.data_seed
         shuffle = SHUFFLES[getattr(args, "train_sampling_strategy", "random")]
         cost = _cost_of(trainer) | trainer.loading
-        chosen: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "drop_last": args.dataloader_drop_last}
-        self._loader = pace.loader(self.dataset, **chosen, **cost, **self._options)
+        options = cost | self._options | {"drop_last": args.dataloader_drop_last}
+        self._loader = pace.loader(self.dataset, seed=seed, shuffle=shuffle, **options)
         if saved is not None:
             pace.load_state_dict(saved)
         elif steps % len(self):
@@ -244,10 +233,7 @@ class Rounds:
 
     def epoch_after(self) -> float:
         """Epochs done so far, with the part of the running one."""
-        pace = self.pace
-        assert pace is not None
-        left = pace.host.progress.left
-        return pace.epoch + 1 - left / len(self)
+        return self.pace.epoch + 1 - self.pace.host.progress.left / len(self)
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of this epoch; within it, go on where it was left."""
@@ -258,7 +244,6 @@ class Rounds:
 
     def __iter__(self) -> Iterator[Round]:
         pace, micro_steps = self.pace, iter(self._loader)
-        assert pace is not None
         for _, size in list(pace.host.progress.remaining()):
             yield Round(pace, micro_steps, size)
 
@@ -300,7 +285,7 @@ class Pacing(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into a checkpoint."""
-        pace = self._rounds.pace if self._rounds is not None else None
+        pace = self._rounds.trainer.pace if self._rounds is not None else None
         return {"args": {}, "attributes": {"saved": None if pace is None else pace.state_dict()}}
 
     def on_train_begin(
@@ -334,7 +319,6 @@ class Pacing(TrainerCallback, ExportableState):
 
     def _pace(self) -> Pace:
         assert self._rounds is not None
-        assert self._rounds.pace is not None
         return self._rounds.pace
 
 
@@ -362,9 +346,7 @@ def _labels(batch: Any) -> int | None:
 def _gather_unlike(tensor: torch.Tensor) -> torch.Tensor:
     """Rows of all ranks, which may have unlike numbers of them."""
     rows = tensor[None] if tensor.ndim == 0 else tensor
-    many = [torch.zeros(1, dtype=torch.int64, device=rows.device) for _ in range(peers.ranks())]
-    dist.all_gather(many, many[0].new_tensor([len(rows)]))
-    sizes = [int(each) for each in many]
+    sizes = peers.gather(len(rows))
     filled = rows.new_zeros((max(sizes), *rows.shape[1:]))
     filled[: len(rows)] = rows
     parts = [torch.empty_like(filled) for _ in sizes]
@@ -376,13 +358,10 @@ def _warn_of_comparisons(trainer: Trainer) -> None:
     """Warn, once, of a loss that compares the samples of a batch with each other."""
     losses = getattr(trainer, "loss", None)
     made = losses.values() if isinstance(losses, dict) else [losses]
-    modules = [
-        each
-        for loss in [*made, trainer.model]
-        if isinstance(loss, torch.nn.Module)
-        for each in loss.modules()
-    ]
-    name = next((kind for each in modules if (kind := comparing(each))), None)
+    modules = torch.nn.ModuleList(
+        each for each in (*made, trainer.model) if isinstance(each, torch.nn.Module)
+    )
+    name = next((kind for each in modules.modules() if (kind := comparing(each))), None)
     if name is not None and peers.rank() == 0:
         warnings.warn(
             f"{name} compares the samples of a micro-batch with each other, so that its value depends on how the "

@@ -6,11 +6,13 @@ by k before it is weighed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from paceline.errors import PacelineError
+from paceline.torch.host import Host
 from paceline.torch.pace import Pace
 
 
@@ -50,3 +52,13 @@ class Windows(Pace):
 
     def weighted(self, loss: torch.Tensor, reduction: str = "mean", count: Any = None) -> torch.Tensor:
         return super().weighted(loss * self._divides, reduction, count)
+
+
+class Placing(Host):
+    """A host that only puts batches on its device."""
+
+    def __init__(self, to_device: Callable[[Any], Any]) -> None:
+        self._to_device = to_device
+
+    def place(self, batch: Any) -> Any:
+        return self._to_device(batch)

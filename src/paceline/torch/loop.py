@@ -71,6 +71,8 @@ class Loop:
             model, reducer.travels or terms.merge is not None, self._step_begins, self._step_ended
         )
         self._rates = LearningRateWatch()
+        if terms.merge is None:  # else ranks step by themselves
+            self._meter.rate = self._steps.rate
         self.progress = Progress(terms.batch, terms.floor, terms.every.size, terms.every.fixed)
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
         self._rounds.asks = reducer.averages and not reducer.in_step and device.type == "cpu"

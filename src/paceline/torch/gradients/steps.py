@@ -111,6 +111,10 @@ class Steps:
         self.seconds = waits.now() - self._began
         return self.seconds
 
+    def rate(self) -> float:
+        """The learning rate of the model's optimizer that was stepped last; NaN before a step."""
+        return learning_rate([self._known()])
+
     def close(self) -> None:
         """Hear of no more steps."""
         for hook in self._hooks:

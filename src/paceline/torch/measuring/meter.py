@@ -28,6 +28,7 @@ from paceline.torch.plan import Piece, RoundPlan
 
 MOST_ROUNDS = 64  # of an interval
 LATE_SECONDS = 10.0  # for others to do, too, what this rank alone may have done
+RATES_DIFFER = 1e-6  # unlike processors may round a schedule's cosine otherwise
 
 
 def fields(rounds: int) -> list[Any]:
@@ -39,6 +40,7 @@ def fields(rounds: int) -> list[Any]:
         ("epoch", "f8"),  # of the newest round; -1 if no reading is there yet
         ("deciding", "f8"),  # processor seconds that the newest decision took
         ("overhead", "f8"),  # seconds of the optimizer step before each round, measured apart; their mean
+        ("rate", "f8"),  # learning rate of its optimizer; NaN before the first step
         ("told", "f8"),  # 1 if the rank handed in its losses, else 0
         ("fits", "f8"),  # samples that the rank's memory has room for, NaN if that is unknown
         ("ran_out", "f8"),  # passes that it had no room for, until now
@@ -109,10 +111,9 @@ class Meter:
         self.digest: Callable[[], int] = int  # of the plan in force
         # Called before a round is told of while the interval before it was not taken in yet.
         self.settle: Callable[[], None] = lambda: None
-        self.memory: Callable[[], tuple[float, float]] = lambda: (
-            math.nan,
-            0.0,
-        )  # gives ``fits`` and ``ran_out``
+        self.rate: Callable[[], float] = lambda: math.nan  # of the optimizer
+        # Gives ``fits`` and ``ran_out``.
+        self.memory: Callable[[], tuple[float, float]] = lambda: (math.nan, 0.0)
         self.due = 0  # the round with whose end the ranks tell; the same on all of them
         self.light = False  # the rounds until then have no pieces to tell of
         self.told = False  # the row of an interval is on its way, and not collected yet
@@ -264,6 +265,8 @@ class Meter:
         """The rounds of the interval that was announced, none if no reading is there yet, and what all ranks tell of
         them, (n,)."""
         rows, self.told = self._received(), False
+        rounds = int(rows["rounds"][0])
+        told, self._untold = self._untold[:rounds], self._untold[rounds:]
         for name, wrong in (
             ("digest", "decided another plan than the other ranks"),
             ("first", "tells of other rounds than the other ranks"),
@@ -278,8 +281,9 @@ class Meter:
                     f"rank {', '.join(map(str, ranks))} {wrong} before round {self.due + 1}; expected the same "
                     "everywhere: check that all ranks run the same version and options, and the same rounds"
                 )
-        rounds = int(rows["rounds"][0])
-        told, self._untold = self._untold[:rounds], self._untold[rounds:]
+        rates = rows["rate"].tolist()
+        if rates.count(rates[0]) != len(rates):
+            check_rates(self.due, rates)
         self._counts = self._counts or not np.isnan(rows["count"][:, :rounds]).all()
         return told, rows
 
@@ -328,6 +332,7 @@ class Meter:
         row["deciding"], row["link"] = self.deciding, self.link
         row["epoch"] = known[-1].epoch if known else -1
         row["fits"], row["ran_out"] = self.memory()
+        row["rate"] = self.rate()
         if known:
             readings, carries, losses, counts = zip(*map(MEASURED, known), strict=True)
             row["overhead"], row["told"] = sum(carries) / rounds, UNTOLD not in losses
@@ -350,4 +355,16 @@ def check_counts(step: int, counts: list[float]) -> None:
         raise PacelineError(
             f"round {step}: {named(given)} gave a count with the loss, and {named(without)} did not; expected count= "
             "on all ranks or on none"
+        )
+
+
+def check_rates(step: int, rates: list[float]) -> None:
+    """Raises PacelineError if the ranks' learning rates differ by more than rounding; NaN for one that is unknown."""
+    known = sorted((rate, rank) for rank, rate in enumerate(rates) if not math.isnan(rate))
+    if known and known[-1][0] - known[0][0] > RATES_DIFFER * abs(known[-1][0]):
+        (low, rank), (high, other) = known[0], known[-1]
+        raise PacelineError(
+            f"the learning rate of rank {rank} is {low:g} in round {step} and that of rank {other} {high:g}, so that "
+            "their parameters would part; expected the same on every rank: a schedule that goes by samples, tokens "
+            "or losses has to count those of all ranks, not a rank's own"
         )
