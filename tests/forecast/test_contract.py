@@ -43,7 +43,7 @@ def walk(made: forecast.AnyForecast, readings: list[Reading], shape: tuple[int, 
     return np.array(out)
 
 
-@pytest.fixture(params=forecast.names() + TRAINED)
+@pytest.fixture(params=sorted(forecast.FORECASTS) + TRAINED)
 def made(request: pytest.FixtureRequest) -> forecast.AnyForecast:
     return forecast.create(request.param)
 
@@ -122,7 +122,7 @@ def test_absence_does_no_harm(made: forecast.AnyForecast) -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(data=st.data(), name=st.sampled_from(forecast.names()))
+@given(data=st.data(), name=st.sampled_from(sorted(forecast.FORECASTS)))
 def test_whatever_is_reported_the_seen_have_a_positive_prediction(data: st.DataObject, name: str) -> None:
     rounds, workers = 40, 3
     odd = st.sampled_from([np.nan, 0.0, -1.0, np.inf])
@@ -138,7 +138,7 @@ def test_whatever_is_reported_the_seen_have_a_positive_prediction(data: st.DataO
     assert np.all(np.isfinite(out[been]) & (out[been] > 0))
 
 
-@pytest.mark.parametrize("name", [*forecast.names(), "narx:pooled=no"])
+@pytest.mark.parametrize("name", [*sorted(forecast.FORECASTS), "narx:pooled=no"])
 def test_a_policy_goes_on_from_a_stored_state(name: str) -> None:
     policy = policies.create("level:forecast=" + name.replace(",", ";"), Cluster(3, 64))
     rounds = [

@@ -200,7 +200,8 @@ def test_a_dead_server_is_named():
         if update.version == 2:
             import ray
 
-            os.kill(ray.get(server.shards.actors[0].process.remote()), signal.SIGKILL)
+            process = server.shards.actors[0].__ray_call__.remote(lambda self: os.getpid())
+            os.kill(ray.get(process), signal.SIGKILL)
             time.sleep(0.2)
 
     with pytest.raises(WorkerError, match=r"parameter server died after update \d+; go on .* --resume"):

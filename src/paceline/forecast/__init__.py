@@ -29,9 +29,4 @@ def create(text: str) -> AnyForecast:
     return options.build(FORECASTS, text.replace(";", ","), "forecast")
 
 
-def names() -> list[str]:
-    """Every forecast's name, sorted."""
-    return sorted(FORECASTS)
-
-
-__all__ = ["FORECASTS", "AnyForecast", "Forecast", "Reading", "create", "names"]
+__all__ = ["FORECASTS", "AnyForecast", "Forecast", "Reading", "create"]

@@ -3,6 +3,7 @@ forecast is worth (Table 3), and what deciding costs beside an iteration (Fig. 1
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import time
 from pathlib import Path
@@ -112,15 +113,6 @@ def _now(device: str) -> float:
     return time.perf_counter()
 
 
-def _cuda() -> str | None:
-    """The name of the GPU at hand, if there is one."""
-    try:
-        import torch
-    except ImportError:
-        return None
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
 def fig3(out: Path, quick: bool) -> Found:
     """Computation time against batch on a processor: a line through (nearly) zero (LB-BSP, Fig. 3)."""
     batches = {
@@ -149,7 +141,12 @@ def fig3(out: Path, quick: bool) -> Found:
 
 def fig6(out: Path, quick: bool) -> Found:
     """Computation time against batch on GPUs: flat to x^s, then a line, up to x^o (LB-BSP, Fig. 6)."""
-    name = _cuda()
+    try:
+        import torch
+
+        name = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    except ImportError:
+        name = None
     if name is None:
         measured = _gavel()
         source = "published measurements of Gavel (ResNet-18, CIFAR-10); no GPU at hand here"
@@ -215,14 +212,11 @@ def _drawn(
 
 def _found(quick: bool) -> dict[str, Series]:
     """The series to judge on; those that are not at hand are left out."""
-    rounds = 800 if quick else 2000
-    made = {"bursty (synthetic)": bursty(np.random.default_rng(40), rounds=rounds)}
-    try:
+    made = {"bursty (synthetic)": bursty(np.random.default_rng(40), rounds=800 if quick else 2000)}
+    with contextlib.suppress(PacelineError):  # the result names what it was judged on
         hold = 3 if quick else 10
         made["Google 2011 (semi-synthetic)"] = google2011(data_folder(), np.random.default_rng(0), hold=hold)
         made["recorded"] = recorded(data_folder())
-    except PacelineError:
-        pass  # the result names what it was judged on
     return made
 
 

@@ -86,8 +86,8 @@ class ServerConfig:
             raise PacelineError(
                 f"global_batch={self.global_batch} for {self.workers} workers: expected at least 1 sample each"
             )
-        pairs = self.limits or ((None, None),) * self.workers
-        if len(pairs) != self.workers:
+        pairs = self.limits or ()
+        if pairs and len(pairs) != self.workers:
             raise PacelineError(f"limits for {len(pairs)} of {self.workers} workers: expected one pair each")
         for worker, (low, _) in enumerate(pairs):
             if low is not None and low < 1:

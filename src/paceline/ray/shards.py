@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -47,10 +46,6 @@ class Shard:
         self._parameters = Parameters(np.zeros(0), momentum, in_place=True)
         self._sum = Sum(statistics)
         self._held: list[int] = []  # tasks whose gradients are in the sum already
-
-    def process(self) -> int:
-        """The process, once the shard is up."""
-        return os.getpid()
 
     def set(self, values: Vector, velocity: Vector | None = None) -> Vector:
         """Begin with these parameters; returns them."""
