@@ -53,32 +53,25 @@ class Left(Exception):
 Told = tuple[list[Any], list[int], int, str]
 
 
-def left_alone(rank: int, ranks: int, who: list[int], how: str, policy: str, at: int, complete: bool) -> Told:
+def left_alone(rank: int, ranks: int, who: list[int], how: str, policy: str, at: int) -> Told:
     """The ranks ``who`` leave the loop in round ``at`` by a break or an exception, when it is complete but not
-    stepped, or else when its batch is drawn; all go on with another loop. The parameters then, the rounds that were
-    told of, the rounds done, and the words of an error."""
+    stepped; all go on with another loop. The parameters then, the rounds that were told of, the rounds done, and the
+    words of an error."""
     meter.LATE_SECONDS = 1.0
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer, loss_of, told, words = optimizer_of(ddp), nn.CrossEntropyLoss(), list[int](), ""
     pace = Pace(ddp, 12, policy, on_round=lambda result: told.append(result.step))
     loader = pace.loader(Samples(12 * 40), seed=5)
 
-    def leave() -> None:
-        if how == "exception":
-            raise Left
-
     try:
         with pace:
             for epoch in range(2):
                 with suppress(Left):
                     for x, y, _ in loader:
-                        now = epoch == 0 and pace.rounds == at and rank in who
-                        if now and not complete:
-                            leave()
-                            break
                         pace.backward(loss_of(ddp(x), y))
-                        if now:
-                            leave()
+                        if epoch == 0 and pace.rounds == at and rank in who:
+                            if how == "exception":
+                                raise Left
                             break
                         pace.step(optimizer)
     except PacelineError as error:

@@ -25,7 +25,7 @@ from paceline.torch.gradients.steps import LearningRateWatch, Steps, learning_ra
 from paceline.torch.host import Host
 from paceline.torch.liveness.monitor import Alone
 from paceline.torch.measuring.open_rounds import OnNan, OpenRounds
-from paceline.torch.memory_limits import MemoryLimit, ran_out, sentence
+from paceline.torch.memory_limits import MemoryLimit, explain
 from paceline.torch.passes import NO_ROUND, MicroStep, Passes
 from paceline.torch.plan import Piece, Source
 from paceline.torch.progress import Progress
@@ -259,28 +259,8 @@ class Loop:
         self._reducer.drop()
 
     def explain(self, error: BaseException) -> str:
-        """The loop ends with this error: note what a single sample, or memory, may have to do with it. Returns what
-        the others are to be told instead of the error's own words, or nothing."""
-        micro_step = self.passes.micro_step or self._left
-        if micro_step is not None and ran_out(error):
-            fits = self._rounds.fits
-            known = "" if fits is None else f" (as far as is known, of {np.nansum(fits):.0f} samples)"
-            words = (
-                f"{sentence(self.rank, micro_step.piece, self.passes.device)}; use loop='round' and "
-                "pace.round(batch, function) with limits='memory', which accumulates what does not fit, or a smaller "
-                f"global_batch{known}"
-            )
-            error.add_note(f"paceline: {words}")
-            return words
-        micro_step = self._left
-        few = micro_step is not None and not micro_step.done and micro_step.piece.samples <= 1
-        if micro_step is not None and few and not isinstance(error, PacelineError):
-            error.add_note(
-                f"paceline: rank {self.rank} was given a single sample in round {micro_step.piece.step}; if the "
-                "model or the loss needs two, as after squeeze(), give each rank at least as many: "
-                f"Pace(..., limits=[(2, None)] * {self.ranks}), and drop_last=True if the last round has fewer"
-            )
-        return ""
+        """The loop ends with this error: see ``memory_limits.explain``."""
+        return explain(error, self.passes, self._left, self._rounds.fits)
 
     def failed(self, error: BaseException) -> None:
         """The loop ends with this error: tell the other ranks.
@@ -310,10 +290,7 @@ class Loop:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where ``state_dict`` left off. Raises PacelineError for another state, and changes nothing then."""
-        step, balancer = (
-            self.progress.check(state),
-            self.terms.balancer,
-        )  # all is checked before anything changes
+        step, balancer = self.progress.check(state), self.terms.balancer  # before anything changes
         if state["policy"] == self.terms.policy:
             balancer.load_state_dict(state["balancer"], step)
         else:

@@ -23,8 +23,9 @@ import numpy as np
 import torch
 
 from paceline.errors import PacelineError
+from paceline.rounds import Array
 from paceline.torch import peers
-from paceline.torch.passes import Passes
+from paceline.torch.passes import MicroStep, Passes
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
 
@@ -315,3 +316,28 @@ def sentence(rank: int, piece: Piece, device: torch.device, samples: int | None 
 
 def _bytes(number: float) -> str:
     return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.0f} MiB"
+
+
+def explain(error: BaseException, passes: Passes, left: MicroStep | None, fits: Array | None) -> str:
+    """A loop ends with this error: note what a single sample, or memory, may have to do with it. Returns what the
+    other ranks are to be told instead of the error's own words, or nothing.
+
+    left: the micro-step in whose middle the loop was left. fits: samples that fit into each rank's memory, (n,)."""
+    rank, micro_step = peers.rank(), passes.micro_step or left
+    if micro_step is not None and ran_out(error):
+        known = "" if fits is None else f" (as far as is known, of {np.nansum(fits):.0f} samples)"
+        words = (
+            f"{sentence(rank, micro_step.piece, passes.device)}; use loop='round' and pace.round(batch, function) "
+            "with limits='memory', which accumulates what does not fit, or a smaller "
+            f"global_batch{known}"
+        )
+        error.add_note(f"paceline: {words}")
+        return words
+    few = left is not None and not left.done and left.piece.samples <= 1
+    if left is not None and few and not isinstance(error, PacelineError):
+        error.add_note(
+            f"paceline: rank {rank} was given a single sample in round {left.piece.step}; if the model or the loss "
+            "needs two, as after squeeze(), give each rank at least as many: "
+            f"Pace(..., limits=[(2, None)] * {peers.ranks()}), and drop_last=True if the last round has fewer"
+        )
+    return ""
