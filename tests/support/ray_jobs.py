@@ -70,11 +70,14 @@ class Run:
 
 
 def loop(config: dict[str, Any]) -> None:
-    """The first attempt ends with a failure after a checkpoint; the second goes on from it."""
+    """All cases; or, where a worker is to fail, a first attempt that ends with that after a checkpoint, and a second
+    that goes on from it."""
     rank, ranks = ray.train.get_context().get_world_rank(), ray.train.get_context().get_world_size()
     kept = ray.train.get_checkpoint()
-    if kept is None:
-        found = cases(ranks)
+    if config["fails"] is None:
+        _leave(config["folder"], f"first-{rank}", cases(ranks))
+    elif kept is None:
+        found = plain(ranks)
         run = Run(ranks, policy="level", limits=None)
         run.train(rounds=FALLS)
         found["before"] = run.used
@@ -116,12 +119,15 @@ def evaluated(ranks: int) -> tuple[Any, Any]:
     return ours, evaluation(ray.train.torch.prepare_model(net))
 
 
-def cases(ranks: int) -> dict[str, Any]:
-    whole = hosts.whole_batch()
-    found: dict[str, Any] = {}
+def plain(ranks: int) -> dict[str, Any]:
     run = Run(ranks)
-    found["plain"] = hosts.difference(run.train(), whole), run.used
+    found = {"plain": (hosts.difference(run.train(), hosts.whole_batch()), run.used)}
     run.pace.close()
+    return found
+
+
+def cases(ranks: int) -> dict[str, Any]:
+    whole, found = hosts.whole_batch(), plain(ranks)
     run = Run(ranks, micro_batch=3, loop="pieces")
     found["accumulated"] = hosts.difference(run.train(clip=0.3), hosts.whole_batch(clip=0.3))
     run.pace.close()
