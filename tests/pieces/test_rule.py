@@ -98,7 +98,7 @@ def by_torch(script: Script, kept: bool = True) -> Sequence:
         claims._sizes, claims._amounts = [ran], [ran]
         claims._began, claims._mark, claims._cost = 0.0, now, 0.0
         found = claims._claim(division)
-        samples = 0 if found is None else found.size
+        samples = 0 if found is None else sum(found.sizes)
         done[rank] += samples
         return samples
 

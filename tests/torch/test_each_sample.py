@@ -67,7 +67,7 @@ def test_a_claim_ends_with_the_pool_whatever_was_claimed_meanwhile(others: int, 
     claims.done(Piece(RoundPlan(0, np.array([30]), 30, division), 10, first=True, last=False))
     found = claims.take(division)
     claims.close()
-    assert (None if found is None else found.size) == claimed
+    assert (None if found is None else sum(found.sizes)) == claimed
     assert found is None or found.start == 10 + others
 
 
@@ -81,7 +81,7 @@ def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, in
     only = OpenRound(0, 0.0, 0.0, None)
     only.plan = RoundPlan(0, np.array([5, 5]), 10)
     meter: Any = SimpleNamespace(
-        told=True, light=False, lag=0, due=0, intervals=True, collect=lambda: ([only], rows)
+        told=True, light=False, lag=0, due=0, intervals=True, by_itself=False, collect=lambda: ([only], rows)
     )
     balancer = Balancer(policies.create("factoring", Cluster(2, 10)))
     rounds = OpenRounds(balancer, meter, True, [])

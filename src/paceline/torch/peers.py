@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,19 +22,7 @@ from paceline.rounds import Array, Machines
 T = TypeVar("T")
 
 
-class Company(Protocol):
-    """The ranks of a run where they are no process group."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def ranks(self) -> int: ...
-
-    def gather(self, item: Any) -> list[Any]: ...
-
-
-_company: Company | None = None
+_company: Any = None  # the ranks of a run where they are no process group, see ``elastic.link.Link``
 SENT, TIMES = 1 << 18, 2  # bytes there and back over a link that is measured, and how often
 MOST_LINKS = 64  # that are measured
 LONGEST = 1e7  # seconds; what a thread may be told to wait is limited, too
@@ -42,7 +30,7 @@ _forks_let_alone = False
 _collected: list[bool] = []  # whether Python collected garbage when each fork that is under way began
 
 
-def keep_company(company: Company | None) -> None:
+def keep_company(company: Any) -> None:
     """From now on these are the ranks, and no longer those of the process group; None for those of the group."""
     global _company
     _company = company
@@ -51,21 +39,21 @@ def keep_company(company: Company | None) -> None:
 def rank() -> int:
     """This process's rank; 0 outside of a process group."""
     if _company is not None:
-        return _company.rank
+        return int(_company.rank)
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def ranks() -> int:
     """n; 1 outside of a process group."""
     if _company is not None:
-        return _company.ranks
+        return int(_company.ranks)
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def gather(item: Any) -> list[Any]:
     """``item`` of every rank, by rank. Collective."""
     if _company is not None:
-        return _company.gather(item)
+        return list(_company.gather(item))
     if ranks() == 1:
         return [item]
     items: list[Any] = [None] * ranks()

@@ -73,11 +73,6 @@ class Piece(NamedTuple):
         return self.plan.step
 
     @property
-    def loads(self) -> Indices:
-        """Every rank's samples in the round, shape (n,)."""
-        return self.plan.loads
-
-    @property
     def batch(self) -> int:
         """Samples of the round over all ranks."""
         return self.plan.batch
@@ -94,11 +89,6 @@ class Claim(NamedTuple):
     start: int  # among the epoch's samples
     sizes: tuple[int, ...]  # samples of each micro-step that runs a part of it
     parts: tuple[Array | None, ...]  # of each micro-step, see ``Piece.parts``
-
-    @property
-    def size(self) -> int:
-        """Samples in all."""
-        return sum(self.sizes)
 
 
 class Source(Protocol):
