@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import torch
 
 from paceline.errors import PacelineError, short
-from paceline.torch.gradients.last_gradient import LastGradient
 from paceline.torch.gradients.reducers import Reducer, weigh_in_hook
 from paceline.torch.gradients.weighing import Weighing
+from paceline.torch.measuring.measure import LastGradient
 from paceline.torch.measuring.meter import Meter
 from paceline.torch.plan import Piece
 from paceline.torch.terms import Terms
