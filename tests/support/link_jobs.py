@@ -33,8 +33,9 @@ def slow_link(rank: int, ranks: int, slow: int) -> list[float] | None:
     return None if found is None else found.tolist()
 
 
-def asked(rank: int, ranks: int, share: float) -> list[Any]:
-    """The links told of after each of some rounds of 50 ms, if sums of more than this part of that are long."""
+def asked(rank: int, ranks: int, share: float, alone: bool = False) -> list[Any]:
+    """The links told of after each of some rounds of 50 ms, if sums of more than this part of that are long. alone:
+    rank 0 makes a checkpoint after each, and so settles it before the others do."""
     open_rounds.LONG_SUM = share
     ddp = DistributedDataParallel(fresh(torch.float64))
     optimizer = optimizer_of(ddp)
@@ -44,7 +45,8 @@ def asked(rank: int, ranks: int, share: float) -> list[Any]:
     for x, y, _ in loader:
         time.sleep(0.05)
         pace.backward(torch.nn.functional.cross_entropy(ddp(x), y))
-        pace.step(optimizer)
+        if pace.step(optimizer) and alone and rank == 0:
+            pace.state_dict()
     pace.flush()
     pace.close()
     return [None if each.links is None else each.links.tolist() for each in told]

@@ -24,8 +24,9 @@ def test_two_ranks_share_their_link() -> None:
 
 
 def test_links_are_measured_once_and_only_if_sums_take_long() -> None:
-    first, *others = run_ranks(3, asked, 0.0)
-    assert all(other == first for other in others)
-    assert [len(links) for links in first if links is not None] == [3]
+    for alone in (False, True):
+        first, *others = run_ranks(3, asked, 0.0, alone, seconds=120)
+        assert all(other == first for other in others)
+        assert [len(links) for links in first if links is not None] == [3]
     for told in run_ranks(3, asked, 1e3):
         assert told == [None] * 30

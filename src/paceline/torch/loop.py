@@ -197,9 +197,9 @@ class Loop:
         began = time.perf_counter()
         if self._meter.told and not self.behind:
             self.settle()
-            if self._rounds.asks:
-                with self.named():
-                    self._rounds.look_at_links()
+        if self._rounds.asks:  # also on a rank that has settled by itself, for a checkpoint
+            with self.named():
+                self._rounds.look_at_links()
         self._meter.start(self.progress.rounds, began, self._carry)
         self._carry = 0.0
         if not self._meter.light and self.work.claims is not None:
