@@ -88,9 +88,12 @@ def one(
     momentum: float = 0.0,
     dtype: str = "float64",
     sometimes: bool = False,
+    decay: float = 0.0,
     **options: Any,
 ) -> dict[str, Any]:
-    """A run; ``steps``: of each step of this rank its interval, its samples and whether it counted."""
+    """A run; ``steps``: of each step of this rank its interval, its samples and whether it counted.
+
+    decay: a part of the parameters that the program itself takes away behind each step."""
     model, optimizer = made(
         {"norm": norm, "adam": adam, "momentum": momentum, "dtype": dtype, "sometimes": sometimes}
     )
@@ -117,6 +120,9 @@ def one(
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
             step, counts = pace.rounds, pace.counts
             stepped = pace.step(optimizer, scaler)
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(1 - decay)
             steps.append((step, index.tolist() if counts else [], stepped))
             losses.append(float(loss.detach()))
             merges += pace.merged
@@ -176,13 +182,20 @@ def replayed(runs: list[dict[str, Any]], **case: Any) -> dict[str, torch.Tensor]
                     found[name] = before - 0.7 * (change + 0.9 * velocity[name])
         return found
 
+    def decayed(one: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        kept = 1 - case.get("decay", 0.0)
+        return {name: value * kept if name in trained else value for name, value in one.items()}
+
     starts, way = [state] * len(runs), list[Interval]()
+    origins = starts  # without what the program has made of the parameters since
     for interval in range(runs[0]["rounds"]):
         weights = []
         for run, own, optimizer, start in zip(runs, models, optimizers, starts, strict=True):
             own.load_state_dict(start)
             weight, taken = 0.0, 0
-            for _, index, _ in [step for step in run["steps"] if step[0] == interval]:
+            for number, (_, index, _) in enumerate([step for step in run["steps"] if step[0] == interval]):
+                if number:
+                    own.load_state_dict(decayed(own.state_dict()))
                 if not index:
                     continue
                 index = torch.tensor(index)
@@ -198,7 +211,11 @@ def replayed(runs: list[dict[str, Any]], **case: Any) -> dict[str, torch.Tensor]
                 weight += many
             weights.append({"samples": weight, "steps": taken, "ranks": float(taken > 0)}[merge.by])
         ended = [{name: value.clone() for name, value in own.state_dict().items()} for own in models]
-        way.append((weights, starts, ended))
+        begun = [
+            origin if weight else start
+            for weight, origin, start in zip(weights, origins, starts, strict=True)
+        ]
+        way.append((weights, begun, ended))
         keeps = merge.delay if interval + 1 not in runs[0]["ends"] else 0
         while len(way) > keeps:
             state = merged(way.pop(0), not way)
@@ -211,8 +228,11 @@ def replayed(runs: list[dict[str, Any]], **case: Any) -> dict[str, torch.Tensor]
                 else value
                 for name, value in state.items()
             }
-            for start, end in zip(starts, ended, strict=True)
+            for start, end in zip(begun, ended, strict=True)
         ]
+        origins, starts = starts, [*map(decayed, starts)]
+        if not way:  # all have changed them alike
+            state, origins = decayed(state), starts
     return state
 
 

@@ -251,7 +251,7 @@ class Merges:
             self._counted / batch if by == "samples" else self._taken if by == "steps" else self._taken > 0
         )
         row = [1.0, float(weight), *self._projection.of(self.base[:many]), learning_rate(optimizers)]
-        begun = [*self._start[:many], *self.base[many:]]
+        begun = [*self._begun(), *self.base[many:]]
         self.flats.fill(begun, self._values(), float(weight), [*row, *counters])
 
     @torch.no_grad()
@@ -259,8 +259,7 @@ class Merges:
         """What was filled in is on its way. whole: this rank waits for it."""
         own, changes = self.flats.own, list[torch.Tensor]()
         if not whole:
-            assert self._start is not None
-            changes = [change(*both) for both in zip(self._start, self._parameters, strict=False)]
+            changes = [change(*both) for both in zip(self._begun(), self._parameters, strict=True)]
             if not self._taken:  # samples that count for nothing may have changed buffers
                 self.back()
         wait = self._aside.submit(self._sum, own).result if self._merge.delay else partial(self._sum, own)
@@ -346,6 +345,16 @@ class Merges:
         self._aside.close()
 
     # -- within ----------------------------------------------------------------------------------------------
+
+    def _begun(self) -> list[torch.Tensor]:
+        """The parameters from which this rank's change counts. While changes are on their way that is what the newest
+        merge has left them as: what the program has made of them since, such as a decay of its own, is no part of
+        the base, and counts as this rank's if that takes steps."""
+        assert self._start is not None
+        if not (self.flights and self._taken):
+            return self._start[: len(self._parameters)]
+        changes = zip(*(flight.changes for flight in self.flights), strict=True)
+        return [base - sum(each) for base, each in zip(self.base, changes, strict=False)]
 
     def _values(self) -> list[torch.Tensor]:
         """What is merged by its change: parameters, then floating buffers."""
