@@ -388,6 +388,13 @@ def late(rank: int, ranks: int) -> float:
     return at
 
 
+def patient(rank: int, ranks: int) -> float:
+    """Seconds that a merge beside the steps waits for a rank that is stuck."""
+    with Pace(fresh(torch.float64), BATCH, loop="local", merge=Merge(delay=1)) as pace:
+        group = pace.loop._reducer._group
+        return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
+
+
 def left(rank: int, ranks: int) -> list[Any]:
     """A loop that is left within an epoch with changes on their way: what is said of a checkpoint, the parameters
     before and behind a flush; the steps; and the warning if another one ends so."""

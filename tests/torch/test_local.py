@@ -186,6 +186,10 @@ def test_a_rank_that_is_late_by_less_than_an_interval_holds_nobody() -> None:
     assert through < woken
 
 
+def test_a_rank_that_is_stuck_holds_a_delayed_merge_as_long_as_the_process_group_waits() -> None:
+    assert run_ranks(2, local_jobs.patient) == [60.0, 60.0]
+
+
 def test_a_rank_that_becomes_slow_holds_the_others_for_two_of_its_steps_if_steps_are_claimed() -> None:
     """Where all is planned, it runs as many as were planned. What it has not begun is run by the others."""
     ranks = run_ranks(3, local_jobs.slowed, ["level", "factoring:scheme=self"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 from zlib import crc32
 
@@ -211,7 +212,7 @@ class Merging(Reducer):
 
     def begin(self, loop: Any) -> None:
         if loop.terms.merge.delay and self._ranks > 1:  # sums go on beside those of the program
-            self._group = dist.new_group()
+            self._group = dist.new_group(timeout=timedelta(seconds=peers.timeout()))
 
     def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
         if self._ranks == 1:
