@@ -221,8 +221,8 @@ class Merging(Reducer):
             *flats, table = own
             dist.all_reduce(table, group=self._group)
             weight = float(table[:, 1].sum())  # in parts of it, what is left out has its size the next time
-            for number, flat in enumerate(flats):
-                flat.copy_(self._rounded(number, flat / (weight or 1.0), send) * weight)
+            for number, flat in enumerate(flats if weight else ()):
+                flat.copy_(self._rounded(number, flat / weight, send) * weight)
             return
         for work in [dist.all_reduce(flat, group=self._group, async_op=True) for flat in own]:
             work.wait()
