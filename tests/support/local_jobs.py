@@ -508,6 +508,29 @@ def resumed(rank: int, ranks: int) -> list[Any]:
     return found
 
 
+def reloaded(rank: int, ranks: int, delay: int) -> list[list[float]]:
+    """What a run comes to that sends int8, and the same if another one was left, for whose state its own was loaded."""
+    found = []
+    for left in (False, True):
+        model = fresh(torch.float64)
+        first = {name: value.clone() for name, value in model.state_dict().items()}
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        merge = Merge(send="int8", delay=delay)
+        with Pace(model, BATCH, "equal", loop="local", every=2, merge=merge) as pace:
+            state, loader = pace.state_dict(), pace.loader(Samples(COUNT), seed=5)
+            for part in range(1 + left):
+                for x, y, _ in loader:
+                    pace.backward(nn.functional.cross_entropy(model(x), y))
+                    pace.step(optimizer)
+                    if left and not part and pace.rounds == 2:
+                        break
+                if left and not part:
+                    model.load_state_dict(first)
+                    pace.load_state_dict(state)
+        found.append(nn.utils.parameters_to_vector(model.parameters()).tolist())
+    return found
+
+
 RATE = 0.05
 
 

@@ -224,6 +224,12 @@ def test_what_was_left_within_an_interval_is_run_again() -> None:
             assert np.allclose(one, other, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("delay", [0, 1])
+def test_what_rounding_left_out_is_no_part_of_what_is_loaded(delay: int) -> None:
+    for whole, again in run_ranks(2, local_jobs.reloaded, delay):
+        assert again == whole
+
+
 def train(**options: Any) -> Callable[..., Pace]:
     """A loop in this process, each of whose steps is what the function that it takes makes of (pace, loss)."""
 

@@ -189,6 +189,10 @@ class Every:
             )
 
 
+# What rounding has left out so far, for each tensor: of this rank's changes, and of the sums that it makes.
+Left = dict[int, tuple[torch.Tensor, torch.Tensor]]
+
+
 class Merging(Reducer):
     """The ranks of a process group, if there is one: nothing is summed but at a merge.
 
@@ -197,8 +201,7 @@ class Merging(Reducer):
     def __init__(self, model: torch.nn.Module, ranks: int) -> None:
         self._ranks = ranks
         self._group: Any = None  # the default one
-        # What rounding has left out so far, for each tensor: of this rank's changes, and of the sums that it makes.
-        self._left: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._left: Left = {}
         if ranks == 1:
             return
         tensors = (*model.named_parameters(), *model.named_buffers())
@@ -218,23 +221,26 @@ class Merging(Reducer):
         if self._ranks == 1:
             return
         if send is not None:
-            *flats, table = own
+            left, (*flats, table) = self._left, own
             dist.all_reduce(table, group=self._group)
             weight = float(table[:, 1].sum())  # in parts of it, what is left out has its size the next time
             for number, flat in enumerate(flats if weight else ()):
-                flat.copy_(self._rounded(number, flat / weight, send) * weight)
+                flat.copy_(self._rounded(left, number, flat / weight, send) * weight)
             return
         for work in [dist.all_reduce(flat, group=self._group, async_op=True) for flat in own]:
             work.wait()
 
-    def _rounded(self, number: int, flat: torch.Tensor, send: str) -> torch.Tensor:
+    def forget(self) -> None:
+        self._left = {}  # a merge that goes on meanwhile has its own
+
+    def _rounded(self, left: Left, number: int, flat: torch.Tensor, send: str) -> torch.Tensor:
         """The sum of all ranks' ``flat``, sent in fewer bits: each rank sums a part of it and sends that to all.
 
         What rounding leaves out on the way there and on the way back is sent the next time (error feedback)."""
         ranks, size = self._ranks, -(-flat.numel() // (self._ranks * BLOCK)) * BLOCK
         mine = torch.zeros(ranks, size, dtype=flat.dtype, device=flat.device)
         mine.view(-1)[: flat.numel()] = flat
-        first, second = self._left.get(number) or (torch.zeros_like(mine), torch.zeros_like(mine[0]))
+        first, second = left.get(number) or (torch.zeros_like(mine), torch.zeros_like(mine[0]))
         mine += first
         there = encoded(mine, send)
         parts = torch.empty_like(there)
@@ -244,7 +250,7 @@ class Merging(Reducer):
         whole = back.new_empty(ranks, back.shape[1])
         dist.all_gather_into_tensor(whole, back, group=self._group)
         first, second = mine - decoded(there, send, flat.dtype), total - decoded(back, send, flat.dtype)[0]
-        self._left[number] = first.nan_to_num(0, 0, 0), second.nan_to_num(0, 0, 0)
+        left[number] = first.nan_to_num(0, 0, 0), second.nan_to_num(0, 0, 0)
         return decoded(whole, send, flat.dtype).view(-1)[: flat.numel()]
 
 

@@ -229,6 +229,7 @@ class Merges:
         """Nothing is on its way: other parameters were loaded."""
         self.over()
         self.flights.clear()
+        self._reducer.forget()
 
     def fill(self, batch: int, optimizers: list[Any]) -> None:
         """This rank's change since the interval of ``batch`` samples began, with its weight.

@@ -97,6 +97,9 @@ class Reducer:
     def merge(self, own: Sequence[torch.Tensor], send: str | None) -> None:
         """Sum these over the ranks, in place, if each has taken steps of its own. send: see ``local.Merge``."""
 
+    def forget(self) -> None:
+        """Other parameters were loaded: what rounding has left out of merges so far is no part of them."""
+
     def drop(self) -> None:
         """The running round was left."""
 
