@@ -509,7 +509,7 @@ def resumed(rank: int, ranks: int) -> list[Any]:
 
 
 def reloaded(rank: int, ranks: int, delay: int) -> list[list[float]]:
-    """What a run comes to that sends int8, and the same if another one was left, for whose state its own was loaded."""
+    """What a run that sends int8 comes to; the same behind another one that was left, and its beginning loaded."""
     found = []
     for left in (False, True):
         model = fresh(torch.float64)
