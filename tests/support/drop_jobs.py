@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline import runs
+from paceline.errors import PacelineError
 from paceline.torch import Pace
 from support.torch_jobs import Samples, fresh, optimizer_of
 
@@ -96,3 +97,24 @@ def alone(rounds: list[list[int]], tokens: bool) -> tuple[list[Any], list[float]
         optimizer.zero_grad()
         losses.append(loss.item())
     return [p.detach().numpy() for p in model.parameters()], losses
+
+
+def counting(rank: int, ranks: int, alone: bool) -> str:
+    """What is said if only some losses come with a count: those of rank 0, or every second one."""
+    ddp = DistributedDataParallel(fresh(torch.float64))
+    optimizer = optimizer_of(ddp)
+    pace = Pace(ddp, BATCH, "equal", loop="round", micro_batch=2, drop=600)
+    calls: list[int] = []
+
+    def function(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Any:
+        calls.append(len(x))
+        loss, many = loss_at(ddp, x, y, index, False)
+        return (loss, many) if (rank == 0 if alone else len(calls) % 2) else loss
+
+    try:
+        for batch in pace.loader(Samples(COUNT)):
+            pace.round(batch, function)
+            pace.step(optimizer)
+    except PacelineError as error:
+        return str(error)
+    return ""

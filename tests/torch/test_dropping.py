@@ -15,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.runs.findings import findings
 from paceline.torch import Pace
 from paceline.torch.work import WARM_UP, found
-from support.drop_jobs import COUNT, alone, dropping
+from support.drop_jobs import COUNT, alone, counting, dropping
 from support.ranks import run_ranks
 from support.torch_jobs import Samples, fresh
 
@@ -62,6 +62,14 @@ def test_a_threshold_that_nobody_reaches_changes_no_bit() -> None:
         assert without["losses"] == rank["losses"]
         assert not rank["dropped"].any()
         assert without["dropped"] is None
+
+
+def test_counts_with_some_losses_alone_are_refused() -> None:
+    """Else tokens of some would be added to samples of others."""
+    for said in run_ranks(3, counting, True):
+        assert "rank 0 gave a count with the loss, and rank 1, 2 did not" in said
+    for said in run_ranks(3, counting, False):
+        assert "one piece was given a count and another was not" in said
 
 
 def test_a_threshold_is_found_from_the_first_rounds_and_recorded(tmp_path: Path) -> None:

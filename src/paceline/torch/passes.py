@@ -117,7 +117,7 @@ class Passes:
         self.over: Piece | None = None  # the last of the round that is over, until the next micro-step
         self._meter, self._halfway = meter, halfway
         self._commit = commit if reducer.travels else None
-        self._by_hook, self._drops = terms.weigh == "hook", terms.drop is not None
+        self._by_hook = terms.weigh == "hook"
         self.device = device
         self._reducer, self._on_cpu = reducer, device.type == "cpu"
         self.gradients = Weighing(
@@ -126,6 +126,7 @@ class Passes:
             reducer,
             by_hook=self._by_hook,
             exact=bool(terms.cell) and not reducer.travels,  # which sums without rounding by itself
+            varies=terms.drop is not None,
             counted=meter.counted_by_all,
         )
         self._rows, self._hooks = RowCheck(), list[Any]()
@@ -235,14 +236,12 @@ class Passes:
             return self._weight_behind(reduction, count)
         piece = micro_step.piece
         many: float = piece.samples
-        if count is None and micro_step.rows is not None and reduction == "mean":
-            micro_step.refuse_rows()
-        if count is None and self._drops:  # how many samples all ranks run is known when they have
-            count = many
         if count is not None:
             many = count * (many > 0)
             if not micro_step.weighed:
                 self._meter.add_count(many)
+        elif micro_step.rows is not None and reduction == "mean":
+            micro_step.refuse_rows()
         if reduction == "mean":
             part = many
         elif reduction == "sum":

@@ -165,8 +165,8 @@ class Weighing(GradientStash):
     ``gather`` and ``gathered``); ``used`` when a round is over, ``drop`` where it is left unfinished.
 
     by_hook: DDP's communication hook weighs the gradients, not a loss. exact: they are summed without rounding.
-    counted: what the losses of a round are means over, on all ranks together, once its last gradient is there; None
-        if nobody knows it by then.
+    varies: how many samples of a round are run is known at its end. counted: what its losses are means over, on all
+        ranks together, once its last gradient is there; None if nobody knows it by then.
     """
 
     def __init__(
@@ -177,9 +177,10 @@ class Weighing(GradientStash):
         *,
         by_hook: bool,
         exact: bool,
+        varies: bool = False,
         counted: Callable[[int], float | None] = lambda step: None,
     ) -> None:
-        self._reducer, self._by_hook = reducer, by_hook
+        self._reducer, self._by_hook, self._varies = reducer, by_hook, varies
         self._ranks = peers.ranks() if reducer.averages else 1
         self.sums = reducer.averages or reducer.travels  # over the ranks, in a round's last backward pass
         self.exact = exact
@@ -227,7 +228,7 @@ class Weighing(GradientStash):
             if piece.last:
                 self._sum.finish()
         if piece.last:
-            if self._counts.given:
+            if self._counts.given or self._varies:
                 self.scale(self._counts.factor(piece.step, piece.batch))
             elif self._counts.given is not None:
                 self._counts.begin()

@@ -161,9 +161,12 @@ class Meter:
         self.running.count = count if math.isnan(before) else before + count
 
     def own_loss(self) -> tuple[float, float]:
-        """What this rank's losses of the newest round add up to, and what they are means over; NaN for samples."""
+        """What this rank's losses of the newest round add up to, and are means over; NaN for all samples."""
         running = self.running
-        return (math.nan, math.nan) if running is None else (float(running.loss), running.count)
+        if running is None:
+            return math.nan, math.nan
+        own = running.samples if self.drops and math.isnan(running.count) else running.count
+        return float(running.loss), own
 
     def stop(self, piece: Piece) -> None:
         """The last gradient of the running round is there, with that of this piece: announce what is known, if that
@@ -300,9 +303,10 @@ class Meter:
             "expected count= on all ranks or on none"
         )
         lost = None if self._counts or self.told else self._late(words)
-        counts = self._received(lost)["count"][:, len(self._untold) - 1].tolist()
+        rows = self._received(lost)
+        counts = rows["count"][:, len(self._untold) - 1].tolist()
         check_counts(step, counts)
-        return float(sum(counts))
+        return float(rows["samples"].sum() if self.drops and math.isnan(counts[0]) else sum(counts))
 
     def close(self) -> None:
         """No more rounds."""

@@ -156,7 +156,7 @@ class OpenRounds:
         elif self.asks:
             self._meter.link = rounds[-1].ended - rounds[-1].began - float(took[peers.rank(), -1])
             self._beyond.append(float(np.nanmin(np.append(rows["link"], np.inf)) / seconds))
-        batches = np.array(list(map(BATCH, plans)))
+        batches = np.array([int(loads.sum())] if self._meter.drops else list(map(BATCH, plans)))
         means = mean_losses(losses, counts, batches).tolist()
         self.loss = means[-1]
         for number, each in enumerate(rounds if self.listeners else ()):
@@ -164,7 +164,7 @@ class OpenRounds:
             result = RoundResult(
                 step=each.step,
                 epoch=each.epoch,
-                batch=int(loads.sum()) if self._meter.drops else each.plan.batch,
+                batch=int(batches[number]),
                 loads=loads if many == 1 else each.plan.loads,
                 compute=took[:, number],
                 overhead=overhead,
