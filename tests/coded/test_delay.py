@@ -83,6 +83,13 @@ def test_empirical_peak_is_the_best_measurement(times):
     assert phi[0] in times
 
 
+def test_one_pair_of_measured_times_can_be_taken():
+    every = np.empty((1, 2), object)
+    every[0, 0], every[0, 1] = np.array([1.0, 3.0]), np.array([2.0, 4.0, 9.0])
+    assert Empirical(every).take((0, 1)).mean() == 5.0
+    assert Empirical(every).take(0).mean().tolist() == [2.0, 5.0]
+
+
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.nan, np.inf])
 def test_parameters_that_are_not_positive_are_refused(bad):
     with pytest.raises(PacelineError, match="positive, finite"):

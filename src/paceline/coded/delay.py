@@ -221,8 +221,11 @@ class Empirical(Delay):
         return self.times.shape
 
     def take(self, index: Any) -> Empirical:
-        taken = np.empty(np.shape(np.empty(self.shape)[index]), object)
-        taken[...] = self.times[index]
+        taken = self.times[index]
+        if taken.dtype != object:  # one pair, whose measurements are an array themselves
+            single = np.empty((), object)
+            single[()] = taken
+            return Empirical(single)
         return Empirical(taken)
 
     def _each(self, of: Any) -> Array:
