@@ -2,6 +2,7 @@
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import paceline
 from paceline.runs import Recorder, read, report, trace
 from paceline.runs.findings import compare, findings
-from paceline.runs.summary import Change, changes, settled, slowness, straggler_share
+from paceline.runs.summary import Change, changes, settled, slowness, straggler_share, summarize
 from paceline.runs.words import listing, number, percent, plural, seconds, times
 
 SLOW = np.array([0.001, 0.001, 0.001, 0.004])
@@ -120,6 +121,18 @@ def test_one_slow_worker(tmp_path, write):
         "instead of 2.56 s."
     )
     assert "Every round was split equally." in sentences
+
+
+def test_what_was_dropped_is_part_of_the_split(tmp_path, write):
+    """A rank that leaves out another number of samples in each round was given as many as the others."""
+    left_out = np.zeros((40, 4), int)
+    left_out[1:, 3] = 3 + np.arange(39) % 5
+    left_out[7, 2] = 1  # never as many as in the first round, and once fewer of another worker
+    left_out[0, 3] = 2
+    run = read(write(tmp_path / "run", 16 - left_out, np.tile(SLOW, (40, 1))))
+    run = replace(run, extras={"dropped_loads": left_out.tolist()})
+    assert "Every round was split equally." in findings(run)
+    assert summarize(run)["final_batches"] == (16 - left_out[-1]).tolist()
 
 
 def test_overhead_is_not_taken_for_slowness(tmp_path, config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from paceline.runs import events
 from paceline.runs.run import Run
 from paceline.runs.summary import (
     changes,
+    dropped,
     final_loss,
     last,
     median,
@@ -67,8 +69,7 @@ def _memory(run: Run) -> list[str]:
 
 
 def _dropped(run: Run) -> list[str]:
-    told = [row for row in run.extras.get("dropped_loads") or () if row and len(row) == run.workers]
-    lost = np.sum(np.nan_to_num(np.array(told, float)), axis=0) if told else np.zeros(run.workers)
+    lost = dropped(run).sum(axis=0)
     if not lost.any():
         return []
     whole = lost.sum() + float(run.batch.sum())
@@ -228,8 +229,9 @@ def _idle(run: Run) -> list[str]:
 
 
 def _loads(run: Run) -> list[str]:
-    full = np.flatnonzero(run.batch == run.batch.max())
-    loads = run.loads[full]
+    left_out = dropped(run)
+    plan = replace(run, loads=run.loads + left_out, batch=run.batch + left_out.sum(axis=1))
+    loads = plan.loads[plan.batch == plan.batch.max()]
     known = ~np.isnan(loads)
     if run.workers < 2 or not known.all():
         return []
@@ -238,7 +240,7 @@ def _loads(run: Run) -> list[str]:
     if (loads == loads[0]).all():
         return [f"The split never changed: {_loads_text(loads[-1])}."]
     moved = sorted({change.round for change in changes(run)})
-    first = settled(run, 0, moved[0] if moved else None)
+    first = settled(plan, 0, moved[0] if moved else None)
     found = []
     if first is not None:
         ending = "" if moved else f" at {_loads_text(loads[-1])}"
@@ -248,7 +250,7 @@ def _loads(run: Run) -> list[str]:
         until = "a speed first changed" if moved else "the run ended"
         found.append(f"The loads never settled: the split was still changing when {until}.")
     ends = [*moved[1:], len(run.round)] if moved else []
-    again = [settled(run, start, end) for start, end in zip(moved, ends, strict=True)]
+    again = [settled(plan, start, end) for start, end in zip(moved, ends, strict=True)]
     known_again = [count for count in again if count is not None]
     if known_again:
         found.append(_adapted(known_again, len(again)))

@@ -70,7 +70,8 @@ def summarize(run: Run) -> dict[str, Any]:
     ideal = ideal_seconds(run)
     known = ~np.isnan(ideal)
     samples, seconds = float(run.batch.sum()), float(run.seconds.sum())
-    full = run.loads[run.batch == run.batch.max(initial=0.0)][-1:]
+    planned = run.batch + dropped(run).sum(axis=1)
+    full = run.loads[planned == planned.max(initial=0.0)][-1:]
     figures = {
         "policy": run.policy,
         "workers": run.config.get("workers", run.workers),
@@ -143,6 +144,14 @@ class Change(NamedTuple):
     round: int
     worker: int
     ratio: float
+
+
+def dropped(run: Run) -> Array:
+    """Samples that each worker left out behind a threshold, shape (T, n)."""
+    none = [0.0] * run.workers
+    told = run.extras.get("dropped_loads") or [none] * len(run.round)
+    rows = [row if row and len(row) == run.workers else none for row in told]
+    return np.nan_to_num(np.array(rows, float)).reshape(run.loads.shape)
 
 
 def seconds_per_sample(run: Run) -> Array:
