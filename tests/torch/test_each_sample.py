@@ -81,7 +81,14 @@ def test_what_the_ranks_ran_is_all_of_the_round_or_it_is_told(ran: tuple[int, in
     only = OpenRound(0, 0.0, 0.0, None)
     only.plan = RoundPlan(0, np.array([5, 5]), 10)
     meter: Any = SimpleNamespace(
-        told=True, light=False, lag=0, due=0, intervals=True, by_itself=False, collect=lambda: ([only], rows)
+        told=True,
+        light=False,
+        lag=0,
+        due=0,
+        intervals=True,
+        by_itself=False,
+        drops=False,
+        collect=lambda: ([only], rows),
     )
     balancer = Balancer(policies.create("factoring", Cluster(2, 10)))
     rounds = OpenRounds(balancer, meter, True, [])

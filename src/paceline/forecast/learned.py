@@ -24,7 +24,7 @@ from paceline.forecast.networks import Recurrent as Layer
 from paceline.forecast.protocol import Forecast, Reading, seen, smoothed
 from paceline.rounds import Array
 
-__all__ = ["Narx", "Recurrent", "load", "save"]
+__all__ = ["load", "save"]
 
 LEAST = 96  # rounds in the window before training begins
 SETTLE = 20  # readings of a worker before its units are known
@@ -147,6 +147,7 @@ class Learned(Forecast[LearnedState]):
 
     @property
     def network(self) -> Network:
+        """What is trained and predicts."""
         raise NotImplementedError
 
     @property

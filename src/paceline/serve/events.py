@@ -103,7 +103,7 @@ def read(call: Sequence[Any]) -> Event:
     return event._replace(report=Report(*event.report)) if isinstance(event, Reported) else event
 
 
-def told(event: Event | Left) -> str:
+def told(event: Event) -> str:
     """The event in a few words, without the secret."""
     left_out = ("secret", "dealt")
     said = (part for name, part in zip(event._fields[1:], event[1:], strict=True) if name not in left_out)

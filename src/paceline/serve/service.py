@@ -144,8 +144,11 @@ class Service:
         return effects
 
     def _observe(self, runtime: JobRuntime, effect: events.Effect) -> None:
-        if isinstance(effect, events.Join | events.Left):
-            _log.info("job %r: %s", runtime.name, events.told(effect))
+        if isinstance(effect, events.Join):
+            _log.info("job %r: worker %r joined in place %d", runtime.name, effect.name, effect.place)
+        elif isinstance(effect, events.Left):
+            how = {"silent": f"was silent for {effect.silent:.1f} s", "replaced": "moved to another place"}
+            _log.info("job %r: worker %r %s", runtime.name, effect.name, how.get(effect.why, effect.why))
         elif isinstance(effect, RoundResult):
             runtime.lately.append(effect)
             runtime.spans[bisect.bisect_left(SPANS, effect.seconds)] += 1
