@@ -75,7 +75,8 @@ class Loop:
             self._meter.rate = self._steps.rate
         self.progress = Progress(terms.batch, terms.floor, terms.every.size, terms.every.fixed)
         self._rounds = OpenRounds(terms.balancer, self._meter, terms.moves_work, listeners, on_nan)
-        self._rounds.asks = reducer.averages and not reducer.in_step and device.type == "cpu"
+        if reducer.averages and not reducer.in_step and device.type == "cpu":
+            self._rounds.beyond = []
         self.memory: MemoryLimit | None = None
         self.watch_over(Alone())
 
@@ -197,9 +198,9 @@ class Loop:
         began = time.perf_counter()
         if self._meter.told and not self.behind:
             self.settle()
-        if self._rounds.asks:  # also on a rank that has settled by itself, for a checkpoint
+        if self._rounds.links_due:  # also on a rank that has settled by itself, for a checkpoint
             with self.named():
-                self._rounds.look_at_links()
+                self._rounds.measure_links()
         self._meter.start(self.progress.rounds, began, self._carry)
         self._carry = 0.0
         if not self._meter.light and self.work.claims is not None:

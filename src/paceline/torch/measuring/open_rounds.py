@@ -65,9 +65,9 @@ class OpenRounds:
         self.listeners = listeners
         self.fits: Array | None = None  # samples that fit into each rank's memory, (n,), if that is limited
         self._ran_out: Array = np.zeros(())  # passes of each that did not, until now
-        self.asks = False  # each rank's link is measured once, if sums take long
+        self.beyond: list[float] | None = None  # what rounds took beyond their slowest rank, until links are looked at
+        self.links_due = False  # sums take long: each rank's link is measured, once
         self.links: Array | None = None  # seconds of each, (n,), that are to go on record
-        self._beyond: list[float] = []  # seconds that rounds took beyond their slowest rank
         self.every: Every | None = None  # how many samples rounds have, if that is found
         self.one_by_one = False  # each round is told of by itself, however short
         self.loss = math.nan  # of the newest settled round
@@ -100,12 +100,9 @@ class OpenRounds:
         if rows is not None:
             self._take(rounds, rows)
 
-    def look_at_links(self) -> None:
-        """Between two rounds, the same on all ranks: measure their links once, if sums take long. Collective then."""
-        if len(self._beyond) >= LOOK:
-            self.asks = False
-            if np.median(self._beyond) > LONG_SUM:
-                self.links = peers.links()
+    def measure_links(self) -> None:
+        """Between two rounds, the same on all ranks, once ``links_due``. Collective."""
+        self.links_due, self.links = False, peers.links()
 
     def _take(self, rounds: list[OpenRound], rows: Rows) -> None:
         """An interval, and what all ranks tell of it: the next plan is made from its mean round, and listeners hear
@@ -153,9 +150,12 @@ class OpenRounds:
         self._meter.light = self._meter.due > last + self._meter.lag + 1
         if self.every is not None:
             self.every.take(last + 1 + balancer.lag, batch, seconds, rows["link"])
-        elif self.asks:
+        elif self.beyond is not None:
             self._meter.link = rounds[-1].ended - rounds[-1].began - float(took[peers.rank(), -1])
-            self._beyond.append(float(np.nanmin(np.append(rows["link"], np.inf)) / seconds))
+            self.beyond.append(float(np.nanmin(np.append(rows["link"], np.inf)) / seconds))
+            if len(self.beyond) == LOOK:
+                # np.median would load numpy.ma in the middle of the run
+                self.links_due, self.beyond = sorted(self.beyond)[LOOK // 2] > LONG_SUM, None
         batches = np.array([int(loads.sum())] if self._meter.drops else list(map(BATCH, plans)))
         means = mean_losses(losses, counts, batches).tolist()
         self.loss = means[-1]
