@@ -137,9 +137,9 @@ class Program:
         return text
 
 
-def fetched(names: list[str], where: Path) -> None:
-    """The table of the programs that lie there."""
-
+def fetched(names: list[str], where: Path) -> int:
+    """Prints the table of the programs that lie there. 1 if one of them has no figures, else 0."""
+    failed = 0
     print(
         "| program | the doctor | its diff ran | lines added | left out | before | after | as fast | apart |"
     )
@@ -149,16 +149,15 @@ def fetched(names: list[str], where: Path) -> None:
             try:
                 row = judged(name, where, Path(folder))
             except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-                row = f"{error} | | | | | | | "
+                row, failed = f"{error} | | | | | | | ", 1
         print(f"| {name} | {row} |", flush=True)
+    return failed
 
 
 def judged(name: str, where: Path, folder: Path) -> str:
     """One row."""
     from port import counts
 
-    if not (where / name).is_dir():
-        raise OSError(f"not fetched: {where / name} is not there")
     program = Program(name, where, folder)
     plain, alone = program.laid("plain", 3), program.laid("alone", 1)
     doctor = [sys.executable, "-m", "paceline", "doctor", "--steps", "12", "--policy", "level", "--"]
@@ -195,10 +194,14 @@ if __name__ == "__main__":
         help="has a folder for each of the programs: " + ", ".join(known),
     )
     parser.add_argument("names", nargs="*", choices=[*NAMES, *known], metavar="NAME", help=", ".join(NAMES))
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", FOREIGN_PAUSE="0.004")
     if args.fetched:
+        names = args.names or [name for name in known if (args.fetched / name).is_dir()]
+        if missing := [name for name in names or known[:1] if not (args.fetched / name).is_dir()]:
+            place = args.fetched / missing[0]
+            parser.error(f"{place} is not there; expected a program's files as benchmarks/fetched has them")
         sys.path.insert(0, str(PORTS))
-        fetched(args.names or known, args.fetched)
+        sys.exit(fetched(names, args.fetched))
     else:
         main(args.names or list(NAMES))

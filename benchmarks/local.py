@@ -29,6 +29,7 @@ import functools
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -434,6 +435,9 @@ def main() -> None:
     import network
     from scaffold import command_line, count, counts
 
+    from paceline.data import datasets
+    from paceline.errors import PacelineError
+
     parser = command_line(__doc__)
     parser.add_argument("--links", type=counts, default=[16, 100], metavar="MBIT,...")
     parser.add_argument("--speeds", choices=("1/1/4", "moving"), action="append")
@@ -449,6 +453,18 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.kept and not asked.keep:
         parser.error("--kept prints what --keep FOLDER holds; expected both")
+    if asked.kept and not asked.keep.is_dir():
+        parser.error(f"--keep {asked.keep}: no such folder; expected one that earlier runs were kept in")
+    if asked.torchft and shutil.which(asked.torchft) is None:
+        parser.error(
+            f"--torchft {asked.torchft}: no such program; expected the python of an environment with torchft"
+        )
+    if "torchft DiLoCo" in (asked.way or ()) and not asked.torchft:
+        parser.error("--way 'torchft DiLoCo' needs --torchft PYTHON, of an environment with torchft")
+    try:
+        datasets.load(asked.images)
+    except PacelineError as error:
+        parser.error(f"--images: {error}")
     if reason := network.missing():
         raise SystemExit(f"left out: {reason}")
     if asked.quick:
@@ -458,18 +474,28 @@ def main() -> None:
     heads, digits = ("samples", "loss", "accuracy, %", "loss", "accuracy, %", "time, %"), (0, 3, 1, 3, 1, 0)
     settings = itertools.product(asked.task or TASKS, asked.links, asked.speeds or ("1/1/4", "moving"))
     for task, link, speeds in settings:
+        rate, same = f"{link}mbit", {"task": task, "speeds": speeds, "images": asked.images}
+        jobs = {
+            way: [same | {"way": way, "seed": seed, "seconds": asked.seconds} for seed in range(asked.seeds)]
+            for way in ways
+        }
+        if asked.kept:
+            jobs = {
+                way: runs
+                for way, runs in jobs.items()
+                if all(kept_at(asked.keep, each, rate).exists() for each in runs)
+            }
+        if not jobs:
+            continue
         print(f"\n{task}, {link} Mbit/s, speeds {speeds}, {asked.seconds:g} s, {asked.seeds} seeds")
         print(f"{'':34}{'in the same time':>48}{'with equal samples':>32}{'to its loss':>16}")
         print(f"{'':34}" + "".join(f"{head:>16}" for head in heads), flush=True)
         ddp: list[Any] = []
-        for way in ways:
-            rows, job = [], {"task": task, "speeds": speeds, "way": way, "images": asked.images}
-            jobs = [job | {"seed": seed, "seconds": asked.seconds} for seed in range(asked.seeds)]
-            if asked.kept and not all(kept_at(asked.keep, each, f"{link}mbit").exists() for each in jobs):
-                continue
-            for seed, job in enumerate(jobs):
+        for way, runs in jobs.items():
+            rows = []
+            for seed, job in enumerate(runs):
                 print(f"  {way}, seed {seed} ...", end="\r", file=sys.stderr, flush=True)
-                curve = curve_of(job, f"{link}mbit", asked.torchft, asked.keep)
+                curve = curve_of(job, rate, asked.torchft, asked.keep)
                 ddp += [curve] if way == "DDP" else []
                 rows.append(figures(curve, ddp[seed], asked.seconds))
             cells = map(spread, np.array(rows).T, digits)

@@ -316,6 +316,11 @@ def main() -> int:
             checkout = getattr(args, project)
             if checkout is None:
                 parser.error(f"{name} needs --{project} DIR, a checkout of {project}")
+            for each in (path, EXAMPLE) if project == "accelerate" else (path,):
+                if not (checkout / each).is_file():
+                    parser.error(
+                        f"--{project} {checkout}: {each} is not there; expected a checkout of {project}"
+                    )
             passed = content(name, checkout.absolute() / path, checkout)
         elif name == "torch":
             passed = unittest.TextTestRunner(verbosity=2).run(of_torch()).wasSuccessful()
