@@ -193,8 +193,10 @@ if __name__ == "__main__":
         metavar="DIR",
         help="has a folder for each of the programs: " + ", ".join(known),
     )
-    parser.add_argument("names", nargs="*", choices=[*NAMES, *known], metavar="NAME", help=", ".join(NAMES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     args = parser.parse_intermixed_args()
+    if unknown := [name for name in args.names if name not in (known if args.fetched else NAMES)]:
+        parser.error(f"{unknown[0]}: expected some of {', '.join(known if args.fetched else NAMES)}")
     os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", FOREIGN_PAUSE="0.004")
     if args.fetched:
         names = args.names or [name for name in known if (args.fetched / name).is_dir()]

@@ -65,7 +65,8 @@ class OpenRounds:
         self.listeners = listeners
         self.fits: Array | None = None  # samples that fit into each rank's memory, (n,), if that is limited
         self._ran_out: Array = np.zeros(())  # passes of each that did not, until now
-        self.beyond: list[float] | None = None  # what rounds took beyond their slowest rank, until that is enough
+        # What rounds took beyond their slowest rank, until that is enough to tell whether sums take long.
+        self.beyond: list[float] | None = None
         self.links_due = False  # sums take long: each rank's link is to be measured, once
         self.links: Array | None = None  # seconds of each, (n,), that are to go on record
         self.every: Every | None = None  # how many samples rounds have, if that is found
