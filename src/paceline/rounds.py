@@ -276,10 +276,8 @@ class RoundResult:
     costs: Array | None = None  # of each worker's part in mean samples, if the loader was given costs
     parts: Array | None = None  # lengths, squared lengths and micro-batches these are made of, (n, 3)
     ran_out: Array | None = None  # passes of each that have not fitted into its memory since they were told
-    links: Array | None = (
-        None  # seconds of a message over each worker's link, in the round before which it was measured
-    )
-    dropped_loads: Array | None = (
-        None  # samples of each that were planned and not run, where late ones are dropped
-    )
+    # Seconds of a message over each worker's link, in the round before which it was measured.
+    links: Array | None = None
+    # Samples of each that were planned and not run, where late ones are dropped.
+    dropped_loads: Array | None = None
     ended: float = math.nan  # at its end: this rank's ``time.perf_counter``, or the engine's clock

@@ -158,6 +158,21 @@ WAYS = {
 
 
 @contextlib.contextmanager
+def listeners(say: Callable[..., None], more: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    """What a Pace is given to tell of its members and its rounds. more: of a round, also what this gives."""
+    return {
+        "on_members": lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
+        "on_round": lambda done: say(
+            kind="round",
+            step=done.step,
+            at=time.time(),
+            loads=done.loads.tolist(),
+            shares=done.shares.tolist(),
+            **more(done),
+        ),
+    }
+
+
 def telling(where: Where, out: Path) -> Iterator[Callable[..., None]]:
     """A rank's process, which tells of what happens in a file of its own, and ends here."""
     os.environ.update(where.environment())
@@ -229,15 +244,12 @@ def _train(where: Where, out: Path, rounds: int, options: dict[str, Any], say: C
         micro_batch=None if (fits := options.get("micro_batch")) is None else fits[where.place],
         quantum=options.get("quantum", 1),
         deterministic=bool(options.get("deterministic")),
-        on_members=lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
-        on_round=lambda done: say(
-            kind="round",
-            step=done.step,
-            at=time.time(),
-            loads=done.loads.tolist(),
-            shares=done.shares.tolist(),
-            pieces=0 if done.within is None else max(map(len, done.within.pieces)),
-            statistics=statistics(model),
+        **listeners(
+            say,
+            lambda done: {
+                "pieces": 0 if done.within is None else max(map(len, done.within.pieces)),
+                "statistics": statistics(model),
+            },
         ),
     )
     signal.signal(signal.SIGTERM, lambda *_: pace.leave())

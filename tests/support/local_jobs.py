@@ -553,15 +553,7 @@ def survive(where: Where, out: Path, rounds: int, options: dict[str, Any]) -> No
             loop="local",
             every=options.get("every", 3),
             merge=options.get("merge"),
-            on_members=lambda mended: say(kind="mended", at=time.time(), **mended._asdict()),
-            on_round=lambda done: say(
-                kind="round",
-                step=done.step,
-                at=time.time(),
-                loads=done.loads.tolist(),
-                shares=done.shares.tolist(),
-                batch=done.batch,
-            ),
+            **elastic_jobs.listeners(say, lambda done: {"batch": done.batch}),
         )
         signal.signal(signal.SIGTERM, lambda *_: pace.leave())
         with pace:

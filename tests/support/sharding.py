@@ -6,9 +6,8 @@ from typing import Any
 
 from torch.distributed.fsdp import FSDPModule
 
-NEEDED = (
-    "set_custom_all_gather"  # without it nobody can tell how long a rank waits for the others in each layer
-)
+# Without it nobody can tell how long a rank waits for the others in each layer.
+NEEDED = "set_custom_all_gather"
 BALANCED = hasattr(FSDPModule, NEEDED)
 
 

@@ -58,9 +58,8 @@ class Claims:
         self._device, self._unit, self._most = device, unit, most
         self._largest, self._cell = most if largest is None else largest, cell
         self._calls, self._timeout = Calls("claims"), peers.timeout()
-        self.early = (
-            False  # claimed samples take long to load: ask when a piece begins, not when it is through
-        )
+        # Claimed samples take long to load: ask when a piece begins, not when it is through.
+        self.early = False
         self.claimed: Callable[[Claim], object] | None = None  # told of each claim
         self._answer: Claim | None = None
         self._asked = False  # ahead of ``take``

@@ -34,9 +34,8 @@ from paceline.torch.local import Merge
 # Numbers of a rank before its counters: that it takes part, its weight, the projection of what its parameters began
 # as, with their norm, and its learning rate.
 HEAD = 5
-APART = (
-    1e-5  # of their norm, by which projections of parameters may differ that are the same but for rounding
-)
+# Of their norm, by which projections of parameters may differ that are the same but for rounding.
+APART = 1e-5
 COLUMNS = 1024  # elements of a tensor whose random numbers have a factor in common
 
 

@@ -30,15 +30,13 @@ class Reducer:
     """
 
     averages = False  # what is in ``grad`` after a round is the mean over the ranks; else it is the sum
-    travels = (
-        False  # the ranks' rows travel with the gradients, and so do counts of what losses are means over
-    )
+    # The ranks' rows travel with the gradients, and so do counts of what losses are means over.
+    travels = False
     in_step = False  # all ranks must take as many micro-steps in a round
     waits: Waits = "never"
     counter: Any = None  # for claims, a ``Counter``; by default what suits the process group
-    way: Any = (
-        None  # by which rows travel, an ``Exchange``; the loop sets it if they do not go with the gradients
-    )
+    # By which rows travel, an ``Exchange``; the loop sets it if they do not go with the gradients.
+    way: Any = None
     late = False  # this rank was handed over the round with its step taken, and takes none
 
     def begin(self, loop: Any) -> None:

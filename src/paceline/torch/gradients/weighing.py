@@ -36,9 +36,8 @@ class GradientStash:
     def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         self._parameters = list(parameters)
         self._kept: list[torch.Tensor | None] | None = None  # of the running round's finished pieces
-        self.apart = (
-            False  # a pass adds to what was gathered when it is through, so that it can be taken back
-        )
+        # A pass adds to what was gathered when it is through, so that it can be taken back.
+        self.apart = False
         self._begun = False  # a backward pass of the running round has, and may have been left in its middle
         self._had: list[torch.Tensor | None] = []  # the gradients of the round that is complete
         self._used: list[tuple[int, int] | None] | None = None  # identity and version after the last step

@@ -34,9 +34,8 @@ from paceline.torch.measuring.meter import MOST_ROUNDS, Meter, OpenRound, check_
 from paceline.torch.measuring.piece_reports import PieceReports
 
 LONG_SECONDS = 0.05  # a round of so many seconds is settled by itself
-MULTIPLE = (
-    100  # an interval takes so many times what a decision costs: deciding takes at most 1 % of the time
-)
+# An interval takes so many times what a decision costs: deciding takes at most 1 % of the time.
+MULTIPLE = 100
 SETTLING_ROUNDS = 16  # decided one by one at the beginning, or fewer if the loads stay as they are before
 PLAN, LOADS, BATCH = attrgetter("plan"), attrgetter("loads"), attrgetter("batch")
 LOOK = 12  # decisions before links are measured,
