@@ -157,7 +157,6 @@ WAYS = {
 }
 
 
-@contextlib.contextmanager
 def listeners(say: Callable[..., None], more: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     """What a Pace is given to tell of its members and its rounds. more: of a round, also what this gives."""
     return {
@@ -173,6 +172,7 @@ def listeners(say: Callable[..., None], more: Callable[[Any], dict[str, Any]]) -
     }
 
 
+@contextlib.contextmanager
 def telling(where: Where, out: Path) -> Iterator[Callable[..., None]]:
     """A rank's process, which tells of what happens in a file of its own, and ends here."""
     os.environ.update(where.environment())
