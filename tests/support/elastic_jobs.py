@@ -326,13 +326,13 @@ class Forked:
     def __init__(self, process: Any) -> None:
         self.process, self.pid = process, process.pid
 
-    def status(self) -> int | None:
+    def poll(self) -> int | None:
         return None if self.process.is_alive() else int(self.process.exitcode)
 
     def kill(self) -> None:
         self.process.kill()
 
-    def leave(self) -> None:
+    def terminate(self) -> None:
         self.process.terminate()
 
 

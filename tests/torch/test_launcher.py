@@ -326,3 +326,27 @@ def test_nobody_takes_the_place_of_one_that_failed() -> None:
         assert [member.place for member in keeper.membership.members] == [0]
     finally:
         keeper.close()
+
+
+def test_who_has_not_begun_ends_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """The workers of a run that needs them all never do; those that were killed are told first. Others have a script
+    that trains nothing, and is over with the first of them."""
+    stands = list[Stands]()
+
+    def start(where: Where) -> Stands:
+        stands.append(Stands(where))
+        return stands[-1]
+
+    keeper = Supervisor(4, start, 3)
+    try:
+        stands[1].over = 0
+        assert [loss.words for loss in keeper.look()] == ["ended"]
+        stands[0].over, stands[2].over = 2, -9
+        found = [(loss.ident, loss.words) for loss in keeper.look()]
+        assert found == [(2, "was killed by SIGKILL"), (0, "ended with status 2")]
+        assert (len(stands), stands[3].told) == (4, [])
+        stands[3].over = 0
+        assert launcher.watch(keeper, []) == 0
+    finally:
+        keeper.close()
+    assert not capsys.readouterr().err

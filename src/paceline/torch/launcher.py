@@ -114,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         first = asked.join.rpartition(":")[0]
         token = _token(asked, first or asked.host or LOOPBACK)
         network = interface(address_towards(first) if asked.join else asked.host or LOOPBACK)
-        return _run(asked, token, lambda where: Process(command, where, network))
+        beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": network} | dict(os.environ)
+        return _run(asked, token, lambda where: Process(command, env=beside | where.environment()))
     except WorkerError as error:
         last_words(str(error))
         return 1
@@ -205,24 +206,12 @@ def _as_torchrun_says(asked: argparse.Namespace) -> None:
     asked.join = f"{asked.host}:{asked.port}" if rank else ""
 
 
-class Process:
-    """A worker of the script. interface: of the network, by which it reaches the others."""
-
-    def __init__(self, command: Sequence[str], where: Where, interface: str) -> None:
-        beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface} | dict(os.environ)
-        self._process = subprocess.Popen(command, env=beside | where.environment())
-        self.pid = self._process.pid
-
-    def status(self) -> int | None:
-        return self._process.poll()
+class Process(subprocess.Popen[bytes]):
+    """A worker of the script."""
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def leave(self) -> None:
-        with suppress(ProcessLookupError):
-            self._process.terminate()
+        super().kill()
+        self.wait()
 
 
 def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:
@@ -235,7 +224,7 @@ def watch(supervisor: Supervisor, asked_to_end: list[int]) -> int:
             if loss.lost or loss.words == "left":
                 last_words(f"worker {loss.place} {loss.words}")
             if not began and loss.words != "left":  # all are needed to begin
-                return 0 if not loss.lost and not supervisor.workers else 1
+                return int(loss.lost)
         for sentence in supervisor.news[told:]:
             last_words(sentence)
         told = len(supervisor.news)

@@ -28,24 +28,16 @@ FIRST_SECONDS = 5.0  # that a call may take by which a machine joins: the store 
 
 
 class WorkerProcess(Protocol):
-    """A worker, as whoever has started it sees it."""
+    """A worker, as whoever has started it sees it: a ``subprocess.Popen`` or the like."""
 
     @property
-    def pid(self) -> int | None:
-        """Its number on this machine; None if it is on another."""
-        ...
+    def pid(self) -> int | None: ...  # None if it is on another machine
 
-    def status(self) -> int | None:
-        """With what it has ended, below 0 by that signal; None while it lives."""
-        ...
+    def poll(self) -> int | None: ...
 
-    def kill(self) -> None:
-        """By SIGKILL, also if it is stopped."""
-        ...
+    def kill(self) -> None: ...
 
-    def leave(self) -> None:
-        """By SIGTERM: it takes part until the end of the round."""
-        ...
+    def terminate(self) -> None: ...  # it takes part until the end of the round
 
 
 class Doing(NamedTuple):
@@ -78,13 +70,13 @@ class Remote:
         self.over: int | None = None
         self.pid = None
 
-    def status(self) -> int | None:
+    def poll(self) -> int | None:
         return self.over
 
     def kill(self) -> None:
         self._told(KILL)
 
-    def leave(self) -> None:
+    def terminate(self) -> None:
         self._told(LEAVE)
 
     def _told(self, order: str) -> None:
@@ -242,7 +234,7 @@ class NodeAgent:
         """Have all workers here leave, and end; may be called from a signal handler."""
         self._leaving = True
         for worker in list(self._workers.values()):
-            worker.leave()
+            worker.terminate()
 
     def _join(self) -> int:
         """Over a new connection; the number of this machine."""
@@ -264,7 +256,7 @@ class NodeAgent:
             for order, words in wanted.workers:
                 self._carry_out(order, Where(*words))
             for ident, worker in list(self._workers.items()):
-                if (status := worker.status()) is not None:
+                if (status := worker.poll()) is not None:
                     del self._workers[ident]
                     ended[ident] = status
             gone = wanted.over is not None or (self._leaving and not self._workers)
@@ -287,7 +279,7 @@ class NodeAgent:
             return
         self._orders[where.ident] = order
         if (worker := self._workers.get(where.ident)) is not None:
-            worker.kill() if order == KILL else worker.leave()
+            worker.kill() if order == KILL else worker.terminate()
 
     def _end(self) -> None:
         """Kill the workers here, and let go of the connection."""

@@ -24,7 +24,6 @@ class Loss(NamedTuple):
     ident: int
     place: int
     words: str  # "was killed by SIGKILL"
-    time: float  # when it was seen, as ``time.time`` tells it
     lost: bool  # else it has left, or ended, in good order
     failed: bool  # by an error of its own, which would come again: no other is started in its place
 
@@ -83,15 +82,17 @@ class Supervisor:
         return ident
 
     def look(self) -> list[Loss]:
-        """See to everything, and return at once: who takes part no more since the last call."""
+        """See to everything, and return at once: who takes part no more since the last call; first those that were
+        killed, as the reason of what follows."""
         if self._here < self._places:
             self._look_elsewhere()
         places = {member.ident: member.place for member in self.membership.workers.values()}
         ends = {
-            ident: status for ident, worker in self.workers.items() if (status := worker.status()) is not None
+            ident: status for ident, worker in self.workers.items() if (status := worker.poll()) is not None
         }
         left = {ident for ident in ends if self.store.check([f"leave/{ident}"])}
-        self._ends |= any(status == 0 and ident not in left for ident, status in ends.items())
+        ended = any(status == 0 and ident not in left for ident, status in ends.items())
+        self._ends |= self.running and ended
         if self._ends:  # before those who have the model are gone: the others would take that for a loss
             self._dismiss()
         dead, long = self.membership.dead, self.membership.long
@@ -121,7 +122,7 @@ class Supervisor:
                 if status < 0
                 else f"ended with status {status}"
             )
-            found.append(Loss(ident, places[ident], words, time.time(), not order, failed))
+            found.append(Loss(ident, places[ident], words, not order, failed))
             # Who was lost with a machine comes again with one; and an error of its own would come again, too.
             again = not (order or failed or status == GONE)
             if again and self.restarts > 0 and self.running and not self._ends:
@@ -129,13 +130,13 @@ class Supervisor:
                 self.start(places[ident])
         if self._ends:
             self._dismiss()
-        return found
+        return sorted(found, key=lambda loss: loss.failed)
 
     def leave(self) -> None:
         """Tell all to take part until the end of the round, and go."""
         self.restarts = 0
         for worker in self.workers.values():
-            worker.leave()
+            worker.terminate()
 
     def close(self, status: int = 0) -> None:
         """Kill all who still live, and let nobody in any more. status: with what the run ends."""
