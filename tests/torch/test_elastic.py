@@ -20,6 +20,7 @@ from paceline.torch.elastic import buckets, commit, group, recovery
 from paceline.torch.elastic.buckets import Buckets
 from paceline.torch.elastic.link import Link
 from paceline.torch.elastic.membership import MembershipEpoch, Worker
+from paceline.torch.elastic.recovery import Running
 from paceline.torch.elastic.rendezvous import Rendezvous
 from paceline.torch.elastic.supervisor import Supervisor
 from paceline.torch.measuring.meter import layout
@@ -356,17 +357,13 @@ def test_a_sample_that_counts_twice_ends_the_run() -> None:
     row = np.zeros((), layout(False, by_itself=True))
 
     def told(ran: list[tuple[int, int]]) -> Any:
-        mine = commit.write(
-            switch=False, ran=ran, first=8, counted=None, used=[True], row=row, place=0, places=2
-        )
+        mine = commit.write(Running(first=8, ran=ran), False, None, [True], row, 0, 2)
         return commit.read(mine.numpy(), 2, layout(False, by_itself=True), 6, 3)
 
     size = 3_000_001  # whose sum of squares no float holds
     halves = [[(8, 1_000_000)], [(1_000_008, 2_000_001)]]
     total = sum(
-        commit.write(
-            switch=False, ran=ran, first=8, counted=None, used=[True], row=row, place=place, places=2
-        ).numpy()
+        commit.write(Running(first=8, ran=ran), False, None, [True], row, place, 2).numpy()
         for place, ran in enumerate(halves)
     )
     assert commit.read(total, 2, layout(False, by_itself=True), size, 3).present.all()

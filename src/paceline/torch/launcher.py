@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import psutil
 
@@ -50,39 +50,39 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"paceline: {message}; see {self.prog} --help\n")
 
+    def number(self, option: str, default: float, least: float, told: str, most: float = math.inf) -> None:
+        """An option that is a whole number, or seconds, as its default is."""
+        expected = (
+            f"a whole number from {least} to {most}"
+            if most < math.inf
+            else f"a whole number of {least} or more"
+        )
+        if isinstance(default, float):
+            expected, most = f"seconds, {least:g} or more", LONGEST
+
+        def read(text: str) -> float:
+            with suppress(ValueError):
+                if least <= (number := type(default)(text)) <= most:
+                    return number
+            raise argparse.ArgumentTypeError(f"{text} was given; expected {expected}")
+
+        self.add_argument(option, type=read, default=default, help=told)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the script; its exit status: 0 if a worker came to the end."""
-    whole = _number(int, 0, "a whole number of 0 or more")
     parser = _Parser("python -m paceline.torch.launcher", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--workers",
-        type=_number(int, 1, "a whole number of 1 or more"),
-        default=2,
-        help="how many on this machine",
+    parser.number("--workers", 2, 1, "how many on this machine")
+    parser.number("--max-restarts", 3, 0, "workers started in place of lost ones")
+    silent = (
+        "seconds without a sign of life until a worker is lost; ten times as many where it has work (Linux)"
     )
-    parser.add_argument("--max-restarts", type=whole, default=3, help="workers started in place of lost ones")
-    parser.add_argument(
-        "--dead-after",
-        type=_number(float, 0.2, "seconds, 0.2 or more", LONGEST),
-        default=DEAD_SECONDS,
-        help="seconds without a sign of life until a worker is lost; ten times as many where it has work (Linux)",
-    )
-    parser.add_argument(
-        "--port",
-        type=_number(int, 0, f"a whole number from 0 to {PORTS}", PORTS),
-        default=0,
-        help="where the workers meet; 0 takes any",
-    )
-    parser.add_argument("--elsewhere", type=whole, default=0, help="how many workers are on other machines")
+    parser.number("--dead-after", DEAD_SECONDS, 0.2, silent)
+    parser.number("--port", 0, 0, "where the workers meet; 0 takes any", PORTS)
+    parser.number("--elsewhere", 0, 0, "how many workers are on other machines")
     parser.add_argument("--host", default="", help="this machine's address, as the others reach it")
     parser.add_argument("--join", default="", metavar="HOST:PORT", help="the launcher of the first machine")
-    parser.add_argument(
-        "--patience",
-        type=_number(float, 0, "seconds, 0 or more", LONGEST),
-        default=PATIENCE,
-        help="with --join: seconds that the first may be away",
-    )
+    parser.number("--patience", PATIENCE, 0.0, "with --join: seconds that the first may be away")
     parser.add_argument(
         "--token-file",
         type=Path,
@@ -123,18 +123,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     except KeyboardInterrupt:
         return 130
-
-
-def _number(kind: type, least: float, expected: str, most: float = math.inf) -> Callable[[str], Any]:
-    """Reads a number of this kind from ``least`` to ``most``."""
-
-    def read(text: str) -> Any:
-        with suppress(ValueError):
-            if least <= (number := kind(text)) <= most:
-                return number
-        raise argparse.ArgumentTypeError(f"{text} was given; expected {expected}")
-
-    return read
 
 
 def _run(asked: argparse.Namespace, token: str, start: Callable[[Where], Process]) -> int:
@@ -180,15 +168,16 @@ def _token(asked: argparse.Namespace, first: str) -> str:
 
 def _awaited(path: Path, seconds: float) -> str:
     """The token in a file that the launcher of the first machine may be about to write."""
-    until, told = time.monotonic() + seconds, False
-    while path.parent.is_dir() and (not path.exists() or (path.is_file() and not path.stat().st_size)):
-        if time.monotonic() >= until:
-            break
-        if not told:
-            told = True
-            last_words(
-                f"{path} does not exist yet; this machine joins when the first launcher has written the token"
-            )
+
+    def absent() -> bool:
+        return path.parent.is_dir() and (not path.exists() or (path.is_file() and not path.stat().st_size))
+
+    until = time.monotonic() + seconds
+    if seconds and absent():
+        last_words(
+            f"{path} does not exist yet; this machine joins when the first launcher has written the token"
+        )
+    while absent() and time.monotonic() < until:
         time.sleep(LOOK)
     if (token := tokens.read(path)) is None:
         raise PacelineError(f"{path} does not exist; copy the --token-file of the first machine to it")

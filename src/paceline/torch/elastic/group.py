@@ -22,9 +22,7 @@ from paceline.torch.liveness.calls import Calls
 
 _log = logging.getLogger(__name__)
 
-TIMEOUT = timedelta(
-    seconds=60
-)  # of a sum; who is only late is waited for again, in an epoch of the same members
+TIMEOUT = timedelta(seconds=60)  # of a sum; who is only late is waited for again, by the same members
 PROOFS = timedelta(seconds=5)  # to hear from all others that they are of this run
 SLICE = timedelta(milliseconds=20)  # how long a sum is waited for before a look at the members
 
@@ -38,19 +36,11 @@ class Group:
 
     def sum(self, tensor: torch.Tensor) -> Any:
         """Start to sum ``tensor`` over all, in place; for ``all_done``. In the same order on all members."""
-        try:
-            return self._noted(self._group.allreduce([tensor]))
-        except RuntimeError:
-            return None
+        return self._started(self._group.allreduce, [tensor])
 
     def broadcast(self, tensor: torch.Tensor, root: int) -> Any:
         """Start to send ``tensor`` from the member with this index to all others; for ``all_done``."""
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = root, 0
-        try:
-            return self._noted(self._group.broadcast([tensor], options))
-        except RuntimeError:
-            return None
+        return self._started(self._group.broadcast, tensor, root)
 
     def all_done(self, works: Sequence[Any], lost: Callable[[], bool]) -> bool:
         """Wait for all of these; False as soon as one has failed, or ``lost`` says that somebody is."""
@@ -81,10 +71,12 @@ class Group:
         """Whether gloo has let go of all that it was given."""
         return all(over(work) for work in self._open)
 
-    def _noted(self, work: Any) -> Any:
-        self._open = [one for one in self._open if not over(one)]
-        self._open.append(work)
-        return work
+    def _started(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        with suppress(RuntimeError):
+            work = call(*arguments)
+            self._open = [*(one for one in self._open if not over(one)), work]
+            return work
+        return None
 
 
 def over(work: Any) -> bool:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch import peers
 from paceline.torch.elastic.group import ConnectionPool
-from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, KEPT, MembershipEpoch, Where, told
+from paceline.torch.elastic.membership import BEAT, COMES, ENDING, HAS, MembershipEpoch, Where, told
 from paceline.torch.elastic.messages import Seal, pack, unpack
 from paceline.torch.liveness.detector import BEAT_SECONDS
 
@@ -40,8 +40,8 @@ class Heartbeat:
 
     def __init__(self, connect: Callable[[], Any], ident: int, seal: Seal) -> None:
         self._connect, self._ident, self._seal = connect, ident, seal
-        self._known: dict[int, MembershipEpoch] = {}  # the newest few
-        self.newest = self.hard = -1  # membership epoch, and the newest of those that are hard
+        self.known: MembershipEpoch | None = None  # the newest
+        self.hard = -1  # the newest of those that are hard
         self.lost = False  # the launcher has gone, or ``wrong`` says what else
         self.wrong = "the launcher, which keeps the ranks together, has gone"
         self._over = threading.Event()
@@ -51,9 +51,9 @@ class Heartbeat:
             thread.start()
 
     @property
-    def known(self) -> MembershipEpoch | None:
-        """The newest epoch; None before there is one."""
-        return self._known.get(self.newest)
+    def newest(self) -> int:
+        """Number of the newest epoch; -1 before there is one."""
+        return -1 if self.known is None else self.known.number
 
     def close(self, store: Any) -> None:
         """No more signs of life. A thread that is in a call of torch's while Python ends would abort the process."""
@@ -84,11 +84,9 @@ class Heartbeat:
                     store.wait([COMES(number, self._ident)], LONG)
                     continue
                 found = MembershipEpoch.of(self._seal.opened(key, store.get(key), "the launcher"))
-                self._known[number] = found
                 if found.hard:
                     self.hard = number
-                self.newest = number
-                self._known.pop(number - KEPT, None)
+                self.known = found
                 number += 1
         except RuntimeError:
             self.lost = True
@@ -210,11 +208,6 @@ class Link:
         return self._heartbeat.newest > number or self._heartbeat.lost
 
     @property
-    def changed(self) -> bool:
-        """Whether there is an epoch after the one that this worker is in."""
-        return self.newer(-1 if self._epoch is None else self._epoch.number)
-
-    @property
     def first(self) -> bool:
         """Whether this worker is the first of the newest members that have the model; if all were told to leave when
         no round was left to begin, of those that were there then."""
@@ -232,7 +225,7 @@ class Link:
             self._check()
             found = self._heartbeat.known
             if found is not None and found.number > number:
-                if found.holds(self.ident):
+                if any(member.ident == self.ident for member in found.members):
                     return found
                 if number >= 0:
                     self._go()

@@ -42,10 +42,6 @@ class MembershipEpoch(NamedTuple):
         """The members' places, in order."""
         return tuple(member.place for member in self.members)
 
-    def holds(self, ident: int) -> bool:
-        """Whether this process takes part."""
-        return any(member.ident == ident for member in self.members)
-
     @classmethod
     def of(cls, words: Any) -> MembershipEpoch:
         """The one that JSON has made these words of."""

@@ -128,10 +128,7 @@ class Machines:
         if self._detector.due(now):
             beats = {number: each.beat for number, each in heard.items()}
             for number in self._detector.silent(now, beats):
-                key = ORDERS(number)
-                self._store.set(
-                    key, self._seal.closed(key, Orders(lost=True))
-                )  # if it lives, it ends its workers
+                self._order(number, Orders(lost=True))  # if it lives, it ends its workers
                 for remote in self._machines.pop(number).workers:
                     remote.over = GONE
                 found.append(f"machine {number} gave no sign of life for {self._dead:g} s")
@@ -162,8 +159,11 @@ class Machines:
     def _tell(self, number: int, machine: Machine, over: int | None = None) -> None:
         wanted = Orders(tuple((remote.order, remote.where) for remote in machine.workers), over)
         if wanted != machine.told:
-            machine.told, key = wanted, ORDERS(number)
-            self._store.set(key, self._seal.closed(key, wanted))
+            machine.told = wanted
+            self._order(number, wanted)
+
+    def _order(self, number: int, wanted: Orders) -> None:
+        self._store.set(ORDERS(number), self._seal.closed(ORDERS(number), wanted))
 
     def _heard(self, number: int) -> Doing:
         key = DOING(number)

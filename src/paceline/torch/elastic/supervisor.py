@@ -158,8 +158,8 @@ class Supervisor:
 
     def _working(self, idents: list[int]) -> set[int]:
         """Those of these workers that have work, as far as this machine can tell."""
-        here = {ident: self.workers[ident].pid for ident in idents if ident in self.workers}
-        pids = {ident: pid for ident, pid in here.items() if pid is not None}
+        here = [ident for ident in idents if ident in self.workers]
+        pids = {ident: pid for ident in here if (pid := self.workers[ident].pid) is not None}
         return self._starved.look(time.monotonic(), pids)
 
     def _dismiss(self) -> None:

@@ -285,17 +285,14 @@ def monitor(on_missed: stall.OnMissed, seconds: float) -> Alone:
 
 _watched: weakref.WeakSet[Monitor] = weakref.WeakSet()
 _before = sys.excepthook
-_process = 0  # that the hooks were set in; what is forked from it is not its business
+os.register_at_fork(after_in_child=_watched.clear)  # the end of a forked process is its own
 
 
 def _watch_end(monitor: Monitor) -> None:
-    global _before, _process
-    if _process != os.getpid():
-        _watched.clear()
-        _process = os.getpid()
-        atexit.register(_end)
+    global _before
     if sys.excepthook is not _uncaught:
         _before, sys.excepthook = sys.excepthook, _uncaught
+        atexit.register(_end)
     _watched.add(monitor)
 
 
@@ -306,7 +303,7 @@ def _forget_end(monitor: Monitor) -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    open_ones = list(_watched) if _process == os.getpid() else []
+    open_ones = list(_watched)
     for one in open_ones:
         one.fail(error)
     _before(kind, error, trace)
@@ -316,6 +313,5 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 
 def _end() -> None:
-    if _process == os.getpid():
-        for one in list(_watched):
-            one.close()
+    for one in list(_watched):
+        one.close()

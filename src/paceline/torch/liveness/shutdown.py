@@ -94,16 +94,8 @@ def join(backend: str | None = None, timeout: float = 300.0) -> None:
             "paceline.torch.launcher no group is joined: give Pace a plain model and elastic=True)"
         )
     global _joined
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    agent_hosts = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     wait = timedelta(seconds=timeout)
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        int(os.environ["MASTER_PORT"]),
-        ranks,
-        rank == 0 and not agent_hosts,
-        timeout=wait,
-    )
+    store, rank, ranks = next(dist.rendezvous("env://", timeout=wait))
     _joined = True
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     dist.init_process_group(
