@@ -403,7 +403,7 @@ def run(
         while not over:
             over = not keeper.workers  # and once more, for what they said last
             told.losses += keeper.look()
-            for ident in range(keeper._next):
+            for ident in range(len(keeper.placed)):
                 path = out / str(ident)
                 if ident not in files and path.exists():
                     files[ident] = path.open()
@@ -418,7 +418,7 @@ def run(
             if keeper.running:
                 plan(keeper, told, newest)
             if time.monotonic() > until:
-                there = keeper.membership.members
+                there = keeper.members
                 raise AssertionError(f"round {newest} after {seconds} s; {told.faults}; members {there}")
             time.sleep(0.002)
     finally:
@@ -430,7 +430,7 @@ def run(
 
 def hit(keeper: Supervisor, told: Told, kind: str, who: int) -> None:
     """Do it to this worker."""
-    process, place = keeper.workers[who].process, keeper.membership.workers[who].place  # type: ignore[attr-defined]
+    process, place = keeper.workers[who].process, keeper.placed[who]  # type: ignore[attr-defined]
     told.faults.append(Fault(kind, who, time.time(), place))
     number = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "leave": signal.SIGTERM}[kind]
     with suppress(ProcessLookupError):
@@ -448,7 +448,7 @@ def faults(out: Path, kinds: list[str], many: int, gap: float, seed: int = 0) ->
     chance, state = random.Random(seed), {"next": 0.0}
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
-        members = keeper.membership.members
+        members = keeper.members
         now = time.monotonic()
         there = {member.ident for member in members}
         whole = len(members) == keeper._places and newest >= 2

@@ -136,8 +136,8 @@ def test_processes_load_ahead(tmp_path: Path, policy: str) -> None:
     """The next round's samples, and what is claimed, also where ranks are lost and what was loaded is of no use."""
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
-        if not told.faults and newest >= 5 and len(keeper.membership.members) == 3:
-            hit(keeper, told, "kill", keeper.membership.members[1].ident)
+        if not told.faults and newest >= 5 and len(keeper.members) == 3:
+            hit(keeper, told, "kill", keeper.members[1].ident)
 
     told = run(tmp_path, 3, 40, plan, nap=2e-4, policy=policy, workers=1, slow=[1, 3, 1])
     check(told, 40)
@@ -170,12 +170,8 @@ def test_batch_norm(tmp_path: Path) -> None:
     """A joiner has the running statistics of one of the others, and all ranks have the same parameters."""
 
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
-        if (
-            len(told.faults) < 2
-            and newest >= 10 + 40 * len(told.faults)
-            and len(keeper.membership.members) == 3
-        ):
-            hit(keeper, told, "kill", keeper.membership.members[len(told.faults)].ident)
+        if len(told.faults) < 2 and newest >= 10 + 40 * len(told.faults) and len(keeper.members) == 3:
+            hit(keeper, told, "kill", keeper.members[len(told.faults)].ident)
 
     told = run(tmp_path, 3, 100, plan, restarts=2, nap=5e-4, norm=True, micro_batch=[5, 5, 4])
     assert not told.of("crash"), told.of("crash")[0][1]["trace"]
@@ -198,7 +194,7 @@ def test_nobody_is_left_who_has_the_model(tmp_path: Path) -> None:
     def plan(keeper: Supervisor, told: Told, newest: int) -> None:
         if not told.faults and newest >= 3:
             hit(keeper, told, "kill", 1)
-        elif len(told.faults) == 1 and 2 in {member.ident for member in keeper.membership.members}:
+        elif len(told.faults) == 1 and 2 in {member.ident for member in keeper.members}:
             hit(keeper, told, "freeze", 0)
 
     told = run(tmp_path, 2, FOR_EVER, plan, restarts=5, nap=2e-3)

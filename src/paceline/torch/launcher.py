@@ -33,9 +33,9 @@ import psutil
 from paceline import tokens
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.gateway import LOOPBACK
-from paceline.torch.elastic.membership import DEAD_SECONDS, Where
+from paceline.torch.elastic.membership import Where
 from paceline.torch.elastic.nodes import NodeAgent
-from paceline.torch.elastic.supervisor import Supervisor
+from paceline.torch.elastic.supervisor import DEAD_SECONDS, Supervisor
 from paceline.torch.liveness.stall import last_words
 
 LOOK = 0.005  # seconds between two looks at the workers, and at a file

@@ -136,7 +136,7 @@ def _watch(
             time.sleep(SIGNAL_SECONDS)  # a signal that ended them may have been meant for all
             if interrupted():
                 raise KeyboardInterrupt
-        ours = [each.ident for each in supervisor.membership.members] if lasting else [0]
+        ours = [each.ident for each in supervisor.members] if lasting else [0]
         journal.settle(ours, losses, supervisor.running)
         wait([workers[ident].sentinel for ident in supervisor.workers], LOOK)
 
