@@ -6,7 +6,6 @@ import json
 import random
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -412,7 +411,7 @@ def test_if_all_are_told_to_leave_after_the_last_round_one_of_them_is_first() ->
         for worker in both:
             link = Link.__new__(Link)
             link.ident, link._epoch = worker.ident, MembershipEpoch(2, both, False)
-            link._heartbeat = SimpleNamespace(known=MembershipEpoch(3, newest, False))  # type: ignore[assignment]
+            link.known = MembershipEpoch(3, newest, False)
             found.append(link.first)
         return found
 

@@ -146,24 +146,19 @@ def connect(
 
 
 def _made_of(pool: ConnectionPool, key: str, index: int, size: int, seal: Seal) -> Group:
+    """Raises RuntimeError also if whoever has answered in the place of a member is not of this run: gloo asks
+    nobody."""
     held = pool.take()
     try:
         made = Group(dist.PrefixStore(key, held), index, size)
     finally:
         pool.give(held)
     _made.append(made)
-    check(made, key, index, size, seal)
-    return made
-
-
-def check(group: Group, key: str, index: int, size: int, seal: Seal) -> None:
-    """Make sure that whoever has answered in the place of each member is of this run: gloo asks nobody.
-
-    Raises RuntimeError if somebody is not, or does not answer."""
     mine = torch.tensor([list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)], dtype=torch.uint8)
-    for of, row in enumerate(group.swap(mine)):
+    for of, row in enumerate(made.swap(mine)):
         if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
             raise RuntimeError(f"what answers in the place of member {of} is not of this run")
+    return made
 
 
 def let_go(*in_use: Group | None) -> None:
