@@ -6,7 +6,6 @@ file as before.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import logging
@@ -14,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -23,7 +22,6 @@ from paceline.files import part_of, read, write_whole
 from paceline.torch import progress
 
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
 MARK = b"paceline sha256 "
 DIGITS = 64
 CHECKPOINT = "checkpoint.pt"
@@ -43,20 +41,20 @@ def sound(content: bytes) -> bool:
     return end == MARK + _digest(body)
 
 
-class Checkpoints(Generic[T]):
+class Checkpoints:
     """The newest checkpoint of a run and the one before it.
 
     newest: the file; the older one stands beside it, as NAME-previous. decode: what the bytes hold; raises
     PacelineError for what it cannot use, and may raise anything for bytes that are damaged.
     """
 
-    def __init__(self, newest: Path, decode: Callable[[bytes], T]) -> None:
+    def __init__(self, newest: Path, decode: Callable[[bytes], dict[str, Any]]) -> None:
         self.newest, self._decode = newest, decode
         self.older = newest.with_name(f"{newest.stem}-previous{newest.suffix}")
         self._keeps: bool | None = None  # whether the newest is sound; None if nobody has looked
         self.note = ""  # a sentence on why ``load`` took the older one
 
-    def load(self) -> T | None:
+    def load(self) -> dict[str, Any] | None:
         """The newest, or the one before it where the newest is damaged or gone; None if there is neither.
 
         Raises PacelineError if there is something, and none of it can be used.
@@ -95,14 +93,15 @@ class Checkpoints(Generic[T]):
             if self._keeps is None:
                 self._keeps = self.newest.exists() and sound(self.newest.read_bytes())
             if self._keeps and self.newest.exists():
-                _link(self.newest, self.older)
+                # which is taken if this process is killed before the next line
+                os.replace(self.newest, self.older)
             os.replace(prepared, self.newest)
         except OSError as error:
             prepared.unlink(missing_ok=True)
             raise PacelineError(f"cannot write {self.newest}: {error.strerror or error}") from error
         self._keeps = True
 
-    def _read(self, path: Path) -> T:
+    def _read(self, path: Path) -> dict[str, Any]:
         try:
             content = read(path, sys.maxsize)
         except FileNotFoundError:
@@ -121,7 +120,7 @@ class Checkpoints(Generic[T]):
             raise PacelineError(f"{path} is damaged or is no checkpoint ({type(error).__name__})") from error
 
 
-def of_run(run_dir: Path) -> Checkpoints[dict[str, Any]]:
+def of_run(run_dir: Path) -> Checkpoints:
     """The checkpoints of the engine "torch" in a run directory; ``load`` gives the state dicts that PARTS names."""
     return Checkpoints(run_dir / CHECKPOINT, decode)
 
@@ -147,16 +146,3 @@ def decode(content: bytes) -> dict[str, Any]:
 
 def _digest(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
-
-
-def _link(newest: Path, older: Path) -> None:
-    """``older`` becomes a second name of the same file, so that there is a newest one at every moment."""
-    part = part_of(older)
-    try:
-        os.link(newest, part)
-        os.replace(part, older)
-    except OSError:  # no links here; where nothing can be written at all, writing the newest will say so
-        with contextlib.suppress(OSError):
-            os.replace(newest, older)
-    finally:
-        part.unlink(missing_ok=True)  # it is still there where both names were one file's already

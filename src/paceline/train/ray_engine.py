@@ -91,7 +91,7 @@ class _Log:
     def __init__(
         self,
         config: TrainConfig,
-        kept: Checkpoints[dict[str, Any]],
+        kept: Checkpoints,
         recorder: Recorder,
         server: Any,
         pool: Epochs,
@@ -166,11 +166,11 @@ def done(config: TrainConfig, run_dir: Path, samples: int) -> tuple[int, bool] |
     return updates, int(arrays["uses"].sum()) >= config.epochs * samples
 
 
-def _checkpoints(run_dir: Path) -> Checkpoints[dict[str, Any]]:
+def _checkpoints(run_dir: Path) -> Checkpoints:
     return Checkpoints(run_dir / CHECKPOINT, _decode)
 
 
-def _go_on(kept: Checkpoints[dict[str, Any]], pool: Epochs) -> dict[str, Any] | None:
+def _go_on(kept: Checkpoints, pool: Epochs) -> dict[str, Any] | None:
     """The server's state, with the pool brought to where it was; None if there is no checkpoint."""
     arrays = kept.load()
     if arrays is None:
