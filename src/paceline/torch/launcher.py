@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -81,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.number("--port", 0, 0, "where the workers meet; 0 takes any", PORTS)
     parser.number("--elsewhere", 0, 0, "how many workers are on other machines")
     parser.add_argument("--host", default="", help="this machine's address, as the others reach it")
-    parser.add_argument("--join", default="", metavar="HOST:PORT", help="the launcher of the first machine")
+    parser.add_argument("--join", type=_place, metavar="HOST:PORT", help="the launcher of the first machine")
     parser.number("--patience", PATIENCE, 0.0, "with --join: seconds that the first may be away")
     parser.add_argument(
         "--token-file",
@@ -102,18 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     if asked.elsewhere and not (asked.host and asked.port):
         parser.error("--elsewhere needs --host and --port, by which the other machines reach this one")
-    if asked.join and not (
-        re.fullmatch(r".+:\d{1,5}", asked.join) and int(asked.join.rpartition(":")[2]) <= PORTS
-    ):
-        parser.error(
-            f"--join {asked.join}: expected HOST:PORT, as --host and --port of the first machine's launcher"
-        )
     command = [sys.executable, asked.script, *asked.arguments]
     try:
         _as_torchrun_says(asked)
-        first = asked.join.rpartition(":")[0]
-        token = _token(asked, first or asked.host or LOOPBACK)
-        network = interface(address_towards(first) if asked.join else asked.host or LOOPBACK)
+        token = _token(asked, asked.join[0] if asked.join else asked.host or LOOPBACK)
+        network = interface(address_towards(asked.join[0]) if asked.join else asked.host or LOOPBACK)
         beside = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": network} | dict(os.environ)
         return _run(asked, token, lambda where: Process(command, env=beside | where.environment()))
     except WorkerError as error:
@@ -125,13 +117,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _place(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if host and port.isdecimal() and int(port) <= PORTS:
+        return host, int(port)
+    raise argparse.ArgumentTypeError(
+        f"{text} was given; expected HOST:PORT, as --host and --port of the first machine's launcher"
+    )
+
+
 def _run(asked: argparse.Namespace, token: str, start: Callable[[Where], Process]) -> int:
     """Until the run is over, or its last worker has ended: its exit status. SIGTERM has all workers here leave at the
     end of their round."""
     workers, dead = asked.workers, asked.dead_after
     if asked.join:
-        first, _, port = asked.join.rpartition(":")
-        agent = NodeAgent(first, int(port), workers, start, dead, asked.patience, last_words, token)
+        host, port = asked.join
+        agent = NodeAgent(host, port, workers, start, dead, asked.patience, last_words, token)
         signal.signal(signal.SIGTERM, lambda *_: agent.leave())
         return agent.run()
     places, host = workers + asked.elsewhere, asked.host or LOOPBACK
@@ -192,7 +193,7 @@ def _as_torchrun_says(asked: argparse.Namespace) -> None:
     asked.port = asked.port or int(os.environ["MASTER_PORT"]) + 1
     asked.host = asked.host or address(os.environ["MASTER_ADDR"])
     asked.elsewhere = 0 if rank else (ranks - 1) * asked.workers
-    asked.join = f"{asked.host}:{asked.port}" if rank else ""
+    asked.join = (asked.host, asked.port) if rank else None
 
 
 class Process(subprocess.Popen[bytes]):

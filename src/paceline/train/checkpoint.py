@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, saying
 from paceline.files import part_of, read, write_whole
 from paceline.torch import progress
 
@@ -102,12 +102,10 @@ class Checkpoints:
         self._keeps = True
 
     def _read(self, path: Path) -> dict[str, Any]:
-        try:
+        if not path.exists():
+            raise PacelineError(f"{path} does not exist")
+        with saying(f"cannot read {path}"):
             content = read(path, sys.maxsize)
-        except FileNotFoundError:
-            raise PacelineError(f"{path} does not exist") from None
-        except OSError as error:
-            raise PacelineError(f"cannot read {path}: {error.strerror or error}") from error
         if not sound(content):
             raise PacelineError(
                 f"{path} is damaged or is no checkpoint: its bytes are not those that were written"

@@ -78,9 +78,8 @@ def survives(config: TrainConfig, joined: bool = False) -> bool:
 
 def warning(config: TrainConfig, joined: bool = False) -> str:
     """A sentence on why a lost worker ends the run, for a user who gave no option for it; else empty."""
-    if config.elastic is not None or config.workers == 1 or config.engine != "torch":
-        return ""
-    wrong = hindrance(config, joined)
+    asked = config.elastic is not None or config.workers == 1 or config.engine != "torch"
+    wrong = "" if asked else hindrance(config, joined)
     return f"A worker that is lost ends this run: {wrong}." if wrong else ""
 
 

@@ -33,7 +33,6 @@ class Bucket:
         self._make()
 
     def _make(self) -> None:
-        """Other memory."""
         first, sizes = self.parameters[0], [p.numel() for p in self.parameters]
         self.flat = torch.empty(sum(sizes), dtype=first.dtype, device=first.device)
         self.views = [

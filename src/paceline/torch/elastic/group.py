@@ -60,11 +60,18 @@ class Group:
                         return False
         return True
 
-    def swap(self, mine: torch.Tensor) -> torch.Tensor:
-        """Row i of ``mine`` for member i; a row of each member, by index. Raises RuntimeError after a while."""
+    def check(self, key: str, index: int, size: int, seal: Seal) -> None:
+        """Make sure that whoever has answered in the place of each member is of this run: gloo asks nobody.
+
+        Raises RuntimeError if somebody is not, or does not answer."""
+        mine = torch.tensor(
+            [list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)], dtype=torch.uint8
+        )
         theirs = torch.zeros_like(mine)
         self._group.alltoall_base(theirs, mine, [], []).wait(PROOFS)
-        return theirs
+        for of, row in enumerate(theirs):
+            if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
+                raise RuntimeError(f"what answers in the place of member {of} is not of this run")
 
     @property
     def idle(self) -> bool:
@@ -146,18 +153,13 @@ def connect(
 
 
 def _made_of(pool: ConnectionPool, key: str, index: int, size: int, seal: Seal) -> Group:
-    """Raises RuntimeError also if whoever has answered in the place of a member is not of this run: gloo asks
-    nobody."""
     held = pool.take()
     try:
         made = Group(dist.PrefixStore(key, held), index, size)
     finally:
         pool.give(held)
     _made.append(made)
-    mine = torch.tensor([list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)], dtype=torch.uint8)
-    for of, row in enumerate(made.swap(mine)):
-        if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
-            raise RuntimeError(f"what answers in the place of member {of} is not of this run")
+    made.check(key, index, size, seal)
     return made
 
 

@@ -122,7 +122,6 @@ class Member(Reducer):
         self._enter()
 
     def leave(self) -> None:
-        """Take part until the end of the running round."""
         self._link.leave()
 
     @property
@@ -141,7 +140,6 @@ class Member(Reducer):
 
     @property
     def retrying(self) -> bool:
-        """Whether what nobody had run of the running round is run by whoever claims it."""
         return self._round.missing is not None
 
     @property
@@ -291,7 +289,6 @@ class Member(Reducer):
 
     @property
     def _places(self) -> tuple[int, ...]:
-        """The members' places."""
         assert self._rendezvous.epoch is not None
         return self._rendezvous.epoch.places
 

@@ -31,7 +31,6 @@ class MembershipEpoch(NamedTuple):
 
     @property
     def places(self) -> tuple[int, ...]:
-        """The members' places, in order."""
         return tuple(member.place for member in self.members)
 
     @classmethod

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from paceline.errors import PacelineError, WorkerError
 from paceline.torch.elastic.gateway import LOOPBACK, Tunnel
 from paceline.torch.elastic.membership import Where
-from paceline.torch.elastic.messages import OPEN, Seal
+from paceline.torch.elastic.messages import Seal
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.liveness.detector import BEAT_SECONDS, EVERY, FailureDetector
 
@@ -97,7 +97,7 @@ class Machines:
     """All others. store: a TCPStore that this process holds. dead: seconds without a sign of life after which a
     machine counts as lost. seal: of the run."""
 
-    def __init__(self, store: Any, dead: float, seal: Seal = OPEN) -> None:
+    def __init__(self, store: Any, dead: float, seal: Seal) -> None:
         self._store, self._dead, self._seal, self._detector = store, dead, seal, FailureDetector(dead)
         self._machines: dict[int, Machine] = {}  # that live, by number
         self._known = FIRST
@@ -198,7 +198,7 @@ class NodeAgent:
         self._start, self._dead, self._patience, self._tell = start, dead, patience, tell
         self._workers: dict[int, WorkerProcess] = {}
         self._orders: dict[int, str] = {}  # the newest that was carried out, by worker
-        self._leaving, self._seal = False, OPEN
+        self._leaving, self._seal = False, Seal()
         self._tunnel, self._calls, self._seconds = Tunnel(host, port, token), Calls("store"), FIRST_SECONDS
         self._store: Any = None
 
