@@ -83,7 +83,27 @@ def run(
             on_event({"type": "starting", "ready": 0, "workers": config.workers})
             supervisor = Supervisor(config.workers, start, config.max_restarts, config.dead_after, port)
             stopped = FailureDetector(config.patience, STOPPED_LOOK)
-            _watch(supervisor, workers, journal, stopped, lasting, run_dir, interrupted)
+            while supervisor.workers:
+                if interrupted():  # and the exception was lost, as in an object's destruction
+                    raise KeyboardInterrupt
+                if not supervisor.running and stopped.due(now := time.monotonic()):
+                    check_stopped(stopped, workers, now, f"the run was ended; {how_to_go_on(run_dir)}")
+                talking = list(workers.items())
+                losses = supervisor.look()
+                journal.lost(losses)
+                for ident, worker in talking:
+                    for event in worker.said():
+                        journal.take(event, ident)
+                if journal.over:  # the last round: whoever joined would have nothing to do
+                    supervisor.restarts = 0
+                fatal = any(loss.failed or (loss.lost and not supervisor.running) for loss in losses)
+                if not journal.over and (fatal or not supervisor.workers):
+                    time.sleep(SIGNAL_SECONDS)  # a signal that ended them may have been meant for all
+                    if interrupted():
+                        raise KeyboardInterrupt
+                ours = [each.ident for each in supervisor.members] if lasting else [0]
+                journal.settle(ours, losses, supervisor.running)
+                wait([workers[ident].sentinel for ident in supervisor.workers], LOOK)
             return journal.end()
         finally:
             held.close()
@@ -106,39 +126,6 @@ def join(config: TrainConfig, run_dir: Path, on_event: Told, resume: bool = Fals
 
         engine.train(config, run_dir, emit, resume, missed="end")
         return journal.end() if journal.over else {}
-
-
-def _watch(
-    supervisor: Supervisor,
-    workers: Mapping[int, _Local],
-    journal: Journal,
-    stopped: FailureDetector,
-    lasting: bool,
-    run_dir: Path,
-    interrupted: Callable[[], bool],
-) -> None:
-    """Until the last worker has ended."""
-    while supervisor.workers:
-        if interrupted():  # and the exception was lost, as in an object's destruction
-            raise KeyboardInterrupt
-        if not supervisor.running and stopped.due(now := time.monotonic()):
-            check_stopped(stopped, workers, now, f"the run was ended; {how_to_go_on(run_dir)}")
-        talking = list(workers.items())
-        losses = supervisor.look()
-        journal.lost(losses)
-        for ident, worker in talking:
-            for event in worker.said():
-                journal.take(event, ident)
-        if journal.over:  # which is once, after the last round: whoever joined would have nothing to do
-            supervisor.restarts = 0
-        fatal = any(loss.failed or (loss.lost and not supervisor.running) for loss in losses)
-        if not journal.over and (fatal or not supervisor.workers):
-            time.sleep(SIGNAL_SECONDS)  # a signal that ended them may have been meant for all
-            if interrupted():
-                raise KeyboardInterrupt
-        ours = [each.ident for each in supervisor.members] if lasting else [0]
-        journal.settle(ours, losses, supervisor.running)
-        wait([workers[ident].sentinel for ident in supervisor.workers], LOOK)
 
 
 class _Local(ForkServerProcess):
