@@ -353,6 +353,9 @@ class Told:
 
     faults: list[Fault] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
+    seen: dict[int, float] = field(
+        default_factory=dict
+    )  # when each worker's loss was, as ``time.time`` tells it
     lines: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by worker
     places: dict[int, int] = field(default_factory=dict)  # of all that were started
     stalls: list[Any] = field(default_factory=list)  # processes that stop the launcher for a while
@@ -402,7 +405,9 @@ def run(
         over = False
         while not over:
             over = not keeper.workers  # and once more, for what they said last
-            told.losses += keeper.look()
+            losses = keeper.look()
+            told.losses += losses
+            told.seen |= {loss.ident: time.time() for loss in losses}
             for ident in range(len(keeper.placed)):
                 path = out / str(ident)
                 if ident not in files and path.exists():

@@ -120,13 +120,16 @@ def test_both_damaged_is_said_of_both(tmp_path: Path) -> None:
         checkpoints.load()
 
 
-def test_a_write_that_fails_leaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("links", [True, False])
+def test_a_write_that_fails_leaves_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     def refuse(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     checkpoints = kept(tmp_path)
     for value in (1, 2):
         checkpoints.save(archive(value))
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", refuse)
         for _ in range(2):
@@ -137,29 +140,3 @@ def test_a_write_that_fails_leaves_both(tmp_path: Path, monkeypatch: pytest.Monk
     assert kept(tmp_path).load() == 4
     assert decode(checkpoints.older.read_bytes()) == 2
     assert len(list(tmp_path.iterdir())) == 2, "nothing else is left"
-
-
-def test_the_newest_is_taken_by_its_other_name_if_no_other_came_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where the process is killed between the two moves."""
-    checkpoints, replace = kept(tmp_path), os.replace
-    for value in (1, 2):
-        checkpoints.save(archive(value))
-    prepared = checkpoints.prepare(archive(3))
-
-    def once(one: Path, other: Path) -> None:
-        if one == prepared:
-            raise KeyboardInterrupt
-        replace(one, other)
-
-    with monkeypatch.context() as killed:
-        killed.setattr(os, "replace", once)
-        with pytest.raises(KeyboardInterrupt):
-            checkpoints.commit(prepared)
-    checkpoints = kept(tmp_path)
-    assert checkpoints.load() == 2
-    assert "goes on from the checkpoint before it, run-previous.npz" in checkpoints.note
-    checkpoints.save(archive(4))
-    assert kept(tmp_path).load() == 4
-    assert decode(checkpoints.older.read_bytes()) == 2

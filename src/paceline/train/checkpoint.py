@@ -6,6 +6,7 @@ file as before.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import logging
@@ -93,8 +94,7 @@ class Checkpoints:
             if self._keeps is None:
                 self._keeps = self.newest.exists() and sound(self.newest.read_bytes())
             if self._keeps and self.newest.exists():
-                # which is taken if this process is killed before the next line
-                os.replace(self.newest, self.older)
+                _link(self.newest, self.older)
             os.replace(prepared, self.newest)
         except OSError as error:
             prepared.unlink(missing_ok=True)
@@ -144,3 +144,16 @@ def decode(content: bytes) -> dict[str, Any]:
 
 def _digest(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
+
+
+def _link(newest: Path, older: Path) -> None:
+    """``older`` becomes a second name of the same file, so that there is a newest one at every moment."""
+    part = part_of(older)
+    try:
+        os.link(newest, part)
+        os.replace(part, older)
+    except OSError:  # no links here; where nothing can be written at all, writing the newest will say so
+        with contextlib.suppress(OSError):
+            os.replace(newest, older)
+    finally:
+        part.unlink(missing_ok=True)  # it is still there where both names were one file's already

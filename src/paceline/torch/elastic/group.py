@@ -28,11 +28,26 @@ SLICE = timedelta(milliseconds=20)  # how long a sum is waited for before a look
 
 
 class Group:
-    """The members of one membership epoch, connected by gloo. Constructing it waits for all of them."""
+    """The members of one membership epoch, connected by gloo. Constructing it waits for all of them.
 
-    def __init__(self, store: Any, index: int, size: int) -> None:
-        self._group: Any = dist.ProcessGroupGloo(store, index, size, TIMEOUT)
+    Raises RuntimeError also if whoever has answered in the place of a member is not of this run: gloo asks nobody.
+    """
+
+    def __init__(self, pool: ConnectionPool, key: str, index: int, size: int, seal: Seal) -> None:
+        held = pool.take()
+        try:
+            self._group: Any = dist.ProcessGroupGloo(dist.PrefixStore(key, held), index, size, TIMEOUT)
+        finally:
+            pool.give(held)
         self._open: list[Any] = []  # works that may be under way
+        _made.append(self)
+        proofs = [list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)]
+        mine = torch.tensor(proofs, dtype=torch.uint8)
+        theirs = torch.zeros_like(mine)
+        self._group.alltoall_base(theirs, mine, [], []).wait(PROOFS)  # type: ignore[attr-defined]  # no stub has it
+        for of, row in enumerate(theirs):
+            if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
+                raise RuntimeError(f"what answers in the place of member {of} is not of this run")
 
     def sum(self, tensor: torch.Tensor) -> Any:
         """Start to sum ``tensor`` over all, in place; for ``all_done``. In the same order on all members."""
@@ -59,19 +74,6 @@ class Group:
                     if completed:  # else perhaps only the time is over
                         return False
         return True
-
-    def check(self, key: str, index: int, size: int, seal: Seal) -> None:
-        """Make sure that whoever has answered in the place of each member is of this run: gloo asks nobody.
-
-        Raises RuntimeError if somebody is not, or does not answer."""
-        mine = torch.tensor(
-            [list(seal.proof(f"{key}/{index}/{to}")) for to in range(size)], dtype=torch.uint8
-        )
-        theirs = torch.zeros_like(mine)
-        self._group.alltoall_base(theirs, mine, [], []).wait(PROOFS)
-        for of, row in enumerate(theirs):
-            if bytes(row.tolist()) != seal.proof(f"{key}/{of}/{index}"):
-                raise RuntimeError(f"what answers in the place of member {of} is not of this run")
 
     @property
     def idle(self) -> bool:
@@ -141,7 +143,7 @@ def connect(
     of the run.
     """
     calls = Calls("connecting")
-    made = calls.submit(_made_of, pool, key, index, size, seal)
+    made = calls.submit(Group, pool, key, index, size, seal)
     calls.close(0.0)  # the thread ends by itself
     while not wait([made], SLICE.total_seconds()).done:
         if lost():
@@ -150,17 +152,6 @@ def connect(
         _log.info("not connected for %s: %s", key, error)
         return None
     return made.result()
-
-
-def _made_of(pool: ConnectionPool, key: str, index: int, size: int, seal: Seal) -> Group:
-    held = pool.take()
-    try:
-        made = Group(dist.PrefixStore(key, held), index, size)
-    finally:
-        pool.give(held)
-    _made.append(made)
-    made.check(key, index, size, seal)
-    return made
 
 
 def let_go(*in_use: Group | None) -> None:
