@@ -26,8 +26,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
-from paceline.torch.elastic.buckets import Sums
-from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.gradients.reducers import Reducer, Sums
 from paceline.torch.gradients.steps import learning_rate
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.local import Merge

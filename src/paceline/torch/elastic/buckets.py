@@ -16,6 +16,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.torch.elastic.group import over
+from paceline.torch.gradients.reducers import Sums
 from paceline.torch.gradients.same_bits import ExactSum
 
 # How many hold some memory; a private name. If torch does not tell, the memory is not used again.
@@ -58,27 +59,6 @@ class Bucket:
         for view, parameter in zip(self.views, self.parameters, strict=True):
             if parameter.grad is None:
                 view.zero_()
-
-
-class Sums:
-    """What is summed of a round: ``begin`` before its last backward pass; then ``finish``; or ``finish`` alone.
-    ``apply`` when all sums are there."""
-
-    def begin(self, sum: Callable[[torch.Tensor], Any]) -> None:
-        """The coming backward pass is the round's last: ``sum`` starts a sum."""
-
-    def add(self) -> None:
-        """A backward pass is through."""
-
-    def drop(self) -> None:
-        """The round was left, perhaps in the backward pass that was to be summed."""
-
-    def used(self) -> list[bool]:
-        """Which parameters have a gradient of this rank's own, as far as the others need to know."""
-        return []
-
-    def close(self) -> None:
-        """Let go of the model."""
 
 
 class Buckets(Sums):
