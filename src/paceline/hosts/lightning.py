@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, refuse
 from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.torch.feed.loader import BalancedLoader
@@ -239,14 +239,13 @@ class Loader:
 def _check(trainer: Any) -> None:
     """Raises PacelineError for what cannot be balanced."""
     check_strategy(trainer.strategy)
-    wrong = (
-        "GradientAccumulationScheduler changes the window from epoch to epoch; set accumulate_grad_batches"
-        if any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
-        else "model averaging lets the ranks' parameters differ; leave model_averaging_period out"
-        if getattr(trainer.strategy, "_model_averaging_period", None) is not None
-        else "overfit_batches takes the same batches in every epoch, and here their order changes; leave it out"
-        if trainer.overfit_batches
-        else ""
-    )
-    if wrong:
-        raise PacelineError(wrong)
+    scheduled = any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)
+    averages = getattr(trainer.strategy, "_model_averaging_period", None) is not None
+    reasons = {
+        "GradientAccumulationScheduler changes the window from epoch to epoch; "
+        "set accumulate_grad_batches": scheduled,
+        "model averaging lets the ranks' parameters differ; leave model_averaging_period out": averages,
+        "overfit_batches takes the same batches in every epoch, and here their order changes; "
+        "leave it out": trainer.overfit_batches,
+    }
+    refuse("LightningBalancer", reasons)

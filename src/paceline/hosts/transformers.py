@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, refuse
 from paceline.torch import peers
 from paceline.torch.feed.costs import read
 from paceline.torch.feed.loader import check_indexed
@@ -384,17 +384,13 @@ def _check(trainer: Trainer) -> None:
     """Raises PacelineError for what cannot be balanced."""
     args, kind = trainer.args, trainer.accelerator.distributed_type.value
     strategy = getattr(args, "train_sampling_strategy", "random")
-    wrong = (
-        f"the Trainer distributes this model by {kind}; expected DistributedDataParallel"
-        if not kind.startswith(("NO", "MULTI_"))
-        else f"{args.n_gpu} GPUs in one process are expected to share each batch evenly; start one process for each "
-        "GPU with torchrun"
-        if args.n_gpu > 1
-        else "auto_find_batch_size=True changes the batch on the way; set per_device_train_batch_size"
-        if args.auto_find_batch_size
-        else f"train_sampling_strategy={strategy!r}: expected one of {', '.join(SHUFFLES)}"
-        if strategy not in SHUFFLES
-        else ""
-    )
-    if wrong:
-        raise PacelineError(wrong)
+    replicated, unknown = kind.startswith(("NO", "MULTI_")), strategy not in SHUFFLES
+    reasons = {
+        f"the Trainer distributes this model by {kind}; expected DistributedDataParallel": not replicated,
+        f"{args.n_gpu} GPUs in one process are expected to share each batch evenly; start one process for each GPU "
+        "with torchrun": args.n_gpu > 1,
+        "auto_find_batch_size=True changes the batch on the way; "
+        "set per_device_train_batch_size": args.auto_find_batch_size,
+        f"train_sampling_strategy={strategy!r}: expected one of {', '.join(SHUFFLES)}": unknown,
+    }
+    refuse("BalancedTrainer", reasons)

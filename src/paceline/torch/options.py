@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.errors import PacelineError, meant, short
+from paceline.errors import PacelineError, meant, refuse, short
 from paceline.policies import Policy
 from paceline.rounds import Cluster
 from paceline.sync import intervals
@@ -99,10 +99,8 @@ class Options:
         together."""
         loop, weigh, micro_steps = self.loop, self.weigh, self.micro_steps
         check_weigh(weigh)
-        if micro_steps is not None and (micro_steps < 1 or weigh == "hook"):
-            raise PacelineError(
-                f"micro_steps={micro_steps}, weigh={weigh!r}: expected at least one micro-step, and weigh='loss'"
-            )
+        if micro_steps is not None and weigh == "hook":
+            raise PacelineError(f"micro_steps={micro_steps}, weigh='hook': expected weigh='loss'")
         if loop not in LOOPS:
             raise PacelineError(
                 f"loop={loop!r}: expected one of {', '.join(map(repr, LOOPS))}{meant(loop, LOOPS)}"
@@ -115,68 +113,51 @@ class Options:
 
     def check_memory(self, in_step: bool) -> None:
         """Raises PacelineError for loops in which what fits into memory cannot be found while training."""
-        wrong = (
-            "loop='pieces' runs its passes itself; use loop='round' and pace.round(batch, function)"
-            if self.loop == "pieces"
-            else "weigh='hook' weighs what DDP has summed, and a pass that does not fit is to be dropped before; "
-            "use weigh='loss'"
-            if self.weigh == "hook" and self.loop == "round"
-            else "deterministic=True fixes the size of every pass; set quantum= to what fits"
-            if self.deterministic
-            else "under fully_shard all ranks take as many passes; set micro_batch= to what fits"
-            if in_step
-            else ""
-        )
-        if wrong:
-            raise PacelineError(f"limits='memory': {wrong}")
+        pieces, hook = self.loop == "pieces", self.weigh == "hook" and self.loop == "round"
+        reasons = {
+            "loop='pieces' runs its passes itself; use loop='round' and pace.round(batch, function)": pieces,
+            "weigh='hook' weighs what DDP has summed, and a pass that does not fit is to be dropped before; use "
+            "weigh='loss'": hook,
+            "deterministic=True fixes the size of every pass; set quantum= to what fits": self.deterministic,
+            "under fully_shard all ranks take as many passes; set micro_batch= to what fits": in_step,
+        }
+        refuse("limits='memory'", reasons)
 
     def check_elastic(self) -> None:
         """Raises PacelineError for what does not go together with ranks that may be lost or join."""
-        wrong = (
+        hook, fixed = self.weigh == "hook", self.micro_steps is not None
+        reported, drops = self.report_to or self.metrics_port is not None, self.drop is not None
+        reasons = {
             "a round whose rank is lost takes more micro-steps than one on the others; use loop='round' and "
-            "pace.round(batch, function), or loop='pieces'"
-            if self.loop == "whole"
-            else "weigh='hook' leaves the sum to DDP, which ends with a lost rank; use weigh='loss'"
-            if self.weigh == "hook"
-            else f"micro_steps={self.micro_steps} fixes what the loss of a rank changes; leave it out"
-            if self.micro_steps is not None
-            else "record= would end with the rank that writes it; take the rounds from on_round, or use "
-            "paceline train, whose launcher writes the record"
-            if self.record is not None
-            else "report_to= and metrics_port= would end with rank 0; use on_round"
-            if self.report_to or self.metrics_port is not None
-            else "drop= leaves out samples, and what is missing of a round is run by others here; leave it out"
-            if self.drop is not None
-            else ""
-        )
-        if wrong:
-            raise PacelineError(f"elastic=True: {wrong}")
+            "pace.round(batch, function), or loop='pieces'": self.loop == "whole",
+            "weigh='hook' leaves the sum to DDP, which ends with a lost rank; use weigh='loss'": hook,
+            f"micro_steps={self.micro_steps} fixes what the loss of a rank changes; leave it out": fixed,
+            "record= would end with the rank that writes it; take the rounds from on_round, or use "
+            "paceline train, whose launcher writes the record": self.record is not None,
+            "report_to= and metrics_port= would end with rank 0; use on_round": reported,
+            "drop= leaves out samples, and what is missing of a round is run by others here; leave it out": drops,
+        }
+        refuse("elastic=True", reasons)
 
     def check_drop(self, in_step: bool, moves_work: bool, device: torch.device) -> None:
         """Raises PacelineError for loops in which no micro-batches can be left out behind a threshold."""
         if self.drop is None:
             return
-        wrong = (
-            f"loop={self.loop!r} runs all that it is given; use loop='round' and pace.round(batch, function)"
-            if self.loop != "round"
-            else "all ranks take as many passes under fully_shard or with micro_steps=; leave it out"
-            if in_step or self.micro_steps is not None
-            else "micro-batches are left out, and each rank's part is one; set micro_batch= to an eighth of it, say"
-            if self.micro_batch is None
-            else "weigh='hook' weighs gradients before it is known what was run; use weigh='loss'"
-            if self.weigh == "hook"
-            else "limits='memory' cuts passes while they run; set micro_batch= to what fits"
-            if self.limits == MEMORY
-            else "deterministic=True keeps the bits of the whole batch; leave one of them out"
-            if self.deterministic
-            else "the policy moves what a late rank has not begun to others; use level or equal, which do not"
-            if moves_work
-            else f"the host's clock, which tells the last micro-batch, runs ahead of {device.type}; leave it out"
-            if device.type != "cpu"
-            else ""
-        )
-        if wrong:
-            raise PacelineError(f"drop={short(self.drop)}: {wrong}")
+        as_many, hook = in_step or self.micro_steps is not None, self.weigh == "hook"
+        whole, memory, ahead = self.loop != "round", isinstance(self.limits, str), device.type != "cpu"
+        reasons = {
+            f"loop={self.loop!r} runs all that it is given; use loop='round' and pace.round(batch, function)": whole,
+            "all ranks take as many passes under fully_shard or with micro_steps=; leave it out": as_many,
+            "micro-batches are left out, and each rank's part is one; set micro_batch= to an eighth of it, say": (
+                self.micro_batch is None
+            ),
+            "weigh='hook' weighs gradients before it is known what was run; use weigh='loss'": hook,
+            "limits='memory' cuts passes while they run; set micro_batch= to what fits": memory,
+            "deterministic=True keeps the bits of the whole batch; leave one of them out": self.deterministic,
+            "the policy moves what a late rank has not begun to others; use level or equal, which do not": moves_work,
+            f"the host's clock, which tells the last micro-batch, runs ahead of {device.type}; leave it out": ahead,
+        }
+        refuse(f"drop={short(self.drop)}", reasons)
 
     def check_pieces(self, policy: str, moves_work: bool, in_step: bool, fills: bool) -> None:
         """Raises PacelineError if rounds cannot be run in pieces, as ``policy`` would have it (``moves_work``).
@@ -209,19 +190,14 @@ class Options:
 
         norms: the model has batch norm. cell: samples of every micro-step.
         """
-        wrong = (
-            f"policy {policy} does not move work within the round; use factoring or auto"
-            if not moves_work
-            else "weigh='hook' leaves the sum to DDP; use weigh='loss'"
-            if self.weigh == "hook"
-            else "the model has batch norm, whose running statistics depend on who runs what; use another norm"
-            if norms
-            else f"micro_batch={self.micro_batch} holds no cell of {cell} samples; set a smaller quantum"
-            if self.micro_batch is not None and self.micro_batch < cell
-            else ""
-        )
-        if wrong:
-            raise PacelineError(f"deterministic=True: {wrong}")
+        small = self.micro_batch is not None and self.micro_batch < cell
+        reasons = {
+            f"policy {policy} does not move work within the round; use factoring or auto": not moves_work,
+            "weigh='hook' leaves the sum to DDP; use weigh='loss'": self.weigh == "hook",
+            "the model has batch norm, whose running statistics depend on who runs what; use another norm": norms,
+            f"micro_batch={self.micro_batch} holds no cell of {cell} samples; set a smaller quantum": small,
+        }
+        refuse("deterministic=True", reasons)
 
 
 def whole(name: str, value: Any, least: int = 1, most: int = MANY) -> None:
