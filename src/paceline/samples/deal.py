@@ -92,12 +92,6 @@ class Deal:
         """Positions of this worker's samples among the round's, micro-batch after micro-batch."""
         return self.order[self.starts[worker] : self.starts[worker + 1]]
 
-    @property
-    def shares(self) -> Array:
-        """Each worker's part of the round's cost, (n,): what a policy sees instead of its part of the samples."""
-        shares: Array = self.costs / self.costs.sum()
-        return shares
-
 
 def deal(
     lengths: Array,

@@ -73,7 +73,7 @@ class Options:
             whole("collect_every", self.collect_every, 1, 2**31)
         if not isinstance(model, torch.nn.Module):
             raise PacelineError(
-                f"model is {_kind(model)}; expected a torch.nn.Module, as DistributedDataParallel is"
+                f"model={short(model)}: expected a torch.nn.Module, as DistributedDataParallel is"
             )
         whole("global_batch", self.global_batch)
         if not isinstance(self.policy, str) and not callable(self.policy):
@@ -254,62 +254,6 @@ def least_and_most(limits: Limits | None, ranks: int, batch: int, floor: int) ->
     return least, most
 
 
-def check_dealt(
-    budget: Any, longest: float, *, quantum: int, cell: int, micro_steps: int | None, floor: int = 1
-) -> None:
-    """Raises PacelineError if rounds cannot be divided by cost, or not with this budget of a micro-batch.
-
-    longest: length of the longest sample. micro-steps: of every rank in every round, None if that is its own
-        affair.
-    floor: samples that a micro-batch needs.
-    """
-    if cell or quantum > 1:
-        wrong = "deterministic=True" if cell else f"quantum={quantum}"
-        raise PacelineError(
-            f"{wrong} counts samples, and cost= divides by what they cost; leave one of them out"
-        )
-    if budget is None:
-        return
-    number = isinstance(budget, int | float | np.integer | np.floating) and not isinstance(budget, bool)
-    if not number or not longest <= budget < np.inf:
-        raise PacelineError(
-            f"micro_batch_cost={short(budget)}: expected a number of at least {longest:g}, the cost of the "
-            "longest sample"
-        )
-    if budget < (2 * floor - 1) * longest:
-        raise PacelineError(
-            f"micro_batch_cost={short(budget)}: the model has batch norm, which needs {floor} samples in every "
-            f"micro-batch; expected at least {(2 * floor - 1) * longest:g}, {2 * floor - 1} times the longest sample"
-        )
-    if micro_steps is not None:
-        raise PacelineError(
-            f"micro_batch_cost={short(budget)} cuts a rank's part into as many micro-batches as it takes, and this "
-            f"loop takes {micro_steps} a round; use loop='round' and pace.round(batch, function), or leave it out"
-        )
-
-
-def check_room(most: Sequence[int], global_batch: int, loop: str) -> None:
-    """Raises PacelineError if one iteration of the loop on each rank cannot hold the batch.
-
-    most: samples that each rank may take in a round.
-    """
-    if loop == "whole" and sum(most) < global_batch:
-        raise PacelineError(
-            f"micro_batch and limits leave room for {sum(most)} samples on {len(most)} ranks, and the global batch "
-            f"has {global_batch}; in this loop each rank runs its part of a round at once: use loop='round' and "
-            "pace.round(batch, function), which accumulates, or a smaller global_batch"
-        )
-
-
-def check_joins(policy: str, trains: bool) -> None:
-    """Raises PacelineError for a policy of which a rank that joins cannot be handed over what it knows."""
-    if trains:
-        raise PacelineError(
-            f"elastic=True: policy {policy} decides beside the training, which a rank that joins cannot take part "
-            "in yet; use auto, level or another that does not train"
-        )
-
-
 def _pairs(limits: Any) -> None:
     wrong = f"limits={short(limits)}: expected 'memory', or a pair (least, most) for each rank, None for the default"
     if isinstance(limits, str) or not isinstance(limits, Sequence | np.ndarray):
@@ -320,7 +264,3 @@ def _pairs(limits: Any) -> None:
         for end in pair:
             if end is not None:
                 whole(f"limits of rank {rank}, least or most", end, 0)
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"

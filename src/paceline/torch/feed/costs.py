@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from paceline.errors import PacelineError, short
 from paceline.rounds import Array, Indices
 from paceline.samples import CostLearner, Room, SampleCosts
-from paceline.torch import options, peers
+from paceline.torch import peers
 from paceline.torch.feed.nested import tensors
 from paceline.torch.plan import Division, RoundPlan
 from paceline.torch.terms import Terms
@@ -105,15 +105,8 @@ class Dealer:
     """
 
     def __init__(self, terms: Terms, costs: SampleCosts, padded: bool, budget: float | None) -> None:
-        options.check_dealt(
-            budget,
-            float(costs.lengths.max()),
-            quantum=terms.quantum,
-            cell=terms.cell,
-            micro_steps=terms.fixed_micro_steps,
-            floor=terms.floor,
-        )
         self._terms, self._costs, self._padded = terms, costs, padded
+        self._check(budget)
         self._room = Room(
             micro_batch=terms.largest,
             budget=budget,
@@ -121,6 +114,7 @@ class Dealer:
             in_step=terms.in_step,
             floor=terms.floor,
         )
+        self.budget = self._room.longest  # length of a micro-batch at most
 
     def learn(self, step: int) -> None:
         """From round ``step`` on, learn what the samples cost; the first loader's unit is that of a run's others.
@@ -135,11 +129,6 @@ class Dealer:
                 f"padded={self._padded} here and padded={not self._padded} for another loader of this Pace; expected "
                 "the same for both: make a Pace for each"
             )
-
-    @property
-    def budget(self) -> float:
-        """Length of a micro-batch at most."""
-        return np.inf if self._room.budget is None else self._room.budget
 
     def divided(
         self, step: int, order: Indices, first: int, size: int, present: NDArray[np.bool_] | None = None
@@ -166,6 +155,35 @@ class Dealer:
                 pieces.whole,
             )
         return RoundPlan(step, dealt.loads, size, division, dealt)
+
+    def _check(self, budget: Any) -> None:
+        """Raises PacelineError if rounds cannot be divided by cost, or not with this budget of a micro-batch."""
+        terms, longest = self._terms, float(self._costs.lengths.max())
+        if terms.cell or terms.quantum > 1:
+            wrong = "deterministic=True" if terms.cell else f"quantum={terms.quantum}"
+            raise PacelineError(
+                f"{wrong} counts samples, and cost= divides by what they cost; leave one of them out"
+            )
+        if budget is None:
+            return
+        number = isinstance(budget, int | float | np.integer | np.floating) and not isinstance(budget, bool)
+        if not number or not longest <= budget < np.inf:
+            raise PacelineError(
+                f"micro_batch_cost={short(budget)}: expected a number of at least {longest:g}, the cost of the "
+                "longest sample"
+            )
+        micro_steps, least = terms.fixed_micro_steps, 2 * terms.floor - 1
+        if budget < least * longest:
+            raise PacelineError(
+                f"micro_batch_cost={short(budget)}: the model has batch norm, which needs {terms.floor} samples in "
+                f"every micro-batch; expected at least {least * longest:g}, {least} times the longest sample"
+            )
+        if micro_steps is not None:
+            raise PacelineError(
+                f"micro_batch_cost={short(budget)} cuts a rank's part into as many micro-batches as it takes, and "
+                f"this loop takes {micro_steps} a round; use loop='round' and pace.round(batch, function), or leave "
+                "it out"
+            )
 
 
 def agreed_dealer(
