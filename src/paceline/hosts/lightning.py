@@ -27,7 +27,7 @@ from paceline.rounds import Cluster
 from paceline.torch.feed.loader import BalancedLoader
 from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
-from paceline.torch.progress import batches
+from paceline.torch.progress import rounds
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -38,6 +38,9 @@ except ModuleNotFoundError as error:  # pragma: no cover - where the extra is no
 from paceline.hosts.fabric import check_strategy
 
 __all__ = ["LightningBalancer"]
+
+# Options of Pace, and what they follow from.
+OWNED = {"micro_steps": "accumulate_grad_batches", "weigh": "the loss", "loop": "the Trainer's"}
 
 
 class LightningBalancer(Callback):
@@ -60,11 +63,7 @@ class LightningBalancer(Callback):
         reduction: str = "mean",
         **options: Any,
     ) -> None:
-        for owned, why in (
-            ("micro_steps", "accumulate_grad_batches"),
-            ("weigh", "the loss"),
-            ("loop", "the Trainer's"),
-        ):
+        for owned, why in OWNED.items():
             if owned in options:
                 raise PacelineError(f"{owned}= follows from {why} under Lightning; leave it out")
         self.global_batch, self.policy, self.reduction = int(global_batch), policy, reduction
@@ -137,9 +136,8 @@ class LightningBalancer(Callback):
             pace.host.stepped(time.perf_counter() - self._stepping)
         else:
             pace.host.end_micro_step()
-        if pace.samples_done == len(
-            loader.dataset
-        ):  # Lightning counts batches, and does not ask for one more
+        # Lightning counts batches, and does not ask for one more.
+        if pace.samples_done == len(loader.dataset):
             pace.host.close_epoch()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,9 +155,8 @@ class LightningBalancer(Callback):
             return
         pace = self._running()
         pace.abandon()
-        with contextlib.suppress(
-            PacelineError
-        ):  # another rank may be gone; what was saved before then stands
+        # Another rank may be gone; what was saved before then stands.
+        with contextlib.suppress(PacelineError):
             self._saved = pace.state_dict()
         self._fitting = False
         pace.detach()
@@ -196,8 +193,8 @@ class Loader:
                 "balanced.loader(...) without its LightningBalancer; expected Trainer(callbacks=[balanced])"
             )
         floor = 2 if has_batch_norm(trainer.lightning_module) else 1
-        rounds = sum(1 for _ in batches(len(self.dataset), 0, self._balanced.global_batch, floor))
-        return rounds * trainer.accumulate_grad_batches
+        many = rounds(len(self.dataset), 0, self._balanced.global_batch, floor)
+        return many * trainer.accumulate_grad_batches
 
     def __iter__(self) -> Iterator[Any]:
         trainer, pace, loader = self._balanced.trainer, self._balanced._running(), self._inner()

@@ -33,7 +33,7 @@ from paceline.torch.feed.loader import check_indexed
 from paceline.torch.feed.pieces import order_of
 from paceline.torch.options import has_batch_norm
 from paceline.torch.pace import Pace
-from paceline.torch.progress import batches
+from paceline.torch.progress import rounds
 
 try:
     from accelerate.utils.operations import recursively_apply
@@ -148,9 +148,8 @@ class BalancedTrainer(Trainer):
         if peers.ranks() > 1:
             dist.all_reduce(summed)
         loss, everywhere = summed[0], int(summed[1])
-        if (
-            not pace.terms.cell
-        ):  # else weights leave out that DDP averages, so that results have the same bits
+        # Where results have the same bits, weights leave out that DDP averages.
+        if not pace.terms.cell:
             loss = loss / pace.ranks
         if self._count is not None and everywhere and everywhere != inputs.samples:
             # So far the labels' sum over the round's samples; its mean over the labels is asked for.
@@ -200,10 +199,10 @@ class Rounds:
             for name in OF_WORKERS:
                 del self._options[name]
         floor = 2 if has_batch_norm(trainer.model_wrapped) else 1
-        batch = trainer.balance["global_batch"]
-        self._sizes = [size for _, size in batches(len(self.dataset), 0, batch, floor)]
+        samples, batch = len(self.dataset), trainer.balance["global_batch"]
         if trainer.args.dataloader_drop_last:
-            self._sizes = [size for size in self._sizes if size >= batch]
+            samples -= samples % batch
+        self._rounds = rounds(samples, 0, batch, floor)
         self._loader: Any = None
 
     @property
@@ -240,7 +239,7 @@ class Rounds:
         self._loader.set_epoch(epoch)
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return self._rounds
 
     def __iter__(self) -> Iterator[Round]:
         pace, micro_steps = self.pace, iter(self._loader)
@@ -346,12 +345,7 @@ def _labels(batch: Any) -> int | None:
 def _gather_unlike(tensor: torch.Tensor) -> torch.Tensor:
     """Rows of all ranks, which may have unlike numbers of them."""
     rows = tensor[None] if tensor.ndim == 0 else tensor
-    sizes = peers.gather(len(rows))
-    filled = rows.new_zeros((max(sizes), *rows.shape[1:]))
-    filled[: len(rows)] = rows
-    parts = [torch.empty_like(filled) for _ in sizes]
-    dist.all_gather(parts, filled)
-    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+    return torch.cat([each.to(rows.device) for each in peers.gather(rows.detach().cpu())])
 
 
 def _warn_of_comparisons(trainer: Trainer) -> None:
