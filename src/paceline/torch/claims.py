@@ -62,25 +62,21 @@ class Claims:
         self.early = False
         self.claimed: Callable[[Claim], object] | None = None  # told of each claim
         self._answer: Claim | None = None
-        self._asked = False  # ahead of ``take``
         self._cost, self._wait, self._forward = piece_reports.FIRST_COST, 0.0, FORWARD
-        self._opened = 0  # rounds; one that was left is counted again when it is run again
-        self._told: int | None = None  # the newest speed that the others were told in this round
-        self._began = self._mark = self._half = self._waited = 0.0
-        self._sizes: list[int] = []
-        self._amounts: list[float] = []
-        self._parts = np.zeros(3)
-        self._seconds: list[float] = []
-        self._waits: list[float] = []
+        self._opened = -1  # rounds; one that was left is counted again when it is run again
+        self.open(0.0)
 
     def open(self, began: float) -> None:
         """A round begins."""
-        self._asked = False
+        self._asked = False  # ahead of ``take``
         self._opened += 1
-        self._told = None
+        self._told: int | None = None  # the newest speed that the others were told in this round
         self._began = self._mark = began
         self._half = self._waited = 0.0
-        self._sizes, self._amounts, self._seconds, self._waits = [], [], [], []
+        self._sizes: list[int] = []
+        self._amounts: list[float] = []
+        self._seconds: list[float] = []
+        self._waits: list[float] = []
         self._parts = np.zeros(3)
 
     def begin(self, piece: Piece) -> None:
@@ -129,20 +125,16 @@ class Claims:
         """What the other ranks should know of the round's pieces: the numbers of a ``piece_reports.ROW``.
 
         as_one: tell of one piece, where the round did not go as rounds do, and its pieces say nothing of the next."""
+        pure, parts = [a - b for a, b in zip(self._seconds, self._waits, strict=True)], self._parts.tolist()
         if as_one:
-            sizes, seconds, amounts = (
-                [sum(self._sizes)],
-                [sum(self._seconds) - sum(self._waits)],
-                [sum(self._amounts)],
-            )
-            return piece_reports.report(sizes, seconds, self._cost, amounts, self._parts.tolist())
-        pure = [seconds - wait for seconds, wait in zip(self._seconds, self._waits, strict=True)]
+            sizes, amounts = [sum(self._sizes)], [sum(self._amounts)]
+            return piece_reports.report(sizes, [sum(pure)], self._cost, amounts, parts)
         self._cost = piece_reports.cost(self._amounts, pure, self._cost)
         claimed = self._waits[1:-1]  # neither the first nor the last piece is claimed
         if claimed:
             self._wait += RECENT * (sum(claimed) / len(claimed) - self._wait)
         cost = self._cost + self._wait
-        return piece_reports.report(self._sizes, self._seconds, cost, self._amounts, self._parts.tolist())
+        return piece_reports.report(self._sizes, self._seconds, cost, self._amounts, parts)
 
     def close(self) -> None:
         self._calls.close()

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline import policies
 from paceline.errors import PacelineError, meant, refuse, short
 from paceline.rounds import Array
 from paceline.sync import intervals
@@ -144,8 +145,7 @@ class Every:
 
     def size(self, step: int) -> int:
         """Samples of round ``step``."""
-        known = self._sizes.items()
-        return next((size for first, size in reversed(known) if first <= step), next(iter(known))[1])
+        return policies.in_force(self._sizes, max(step, next(iter(self._sizes))))
 
     def take(self, step: int, batch: int, seconds: float, links: Array) -> None:
         """From round ``step`` on go by an interval of ``batch`` samples, for which the slowest rank took ``seconds``.
@@ -175,10 +175,8 @@ class Every:
         """Go on with these sizes, unless they are chosen now."""
         sizes = state.get("sizes") if isinstance(state, dict) else None
         if not self.fixed and isinstance(sizes, dict) and sizes:
-            self._sizes, self._link = (
-                {int(step): int(size) for step, size in sizes.items()},
-                float(state["link"]),
-            )
+            self._sizes = {int(step): int(size) for step, size in sizes.items()}
+            self._link = float(state["link"])
 
 
 # What rounding has left out so far, for each tensor: of this rank's changes, and of the sums that it makes.

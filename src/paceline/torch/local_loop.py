@@ -81,11 +81,8 @@ class LocalPasses(Passes):
 
 def _refuse_wrapped(model: torch.nn.Module, *_: Any) -> None:
     """Before a forward pass: DDP around the model would sum its gradients in each of a rank's own steps."""
-    if (
-        DistributedDataParallel._active_ddp_module is not None
-        and torch.is_grad_enabled()
-        and dist.get_world_size() > 1
-    ):
+    wrapped = DistributedDataParallel._active_ddp_module is not None
+    if wrapped and torch.is_grad_enabled() and dist.get_world_size() > 1:
         raise PacelineError(
             "the model was called through DistributedDataParallel, and with loop='local' each rank steps by itself; "
             "expected the plain module that Pace was given: model(x) instead of ddp(x)"
@@ -195,9 +192,8 @@ class LocalLoop(Loop):
             return True
         if source.number is None:
             return not source.more()
-        return (
-            source.samples is not None and progress.samples_done + self.passes.piece.batch >= source.samples
-        )
+        done = progress.samples_done + self.passes.piece.batch
+        return source.samples is not None and done >= source.samples
 
     def _open(self, source: Source) -> object:
         self._source = source

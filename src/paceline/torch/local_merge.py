@@ -274,10 +274,9 @@ class Merges:
             self.apply(step - len(self.flights), flight.own)
         if before > len(self.flights) > 0:
             with torch.no_grad():
-                for parameter, *changes in zip(
-                    self._parameters, *(f.changes for f in self.flights), strict=True
-                ):
-                    parameter.sub_(sum(changes))
+                changes = zip(*(flight.changes for flight in self.flights), strict=True)
+                for parameter, own in zip(self._parameters, changes, strict=True):
+                    parameter.sub_(sum(own))
 
     @torch.no_grad()
     def apply(self, step: int, own: list[torch.Tensor]) -> None:
@@ -312,13 +311,9 @@ class Merges:
     def state_dict(self) -> dict[str, Any]:
         """The model as it was when the running interval began, or as it is between two, for a rank that joins."""
         values = [*self._values(), *(self._model.get_buffer(name) for name in self._wholes)]
-        began = (
-            {}
-            if self._start is None
-            else {
-                id(value): start for value, start in zip(values, [*self._start, *self._before], strict=True)
-            }
-        )
+        began: dict[int, torch.Tensor] = {}
+        if self._start is not None:
+            began = dict(zip(map(id, values), [*self._start, *self._before], strict=True))
         model = {
             name: began.get(id(value), value.detach() if isinstance(value, torch.Tensor) else value)
             for name, value in self._model.state_dict(keep_vars=True).items()

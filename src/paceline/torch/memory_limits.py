@@ -215,11 +215,9 @@ class MemoryLimit:
         cuts = rows > self._floor and not self._whole and self._passes.cuts(batch)
         while start < rows or not rows:
             left = rows - start
-            size = (
-                min(self._size(left, each, piece.last and self._passes.gradients.sums), again)
-                if cuts
-                else left
-            )
+            size, sums = left, piece.last and self._passes.gradients.sums
+            if cuts:
+                size = min(self._size(left, each, sums), again)
             if size < rows:
                 self._passes.part(size, first=not start, more=size < left)
             try:
@@ -244,9 +242,8 @@ class MemoryLimit:
         most = max(int(self._find() / each), self._floor)
         proven = max(min(int(self._proven / each), most), self._floor)
         if left <= most:
-            size = (
-                left if not sums or left <= proven else left - proven
-            )  # what others wait for is to go through
+            # What others wait for is to go through.
+            size = left if not sums or left <= proven else left - proven
         else:
             size = most if most > proven else -(-left // -(-left // most))
         if size < left:

@@ -137,10 +137,7 @@ def own_store(timeout: float, first: Mapping[str, str | bytes] | None = None) ->
         return store
 
     hosted = on_rank_0(begin)
-    address: list[tuple[str, int] | None] = [(host, hosted.port) if hosted is not None else None]
-    dist.broadcast_object_list(address, src=0)
-    there = address[0]
-    assert there is not None  # rank 0 has sent it
+    there = gather(None if hosted is None else (host, hosted.port))[0]
     return together(lambda: connect(there) if hosted is None else hosted)
 
 

@@ -144,16 +144,9 @@ class Dealer:
         part[:] = part[dealt.order]
         piece_plan, division = self._terms.piece_plan(step, present), None
         if pieces is not None and piece_plan is not None:
-            division = Division(
-                pieces.first,
-                pieces.kept,
-                first + int(dealt.loads.sum()),
-                len(pieces.pool.lengths),
-                piece_plan,
-                pieces.pool,
-                pieces.kept_costs,
-                pieces.whole,
-            )
+            _, at_once, kept, costs, pool, whole = pieces
+            start = first + int(dealt.loads.sum())
+            division = Division(at_once, kept, start, len(pool.lengths), piece_plan, pool, costs, whole)
         return RoundPlan(step, dealt.loads, size, division, dealt)
 
     def _check(self, budget: Any) -> None:

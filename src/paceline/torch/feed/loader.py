@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -125,9 +126,7 @@ class BalancedLoader:
         self._loop, self._order = loop, Order(len(dataset), seed, shuffle)
         facts = {"samples": len(dataset), "seed": seed, "shuffle": shuffle, "drop_last": drop_last}
         factor = options.get("prefetch_factor")
-        drawn = int(options.get("num_workers") or 0) * (
-            2 if factor is None else int(factor)
-        )  # before it is used
+        drawn = int(options.get("num_workers") or 0) * (2 if factor is None else int(factor))  # ahead
         lags = peers.agree(facts | {"cost": "none" if costs[0] is None else "some"}, drawn)
         collate = options.pop("collate_fn", None) or default_collate
         step = loop.progress.rounds
@@ -142,7 +141,7 @@ class BalancedLoader:
         # drawn ahead, of this round and the next.
         self._others = Prefetch(dataset, collate, options if terms.moves_work else {})
         self._ahead = Prefetch(dataset, collate, options if loop.changes else {})
-        sampler, self._collate = _Sampler(self._batches), _EmptyToo(dataset, collate)
+        sampler, self._collate = _Sampler(self._batches), partial(_collated, dataset, collate)
         self._loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=self._collate, **options)
         self._queue: deque[Piece] = deque()
         # This epoch's order, and the same with each round's samples as they are dealt.
@@ -338,20 +337,13 @@ class BalancedLoader:
         return [indices[each.start :][: each.samples].copy() for each in pieces if each.samples]
 
     def _claimed(self, claim: Claim) -> None:
-        at = claim.start
-        for size in claim.sizes:
-            self._others.begin([self._indices[at : at + size].copy()])
-            at += size
+        samples = self._indices[claim.start :][: sum(claim.sizes)].copy()
+        self._others.begin(np.split(samples, np.cumsum(claim.sizes)[:-1]))
 
 
-class _EmptyToo:
-    """A collate function that can also make an empty batch, with the shapes of a real one."""
-
-    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self._collate = dataset, collate
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self._collate(samples) if samples else nothing_of(self._collate([self._dataset[0]]))
+def _collated(dataset: Any, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
+    """A batch of these; of none, an empty batch with the shapes of a real one."""
+    return collate(samples) if samples else nothing_of(collate([dataset[0]]))
 
 
 class _Sampler:

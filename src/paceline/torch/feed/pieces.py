@@ -34,13 +34,9 @@ class Order:
         return np.random.default_rng((self.seed, epoch)).permutation(self.samples)
 
 
-ORDERS = (
-    "SequentialSampler",
-    "RandomSampler",
-    "DistributedSampler",
-    "SeedableRandomSampler",
-)  # each sample once
-CUTS = ("BatchSampler", "BatchSamplerShard", "DefaultBatchSampler")  # the last of sentence-transformers
+# Samplers that draw each sample once, and those that cut what others draw, the last of sentence-transformers.
+ORDERS = ("SequentialSampler", "RandomSampler", "DistributedSampler", "SeedableRandomSampler")
+CUTS = ("BatchSampler", "BatchSamplerShard", "DefaultBatchSampler")
 
 
 def order_of(sampler: Any) -> tuple[Any, bool]:

@@ -268,9 +268,8 @@ class StreamLoader:
             can = available(self._supply, terms.most, terms.quantum, terms.floor)
             if can.sum() >= terms.global_batch or self._supply.ended.all():
                 break
-            if (
-                not attempt
-            ):  # several streams have ended at once: the others draw all that they may be asked for
+            if not attempt:
+                # Several streams have ended at once: the others draw all that they may be asked for.
                 self._tell(terms.global_batch)
                 self._hear()
         batch = int(min(can.sum(), terms.global_batch))
