@@ -62,6 +62,9 @@ class Hosting:
 
     def __init__(self, loop: Any, reducer: Reducer) -> None:
         self._loop, self._reducer = loop, reducer
+        self.progress: Progress = (
+            loop.progress
+        )  # where the run stands, and the rounds that are left of its epoch
 
     @property
     def adapter(self) -> Host:
@@ -71,11 +74,6 @@ class Hosting:
     @adapter.setter
     def adapter(self, adapter: Host) -> None:
         self._loop.host = adapter
-
-    @property
-    def progress(self) -> Progress:
-        """Where the run stands, and the rounds that are left of its epoch."""
-        return self._loop.progress
 
     @property
     def first(self) -> bool:

@@ -137,10 +137,6 @@ class StreamLoader:
         check_options(options, terms.batch, loop.ranks, streamed=True)
         check_unchanging(loop, "pace.stream()")
         peers.agree({"drop_last": drop_last, "batches": batches})
-        if terms.cell:
-            raise PacelineError(
-                "deterministic=True fixes who runs which sample, and each rank has a stream of its own; leave it out"
-            )
         if not terms.every.fixed:
             raise PacelineError(
                 "loop='local' with a stream: ranks tell ahead how many samples they hold, which fixes the size of an "
