@@ -20,8 +20,7 @@ class Windows(Pace):
     """``paceline.torch.Pace`` with one option more.
 
     accumulate: k, micro-steps that the loop itself takes for each optimizer step, on every rank. It divides its loss
-        by k and steps in the last of them: ``if (i + 1) % k == 0: optimizer.step()``. ``global_batch`` is what all k
-        hold.
+        by k and steps in the last of them: ``if (i + 1) % k == 0: optimizer.step()``. All k hold ``global_batch``.
     """
 
     def __init__(

@@ -36,8 +36,7 @@ class Room(NamedTuple):
 
     least, most: samples of each worker in the round, (n,) or a number; None for none and all.
     micro_batch: samples of a micro-batch at most, likewise. budget: length of a micro-batch at most, in the user's
-    unit:
-        the sum of its lengths, or its size times the longest where it is padded.
+        unit: the sum of its lengths, or its size times the longest where it is padded.
     micro_steps: every worker takes exactly so many micro-batches, some of them empty. in_step: all take as many.
     floor: a worker with anything to do has at least so many samples (batch norm needs 2).
     """

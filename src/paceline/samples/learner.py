@@ -25,7 +25,7 @@ import numpy as np
 
 from paceline.costs import Array
 from paceline.errors import PacelineError
-from paceline.samples.cost import CostModel, SampleCosts
+from paceline.samples.cost import CostModel, SampleCosts, cost_of
 
 __all__ = ["CostLearner"]
 
@@ -189,8 +189,7 @@ class Seen(NamedTuple):
 class CostLearner:
     """Learns the cost model of one job from its rounds; the same on every rank that takes in the same rounds.
 
-    costs: of the data set. workers: n. batch: samples of a full round. padded: a micro-batch costs its size times
-    its longest sample.
+    costs: of the data set. workers: n. batch: samples of a full round. padded: as of ``CostModel``.
     """
 
     def __init__(self, costs: SampleCosts, workers: int, batch: int, *, padded: bool = False) -> None:
@@ -229,12 +228,10 @@ class CostLearner:
         earlier = [each.parts for each in self.seen]
         self.seen = [*self.seen, Seen(parts, seconds, np.zeros(self._workers) + known)]
         now = self.fit.part, self.fit.launch
+        models = self.costs.model(*now), self.costs.model(*self.told)
         # Where nothing was run, it costs nothing by any model.
         with np.errstate(divide="ignore", invalid="ignore"):
-            apart = [
-                np.abs(np.log((each @ self._weights(*now)) / (each @ self._weights(*self.told))))
-                for each in earlier
-            ]
+            apart = [np.abs(np.log(np.divide(*(cost_of(by, each) for by in models)))) for each in earlier]
         if not np.any(np.array(apart) > RETOLD):
             return False
         self.told = now
@@ -242,11 +239,7 @@ class CostLearner:
 
     def cost(self, parts: Array) -> Array:
         """What each worker ran, as is known now, (n,), in mean samples."""
-        costs: Array = parts @ self._weights(self.fit.part, self.fit.launch)
-        return costs
-
-    def _weights(self, part: float, launch: float) -> Array:
-        return np.array([(1 - part) / self.costs.mean, part / self.costs.mean_square, launch])
+        return cost_of(self.costs.model(self.fit.part, self.fit.launch), parts)
 
     def state_dict(self, models: dict[int, CostModel]) -> dict[str, Any]:
         """As plain lists and numbers, with the models by the rounds from which they hold."""

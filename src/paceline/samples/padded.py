@@ -164,8 +164,7 @@ class _Cutting:
             size = min(most, cap, self.budgeted[start])
             return [took] if (took := int(min(size, budget / first))) > 0 else []
         costs, launch, budgeted = self.costs, self.launch, self.budgeted
-        # The best last beginning for each end, as a queue: (beginning, cost up to it, first end for which it is
-        # best).
+        # The best last beginning for each end, as a queue: (beginning, cost up to it, first end that it is best for).
         begins, spent, since = [start], [0.0], [float(start)]
         front = 0
         parents: dict[int, int] = {}
@@ -195,8 +194,7 @@ class _Cutting:
             if cost > budget:
                 break
             parents[at] = begin
-            # The new beginning takes over from the last in the queue where it is cheaper, or the last may go no
-            # further.
+            # The new beginning takes over from the last in the queue where it is cheaper, or that may go no further.
             value = cost - at * costs[at]
             while True:
                 last = begins[-1]

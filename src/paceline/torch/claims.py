@@ -36,8 +36,7 @@ class Claims:
 
     unit: pieces are multiples of this many samples. largest: samples that fit into memory at once; most: that
     this rank may take in a round. cell: samples of every micro-step, 0 if micro-steps differ. shared: counts what
-    is claimed; by default what suits the process group. workers: how many ranks take part, which may change from
-    round to round.
+    is claimed; by default what suits the process group. workers: how many ranks take part in the running round.
 
     How much a piece holds is counted in samples, or by their cost if samples cost differently (``Piece.amount``).
     For each round: ``open``; for each piece ``begin``, ``halfway`` and ``done``; ``take`` between two of them;

@@ -88,8 +88,7 @@ class Hosting:
     def weight(
         self, loss: torch.Tensor | None = None, reduction: str = "mean", count: float | None = None
     ) -> float:
-        """What this micro-batch's gradient counts: multiply the loss by it. The loss, if it is given, is taken down
-        for the record."""
+        """What this micro-batch's gradient counts: multiply the loss by it. A loss that is given goes on record."""
         if loss is not None:
             check_loss(loss)
         return self._loop.passes.weight(loss, reduction, count)

@@ -126,8 +126,7 @@ def check(given: Options, model: torch.nn.Module, ranks: int) -> None:
 
 
 class Every:
-    """How many samples an interval has, by the round from which that holds; the same on every rank, since it is made
-    of what all ranks were told.
+    """How many samples an interval has, by the round from which that holds; the same on every rank, as all know it.
 
     every: as of ``intervals.interval``. batch: B, samples of a step of every rank. delay: as of ``Merge``.
     """
@@ -150,8 +149,7 @@ class Every:
     def take(self, step: int, batch: int, seconds: float, links: Array) -> None:
         """From round ``step`` on go by an interval of ``batch`` samples, for which the slowest rank took ``seconds``.
 
-        links: seconds that each rank was in the newest merge, (n,), NaN if there was none: the last one to come has
-            waited for nobody."""
+        links: seconds of each rank in the newest merge, (n,), NaN if there was none: the last has not waited."""
         if self.fixed or not (seconds > 0 and batch > 0):
             return
         if not np.isnan(links).all():

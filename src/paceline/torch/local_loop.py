@@ -141,8 +141,7 @@ class LocalLoop(Loop):
         if self.local.flights:
             raise PacelineError(
                 f"a checkpoint after interval {self.progress.rounds - 1}, whose changes are still on their way "
-                "(Merge(delay=1)); expected one if pace.merged, as at an epoch's end, or behind pace.flush() on all "
-                "ranks"
+                "(Merge(delay=1)); expected one if pace.merged, or behind pace.flush() on all ranks"
             )
         return super().state_dict()
 
@@ -235,8 +234,7 @@ class LocalLoop(Loop):
         self._gradients.used()
 
     def _merge(self, micro_step: MicroStep, many: float, optimizers: list[Any]) -> bool:
-        """Behind a step over so many samples or the like: whether it was the interval's last, and is merged, or on
-        its way."""
+        """Behind a step over so many samples or the like: whether the interval is over, and merged or on its way."""
         local, reducer, piece, began = self.local, self._reducer, micro_step.piece, time.perf_counter()
         local.took(many)
         if piece.last or reducer.retrying:

@@ -95,8 +95,7 @@ class Options:
         switches(fill=self.fill, deterministic=self.deterministic, elastic=self.elastic)
 
     def check_together(self) -> None:
-        """Raises PacelineError for a form of the loop, or a way of weighing, that is none, or where they do not go
-        together."""
+        """Raises PacelineError for an unknown loop or way of weighing, or where they do not go together."""
         loop, weigh, micro_steps = self.loop, self.weigh, self.micro_steps
         check_weigh(weigh)
         if micro_steps is not None and weigh == "hook":
@@ -162,8 +161,7 @@ class Options:
     def check_pieces(self, policy: str, moves_work: bool, in_step: bool, fills: bool) -> None:
         """Raises PacelineError if rounds cannot be run in pieces, as ``policy`` would have it (``moves_work``).
 
-        in_step: every rank must run as many micro-steps. fills: a micro-step with nothing to do gets samples all the
-            same.
+        in_step: every rank must run as many micro-steps. fills: also one with nothing to do gets samples.
         """
         if not moves_work:
             return

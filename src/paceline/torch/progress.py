@@ -117,8 +117,7 @@ class Progress:
         }
 
     def check(self, state: Any) -> int:
-        """The rounds that a state has behind it. Raises PacelineError if it is none, or its rounds were of another
-        size; changes nothing."""
+        """The rounds behind a state. Raises PacelineError if it is none, or of other rounds; changes nothing."""
         check_state(state)
         if state["global_batch"] != self._batch:
             raise PacelineError(
@@ -149,7 +148,8 @@ def check_state(state: Any) -> None:
     if not _whole(state.get("version")) or state["version"] != VERSION:
         refuse("version", f"{VERSION}, which is what this version of Paceline reads and writes")
     for name in (*COUNTS, *LATER):
-        value, least = state.get(name), int(name == "global_batch")
+        value: Any = state.get(name)
+        least = int(name == "global_batch")
         if not (name in LATER and value is None) and not (_whole(value) and value >= least):
             refuse(name, f"a whole number of at least {least}")
     if not isinstance(state.get("policy"), str):

@@ -98,12 +98,10 @@ class BalancedLoader:
     """Iterate it once an epoch. Made by ``Pace.loader``.
 
     Each full iteration is one epoch and moves on to the next one's order; ``set_epoch`` chooses another. Where an
-    iteration is left early, the next one begins a fresh round of the next epoch (of the same one where no round of
-    it was done).
+    iteration is left early, the next one begins a fresh round of the next epoch (of the same one if none was done).
 
     dataset: what it loads from. number: of this loader among those of its Pace. samples: that an epoch uses. costs:
-    ``cost``, ``padded`` and ``micro_batch_cost`` of ``Pace.loader``, which has the other arguments, too. Constructing
-    it is collective.
+    ``cost``, ``padded`` and ``micro_batch_cost`` of ``Pace.loader``, which has the rest. Constructing is collective.
     """
 
     def __init__(
@@ -160,8 +158,7 @@ class BalancedLoader:
         return self
 
     def __len__(self) -> int:
-        """Micro-steps of the running iteration, or else of the next one; rounds, where those differ from rank to
-        rank."""
+        """Micro-steps of the running iteration, or of the next one; rounds, where those differ between ranks."""
         rounds = self._length
         if rounds is None:
             rounds = self._loop.progress.ahead(self.samples)

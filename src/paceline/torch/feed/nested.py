@@ -12,8 +12,7 @@ from paceline.torch.gradients.same_bits import begins_well
 
 
 def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure, with each tensor changed, and each list of texts or numbers, and all else that holds no
-    tensors."""
+    """The same structure, with each tensor changed, and all that holds none, such as a list of texts or numbers."""
     if isinstance(batch, Mapping):
         return type(batch)({key: mapped(value, change) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, list | tuple):

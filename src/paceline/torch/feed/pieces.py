@@ -97,8 +97,7 @@ def _cuts(terms: Terms, load: int) -> list[int]:
 def _in_cuts(
     plan: RoundPlan, mine: Indices, cuts: list[int], filler: Indices | None, lengths: Array | None = None
 ) -> Iterator[tuple[Indices, Piece]]:
-    """A rank's samples in micro-batches of these sizes, at least one micro-step. lengths: of the samples, and
-    more."""
+    """A rank's samples in micro-batches of these sizes, at least one. lengths: of the samples, and more."""
     cuts, start = cuts or [0], 0
     for number, size in enumerate(cuts):
         last = number == len(cuts) - 1
