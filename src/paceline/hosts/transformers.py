@@ -121,9 +121,7 @@ class BalancedTrainer(Trainer):
     def get_total_train_batch_size(self, args: Any) -> int:
         return int(self.balance["global_batch"])
 
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
-    ) -> tuple[list[Any], Any]:
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         return list(islice(epoch_iterator, num_batches)), None
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:

@@ -95,7 +95,7 @@ def sizes_of_micro_steps(
         return []
     if model.padded and model.launch is not None:
         sizes = best_cuts(model.of(lengths), lengths, model.launch, micro_batch, budget)
-        return [int(size) for size in at_least(np.array(sizes), floor)]
+        return at_least(np.array(sizes), floor).tolist()
     tokens = None if model.padded else np.concatenate(([0.0], np.cumsum(lengths)))
     sizes, start = [], 0
     while start < len(lengths):
@@ -108,7 +108,7 @@ def sizes_of_micro_steps(
         size = max(min(size, micro_batch), 1)
         sizes.append(size)
         start += size
-    return [int(size) for size in at_least(np.array(sizes), floor)]
+    return at_least(np.array(sizes), floor).tolist()
 
 
 def in_pieces(

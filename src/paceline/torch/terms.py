@@ -120,13 +120,17 @@ def agree(model: torch.nn.Module, given: Options, in_step: bool) -> Terms:
         plans: Any = chosen.planner()
         chosen, name = plans, "level"
     balancer = Balancer(chosen, quantum=quantum, floor=floor)
-    facts = {
-        "global_batch": batch,
-        "policy": name,
-        "limits": given.limits if memory else (least, most),
-        "drop": given.drop,
-    }
-    for other in ("quantum", "micro_steps", "loop", "weigh", "deterministic", "collect_every", "every"):
+    facts = {"global_batch": batch, "policy": name, "limits": given.limits if memory else (least, most)}
+    for other in (
+        "quantum",
+        "micro_steps",
+        "loop",
+        "weigh",
+        "deterministic",
+        "collect_every",
+        "every",
+        "drop",
+    ):
         facts[other] = getattr(given, other)
     if given.merge is not None:
         facts["merge"] = str(given.merge)

@@ -37,10 +37,6 @@ def read(cost: Any, dataset: Any) -> SampleCosts:
         return SampleCosts.checked([_number(cost(index)) for index in range(samples)], samples, "cost")
     if isinstance(cost, torch.Tensor):
         cost = cost.detach().cpu().numpy()
-    if isinstance(cost, bool | int | float):
-        raise PacelineError(
-            f"cost={short(cost)}: expected one number for each sample, a function of its index, or a column's name"
-        )
     return SampleCosts.checked(cost, samples)
 
 

@@ -230,12 +230,12 @@ class BalancedLoader:
 
         Processes load them, and already the next round's as they will be if the members stay the same; what is loaded
         for nothing is thrown away."""
-        pieces = self._as_planned(plan, first)
+        pieces, samples = self._as_planned(plan, first)
         if self._early:
-            self._ahead.expect(self._spans(pieces))
+            self._ahead.expect(samples)
             for ahead, (start, size) in enumerate(islice(self._loop.progress.remaining(), 1, 2), 1):
                 following = self.divided(plan.step + ahead, start, size, among)
-                self._ahead.begin(self._spans(self._as_planned(following, start)))
+                self._ahead.begin(self._as_planned(following, start)[1])
         return pieces
 
     def parts(self, plan: RoundPlan, first: int, missing: Missing) -> list[Piece]:
@@ -286,18 +286,17 @@ class BalancedLoader:
             if before is by and before_size == size:
                 plan = RoundPlan(step, loads, size)
                 for at, many, begins, ends in cuts:
-                    append(Piece(plan, many, begins, ends))
                     at += first
+                    append(Piece(plan, many, begins, ends, start=at))
                     yield indices[at : at + many].tolist()
                 step += 1
                 continue
             plan = self.divided(step, first, size)
-            at, cuts = int(plan.loads[: loop.rank].sum()), []
+            cuts = []
             for chosen, piece in planned_pieces(terms, loop.rank, plan, first, indices, terms.fills):
                 if self._drops is not None and step == self._drops.cut:
                     break
-                cuts.append((at, piece.samples, piece.first, piece.last))
-                at += piece.samples
+                cuts.append((piece.start - first, piece.samples, piece.first, piece.last))
                 append(piece)
                 yield chosen.tolist()
             # a micro-step of none may be filled with samples of the epoch's beginning, wherever the round is
@@ -319,19 +318,11 @@ class BalancedLoader:
                 "drop_last=True, which leaves it out, or another quantum"
             )
 
-    def _as_planned(self, plan: RoundPlan, first: int) -> list[Piece]:
-        terms, rank, division = self._loop.terms, self._loop.rank, plan.division
-        own = plan.loads if division is None else division.first + division.kept
-        start, pieces = first + int(own[:rank].sum()), []
-        for _, piece in planned_pieces(terms, rank, plan, 0, np.arange(plan.batch), False):
-            pieces.append(piece._replace(start=start))
-            start += piece.samples
-        return pieces
-
-    def _spans(self, pieces: list[Piece]) -> list[Indices]:
-        """The samples of each that has any."""
-        indices = self._indices
-        return [indices[each.start :][: each.samples].copy() for each in pieces if each.samples]
+    def _as_planned(self, plan: RoundPlan, first: int) -> tuple[list[Piece], list[Indices]]:
+        """This rank's pieces of a round whose samples begin at ``first``, and the samples of each that has any."""
+        loop = self._loop
+        planned = list(planned_pieces(loop.terms, loop.rank, plan, first, self._indices, False))
+        return [piece for _, piece in planned], [chosen.copy() for chosen, piece in planned if piece.samples]
 
     def _claimed(self, claim: Claim) -> None:
         samples = self._indices[claim.start :][: sum(claim.sizes)].copy()

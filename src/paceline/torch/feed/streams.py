@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,24 +84,17 @@ class StreamBuffer:
 
 
 AHEAD = 2  # times what a rank is to run, and times an equal share of those whose streams go on
-ROW = np.dtype([("held", "f8"), ("ended", "f8")])  # what a rank tells of its stream, see Supply
+# What a rank tells of its stream: samples drawn ahead, and whether that is all.
+ROW = np.dtype([("held", "f8"), ("ended", "f8")])
 
 
-class Supply(NamedTuple):
-    """What the ranks hold, each of shape (n,)."""
-
-    held: Indices  # samples drawn ahead
-    ended: np.ndarray[Any, np.dtype[np.bool_]]  # whether that is all
-
-
-def available(supply: Supply, most: Indices, quantum: int, floor: int) -> Indices:
+def available(held: Indices, most: Indices, quantum: int, floor: int) -> Indices:
     """How many samples each rank may be given in the next round, (n,): what it holds and may take, in whole quanta.
 
     floor: loads below it are put together on one rank, which must have room for them.
     """
-    spare = (floor - 1) * len(supply.held)
-    held = np.maximum(supply.held - spare, 0)
-    return np.minimum(held, most) // quantum * quantum
+    spare = (floor - 1) * len(held)
+    return np.minimum(np.maximum(held - spare, 0), most) // quantum * quantum
 
 
 def wanted(load: int, batch: int, ended: int, ranks: int) -> int:
@@ -164,7 +157,7 @@ class StreamLoader:
         self._told = -1  # messages sent
         self._source: Iterator[Any] | None = None
         self._ended = self._resumed = False
-        self._supply = Supply(np.zeros(loop.ranks, np.int64), np.zeros(loop.ranks, bool))
+        self._supply = np.zeros(loop.ranks, ROW)  # of all ranks
         self._known = False  # what the ranks hold for the next round
         self._loads: Indices | None = None  # of the next round
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
@@ -261,8 +254,9 @@ class StreamLoader:
         loop.settle()  # the plan goes by the round before
         self._hear()
         for attempt in range(2):
-            can = available(self._supply, terms.most, terms.quantum, terms.floor)
-            if can.sum() >= terms.global_batch or self._supply.ended.all():
+            held = self._supply["held"].astype(np.int64)
+            can = available(held, terms.most, terms.quantum, terms.floor)
+            if can.sum() >= terms.global_batch or self._supply["ended"].all():
                 break
             if not attempt:
                 # Several streams have ended at once: the others draw all that they may be asked for.
@@ -275,8 +269,8 @@ class StreamLoader:
 
     def _tell(self, load: int) -> None:
         """Draw ahead after a round of ``load`` samples, and tell how many are held."""
-        terms, ranks, supply = self._loop.terms, self._loop.ranks, self._supply
-        aim = wanted(load, terms.global_batch, int(supply.ended.sum()), ranks)
+        terms, ranks = self._loop.terms, self._loop.ranks
+        aim = wanted(load, terms.global_batch, int(self._supply["ended"].sum()), ranks)
         aim += (terms.floor - 1) * ranks
         assert self._source is not None
         while not self._ended and self._buffer.count < aim:
@@ -293,5 +287,4 @@ class StreamLoader:
 
     def _hear(self) -> None:
         if not self._known:
-            rows = self._exchange.receive(self._told, self._loop.lost)
-            self._supply, self._known = Supply(rows["held"].astype(np.int64), rows["ended"] > 0), True
+            self._supply, self._known = self._exchange.receive(self._told, self._loop.lost), True
