@@ -84,10 +84,9 @@ class LightningBalancer(Callback):
     # -- what Lightning calls --------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit":
-            return
-        self.trainer = trainer
-        _check(trainer)
+        if stage == "fit":
+            self.trainer = trainer
+            _check(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._loader is None or trainer.train_dataloader is not self._loader:
@@ -117,10 +116,8 @@ class LightningBalancer(Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             whole = whole / scaler.get_scale()
-        weight = (
-            pace.host.weight(None if self._noted else whole, self.reduction) * trainer.accumulate_grad_batches
-        )
-        self._noted = True
+        weight = pace.host.weight(None if self._noted else whole, self.reduction)
+        weight, self._noted = weight * trainer.accumulate_grad_batches, True
         loss.register_hook(lambda gradient: gradient * weight)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -44,7 +44,7 @@ class Room(NamedTuple):
     least: ArrayLike | None = None
     most: ArrayLike | None = None
     micro_batch: ArrayLike | None = None
-    budget: float | None = None
+    budget: float = np.inf
     micro_steps: int | None = None
     in_step: bool = False
     floor: int = 1
@@ -56,11 +56,6 @@ class Room(NamedTuple):
             for given in (0 if self.least is None else self.least, self.most, self.micro_batch)
         )
         return least.astype(np.int64), most.astype(np.int64), micro.astype(np.int64)
-
-    @property
-    def longest(self) -> float:
-        """The budget, infinite if there is none."""
-        return np.inf if self.budget is None else float(self.budget)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +106,7 @@ def deal(
     if room.micro_steps is not None:
         most = np.minimum(most, room.micro_steps * micro)
     least, most = limited(batch, pace, least, most)
-    budget = room.longest
+    budget = room.budget
     if batch and lengths.max() > budget:
         raise PacelineError(
             f"a sample of length {lengths.max():g} is longer than a micro-batch may be, "

@@ -121,7 +121,7 @@ def in_pieces(
     """
     n, batch = len(shares), len(lengths)
     _, most, micro = room.counts(n, batch)
-    budget = room.longest
+    budget = room.budget
     order = np.argsort(-lengths, kind="stable")
     ordered = lengths[order]
     before = _before(ordered, model, n, int(micro.max()), budget)

@@ -246,13 +246,11 @@ class Merges:
                     f"loop='local': buffer {name} holds {now.numel()} whole numbers, and the steps of a rank change "
                     "it; of those a merge can make nothing: keep them in a floating tensor, which is averaged"
                 )
-        by = self._merge.by
-        weight = (
-            self._counted / batch if by == "samples" else self._taken if by == "steps" else self._taken > 0
-        )
-        row = [1.0, float(weight), *self._projection.of(self.base[:many]), learning_rate(optimizers)]
+        weights = {"samples": self._counted / batch, "steps": self._taken, "ranks": self._taken > 0}
+        weight = float(weights[self._merge.by])
+        row = [1.0, weight, *self._projection.of(self.base[:many]), learning_rate(optimizers)]
         begun = [*self._begun(), *self.base[many:]]
-        self.flats.fill(begun, self._values(), float(weight), [*row, *counters])
+        self.flats.fill(begun, self._values(), weight, [*row, *counters])
 
     @torch.no_grad()
     def send(self, whole: bool) -> None:

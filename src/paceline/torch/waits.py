@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,18 +38,10 @@ COLLECTIVES = (
 BUFFERS = "broadcast of buffers"  # DDP's, before a forward pass
 
 
-@dataclass(frozen=True, eq=False)
-class Listener:
-    """begins: called with the collective's name before this process waits, or may; it may raise. ends: after it."""
-
-    begins: Callable[[str], object]
-    ends: Callable[[], object]
-
-
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
-_listeners: list[Listener] = []
+_listeners: list[tuple[Callable[[str], object], Callable[[], object]]] = []  # see ``listen``
 _replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is there now
 _threads: set[int] = set()  # that have listened
 _thread = threading.local()
@@ -58,8 +49,10 @@ _waited = 0.0  # seconds so far, while somebody listened
 
 
 def listen(begins: Callable[[str], object], ends: Callable[[], object]) -> Callable[[], None]:
-    """Tell of each wait of this thread, and of backward passes, until the function that is returned is called."""
-    listener = Listener(begins, ends)
+    """Tell of each wait of this thread, and of backward passes, until the function that is returned is called.
+
+    begins: called with the collective's name before this process waits, or may; it may raise. ends: after it."""
+    listener = begins, ends
     _threads.add(threading.get_ident())
     if not _listeners and dist.is_available():
         _replace()
@@ -150,13 +143,13 @@ def _told(name: str, original: Any, arguments: tuple[Any, ...], named: dict[str,
     _thread.within = True
     began, told = time.perf_counter(), []
     try:
-        for listener in tuple(_listeners):
-            listener.begins(name)
-            told.append(listener)
+        for begins, ends in tuple(_listeners):
+            begins(name)
+            told.append(ends)
         return original(*arguments, **named)
     finally:
-        for listener in told:
-            listener.ends()
+        for ends in told:
+            ends()
         _waited += time.perf_counter() - began
         _thread.within = False
 

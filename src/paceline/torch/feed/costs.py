@@ -105,12 +105,12 @@ class Dealer:
         self._check(budget)
         self._room = Room(
             micro_batch=terms.largest,
-            budget=budget,
+            budget=np.inf if budget is None else float(budget),
             micro_steps=terms.fixed_micro_steps,
             in_step=terms.in_step,
             floor=terms.floor,
         )
-        self.budget = self._room.longest  # length of a micro-batch at most
+        self.budget = self._room.budget  # length of a micro-batch at most
 
     def learn(self, step: int) -> None:
         """From round ``step`` on, learn what the samples cost; the first loader's unit is that of a run's others.

@@ -38,6 +38,10 @@ class StreamBuffer:
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
         self._collate = collate
+        self._size: Callable[[Any], int] = length if collate is None else len
+        self._cut: Callable[[Any, int, int], Any] = (
+            part if collate is None else lambda held, start, end: held[start:end]
+        )
         self.restart([])
 
     def restart(self, held: list[Any]) -> None:
@@ -75,12 +79,6 @@ class StreamBuffer:
         """What the loop is given of what was taken, or of a part of it."""
         some = taken if end is None else self._cut(taken, start, end)
         return some if self._collate is None else self._collate(some)
-
-    def _size(self, held: Any) -> int:
-        return length(held) if self._collate is None else len(held)
-
-    def _cut(self, held: Any, start: int, end: int) -> Any:
-        return part(held, start, end) if self._collate is None else held[start:end]
 
 
 AHEAD = 2  # times what a rank is to run, and times an equal share of those whose streams go on
