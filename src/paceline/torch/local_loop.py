@@ -45,11 +45,9 @@ class LocalPasses(Passes):
 
     gradients: LocalWeighing
 
-    def __init__(
-        self, parameters: list[torch.nn.Parameter], device: torch.device, reducer: Reducer, *others: Any
-    ) -> None:
-        super().__init__(parameters, device, reducer, *others)
-        self.gradients = LocalWeighing(parameters, device, reducer)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.gradients = LocalWeighing(*given[:3])  # parameters, device, reducer
         self.stepped = False  # in the running micro-step
 
     def begin(self, piece: Piece, batch: Any) -> None:

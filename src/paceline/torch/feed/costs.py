@@ -22,6 +22,8 @@ from paceline.torch.feed.nested import tensors
 from paceline.torch.plan import Division, RoundPlan
 from paceline.torch.terms import Terms
 
+Asked = tuple[Any, bool | None, float | None]  # cost, padded and micro_batch_cost of ``Pace.loader``
+
 
 def read(cost: Any, dataset: Any) -> SampleCosts:
     """The lengths of all samples, read once.
@@ -176,18 +178,13 @@ class Dealer:
 
 
 def agreed_dealer(
-    terms: Terms,
-    dataset: Any,
-    collate: Callable[[list[Any]], Any],
-    cost: Any,
-    padded: bool | None,
-    budget: float | None,
-    step: int,
+    terms: Terms, dataset: Any, collate: Callable[[list[Any]], Any], asked: Asked, step: int
 ) -> Dealer | None:
-    """The dealer that a user asked for, see ``Pace.loader``, from round ``step`` on; None without costs. Collective.
+    """The dealer that a user asked for, from round ``step`` on; None without costs. Collective.
 
     Raises PacelineError, on every rank, for what cannot be, or differs.
     """
+    cost, padded, budget = asked
     if cost is None:
         if padded is not None or budget is not None:
             raise PacelineError("padded= and micro_batch_cost= say how cost= counts; expected cost=, too")

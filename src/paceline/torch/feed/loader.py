@@ -29,8 +29,8 @@ from paceline.samples.cost import batch_parts
 from paceline.torch import peers
 from paceline.torch.elastic import recovery
 from paceline.torch.elastic.recovery import Missing
-from paceline.torch.feed.costs import agreed_dealer
-from paceline.torch.feed.nested import aligned, nothing_of
+from paceline.torch.feed.costs import Asked, agreed_dealer
+from paceline.torch.feed.nested import aligned, part
 from paceline.torch.feed.pieces import Order, planned_pieces
 from paceline.torch.feed.prefetch import Prefetch, loaded
 from paceline.torch.feed.rounds import iterate
@@ -112,7 +112,7 @@ class BalancedLoader:
         seed: int,
         shuffle: bool,
         drop_last: bool,
-        costs: tuple[Any, bool | None, float | None],
+        costs: Asked,
         options: dict[str, Any],
     ) -> None:
         terms = loop.terms
@@ -128,7 +128,7 @@ class BalancedLoader:
         lags = peers.agree(facts | {"cost": "none" if costs[0] is None else "some"}, drawn)
         collate = options.pop("collate_fn", None) or default_collate
         step = loop.progress.rounds
-        self._dealer = agreed_dealer(terms, dataset, collate, *costs, step)
+        self._dealer = agreed_dealer(terms, dataset, collate, costs, step)
         self.samples = len(dataset) - (len(dataset) % terms.batch if drop_last else 0)
         self._check_sizes(terms.batch, terms.quantum)
         # where members change, processes load the next round's part at most
@@ -331,7 +331,7 @@ class BalancedLoader:
 
 def _collated(dataset: Any, collate: Callable[[list[Any]], Any], samples: list[Any]) -> Any:
     """A batch of these; of none, an empty batch with the shapes of a real one."""
-    return collate(samples) if samples else nothing_of(collate([dataset[0]]))
+    return collate(samples) if samples else part(collate([dataset[0]]), 0, 0)
 
 
 class _Sampler:

@@ -23,16 +23,6 @@ def mapped(batch: Any, change: Callable[[Any], Any]) -> Any:
     return change(batch)
 
 
-def nothing_of(batch: Any) -> Any:
-    """The same structure with no samples in it."""
-
-    def none(value: Any) -> Any:
-        counts = isinstance(value, torch.Tensor | Sequence) and not isinstance(value, str)
-        return value[:0] if counts else value
-
-    return mapped(batch, none)
-
-
 def aligned(batch: Any) -> Any:
     """The same batch, in which every tensor on the CPU begins where sums come in one order; others are copied."""
 
@@ -92,7 +82,7 @@ def part(batch: Any, start: int, end: int) -> Any:
     """The samples from ``start`` to ``end`` of a batch, or their number if it is a number of samples alone."""
 
     def rows(value: Any) -> Any:
-        has = isinstance(value, list | tuple) or (isinstance(value, torch.Tensor) and value.ndim)
-        return value[start:end] if has else value
+        counts = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        return value[start:end] if counts or (isinstance(value, torch.Tensor) and value.ndim) else value
 
     return end - start if isinstance(batch, int) else mapped(batch, rows)

@@ -83,7 +83,7 @@ def pieces(
         cuts += _cuts(terms, kept)
     elif kept:
         cuts.append(kept)
-    return _in_cuts(plan, mine, cuts, filler, at)
+    return _in_cuts(plan, mine, cuts, filler, at, None)
 
 
 def _cuts(terms: Terms, load: int) -> list[int]:
@@ -96,12 +96,7 @@ def _cuts(terms: Terms, load: int) -> list[int]:
 
 
 def _in_cuts(
-    plan: RoundPlan,
-    mine: Indices,
-    cuts: list[int],
-    filler: Indices | None,
-    at: int,
-    lengths: Array | None = None,
+    plan: RoundPlan, mine: Indices, cuts: list[int], filler: Indices | None, at: int, lengths: Array | None
 ) -> Iterator[tuple[Indices, Piece]]:
     """A rank's samples in micro-batches of these sizes, at least one. lengths: of the samples, and more."""
     cuts, start = cuts or [0], 0

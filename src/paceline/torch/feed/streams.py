@@ -19,7 +19,7 @@ from paceline.errors import PacelineError
 from paceline.rounds import Indices
 from paceline.torch import peers
 from paceline.torch.feed.loader import check_options
-from paceline.torch.feed.nested import joined, length, nothing_of, part
+from paceline.torch.feed.nested import joined, length, part
 from paceline.torch.feed.pieces import pieces
 from paceline.torch.feed.prefetch import as_it_is
 from paceline.torch.feed.rounds import check_unchanging, iterate
@@ -244,7 +244,7 @@ class StreamLoader:
                 f"the stream of rank {self._loop.rank} gave no sample at all; expected at least one on every rank"
             )
         batch = self._buffer.batch(self._some)
-        return batch if len(chosen) else nothing_of(batch)
+        return batch if len(chosen) else part(batch, 0, 0)
 
     def _plan(self) -> Indices | None:
         """The loads of the next round, (n,); None if the epoch is over. Every rank finds the same."""
