@@ -54,7 +54,7 @@ IN_BATCH = (
     "NegativesRanking", "GISTEmbed", "BatchAll", "BatchHard", "BatchSemiHard", "MegaBatch", "CoSENT", "AnglE",
     "OnlineContrastive", "ContrastiveTension", "GlobalOrthogonal", "DistillKLDiv",
 )  # fmt: skip
-LOADING = ("collate_fn", "num_workers", "pin_memory", *OF_WORKERS)
+LOADING = ("collate_fn", "num_workers", "pin_memory")
 
 
 class BalancedTrainer(Trainer):
@@ -192,10 +192,8 @@ class Rounds:
 
     def __init__(self, trainer: BalancedTrainer, plain: Any) -> None:
         self.trainer, self.dataset = trainer, plain.dataset
-        self._options = {name: getattr(plain, name) for name in LOADING}
-        if not self._options["num_workers"]:
-            for name in OF_WORKERS:
-                del self._options[name]
+        names = (*LOADING, *OF_WORKERS) if plain.num_workers else LOADING
+        self._options = {name: getattr(plain, name) for name in names}
         floor = 2 if has_batch_norm(trainer.model_wrapped) else 1
         samples, batch = len(self.dataset), trainer.balance["global_batch"]
         if trainer.args.dataloader_drop_last:

@@ -107,10 +107,6 @@ class LocalLoop(Loop):
             self.local.back()
         super().abandon()
 
-    @property
-    def behind(self) -> bool:  # type: ignore[override]
-        return self.terms.merge is not None and self.terms.merge.delay > 0
-
     def drawn_ahead(self, micro_steps: int = 0) -> None:
         super().drawn_ahead(micro_steps + self.behind)
 
@@ -200,6 +196,7 @@ class LocalLoop(Loop):
         assert self.terms.merge is not None
         if not self.terms.every.fixed:
             self._rounds.every = self.terms.every
+        self.behind = self.terms.merge.delay > 0
         self._rounds.one_by_one, self._meter.settle = self.behind, self.settle
         self._hook = model.register_forward_pre_hook(_refuse_wrapped)
         return Merges(model, self.terms.merge, self._reducer)

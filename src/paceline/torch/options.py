@@ -69,8 +69,6 @@ class Options:
 
     def check_kinds(self, model: Any) -> None:
         """Raises PacelineError for the first that is of another kind than ``Pace`` says, or out of range."""
-        if self.collect_every is not None:
-            whole("collect_every", self.collect_every, 1, 2**31)
         if not isinstance(model, torch.nn.Module):
             raise PacelineError(
                 f"model={short(model)}: expected a torch.nn.Module, as DistributedDataParallel is"
@@ -80,7 +78,7 @@ class Options:
             raise PacelineError(
                 f"policy={short(self.policy)}: expected the name of a policy, or a function that makes one"
             )
-        for name in ("micro_batch", "micro_steps"):
+        for name in ("micro_batch", "micro_steps", "collect_every"):
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name))
         whole("quantum", self.quantum)
