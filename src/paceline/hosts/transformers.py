@@ -348,9 +348,8 @@ def _warn_of_comparisons(trainer: Trainer) -> None:
     """Warn, once, of a loss that compares the samples of a batch with each other."""
     losses = getattr(trainer, "loss", None)
     made = losses.values() if isinstance(losses, dict) else [losses]
-    modules = torch.nn.ModuleList(
-        each for each in (*made, trainer.model) if isinstance(each, torch.nn.Module)
-    )
+    found = [each for each in (*made, trainer.model) if isinstance(each, torch.nn.Module)]
+    modules = torch.nn.ModuleList(found)
     name = next((kind for each in modules.modules() if (kind := comparing(each))), None)
     if name is not None and peers.rank() == 0:
         warnings.warn(

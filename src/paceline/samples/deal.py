@@ -112,9 +112,8 @@ def deal(
             f"a sample of length {lengths.max():g} is longer than a micro-batch may be, "
             f"micro_batch_cost={budget:g}; raise it, or cut the sample"
         )
-    limits = Limits(
-        np.where(least > 0, np.maximum(least, room.floor), 0), most, micro, budget, room.micro_steps == 1
-    )
+    least = np.where(least > 0, np.maximum(least, room.floor), 0)
+    limits = Limits(least, most, micro, budget, room.micro_steps == 1)
     allowed, pace = pace, pace.copy()
 
     def divided() -> tuple[Counts, Counts, list[Counts]]:

@@ -160,9 +160,8 @@ def in_pieces(
     starts, last = mine.starts, np.zeros(n)
     for worker in np.flatnonzero(kept).tolist():
         stop, size = int(starts[worker + 1]), int(kept[worker])
-        last[worker] = micro_cost(
-            model, batch_parts(mine.lengths[stop - size : stop], np.array([size]), model.padded)
-        )
+        parts = batch_parts(mine.lengths[stop - size : stop], np.array([size]), model.padded)
+        last[worker] = micro_cost(model, parts)
     without = replace(model, launch=None)
     whole = float(cost_of(without, mine.parts).sum()) + rest.left(0)
     return InPieces(mine, loads - kept, kept, last, rest, whole)

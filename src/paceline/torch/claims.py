@@ -204,9 +204,8 @@ class Claims:
         if costs is None:
             wanted = claim(piece_plan, rank, most=room, unit=self._unit, **known_now)
         else:
-            wanted = costs.samples(
-                count.samples, min(float(portion(piece_plan, rank, **known_now)), most), room
-            )
+            due = min(float(portion(piece_plan, rank, **known_now)), most)
+            wanted = costs.samples(count.samples, due, room)
         start = self._counter.add(self._opened, wanted).samples
         if start >= division.pool:
             return None

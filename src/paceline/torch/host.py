@@ -62,9 +62,8 @@ class Hosting:
 
     def __init__(self, loop: Any, reducer: Reducer) -> None:
         self._loop, self._reducer = loop, reducer
-        self.progress: Progress = (
-            loop.progress
-        )  # where the run stands, and the rounds that are left of its epoch
+        # Where the run stands, and the rounds that are left of its epoch.
+        self.progress: Progress = loop.progress
 
     @property
     def adapter(self) -> Host:

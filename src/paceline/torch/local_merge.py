@@ -356,9 +356,8 @@ class Merges:
     def _check_buffers(self) -> None:
         """Raises PacelineError for buffers of the model's state that no merge knows of, or of another shape."""
         before = [*self.base[len(self._parameters) :], *self._before]
-        shapes = {
-            name: value.shape for name, value in zip([*self._floats, *self._wholes], before, strict=True)
-        }
+        names = [*self._floats, *self._wholes]
+        shapes = {name: value.shape for name, value in zip(names, before, strict=True)}
         kept = self._model.state_dict(keep_vars=True)
         for name, now in self._model.named_buffers():
             shape = shapes.get(name)

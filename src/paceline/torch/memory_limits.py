@@ -71,9 +71,8 @@ def gauges(device: torch.device) -> list[Gauge]:
 
         held, most = partial(cuda.memory_allocated, device), partial(cuda.max_memory_allocated, device)
         return [Gauge(begin, held, most, free)]
-    found = [
-        Gauge(_forget, partial(status, "VmRSS"), partial(status, "VmHWM"), partial(_resident, _cgroups()))
-    ]
+    resident = partial(status, "VmRSS"), partial(status, "VmHWM")
+    found = [Gauge(_forget, *resident, partial(_resident, _cgroups()))]
     addresses = float(resource.getrlimit(resource.RLIMIT_AS)[0])
     if addresses != resource.RLIM_INFINITY:
         sizes = partial(status, "VmSize"), partial(status, "VmPeak")
@@ -301,9 +300,8 @@ def _each(piece: Piece) -> float:
 
 def sentence(rank: int, piece: Piece, device: torch.device, samples: int | None = None) -> str:
     """Which rank ran out of memory where, with how many samples, and how many bytes it held."""
-    peak, room = min(
-        ((gauge.peak(), gauge.room()) for gauge in gauges(device)), key=lambda pair: pair[1] - pair[0]
-    )
+    pairs = [(gauge.peak(), gauge.room()) for gauge in gauges(device)]
+    peak, room = min(pairs, key=lambda pair: pair[1] - pair[0])
     many = piece.samples if samples is None else samples
     return (
         f"rank {rank} ran out of memory in round {piece.step} with {many} sample{'s' * (many != 1)} at once, "

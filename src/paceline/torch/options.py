@@ -141,18 +141,17 @@ class Options:
         if self.drop is None:
             return
         as_many, hook = in_step or self.micro_steps is not None, self.weigh == "hook"
-        whole, memory, ahead = self.loop != "round", isinstance(self.limits, str), device.type != "cpu"
+        whole, one, memory = self.loop != "round", self.micro_batch is None, isinstance(self.limits, str)
         reasons = {
             f"loop={self.loop!r} runs all that it is given; use loop='round' and pace.round(batch, function)": whole,
             "all ranks take as many passes under fully_shard or with micro_steps=; leave it out": as_many,
-            "micro-batches are left out, and each rank's part is one; set micro_batch= to an eighth of it, say": (
-                self.micro_batch is None
-            ),
+            "micro-batches are left out, and each rank's part is one; set micro_batch= to an eighth of it, say": one,
             "weigh='hook' weighs gradients before it is known what was run; use weigh='loss'": hook,
             "limits='memory' cuts passes while they run; set micro_batch= to what fits": memory,
             "deterministic=True keeps the bits of the whole batch; leave one of them out": self.deterministic,
             "the policy moves what a late rank has not begun to others; use level or equal, which do not": moves_work,
-            f"the host's clock, which tells the last micro-batch, runs ahead of {device.type}; leave it out": ahead,
+            f"the host's clock, which tells the last micro-batch, runs ahead of {device.type}; leave it "
+            "out": device.type != "cpu",
         }
         refuse(f"drop={short(self.drop)}", reasons)
 

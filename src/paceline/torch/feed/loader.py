@@ -247,9 +247,8 @@ class BalancedLoader:
             return [Piece(plan, size, False, False, start=start) for start, size in cut]
         each = [deal.lengths[start - first :][:size] for start, size in spans]
         budget, pieces = self._dealer.budget, []
-        for start, size in recovery.parts_by_cost(
-            spans, each, deal.model, members, fits, budget, terms.floor
-        ):
+        cut = recovery.parts_by_cost(spans, each, deal.model, members, fits, budget, terms.floor)
+        for start, size in cut:
             lengths = deal.lengths[start - first :][:size]
             parts = batch_parts(lengths, np.array([size]), deal.model.padded)
             pieces.append(Piece(plan, size, False, False, parts=parts, start=start))
