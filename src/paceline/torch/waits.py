@@ -41,7 +41,8 @@ BUFFERS = "broadcast of buffers"  # DDP's, before a forward pass
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
-_listeners: list[tuple[Callable[[str], object], Callable[[], object]]] = []  # see ``listen``
+# By what ends each of them, see ``listen``.
+_listeners: dict[Callable[[], None], tuple[Callable[[str], object], Callable[[], object]]] = {}
 _replaced: list[tuple[Any, str, Any, Any]] = []  # owner, name, what was there, what is there now
 _threads: set[int] = set()  # that have listened
 _thread = threading.local()
@@ -52,18 +53,15 @@ def listen(begins: Callable[[str], object], ends: Callable[[], object]) -> Calla
     """Tell of each wait of this thread, and of backward passes, until the function that is returned is called.
 
     begins: called with the collective's name before this process waits, or may; it may raise. ends: after it."""
-    listener = begins, ends
+
+    def stop() -> None:
+        if _listeners.pop(stop, None) is not None and not _listeners:
+            _put_back()
+
     _threads.add(threading.get_ident())
     if not _listeners and dist.is_available():
         _replace()
-    _listeners.append(listener)
-
-    def stop() -> None:
-        if listener in _listeners:
-            _listeners.remove(listener)
-            if not _listeners:
-                _put_back()
-
+    _listeners[stop] = begins, ends
     return stop
 
 
@@ -143,7 +141,7 @@ def _told(name: str, original: Any, arguments: tuple[Any, ...], named: dict[str,
     _thread.within = True
     began, told = time.perf_counter(), []
     try:
-        for begins, ends in tuple(_listeners):
+        for begins, ends in tuple(_listeners.values()):
             begins(name)
             told.append(ends)
         return original(*arguments, **named)
