@@ -63,11 +63,10 @@ class Flats:
 
     # -- as ``Buckets``, for sums that may fail ---------------------------------------------------------------
 
-    def begin(self, sum: Any) -> None:
-        """Nothing is summed before the step."""
+    def begin(self, *_: Any) -> None:
+        """Nothing is summed before the step, there are no hooks, and a round that is left leaves nothing."""
 
-    def add(self) -> None:
-        """A backward pass is through."""
+    add = drop = close = begin
 
     def finish(self, sum: Any) -> list[Any]:
         """Start the sums of a copy, since one that fails leaves anything. What to wait for."""
@@ -81,12 +80,6 @@ class Flats:
     def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
         """All sums are there."""
         self.own = self._total
-
-    def drop(self) -> None:
-        """The round was left."""
-
-    def close(self) -> None:
-        """The model has no hooks."""
 
 
 def _kinds(values: Sequence[torch.Tensor]) -> dict[tuple[torch.dtype, torch.device], list[int]]:

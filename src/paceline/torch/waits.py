@@ -37,7 +37,6 @@ COLLECTIVES = (
 
 BUFFERS = "broadcast of buffers"  # DDP's, before a forward pass
 
-
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACELINE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 

@@ -137,10 +137,9 @@ class Sizes:
         self._planned: Iterator[tuple[Indices, Piece]] = iter(())
 
     def open(self) -> None:
-        """Each iteration has rounds of its own."""
+        """Each iteration has rounds of its own, and nothing is kept of it."""
 
-    def end(self) -> None:
-        """Nothing is kept."""
+    end = open
 
     def more(self) -> bool:
         return self._left is None or self._left > 0
