@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, refuse
 from paceline.hosts.windows import Windows
 from paceline.torch.host import Host
 from paceline.torch.options import has_batch_norm
@@ -70,23 +70,16 @@ class AcceleratePace(Windows):
         accumulate: int = 1,
         **options: Any,
     ) -> None:
-        kind = accelerator.distributed_type.value
-        if not kind.startswith(REPLICATED):
-            raise PacelineError(
-                f"Accelerate distributes this model by {kind}; expected DistributedDataParallel: use it, or "
-                "fully_shard with paceline.torch.Pace"
-            )
-        if options.get("weigh", "loss") != "loss":
-            raise PacelineError(
-                "weigh='hook': accelerator.backward would divide by its accumulation steps; use weigh='loss' "
-                "and pace.backward(loss)"
-            )
-        steps = accelerator.gradient_accumulation_steps
-        if steps > 1 and accumulate > 1:
-            raise PacelineError(
-                f"accumulate={accumulate} and gradient_accumulation_steps={steps}: expected one of them, as either "
-                "the loop or the Accelerator divides the loss"
-            )
+        kind, steps = accelerator.distributed_type.value, accelerator.gradient_accumulation_steps
+        reasons = {
+            f"Accelerate distributes this model by {kind}; expected DistributedDataParallel: use it, or fully_shard "
+            "with paceline.torch.Pace": not kind.startswith(REPLICATED),
+            "with weigh='hook', accelerator.backward would divide by its accumulation steps; use weigh='loss' and "
+            "pace.backward(loss)": options.get("weigh", "loss") != "loss",
+            f"accumulate={accumulate} and gradient_accumulation_steps={steps}: expected one of them, as either the "
+            "loop or the Accelerator divides the loss": steps > 1 and accumulate > 1,
+        }
+        refuse("AcceleratePace", reasons)
         if steps > 1 and loop == "whole":
             options["micro_steps"] = steps
         elif steps > 1 and micro_batch is None:

@@ -163,22 +163,16 @@ class Options:
         if not moves_work:
             return
         fixed = self.micro_steps is not None
-        if not fixed and not in_step and self.loop == "whole":
-            raise PacelineError(
-                f"policy {policy} moves work within the round, and loop='whole' takes each round in one micro-step; "
-                "use loop='round' and pace.round(batch, function), or a policy that plans whole rounds, such as level"
-            )
-        if fixed or in_step:
-            raise PacelineError(
-                f"policy {policy} moves work within the round, so ranks take unlike numbers of micro-steps, and "
-                f"{'micro_steps=' + str(self.micro_steps) if fixed else 'FSDP'} needs as many on each; "
-                "use a policy that plans whole rounds, such as level"
-            )
-        if fills and self.weigh == "hook":
-            raise PacelineError(
-                f"policy {policy} with weigh='hook': a rank's last micro-step in a round may be one that counts for "
-                "nothing, and the hook cannot leave its gradient out of what it claimed before; use weigh='loss'"
-            )
+        needs = f"micro_steps={self.micro_steps}" if fixed else "FSDP"
+        reasons = {
+            f"ranks take unlike numbers of micro-steps then, and {needs} needs as many on each; use a policy that "
+            "plans whole rounds, such as level": fixed or in_step,
+            "loop='whole' takes each round in one micro-step; use loop='round' and pace.round(batch, function), or a "
+            "policy that plans whole rounds, such as level": self.loop == "whole",
+            "a rank's last micro-step in a round may be one that counts for nothing, and weigh='hook' cannot leave "
+            "its gradient out of what was claimed before; use weigh='loss'": fills and self.weigh == "hook",
+        }
+        refuse(f"policy {policy} moves work within the round", reasons)
 
     def check_deterministic(self, policy: str, moves_work: bool, norms: bool, cell: int) -> None:
         """Raises PacelineError if results cannot have the same bits whoever runs what.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.errors import PacelineError, short
+from paceline.errors import PacelineError, refuse, short
 from paceline.rounds import Array, Indices
 from paceline.samples import CostLearner, Room, SampleCosts
 from paceline.torch import peers
@@ -158,23 +158,16 @@ class Dealer:
         if budget is None:
             return
         number = isinstance(budget, int | float | np.integer | np.floating) and not isinstance(budget, bool)
-        if not number or not longest <= budget < np.inf:
-            raise PacelineError(
-                f"micro_batch_cost={short(budget)}: expected a number of at least {longest:g}, the cost of the "
-                "longest sample"
-            )
+        small = not number or not longest <= budget < np.inf
         micro_steps, least = terms.fixed_micro_steps, 2 * terms.floor - 1
-        if budget < least * longest:
-            raise PacelineError(
-                f"micro_batch_cost={short(budget)}: the model has batch norm, which needs {terms.floor} samples in "
-                f"every micro-batch; expected at least {least * longest:g}, {least} times the longest sample"
-            )
-        if micro_steps is not None:
-            raise PacelineError(
-                f"micro_batch_cost={short(budget)} cuts a rank's part into as many micro-batches as it takes, and "
-                f"this loop takes {micro_steps} a round; use loop='round' and pace.round(batch, function), or leave "
-                "it out"
-            )
+        reasons = {
+            f"expected a number of at least {longest:g}, the cost of the longest sample": small,
+            f"the model has batch norm, which needs {terms.floor} samples in every micro-batch; expected at least "
+            f"{least * longest:g}, {least} times the longest sample": not small and budget < least * longest,
+            f"it cuts a rank's part into as many micro-batches as it takes, and this loop takes {micro_steps} a "
+            "round; use loop='round' and pace.round(batch, function), or leave it out": micro_steps,
+        }
+        refuse(f"micro_batch_cost={short(budget)}", reasons)
 
 
 def agreed_dealer(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, refuse
 from paceline.rounds import Indices
 from paceline.torch import peers
 from paceline.torch.feed.loader import check_options
@@ -128,16 +128,13 @@ class StreamLoader:
         check_options(options, terms.batch, loop.ranks, streamed=True)
         check_unchanging(loop, "pace.stream()")
         peers.agree({"drop_last": drop_last, "batches": batches})
-        if not terms.every.fixed:
-            raise PacelineError(
-                "loop='local' with a stream: ranks tell ahead how many samples they hold, which fixes the size of an "
-                "interval; set every= to a number of steps"
-            )
-        if terms.quantum > 1 and not drop_last:
-            raise PacelineError(
-                f"quantum={terms.quantum}: nobody knows whether a stream ends on a multiple of it; use "
-                "drop_last=True, which leaves out what is too little for a round"
-            )
+        reasons = {
+            "with loop='local', ranks tell ahead how many samples they hold, which fixes the size of an interval; "
+            "set every= to a number of steps": not terms.every.fixed,
+            f"nobody knows whether a stream ends on a multiple of quantum={terms.quantum}; use drop_last=True, which "
+            "leaves out what is too little for a round": terms.quantum > 1 and not drop_last,
+        }
+        refuse("pace.stream()", reasons)
         self.dataset, self.number = dataset, number
         self._loop, self._drop_last = loop, drop_last
         collate = options.pop("collate_fn", None) or default_collate
