@@ -26,7 +26,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.torch import peers
-from paceline.torch.gradients.reducers import Reducer
+from paceline.torch.gradients.reducers import Reducer, Sums
 from paceline.torch.gradients.steps import learning_rate
 from paceline.torch.liveness.calls import Calls
 from paceline.torch.local import Merge
@@ -39,9 +39,9 @@ APART = 1e-5
 COLUMNS = 1024  # elements of a tensor whose random numbers have a factor in common
 
 
-class Flats:
+class Flats(Sums):
     """What the ranks sum at a merge: all changes of a kind in one tensor, and a table with a row for each rank. Where
-    ranks may be lost it takes the place of ``elastic.buckets.Buckets``."""
+    ranks may be lost a ``Member`` sums them, after the step, in the place of gradients."""
 
     def __init__(self) -> None:
         self._rank, self._ranks = peers.rank(), peers.ranks()
@@ -61,21 +61,10 @@ class Flats:
         table[self._rank] = torch.tensor(row, dtype=torch.float64)
         self.own.append(table)
 
-    # -- as ``Buckets``, for sums that may fail ---------------------------------------------------------------
-
-    def begin(self, *_: Any) -> None:
-        """Nothing is summed before the step, there are no hooks, and a round that is left leaves nothing."""
-
-    add = drop = close = begin
-
     def finish(self, sum: Any) -> list[Any]:
         """Start the sums of a copy, since one that fails leaves anything. What to wait for."""
         self._total = [flat.clone() for flat in self.own]
         return [sum(flat) for flat in self._total]
-
-    def used(self) -> list[bool]:
-        """Nothing that the other ranks need to be told."""
-        return []
 
     def apply(self, used: Sequence[bool], factor: float = 1.0) -> None:
         """All sums are there."""

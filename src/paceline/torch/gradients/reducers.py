@@ -128,6 +128,27 @@ class Reducer:
         """Let go of the model before the process group ends."""
 
 
+class Sums:
+    """What an ``elastic.member.Member`` sums of a round: ``begin`` before its last backward pass; then ``finish``, or
+    ``finish`` alone. ``apply`` when all sums are there."""
+
+    def begin(self, sum: Callable[[torch.Tensor], Any]) -> None:
+        """The coming backward pass is the round's last: ``sum`` starts a sum."""
+
+    def add(self) -> None:
+        """A backward pass is through."""
+
+    def drop(self) -> None:
+        """The round was left, perhaps in the backward pass that was to be summed."""
+
+    def used(self) -> list[bool]:
+        """Which parameters have a gradient of this rank's own, as far as the others need to know."""
+        return []
+
+    def close(self) -> None:
+        """Let go of the model."""
+
+
 class Replicated(Reducer):
     """DistributedDataParallel."""
 
