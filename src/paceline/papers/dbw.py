@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -148,12 +147,12 @@ class Remembering:
         return found
 
 
-def fig1(out: Path, quick: bool) -> Found:
+def fig1(quick: bool) -> Found:
     """MNIST: norm, variance and gain as estimated, and as they are (DBW, Fig. 1)."""
     return _estimates(quick, "mnist", network(quick), 500, 0.01, 15 if quick else 150)
 
 
-def fig2(out: Path, quick: bool) -> Found:
+def fig2(quick: bool) -> Found:
     """CIFAR-10: norm, variance and gain as estimated, and as they are (DBW, Fig. 2)."""
     return _estimates(quick, "cifar10", "mlp", 256, 0.05, 15 if quick else 150)
 
@@ -244,7 +243,7 @@ def _loss(learns: Any, values: np.ndarray, samples: np.ndarray) -> float:
     return sum(learns.loss(values, part) * len(part) for part in parts) / len(samples)
 
 
-def fig3(out: Path, quick: bool) -> Found:
+def fig3(quick: bool) -> Found:
     """The time estimator of eq. (17) against plain means, n = 5 (DBW, Fig. 3)."""
     n, iterations, runs = 5, 60, 20 if quick else 200
     truth = _stationary(n, 4000 if quick else 20000)

@@ -7,7 +7,6 @@ two invented profiles, speeds and overheads in round numbers.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,17 +175,17 @@ def _latencies(name: str, realizations: int) -> Found:
     )
 
 
-def fig3(out: Path, quick: bool) -> Found:
+def fig3(quick: bool) -> Found:
     """Seconds of each round, one realization (DOLBIE, Fig. 3)."""
     return _latencies("fig3", 1)
 
 
-def fig4(out: Path, quick: bool) -> Found:
+def fig4(quick: bool) -> Found:
     """Seconds of each round with 95 % intervals (DOLBIE, Fig. 4)."""
     return _latencies("fig4", 10 if quick else 100)
 
 
-def fig5(out: Path, quick: bool) -> Found:
+def fig5(quick: bool) -> Found:
     """Cumulative dynamic regret with 95 % intervals (DOLBIE, Fig. 5)."""
     realizations = 10 if quick else 100
     outcomes = compare(realizations)
@@ -221,12 +220,12 @@ def fig5(out: Path, quick: bool) -> Found:
     )
 
 
-def fig9(out: Path, quick: bool) -> Found:
+def fig9(quick: bool) -> Found:
     """Seconds of each worker in each round (DOLBIE, Fig. 9)."""
     return _workers("fig9")
 
 
-def fig10(out: Path, quick: bool) -> Found:
+def fig10(quick: bool) -> Found:
     """Samples of each worker in each round (DOLBIE, Fig. 10)."""
     return _workers("fig10")
 
@@ -271,7 +270,7 @@ def _workers(name: str) -> Found:
     )
 
 
-def fig11(out: Path, quick: bool) -> Found:
+def fig11(quick: bool) -> Found:
     """Computation, communication and waiting of a worker, and the time to decide (DOLBIE, Fig. 11)."""
     realizations = 10 if quick else 100
     what = measured("resnet18", realizations)
