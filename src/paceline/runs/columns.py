@@ -61,7 +61,7 @@ class Window:
     """Rounds ``start`` to ``end`` (as places in the record) in at most about ``LIMIT`` buckets.
 
     span: the first round's number, and the last one's and 1.
-    edges: round numbers between which the buckets lie, shape (buckets + 1,).
+    edges, middles: round numbers between which and about which the buckets lie, shapes (buckets + 1,), (buckets,).
     whole: whether these are all rounds so far.
     short: rounds of fewer samples than usual, as the last one of an epoch often is; uneven: whether the run has any.
     seconds, loss: thinned, seconds without the short rounds. ideal (without these, too), time (at a bucket's end),
@@ -83,6 +83,7 @@ class Window:
         self.span = float(rounds[0]), float(rounds[-1])
         at = edges(start, end, LIMIT)
         self.edges = rounds[at - start]
+        self.middles = (self.edges[:-1] + self.edges[1:]) / 2
         fewer, seconds = short(columns["batch"]), columns["seconds"][start:end]
         here = fewer[start:end] if not fewer[start:end].all() else np.zeros(end - start, bool)
         self.short, self.uneven = int(here.sum()), bool(fewer.any())

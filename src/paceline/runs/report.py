@@ -228,21 +228,9 @@ def _rates(named: list[tuple[str, Run]]) -> str:
 def _side_by_side(named: list[tuple[str, Columns]]) -> str:
     """The last rounds of every run on one scale of time."""
     shown = min(charts.SHOWN, *(len(columns) for _, columns in named))
-    lengths = [float(columns["seconds"][-shown:].sum()) for _, columns in named]
-    last = [(name, columns, len(columns) - shown, len(columns)) for name, columns in named]
-    strips = [
-        f"<div><h4>{draw.escape(name)}: {seconds(length)}</h4>"
-        f"{charts.timeline_strip(columns, start, end, max(lengths))}</div>"
-        for (name, columns, start, end), length in zip(last, lengths, strict=True)
-    ]
-    return draw.figure(
-        f"The last {plural(shown, 'round')} of each",
-        "One scale of time for all: the shorter, the faster.",
-        f'<div class="strips">{"".join(strips)}</div>',
-        charts.timeline_legend(any(columns.sums(start, end)[2].sum() > 0 for _, columns, start, end in last)),
-        wide=True,
-        table=charts.timeline_table(last, "run"),
-    )
+    parts = [(name, columns, len(columns) - shown, len(columns)) for name, columns in named]
+    says = "One scale of time for all: the shorter, the faster."
+    return charts.strips(f"The last {plural(shown, 'round')} of each", says, parts, "run")
 
 
 HEADS = ("run", "samples/s", "of bound", "waiting", "time", "mean loss", "accuracy", "loads")
