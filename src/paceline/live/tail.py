@@ -78,7 +78,6 @@ class Tail:
         self.columns = Columns(self.run_dir, self.config)
         self._offset = 0
         self._last: dict[str, Any] | None = None  # the newest line
-        self._stuck = -1  # the file's size when a bad line was met: until it changes there is nothing to do
         self.damaged = ""
 
     def _read_rounds(self) -> None:
@@ -94,14 +93,12 @@ class Tail:
             if status.st_size < self._offset:
                 self._start_again()
             self.touched = status.st_mtime
-            if status.st_size == self._stuck:
-                return
             file.seek(self._offset)
             data = file.read(CHUNK)
             while data and b"\n" not in data and (rest := file.read(CHUNK)):
                 data += rest
             whole = data[: data.rfind(b"\n") + 1]  # what stands after it is a line that is being written
-            self._take(whole, status.st_size)
+            self._take(whole)
             self.more = bool(whole) and self._offset < status.st_size and not self.damaged
         if self.damaged and self._offset and self._anew != status.st_size:
             # It was cut and written again, perhaps: sums go on from line to line, and no longer fit then.
@@ -109,15 +106,14 @@ class Tail:
             self._anew = status.st_size
             self._read_rounds()
 
-    def _take(self, data: bytes, size: int) -> None:
+    def _take(self, data: bytes) -> None:
         texts = data.splitlines(keepends=True)
         lines, wrong = read_all(texts, self._last)
         read = sum(map(len, texts[: len(lines)]))
-        self.damaged, self._stuck = "", -1
+        self.damaged = ""
         if wrong:
             number = len(self.columns) + len(lines) + 1
             self.damaged = f"{self.run_dir / ROUNDS}, line {number} is damaged: it {wrong}."
-            self._stuck = size
         if lines:
             self._last = lines[-1]
             self.columns.extend(of_lines(self.run_dir, self.config, lines))

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.runs.events import Happened, events
-from paceline.runs.run import Array, Run
+from paceline.runs.run import SCALARS, Array, Run
 from paceline.runs.summary import LATE, chosen, ideal_seconds, known_speeds, last, slowness
 
-RECORDED = ("round", "epoch", "time", "seconds", "batch", "loss")
 SERVER = ("quorum", "present", "staleness", "stalest", "dropped")  # what a parameter server's rounds add
-PLAIN = (*RECORDED, "ideal", "last", "late", *SERVER)
+PLAIN = (*SCALARS, "ideal", "last", "late", *SERVER)
 EACH = ("loads", "compute", "overhead", "wait")
 BANDS = 8  # up to this many workers are drawn in full
 LIMIT = 300  # buckets of a curve
@@ -159,7 +158,7 @@ class Columns:
             "last": who,
             "late": np.where(_behind(run), who, -1),
         }
-        found |= {name: getattr(run, name) for name in RECORDED} | self._of_server(run)
+        found |= {name: getattr(run, name) for name in SCALARS} | self._of_server(run)
         self._plain.extend(np.stack([found[name] for name in PLAIN], axis=1))
         self._speeds = known_speeds(run, self._speeds)[-1]
         each = np.stack(list(padded.values()), axis=1)
@@ -181,7 +180,7 @@ class Columns:
 
     def part(self, start: int, end: int) -> Run:
         """Some of the rounds as a record, without copying: good until the next ``extend``."""
-        plain: dict[str, Any] = {name: self[name][start:end] for name in RECORDED}
+        plain: dict[str, Any] = {name: self[name][start:end] for name in SCALARS}
         plain |= {name: plain[name].astype(np.int64) for name in ("round", "epoch")}
         values = self._each.values[start:end]
         each: dict[str, Any] = {name: values[:, i] for i, name in enumerate(EACH)}

@@ -89,8 +89,11 @@ def header(title: str, under: str, state: str = "") -> str:
     )
 
 
-def cards(entries: Sequence[tuple[str, str, str, float | None]]) -> str:
-    """Figures at a glance: (value, unit, what it is, and a share from 0 to 1 to show as a bar or None)."""
+Card = tuple[str, str, str, float | None]  # value, unit, what it is, and a share to show as a bar
+
+
+def cards(entries: Sequence[Card]) -> str:
+    """Figures at a glance; shares are from 0 to 1."""
     items = []
     for value, unit, name, share in entries:
         width = f"{100 * min(max(share or 0, 0), 1):.1f}%"
@@ -133,9 +136,9 @@ def render(run: Run) -> str:
     return page(f"{title} · Paceline", header(title + reach, told), body)
 
 
-def _cards(summary: dict[str, Any], final: float | None) -> list[tuple[str, str, str, float | None]]:
+def _cards(summary: dict[str, Any], final: float | None) -> list[Card]:
     bound, share = number(summary["bound_samples_per_second"]), summary["share_of_bound"]
-    entries: list[tuple[str, str, str, float | None]] = [
+    entries: list[Card] = [
         (number(summary["samples_per_second"]), "samples/s", f"of {bound} possible", None),
         (percent(share), "", "of the workers' combined speed", share),
         (percent(summary["idle_share"]), "", "of the workers' time spent waiting", summary["idle_share"]),
