@@ -95,19 +95,17 @@ def play(
     lr: float = MNIST_RATE,
     target: float | None = 0.2,
     mode: str = "push-wait",
-    policy: str = "equal",
     name: str = "mnist",
     model: str = "mlp",
     shards: int = 1,
     updates: int = 3000,
     seconds: float | None = None,
     changes: Sequence[Change] = (),
-    seconds_per_sample: TimingModel | None = None,
 ) -> tuple[list[Update], Server]:
     """One run until the mean loss of the last updates is below the target, or a limit is reached (DBW, setting)."""
     learns = learner(name, model, seed)
-    config = ServerConfig(WORKERS, WORKERS * batch, mode=mode, backup=backup, policy=policy, rate=rate, lr=lr)
-    trips = RoundTrips(WORKERS, delay, seconds_per_sample, seed, changes)
+    config = ServerConfig(WORKERS, WORKERS * batch, mode=mode, backup=backup, rate=rate, lr=lr)
+    trips = RoundTrips(WORKERS, delay, seed=seed, changes=changes)
     server = Server(learns, config, trips, Draws(len(learns.data.x_train), seed, shards))
     losses: list[float] = []
 
@@ -165,11 +163,8 @@ def _estimates(quick: bool, data: str, model: str, batch: int, rate: float, iter
     rows: list[dict[str, Any]] = []
     for t in range(iterations):
         k = int(rng.integers(8, WORKERS + 1))  # k varies, as it does under DBW
-        gradients, losses = [], []
-        for worker in range(k):
-            gradient, loss = learns.gradient(values, draws.indices(draws.take(worker, batch)))
-            gradients.append(gradient)
-            losses.append(loss)
+        taken = (draws.indices(draws.take(worker, batch)) for worker in range(k))
+        gradients, losses = zip(*(learns.gradient(values, samples) for samples in taken), strict=True)
         mean = np.mean(gradients, 0)
         found = rule.estimate(state)
         if t % (3 if quick else 2) == 0 and np.isfinite(found.smoothness):
@@ -290,25 +285,17 @@ def _arrivals(n: int, ks: np.ndarray, seed: int) -> list[Timings]:
         counts[worker] += 1
         return trips.seconds(worker, counts[worker] - 1, 1, 0.0)
 
-    done = np.array([ready[w] + draw(w) for w in range(n)])
+    done = np.array([draw(w) for w in range(n)])
     for k in ks:
         order = np.argsort(done, kind="stable")
         update = float(done[order[k - 1]])
         fresh = [w for w in order if ready[w] < update or done[w] <= update]
         samples = [(h, place + 1, done[w] - now, w, done[w] - ready[w]) for place, w in enumerate(fresh)]
-        columns = np.array(samples, float).T
-        found.append(
-            Timings(
-                columns[0].astype(int), columns[1].astype(int), columns[2], columns[3].astype(int), columns[4]
-            )
-        )
-        for w in range(n):
-            if done[w] <= update:
-                ready[w] = update
-                done[w] = update + draw(w)
-            elif ready[w] < update:
-                ready[w] = done[w]
-                done[w] = ready[w] + draw(w)
+        before, places, seconds, workers, trip = np.array(samples, float).T
+        found.append(Timings(before.astype(int), places.astype(int), seconds, workers.astype(int), trip))
+        for w in fresh:
+            ready[w] = max(update, done[w])
+            done[w] = ready[w] + draw(w)
         h, now = int(k), update
     return found
 

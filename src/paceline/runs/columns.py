@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from paceline.runs.events import Happened, events
 from paceline.runs.run import SCALARS, Array, Run
-from paceline.runs.summary import LATE, chosen, ideal_seconds, known_speeds, last, slowness
+from paceline.runs.summary import LATE, ideal_seconds, known_speeds, last, slowness
 
 SERVER = ("quorum", "present", "staleness", "stalest", "dropped")  # what a parameter server's rounds add
 PLAIN = (*SCALARS, "ideal", "last", "late", *SERVER)
@@ -121,7 +121,10 @@ class Columns:
         self._each = Growing(len(EACH), 0)
         self._sums = Growing(len(EACH) + 1, 0, start=0.0)  # EACH, and how often each worker was there
         self._speeds = np.zeros(0)
-        self._rows: tuple[int, dict[int, list[int]]] = (0, {})
+        self._judged, self._order = (
+            0,
+            np.zeros(0, np.int64),
+        )  # rounds by which workers were put in order, and that
 
     @classmethod
     def of(cls, run: Run) -> Columns:
@@ -146,7 +149,7 @@ class Columns:
             self._each.widen(run.workers, np.nan)
             self._sums.widen(run.workers, 0.0)
             self._speeds = np.pad(self._speeds, (0, run.workers - self.workers), constant_values=np.nan)
-            self.workers, self._rows = run.workers, (0, {})
+            self.workers, self._judged = run.workers, 0
         more = ((0, 0), (0, self.workers - run.workers))
         padded: dict[str, Any] = {
             name: np.pad(getattr(run, name), more, constant_values=np.nan) for name in EACH
@@ -200,13 +203,15 @@ class Columns:
         return Window(self, start, len(self) if end is None else end, recent)
 
     def rows(self, limit: int) -> list[int]:
-        """All workers, or ``limit`` from the slowest to the fastest; chosen again when the record has doubled."""
-        if len(self) >= 2 * self._rows[0]:
-            self._rows = (len(self), {})
-        count, known = self._rows
-        if limit not in known:
-            known[limit] = chosen(self.part(max(count - RECENT, 0), count), limit)
-        return known[limit]
+        """All workers, or ``limit`` from the slowest to the fastest, by rank; chosen again when the record has
+        doubled."""
+        if self.workers <= limit:
+            return list(range(self.workers))
+        if len(self) >= 2 * self._judged:
+            self._judged = len(self)
+            judged = self.part(max(len(self) - RECENT, 0), len(self))
+            self._order = np.argsort(np.nan_to_num(slowness(judged)), kind="stable")
+        return sorted(self._order[np.linspace(0, self.workers - 1, limit).astype(int)].tolist())
 
     def _of_server(self, run: Run) -> dict[str, Array]:
         """What a parameter server adds to the rounds; NaN if none does."""
