@@ -95,17 +95,19 @@ def play(
     lr: float = MNIST_RATE,
     target: float | None = 0.2,
     mode: str = "push-wait",
+    policy: str = "equal",
     name: str = "mnist",
     model: str = "mlp",
     shards: int = 1,
     updates: int = 3000,
     seconds: float | None = None,
     changes: Sequence[Change] = (),
+    seconds_per_sample: TimingModel | None = None,
 ) -> tuple[list[Update], Server]:
     """One run until the mean loss of the last updates is below the target, or a limit is reached (DBW, setting)."""
     learns = learner(name, model, seed)
-    config = ServerConfig(WORKERS, WORKERS * batch, mode=mode, backup=backup, rate=rate, lr=lr)
-    trips = RoundTrips(WORKERS, delay, seed=seed, changes=changes)
+    config = ServerConfig(WORKERS, WORKERS * batch, mode=mode, backup=backup, policy=policy, rate=rate, lr=lr)
+    trips = RoundTrips(WORKERS, delay, seconds_per_sample, seed, changes)
     server = Server(learns, config, trips, Draws(len(learns.data.x_train), seed, shards))
     losses: list[float] = []
 

@@ -91,7 +91,7 @@ class Window:
         self.ideal = thin(np.where(here, np.nan, columns["ideal"][start:end]), at - start).mean
         self.loss = thin(columns["loss"][start:end], at - start)
         self.lengths, self.elapsed = seconds[~here], float(seconds.sum())
-        loads, compute, overhead, _, there = np.moveaxis(np.diff(columns.totals[at], axis=0), 1, 0)
+        loads, compute, overhead, _, there = np.moveaxis(columns.sums(at[:-1], at[1:]), 1, 0)
         self.loads = _over(loads, there)
         self.portions = _over(np.where(there > 0, loads, np.nan), loads.sum(axis=1, keepdims=True))
         self.pace = _over(compute - overhead, loads)
@@ -171,14 +171,9 @@ class Columns:
         self._events += run.extras.get("events") or [None] * len(run.round)
         self.happened += events(run)
 
-    @property
-    def totals(self) -> Array:
-        """The sums of all rounds before each round, and of all rounds, shape (T + 1, 5, n)."""
-        return self._sums.values
-
-    def sums(self, start: int, end: int) -> Array:
-        """Loads, seconds computed, of overhead and waited, and rounds present, of each worker: shape (5, n)."""
-        sums: Array = self.totals[end] - self.totals[start]
+    def sums(self, start: int | NDArray[np.int64], end: int | NDArray[np.int64]) -> Array:
+        """Loads, seconds computed, of overhead and waited, and rounds present, of each worker: shape (..., 5, n)."""
+        sums: Array = self._sums.values[end] - self._sums.values[start]
         return sums
 
     def part(self, start: int, end: int) -> Run:
