@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Annotated, Any, Protocol, get_type_hints
 
 import numpy as np
@@ -39,24 +40,29 @@ class TimingModel(Protocol):
         ...
 
 
-class _Checked:
-    """Refuses numbers that their fields may not hold."""
+_hints = cache(partial(get_type_hints, include_extras=True))
+
+
+class Checked:
+    """Refuses numbers that their fields may not hold; a field's annotation says from where to where, and in words.
+
+    None may be, where a field allows it. Raises PacelineError for the first that may not be, as NaN."""
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            least, most, words = hint.__metadata__
-            value = np.asarray(getattr(self, name), float)
-            self._require(name, (value >= least) & (value <= most), words)
+        for name, hint in _hints(type(self)).items():
+            if (span := getattr(hint, "__metadata__", None)) and (value := getattr(self, name)) is not None:
+                numbers = np.asarray(value)
+                self._require(name, (numbers >= span[0]) & (numbers <= span[1]), span[2])
 
     def _require(self, name: str, holds: Any, expected: str) -> None:
         if not np.all(holds):
             value = np.broadcast_to(getattr(self, name), np.shape(holds))[~holds].ravel()[0]
-            kind = next(key for key, each in MODELS.items() if each is type(self))
-            raise PacelineError(f"timing model {kind}: {name}={value:g}: expected {expected}")
+            kind = next((f"timing model {key}: " for key, each in MODELS.items() if each is type(self)), "")
+            raise PacelineError(f"{kind}{name}={value:g}: expected {expected}")
 
 
 @dataclass(frozen=True)
-class Constant(_Checked):
+class Constant(Checked):
     """The same in every round.
 
     seconds: what it takes.
@@ -71,7 +77,7 @@ class Constant(_Checked):
 
 
 @dataclass(frozen=True)
-class Ar1(_Checked):
+class Ar1(Checked):
     """Slow drift: an autoregression of order 1 of the logarithm, in its stationary state from the start.
 
     mean: the median, about which it drifts. rho: correlation of one round with the next.
@@ -94,7 +100,7 @@ class Ar1(_Checked):
 
 
 @dataclass(frozen=True)
-class OnOff(_Checked):
+class OnOff(Checked):
     """Competing load that comes and goes (a Markov chain of two states).
 
     seconds: without it. factor: with it, this many times as long.
@@ -116,7 +122,7 @@ class OnOff(_Checked):
 
 
 @dataclass(frozen=True)
-class Exponential(_Checked):
+class Exponential(Checked):
     """Exponentially distributed, drawn independently in each round.
 
     mean: its mean, beyond the shift. shift: seconds that it always takes.
@@ -131,7 +137,7 @@ class Exponential(_Checked):
 
 
 @dataclass(frozen=True)
-class Uniform(_Checked):
+class Uniform(Checked):
     """Uniformly distributed, drawn independently in each round.
 
     low, high: between these.
@@ -151,7 +157,7 @@ class Uniform(_Checked):
 
 
 @dataclass(frozen=True)
-class Pareto(_Checked):
+class Pareto(Checked):
     """Heavy-tailed, drawn independently in each round: sometimes very long.
 
     least: the shortest. shape: the smaller, the heavier the tail; the mean is infinite at 1 and below.
@@ -166,7 +172,7 @@ class Pareto(_Checked):
 
 
 @dataclass(frozen=True)
-class Lognormal(_Checked):
+class Lognormal(Checked):
     """Lognormally distributed, drawn independently in each round, and sometimes much longer.
 
     median: the middle one. sd: standard deviation of the logarithm.
