@@ -173,8 +173,7 @@ def run(
     latency = {key: np.empty(shape) for key in players}
     for t, moment in enumerate(moments(scenario)):
         for r in range(scenario.realizations):
-            here = moment.present[r] if moment.present.ndim > 1 else moment.present
-            slope, overhead = moment.slope[r], moment.overhead[r]
+            here, slope, overhead = moment.present[r], moment.slope[r], moment.overhead[r]
             for key, each in players.items():
                 latency[key][t, r] = each[r].round(t, slope, overhead, here)
             first = next(iter(players.values()))[r]
