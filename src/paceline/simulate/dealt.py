@@ -164,10 +164,9 @@ def run(
         )
     shape = (scenario.rounds, scenario.realizations)
     bound, ways = np.empty(shape), {}
-    known = list(dict.fromkeys(names))
     players = {
         (name, way): [_Player(scenario, name, way, seed) for seed in range(scenario.realizations)]
-        for name in known
+        for name in dict.fromkeys(names)
         for way in WAYS
     }
     latency = {key: np.empty(shape) for key in players}
@@ -197,7 +196,7 @@ class _Player:
         cluster = dataclasses.replace(scenario.cluster(), realizations=())
         self._scenario, self._by_cost = scenario, way == COST
         self._costs = samples.costs(scenario.rounds * scenario.global_batch, rng)
-        self._truth = samples.truth(self._costs)
+        self._truth = self._costs.with_alpha(samples.alpha, samples.launch, samples.padded)
         self._rng = rng
         learner = CostLearner(self._costs, cluster.workers, cluster.global_batch, padded=samples.padded)
         policy = policies.create(name, cluster)
@@ -216,7 +215,11 @@ class _Player:
 
     def round(self, t: int, slope: Array, overhead: Array, present: NDArray[np.bool_]) -> float:
         """Seconds of the round; the policy hears of it."""
-        lengths = self._costs.lengths[self._next(self._scenario.batch(t))]
+        batch = self._scenario.batch(t)
+        while len(self._queue) < batch:
+            self._queue = np.concatenate([self._queue, self._rng.permutation(len(self._costs.lengths))])
+        taken, self._queue = self._queue[:batch], self._queue[batch:]
+        lengths = self._costs.lengths[taken]
         self.alone = float(self._truth.of(lengths).sum())
         loads, parts, seconds, first, times = self._ran(t, lengths, slope, overhead, present)
         self.launches += int(parts[:, 2].sum())
@@ -258,12 +261,6 @@ class _Player:
         return Claimed(
             loads, parts, np.where(present, overhead + slope * cost_of(self._truth, parts), np.nan)
         )
-
-    def _next(self, batch: int) -> Indices:
-        while len(self._queue) < batch:
-            self._queue = np.concatenate([self._queue, self._rng.permutation(len(self._costs.lengths))])
-        taken, self._queue = self._queue[:batch], self._queue[batch:]
-        return taken
 
 
 def _sizes(lengths: Array, samples: Samples) -> Indices:

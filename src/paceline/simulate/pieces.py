@@ -66,7 +66,6 @@ def play(
     pool = (loads - first - kept).sum(-1).astype(float)
     orphaned = np.where(present, 0, first + kept).sum(-1).astype(float)
     first, kept = np.where(present, first, 0), np.where(present, kept, 0)
-    rows = np.arange(shape[0])
     cost, knees = np.broadcast_to(piece_seconds, shape), np.broadcast_to(knee, shape)
 
     def seconds(samples: Counts, of: Array, per_piece: Array, least: Array) -> Array:
@@ -90,7 +89,7 @@ def play(
                     f"a round of {loads.sum(-1).max():,} samples comes to more than {number - 1:,} pieces; choose "
                     "larger pieces, or a policy that plans whole rounds"
                 )
-            at = rows, np.argmin(free, axis=-1)
+            at = np.arange(shape[0]), np.argmin(free, axis=-1)
             busy = free[at] - overhead[at] - pieces[at] * cost[at]
             measured = (done[at] > 0) & (busy > 0) & known & measuring
             expected[at] = np.where(measured, done[at] / np.where(measured, busy, 1.0), expected[at])

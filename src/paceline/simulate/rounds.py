@@ -63,15 +63,13 @@ def moments(scenario: Scenario) -> Iterator[Moment]:
     limits = [scenario.global_batch if each.most is None else each.most for each in classes]
     most = np.broadcast_to(np.array(limits, float)[of], shape)
     saturating = bool(knee.any())
-    linked = any(each.link for each in classes)
     for index in range(scenario.rounds):
         with np.errstate(over="ignore", invalid="ignore"):  # said below
             slope, overhead = next(slopes), next(overheads)
             if noise.any():
                 slope = slope * np.exp(noise * noising.standard_normal(shape))
-            if linked:
-                transfer = [each.link.seconds(index) if each.link else 0.0 for each in classes]
-                overhead = overhead + np.array(transfer)[of]
+            transfer = [each.link.seconds(index) if each.link else 0.0 for each in classes]
+            overhead = overhead + np.array(transfer)[of]
         _check(slope, index, "seconds_per_sample", costs.LEAST)
         _check(overhead, index, "overhead", 0.0)
         member, stops = scenario.members(index)
@@ -173,7 +171,9 @@ def run(
             player.round(t, moment, coming)
         if progress is not None:
             progress(t + 1, scenario.rounds)
-    played = {name: player.played() for name, player in players.items()}
+    played = {
+        name: each.played._replace(decide_seconds=each.decide_seconds) for name, each in players.items()
+    }
     return Outcome(scenario, played, oracle, path, steepest, whole_cluster)
 
 
@@ -213,15 +213,13 @@ class _Player:
         self._scenario, self._cluster, self._policy = scenario, cluster, policy
         began = time.perf_counter()
         plan, self._state = policy.init()
-        self._decide = time.perf_counter() - began
+        self.decide_seconds = time.perf_counter() - began
         delay = min(scenario.decision_delay, rounds)  # later than the last round is never
         self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else delay)))
         self._fit = None if scenario.known_overhead else overheads.start(cluster.shape)
-        compute, overhead, wait = np.zeros((3, realizations))
-        shares, first_shares, first_seconds = np.empty((3, rounds, workers))
         latency, steps = np.empty((2, rounds, realizations))
-        parts = compute, overhead, wait, shares, first_shares, first_seconds
-        self._played = Played(latency, *parts, 0.0, steps if isinstance(policy, Dolbie) else None)
+        sums, shares = np.zeros((3, realizations)), np.empty((3, rounds, workers))
+        self.played = Played(latency, *sums, *shares, 0.0, steps if isinstance(policy, Dolbie) else None)
 
     def round(self, t: int, moment: Moment, coming: Moment | None) -> None:
         """Play round t, and let the policy decide on the next."""
@@ -229,26 +227,28 @@ class _Player:
         if self._policy.needs_upcoming and t == 0:
             plan = self._policy.plan(moment.costs, moment.here)  # type: ignore[attr-defined]
         shares = self._ran(plan, moment, batch)
-        # Where the round is run in pieces: each worker's seconds beyond their samples, (R, n), and what they tell.
-        pieces: tuple[Array, PieceTimes] | None = None
+        overhead, costs, times = moment.overhead, moment.costs if self._fit is None else None, None
         if plan.piece_plan is None or np.all(plan.piece_plan.at_once >= 1):
             if moment.stopped.any():  # their samples are lost
                 shares = np.where(moment.stopped, 0.0, shares)
             seconds = _seconds(moment, shares * batch)
-        else:
-            shares, seconds, pieces = self._in_pieces(plan.piece_plan, moment, shares, batch)
+            if self._fit is not None:
+                self._fit = overheads.update(self._fit, shares * batch, seconds)
+                overhead = overheads.certain(self._fit)
+        else:  # loads that follow the speeds within the round tell nothing of overhead
+            shares, seconds, further, times = self._in_pieces(plan.piece_plan, moment, shares, batch)
+            overhead, costs = further if self._fit is not None else overhead + further, None
         self._record(t, moment, shares, seconds)
-        if self._played.steps is not None:
-            self._played.steps[t] = self._state.alpha[..., 0]
+        if self.played.steps is not None:
+            self.played.steps[t] = self._state.alpha[..., 0]
         if coming is not None:
-            happened = self._happened(moment, shares, seconds, batch, coming, pieces)
+            # Who knows what comes knows who comes, too.
+            here, upcoming = (coming.here, coming.costs) if self._policy.needs_upcoming else (None, None)
+            happened = Round(shares, seconds, batch, overhead, here, costs, upcoming, pieces=times)  # type: ignore[arg-type]
             began = time.perf_counter()
             plan, self._state = self._policy.step(self._state, happened)
-            self._decide += time.perf_counter() - began
+            self.decide_seconds += time.perf_counter() - began
             self._plans.append(plan)
-
-    def played(self) -> Played:
-        return self._played._replace(decide_seconds=self._decide)
 
     def _ran(self, plan: Plan, moment: Moment, batch: int) -> Array:
         """Shares that are really run: among those there, in whole samples where asked for."""
@@ -262,8 +262,8 @@ class _Player:
 
     def _in_pieces(
         self, piece_plan: PiecePlan, moment: Moment, shares: Array, batch: int
-    ) -> tuple[Array, Array, tuple[Array, PieceTimes]]:
-        """(shares run, seconds, its pieces) of a round whose work moves within it."""
+    ) -> tuple[Array, Array, Array, PieceTimes]:
+        """(shares run, seconds, those beyond the samples, what its pieces tell) of a round whose work moves."""
         loads = np.rint(shares * batch).astype(np.int64)
         piece = self._scenario.piece_seconds  # what it does cost, whatever the policy believes
         missed = self._scenario.give_up_seconds
@@ -274,11 +274,11 @@ class _Player:
         further = np.maximum(ran.pieces - 1, 0) * piece + ran.idle
         seconds: Array = ran.seconds - np.where(ran.pieces > 0, piece, 0.0)
         times = PieceTimes(np.full_like(seconds, piece), ran.expected, ran.strayed)
-        return ran.loads / batch, np.where(moment.here, seconds, np.nan), (further, times)
+        return ran.loads / batch, np.where(moment.here, seconds, np.nan), further, times
 
     def _record(self, t: int, moment: Moment, shares: Array, seconds: Array) -> None:
         latency = _latency(self._scenario, moment, seconds)
-        here, played = moment.here, self._played
+        here, played = moment.here, self.played
         busy = np.nansum(seconds, axis=-1)
         overhead = np.where(here, moment.overhead, 0.0).sum(-1)
         played.latency[t] = latency
@@ -288,26 +288,3 @@ class _Player:
         played.shares[t] = shares.mean(0)
         played.first_shares[t] = np.where(here[0], shares[0], np.nan)
         played.first_seconds[t] = seconds[0]
-
-    def _happened(
-        self,
-        moment: Moment,
-        shares: Array,
-        seconds: Array,
-        batch: int,
-        coming: Moment,
-        pieces: tuple[Array, PieceTimes] | None,
-    ) -> Round:
-        overhead, costs = moment.overhead, moment.costs
-        if pieces is not None:  # loads that follow the speeds within the round tell nothing of overhead
-            further, times = pieces
-            known = overhead + further if self._fit is None else further
-            return Round(shares, seconds, batch, known, pieces=times)
-        if self._fit is not None:
-            self._fit = overheads.update(self._fit, shares * batch, seconds)
-            overhead = overheads.certain(self._fit)
-        revealed = costs if self._fit is None else None
-        if not self._policy.needs_upcoming:
-            return Round(shares, seconds, batch, overhead, costs=revealed)
-        # Who knows what comes knows who comes, too.
-        return Round(shares, seconds, batch, overhead, coming.here, revealed, coming.costs)

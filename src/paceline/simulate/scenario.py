@@ -15,11 +15,11 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from paceline import costs
+from paceline import costs, files
 from paceline.data.traces import Trace
-from paceline.errors import PacelineError, among
+from paceline.errors import PacelineError, among, saying
 from paceline.rounds import Array, Cluster, Machines
-from paceline.samples import CostModel, SampleCosts
+from paceline.samples import SampleCosts
 from paceline.simulate.timing import Checked, Constant, Replay, TimingModel
 
 SAMPLES = 10**9  # of a round
@@ -32,7 +32,6 @@ LENGTH = 1e12  # of a sample
 
 
 # What fields of several classes may be, as in ``timing``.
-Count = Annotated[int, 1, SAMPLES, f"1 to {SAMPLES:,}"]
 Rounds = Annotated[int, 1, ROUNDS, f"1 to {ROUNDS:,}"]
 Size = Annotated[float, 1 / SIZES, SIZES, f"{1 / SIZES:g} to {SIZES:g}"]
 
@@ -66,11 +65,9 @@ class Link(Checked):
 
     def seconds(self, index: int) -> float:
         """What the transfer takes in the round of that index, counted from 0."""
-        mbps = self.mbps
-        for change in sorted(self.changes, key=lambda change: change.round):
-            if change.round <= index + 1:
-                mbps = change.mbps
-        return 8 * self.megabytes / mbps
+        changes = sorted(self.changes, key=lambda change: change.round)
+        mbps = [self.mbps, *(change.mbps for change in changes if change.round <= index + 1)]
+        return 8 * self.megabytes / mbps[-1]
 
 
 @dataclass(frozen=True)
@@ -183,11 +180,10 @@ class Samples(Checked):
     def costs(self, samples: int, rng: Generator) -> SampleCosts:
         """The lengths of a data set; of so many ``samples`` where they are drawn."""
         if self.file is not None:
+            with saying(f"cannot read the lengths {self.file}"):
+                written = files.read(self.file)
             try:
-                lengths = np.loadtxt(self.file, ndmin=1)
-            except OSError as error:
-                reason = error.strerror or "there is no such file"
-                raise PacelineError(f"cannot read the lengths {self.file}: {reason}") from None
+                lengths = np.loadtxt(written.decode().splitlines(), ndmin=1)
             except ValueError as error:
                 raise PacelineError(
                     f"{self.file} holds no lengths: {error}; expected a number on each line"
@@ -198,10 +194,6 @@ class Samples(Checked):
         else:
             drawn = rng.lognormal(self.mu, self.sigma, samples)
         return SampleCosts.checked(np.clip(np.rint(drawn), self.least, self.most), samples)
-
-    def truth(self, costs: SampleCosts) -> CostModel:
-        """What samples really cost."""
-        return costs.with_alpha(self.alpha, self.launch, self.padded)
 
 
 @dataclass(frozen=True)
@@ -225,7 +217,7 @@ class Scenario(Checked):
 
     workers: tuple[WorkerClass, ...]
     _: KW_ONLY
-    global_batch: Count = 256
+    global_batch: Annotated[int, 1, SAMPLES, f"1 to {SAMPLES:,}"] = 256
     rounds: Rounds = 100
     realizations: Rounds = 1
     seed: Annotated[int, 0, math.inf, "0 or more"] = 0

@@ -8,9 +8,10 @@ one round.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import repeat
 from typing import Annotated, Any, Protocol, get_type_hints
 
 import numpy as np
@@ -29,7 +30,6 @@ SecondsOrNone = Annotated[Numbers, 0.0, costs.MOST, f"{costs.SPAN_0} seconds"]
 Chance = Annotated[Numbers, 0.0, 1.0, "a probability"]
 Spread = Annotated[Numbers, 0.0, MANY, "0 or more"]
 Positive = Annotated[Numbers, float(np.nextafter(0, 1)), MANY, "more than 0"]
-Correlation = Annotated[Numbers, -1 + 1e-16, 1 - 1e-16, "a number between -1 and 1"]
 
 
 class TimingModel(Protocol):
@@ -40,7 +40,7 @@ class TimingModel(Protocol):
         ...
 
 
-_hints = cache(partial(get_type_hints, include_extras=True))
+_hints: Callable[[Any], dict[str, Any]] = cache(partial(get_type_hints, include_extras=True))
 
 
 class Checked:
@@ -71,9 +71,7 @@ class Constant(Checked):
     seconds: SecondsOrNone
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
-        seconds = np.broadcast_to(np.asarray(self.seconds, float), shape)
-        while True:
-            yield seconds
+        return repeat(np.broadcast_to(np.asarray(self.seconds, float), shape))
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Ar1(Checked):
     """
 
     mean: Seconds
-    rho: Correlation = 0.9
+    rho: Annotated[Numbers, -1 + 1e-16, 1 - 1e-16, "a number between -1 and 1"] = 0.9
     sd: Spread = 0.05
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
@@ -200,19 +198,11 @@ class Replay:
     table: Array
 
     def stream(self, shape: tuple[int, ...], rng: Generator) -> Iterator[Array]:
-        for row in self.table:
-            yield np.broadcast_to(row, shape)
+        return (np.broadcast_to(row, shape) for row in self.table)
 
 
-MODELS: dict[str, type[Any]] = {
-    "constant": Constant,
-    "ar1": Ar1,
-    "onoff": OnOff,
-    "exponential": Exponential,
-    "uniform": Uniform,
-    "pareto": Pareto,
-    "lognormal": Lognormal,
-}
+KINDS = (Constant, Ar1, OnOff, Exponential, Uniform, Pareto, Lognormal)
+MODELS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in KINDS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,7 +234,11 @@ def assemble(models: Sequence[TimingModel], of: NDArray[np.int64]) -> TimingMode
         here = [i for i, model in enumerate(models) if type(model) is kind]
         mask = np.isin(of, here)
         if kind is Replay:
-            parts.append((_columns([(i, models[i]) for i in here], of), mask))
+            tables: list[Array] = [models[i].table for i in here]  # type: ignore[attr-defined]
+            table = np.full((min(map(len, tables)), of.shape[-1]), np.nan)
+            for index, each in zip(here, tables, strict=True):
+                table[:, of == index] = each[: len(table)]
+            parts.append((Replay(table), mask))
             continue
         typical = models[here[0]]
         values = {
@@ -255,11 +249,3 @@ def assemble(models: Sequence[TimingModel], of: NDArray[np.int64]) -> TimingMode
         }
         parts.append((kind(**values), mask))
     return parts[0][0] if len(parts) == 1 else Mixture(tuple(parts))
-
-
-def _columns(replays: Sequence[tuple[int, Any]], of: NDArray[np.int64]) -> Replay:
-    rounds = min(len(replay.table) for _, replay in replays)
-    table = np.full((rounds, of.shape[-1]), np.nan)
-    for index, replay in replays:
-        table[:, of == index] = replay.table[:rounds]
-    return Replay(table)
