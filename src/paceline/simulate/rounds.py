@@ -217,9 +217,11 @@ class _Player:
         delay = min(scenario.decision_delay, rounds)  # later than the last round is never
         self._plans = deque([plan] * (1 + (0 if policy.needs_upcoming else delay)))
         self._fit = None if scenario.known_overhead else overheads.start(cluster.shape)
+        compute, overhead, wait = np.zeros((3, realizations))
+        shares, first_shares, first_seconds = np.empty((3, rounds, workers))
         latency, steps = np.empty((2, rounds, realizations))
-        sums, shares = np.zeros((3, realizations)), np.empty((3, rounds, workers))
-        self.played = Played(latency, *sums, *shares, 0.0, steps if isinstance(policy, Dolbie) else None)
+        parts = compute, overhead, wait, shares, first_shares, first_seconds
+        self.played = Played(latency, *parts, 0.0, steps if isinstance(policy, Dolbie) else None)
 
     def round(self, t: int, moment: Moment, coming: Moment | None) -> None:
         """Play round t, and let the policy decide on the next."""
