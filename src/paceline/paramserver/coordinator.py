@@ -177,13 +177,12 @@ class Coordinator:
 
     def _cut(self, task: Task, ends: Array) -> tuple[Task, Array]:
         """A task of which only the first pieces were run: what was, and the ends with NaN for the others."""
-        parts: Any = self.pool.split(task.taken, int(task.ends()[len(ends) - 1]))
-        ran, left = parts
+        ran, left = np.split(task.taken, [int(task.ends()[len(ends) - 1])])
         self.pool.give_back(left)
         self._dropped["cut short"] += 1
-        self._dropped_samples += self.pool.count(left)
+        self._dropped_samples += len(left)
         missing = np.full(task.pieces - len(ends), np.nan)
-        return task._replace(taken=ran, load=self.pool.count(ran)), np.append(ends, missing)
+        return task._replace(taken=ran, load=len(ran)), np.append(ends, missing)
 
     def _lost(self, task: Task, why: str) -> None:
         self._dropped[why] += 1
@@ -283,7 +282,7 @@ class Coordinator:
             effects, self._state = self._gate.leave(self._state, worker, now)
             return effects
         self._starved.discard(worker)
-        load, (pieces, cut) = self.pool.count(taken), self._quorum.cut
+        load, (pieces, cut) = len(taken), self._quorum.cut
         task = Task(self._numbers, worker, version, tag, taken, load, now, self._shares, pieces, cut)
         self._numbers += 1
         self.tasks[worker] = task

@@ -78,7 +78,7 @@ class Server:
         self._here: dict[int, Arrived] = {}  # by task
         self.buffers: Vector | None = None
         self._coordinator = Coordinator(self, config, pool, self._updated, shares=True)
-        self._round = Pieces(config.workers, self, self._coordinator)
+        self._round = Pieces(self, self._coordinator)
         self.updates = self._before = 0 if state is None else int(state["version"])
         self._ours = connect(address, config.workers + 1)
         self._crew: Crew
@@ -157,14 +157,13 @@ class Server:
 
     def compute(self, task: Task) -> None:
         """Send a task to its worker."""
-        samples = self.pool.indices(task.taken)
         if task.shared:
-            self._round.begin(task, samples, self._now())
+            self._round.begin(task, self._now())
             return
         refs = (
             self._actors[task.worker]
             .compute.options(num_returns=len(self.shards) + 1)
-            .remote(task.number, self._before + task.version, samples, *self.shards.refs)
+            .remote(task.number, self._before + task.version, task.taken, *self.shards.refs)
         )
         self._pending[refs[-1]] = _Sent(task, self._actors[task.worker], refs[:-1])
 
