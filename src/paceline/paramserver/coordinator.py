@@ -65,7 +65,7 @@ class Coordinator:
         self._dropped_samples = 0
         self._changed: list[str] = []  # who takes part, since the update before
         self._quorum, self._noise = Quorum(backup, n), GradientNoise()
-        self._loads = Loads(self.balancer, n, config.global_batch, self._shares)
+        self._loads = Loads(self.balancer, self._shares)
         # Whether anybody asks for the variance of the gradients, which costs reading them all once more.
         self.statistics = self._rate.needs_variance or (backup is not None and backup.needs_variance)
         self.statistics |= self.balancer.policy.needs_noise
@@ -75,7 +75,7 @@ class Coordinator:
     def set_machines(self, machines: Machines) -> None:
         """What the workers' machines are; to be told before ``Start``, if the balancing policy needs them."""
         self.balancer = self._config.balancer(machines)
-        self._loads = Loads(self.balancer, self.workers, self.batch, self._shares)
+        self._loads = Loads(self.balancer, self._shares)
 
     def handle(self, event: Event) -> None:
         """Take in what happened, and have the engine carry out what follows from it, in order.
@@ -302,13 +302,13 @@ def _told(event: Event) -> str:
 class Loads:
     """Shows the balancer what the workers' round trips took, and asks it for each version's loads.
 
-    workers: n. batch: samples that a full round of all workers has. shares: a round is run in pieces, and who is
-        lost leaves its samples to the others.
+    shares: a round is run in pieces, and who is lost leaves its samples to the others.
     """
 
-    def __init__(self, balancer: Balancer, workers: int, batch: int, shares: bool = False) -> None:
-        self._balancer, self._workers, self._batch, self._shares = balancer, workers, batch, shares
-        self._of = (-1, np.zeros(workers, np.int64))  # whose version, samples each
+    def __init__(self, balancer: Balancer, shares: bool) -> None:
+        self._balancer, self._shares, cluster = balancer, shares, balancer.policy.cluster
+        self._workers, self._batch = cluster.workers, cluster.global_batch
+        self._of = (-1, np.zeros(self._workers, np.int64))  # whose version, samples each
         self._seen: dict[int, Trip | None] = {}  # the newest round trips that the balancer was shown
 
     def of(self, worker: int, version: int, present: Collection[int]) -> int:

@@ -68,8 +68,7 @@ class Deadlines:
 
     def newest(self, worker: int) -> Trip | None:
         """The worker's newest round trip, None while there is none."""
-        trips = self._trips.get(worker)
-        return trips[-1] if trips else None
+        return self._trips[worker][-1] if worker in self._trips else None
 
     def of(self, loads: Mapping[int, int], factor: float, floor: float) -> dict[int, float]:
         """When to give up each worker that has a task; loads: the samples of these.
@@ -79,11 +78,7 @@ class Deadlines:
         load, and ``floor`` seconds more; one that was given up and came back ``AGAIN`` times what it took then,
         until it delivers. Workers are left out as long as nothing is measured, unless ``factor`` is 0.
         """
-        longest = {
-            worker: max(trip.whole / trip.load for trip in trips)
-            for worker, trips in self._trips.items()
-            if trips
-        }
+        longest = {w: max(trip.whole / trip.load for trip in trips) for w, trips in self._trips.items()}
         if not longest and factor:
             return {}
         typical = float(np.median(list(longest.values()))) if longest else 0.0

@@ -29,7 +29,7 @@ from paceline.serve.catalog import SPANS
 from paceline.serve.events import status_of
 from paceline.serve.jobs import Job
 from paceline.serve.models import Settings
-from paceline.serve.server import BODY_SECONDS, MOST_WAIT, USUAL_WAIT, Bounded, Quick
+from paceline.serve.server import BODY_SECONDS, MOST_WAIT, USUAL_WAIT, Bounded
 from paceline.serve.service import TICK, Service
 
 _log = logging.getLogger(__name__)
@@ -143,8 +143,7 @@ def make(
     app.mount("/jobs/{job}", live(run_of))
     for kind in (PacelineError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _refused)
-    app.add_middleware(Quick, service=service)  # innermost
-    app.add_middleware(Bounded, token=token, seconds=body_seconds)
+    app.add_middleware(Bounded, service=service, token=token, seconds=body_seconds)  # innermost
     app.add_middleware(_Timed, registry=registry)
     return app
 
