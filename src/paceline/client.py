@@ -11,6 +11,7 @@ with Worker("http://127.0.0.1:7070", token="...", name="gpu-0") as worker:
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import secrets
@@ -150,13 +151,11 @@ class Worker:
     def rounds(self, most: int | None = None, lengths: Lengths | None = None) -> Iterator[Part]:
         """Part after part; each must be reported before the next is asked for. most: of them, here. lengths: as for
         ``next``."""
-        done = 0
-        while most is None or done < most:
+        for _ in itertools.count() if most is None else range(most):
             part = self.next(lengths)
             yield part
             if self._part is not None:
                 raise PacelineError(f"round {part.round} was not reported: call report() in each round")
-            done += 1
 
     def leave(self) -> None:
         """Take part no longer; nobody waits for this worker."""

@@ -38,7 +38,10 @@ def play(tmp_path: Path) -> Play:
 
 def states(service: Service) -> str:
     """Everything that the jobs are."""
-    return json.dumps({name: served.state() for name, served in sorted(service.catalog.running.items())})
+    running = sorted(service.catalog.running.items())
+    return json.dumps(
+        {name: {"now": served.newest, "job": served.job.state_dict()} for name, served in running}
+    )
 
 
 def killed(service: Service, directory: Path) -> str:

@@ -77,28 +77,25 @@ class Job:
         """
         before = self.ready
         try:
-            effects = self._handle(event)
+            match event:
+                case events.Join():
+                    effects = self._join(event)
+                case events.Leave(now, name):
+                    effects = self._leave(now, self.members.here(name), "left", "has left")
+                case events.Drop(now, name):
+                    effects = self._drop(now, name)
+                case events.Settle():
+                    effects = self._settle(event)
+                case events.Reported(now, name, report):
+                    effects = self._report(now, name, report)
+                case events.Resume(now):
+                    effects = self._resume(now)
         except Exception as error:
             story = "; ".join(map(events.told, self._story)) or "nothing"
             error.add_note(f"{events.told(event)} came to this job after: {story}")
             raise
         self._story.append(event)
         return effects if before or not self.ready else [*effects, events.Ready(event.now, self.settled)]
-
-    def _handle(self, event: events.Event) -> list[Effect]:
-        match event:
-            case events.Join():
-                return self._join(event)
-            case events.Leave(now, name):
-                return self._leave(now, self.members.here(name), "left", "has left")
-            case events.Drop(now, name):
-                return self._drop(now, name)
-            case events.Settle():
-                return self._settle(event)
-            case events.Reported(now, name, report):
-                return self._report(now, name, report)
-            case events.Resume(now):
-                return self._resume(now)
 
     def _join(self, event: events.Join) -> list[Effect]:
         """The worker is in every round settled from now on. One that is in its place already keeps its part."""
@@ -186,18 +183,18 @@ class Job:
     def _plan(self) -> list[int] | str:
         """Samples by place of the next round for those present, or why there is no plan."""
         what = self.settled, self.closed, self.members.mask.tobytes()  # another one of these is another plan
-        if self._planned[0] != what:
-            self._planned = what, self._fresh_plan()
-        return self._planned[1]
-
-    def _fresh_plan(self) -> list[int] | str:
+        if self._planned[0] == what:
+            return self._planned[1]
+        plan: list[int] | str
         try:
-            return self.balancer.loads(self.settled, self.settings.batch, self.members.mask).tolist()
+            plan = self.balancer.loads(self.settled, self.settings.batch, self.members.mask).tolist()
         except PacelineError as error:
-            return f"the workers present cannot hold the batch: {error}"
+            plan = f"the workers present cannot hold the batch: {error}"
         except Exception as error:
             _log.exception("the policy %s makes no plan", self.settings.policy)
-            return f"the policy makes no plan for those present ({type(error).__name__}: {error})"
+            plan = f"the policy makes no plan for those present ({type(error).__name__}: {error})"
+        self._planned = what, plan
+        return plan
 
     def _settle(self, event: events.Settle) -> list[Effect]:
         now, round, loads, dealt = event
@@ -260,16 +257,10 @@ class Job:
 
     def silent(self, now: float) -> list[str]:
         """The workers whose deadline has passed."""
-        limit = self.limit()
-        names = []
-        for each in self.open.values():
-            if now > each.opened + limit:
-                for place in sorted(each.awaited):
-                    holder = self.members.holders[place]
-                    assert holder is not None
-                    if now > max(each.opened, holder.heard) + limit and holder.name not in names:
-                        names.append(holder.name)
-        return names
+        since, holders = now - self.limit(), self.members.holders
+        late = [each for each in self.open.values() if each.opened < since]
+        awaited = [holders[place] for each in late for place in sorted(each.awaited)]
+        return list(dict.fromkeys(each.name for each in awaited if each is not None and each.heard < since))
 
     def limit(self) -> float:
         """Seconds that a worker may be silent with a part of a round in its hands."""

@@ -14,7 +14,6 @@ from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.rounds import Cluster
 from paceline.samples import CostLearner, SampleCosts
-from paceline.serve.events import Report
 from paceline.tokens import LEAST
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -169,10 +168,6 @@ class WorkerReport(Strict):
     overhead: Seconds = _told("The part of seconds that does not grow with samples.", 0.0)
     cpu: Portion | None = _told("Portion of its machine's processors that it can have.", None)
     memory: Portion | None = _told("Portion of its machine's memory that is free.", None)
-
-    def report(self) -> Report:
-        """As the job takes it."""
-        return Report(self.round, self.samples, self.seconds, self.overhead, self.cpu, self.memory)
 
 
 class Lengths(Strict):

@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import urllib.parse
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, MutableMapping
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any
 
@@ -25,6 +25,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
 from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from paceline import tokens
@@ -32,7 +33,7 @@ from paceline.client import Part
 from paceline.errors import PacelineError
 from paceline.files import allow_open
 from paceline.serve import models
-from paceline.serve.events import status_of
+from paceline.serve.events import Report, status_of
 from paceline.serve.jobs import LengthsWanted
 from paceline.serve.pages import FORM, asks_token
 from paceline.serve.service import Service
@@ -48,10 +49,6 @@ JSON = b"application/json"
 _NAME = models.NAME.strip("^$")
 _PATH = re.compile(rf"/v1/jobs/(?P<job>{_NAME})/workers/(?P<worker>{_NAME})/(?P<what>reports|next)")
 _WAIT = re.compile(rb"(?:wait=([0-9]{1,9}(?:\.[0-9]{1,9})?))?")
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
 Answer = tuple[int, dict[str, Any]]  # status and body
 
 
@@ -69,10 +66,12 @@ class Bounded:
     token: the digest of the service's; None lets everybody in.
     """
 
-    def __init__(self, app: App, service: Service, token: str | None, seconds: float = BODY_SECONDS) -> None:
+    def __init__(
+        self, app: ASGIApp, service: Service, token: str | None, seconds: float = BODY_SECONDS
+    ) -> None:
         self.app, self.service, self.token, self.seconds = app, service, token, seconds
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -93,7 +92,7 @@ class Bounded:
             status, said = status_of(error), {"error": str(error)}
         await JSONResponse(said, status)(scope, receive, send)
 
-    def _admit(self, scope: Message, headers: dict[bytes, bytes]) -> None:
+    def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Raises _Refused for a request that may not be made."""
         if self.token is None:
             host = headers.get(b"host", b"")
@@ -136,7 +135,7 @@ class Bounded:
         return body
 
     def _quick(
-        self, scope: Message, headers: dict[bytes, bytes], body: bytes
+        self, scope: Scope, headers: dict[bytes, bytes], body: bytes
     ) -> Coroutine[Any, Any, Answer] | None:
         """What answers one of the two requests; None for all others, and where there may be a mistake."""
         asked, found = _PATH.fullmatch(scope["path"]), _WAIT.fullmatch(scope["query_string"])
@@ -202,7 +201,7 @@ async def report(
     service: Service, job: str, worker: str, secret: str, body: models.WorkerReport, wait: float | None
 ) -> Answer:
     """A worker reports a round; with a wait, it also asks for its next part."""
-    await service.report(job, worker, secret, body.report())
+    await service.report(job, worker, secret, Report(**vars(body)))
     if wait is None:
         return 200, {"round": body.round, "next": None, "waiting": ""}
     try:

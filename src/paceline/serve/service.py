@@ -115,8 +115,10 @@ class Service:
     def write_state(self, runtime: JobRuntime) -> None:
         """Store a job's whole state; the calls before are no longer needed."""
         runtime.stored = runtime.logged
-        settings = runtime.job.settings.model_dump()
-        reached = stored.reached(runtime.name, settings, runtime.rules, runtime.logged, runtime.state())
+        job, state = runtime.job, {"now": runtime.newest, "job": runtime.job.state_dict()}
+        reached = stored.reached(
+            runtime.name, job.settings.model_dump(), runtime.rules, runtime.logged, state
+        )
         self.store.write(*reached, act=lambda: None)
 
     def complain(self, runtime: JobRuntime, what: str, error: Exception) -> None:
@@ -184,7 +186,6 @@ class Service:
             present = self.catalog.present(name, settings)
             if present is not None:
                 return present, False
-            self.check_open()
             runtime = JobRuntime(Kept(name, settings.model_dump()))
             made = stored.created(name, settings.model_dump(), runtime.rules)
             await self.change(made, act=lambda: self.catalog.running.update({name: runtime}))
